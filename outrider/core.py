@@ -1,0 +1,361 @@
+"""The nouns of a round: what is asked, guessed, scored, decided and told. Data only."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Callable, Mapping, Sequence as Seq
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
+
+from torch import Tensor
+
+from outrider.errors import RequestError
+
+Token = int
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+Origin = Literal["accepted", "recovered", "bonus", "plain"]
+LogitsProcessor = Callable[[Seq[Token], Tensor], Tensor]
+
+MAX_TOKENS = 1 << 20  # an upper bound on every count a request may name
+MAX_N = 128
+MAX_LOGPROBS = 64
+MAX_STOPS = 64
+MAX_STOP_CHARS = 1024
+MAX_SEED = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How the next token is chosen and where the text ends. Exact with speculation on or off."""
+
+    temperature: float = 0.0
+    """0 takes the best token; otherwise logits are divided by it."""
+    top_k: int = 0
+    """Keep the k most likely tokens; 0 keeps all."""
+    top_p: float = 1.0
+    """Keep the smallest set of most likely tokens whose mass reaches p; 1 keeps all."""
+    min_p: float = 0.0
+    """Keep tokens at least this fraction as likely as the best one; 0 keeps all."""
+    typical_p: float = 1.0
+    """Keep the most typical tokens (information nearest the entropy) up to this mass; 1 keeps all."""
+    repetition_penalty: float = 1.0
+    """Divide positive and multiply negative logits of tokens seen in prompt or output; 1 is off."""
+    presence_penalty: float = 0.0
+    """Subtracted once from the logit of every token already in the output."""
+    frequency_penalty: float = 0.0
+    """Subtracted from a token's logit for each time it occurs in the output."""
+    logit_bias: Mapping[Token, float] = field(default_factory=dict[Token, float])
+    """Added to the logits of these tokens."""
+    allowed_token_ids: tuple[Token, ...] | None = None
+    """Only these tokens may be chosen."""
+    banned_token_ids: tuple[Token, ...] = ()
+    """These tokens are never chosen."""
+    min_tokens: int = 0
+    """No end-of-text token, stop id or stop string before this many tokens."""
+    max_tokens: int = 256
+    """At most this many new tokens."""
+    stop_token_ids: tuple[Token, ...] = ()
+    """Tokens that end the text, beside the model's own end-of-text tokens."""
+    stop: tuple[str, ...] = ()
+    """Strings that end the text; never part of it."""
+    ignore_eos: bool = False
+    """Go on past the model's own end-of-text tokens."""
+    seed: int | None = None
+    """Same seed, same text. None draws a fresh one."""
+    n: int = 1
+    """How many texts for each prompt, each with a seed of its own."""
+    logprobs: int | None = None
+    """Report the log-probability of each token and of this many alternatives; None reports none."""
+    logits_processors: tuple[LogitsProcessor, ...] = ()
+    """Called as f(tokens so far, logits [vocab]) -> logits, at every position."""
+
+    def __post_init__(self) -> None:
+        for name in ("stop", "stop_token_ids", "banned_token_ids", "logits_processors"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, (value,) if isinstance(value, (str, int)) else tuple(value))
+        if self.allowed_token_ids is not None:
+            object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+        _check_params(self)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def plain_logits(self) -> bool:
+        """Nothing but temperature touches the logits."""
+        return self.untouched and (self.greedy or self.untruncated)
+
+    @property
+    def untouched(self) -> bool:
+        """No option changes logits before temperature."""
+        return (
+            self.repetition_penalty == 1
+            and self.presence_penalty == 0
+            and self.frequency_penalty == 0
+            and not self.logit_bias
+            and self.allowed_token_ids is None
+            and not self.banned_token_ids
+            and self.min_tokens == 0
+            and not self.logits_processors
+        )
+
+    @property
+    def untruncated(self) -> bool:
+        """No option removes unlikely tokens."""
+        return self.top_k == 0 and self.top_p == 1 and self.min_p == 0 and self.typical_p == 1
+
+
+def _check_params(p: SamplingParams) -> None:
+    """Raise RequestError for the first field outside its range."""
+
+    def within(name: str, low: float, high: float, *, above: bool = False) -> None:
+        value = getattr(p, name)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise RequestError(f"{name} must be a finite number, got {value!r}")
+        if not (low < value if above else low <= value) or value > high:
+            raise RequestError(f"{name} must be {'above' if above else 'at least'} {low} and at most {high}, got {value}")
+
+    def whole(name: str, low: int, high: int) -> None:
+        value = getattr(p, name)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise RequestError(f"{name} must be a whole number, got {value!r}")
+        within(name, low, high)
+
+    within("temperature", 0, 100)
+    within("top_p", 0, 1, above=True)
+    within("min_p", 0, 1)
+    within("typical_p", 0, 1, above=True)
+    within("repetition_penalty", 0, 100, above=True)
+    within("presence_penalty", -100, 100)
+    within("frequency_penalty", -100, 100)
+    whole("top_k", 0, MAX_TOKENS)
+    whole("min_tokens", 0, MAX_TOKENS)
+    whole("max_tokens", 1, MAX_TOKENS)
+    whole("n", 1, MAX_N)
+    if p.seed is not None:
+        whole("seed", 0, MAX_SEED)
+    if p.logprobs is not None:
+        whole("logprobs", 0, MAX_LOGPROBS)
+    if p.min_tokens > p.max_tokens:
+        raise RequestError(f"min_tokens ({p.min_tokens}) is more than max_tokens ({p.max_tokens})")
+    if len(p.stop) > MAX_STOPS:
+        raise RequestError(f"at most {MAX_STOPS} stop strings, got {len(p.stop)}")
+    for text in p.stop:
+        if not isinstance(text, str) or not 0 < len(text) <= MAX_STOP_CHARS:
+            raise RequestError(f"a stop string has 1 to {MAX_STOP_CHARS} characters, got {text!r}")
+    if p.allowed_token_ids is not None and not p.allowed_token_ids:
+        raise RequestError("allowed_token_ids is empty: no token could ever be chosen; leave it out to allow all")
+    for token, bias in p.logit_bias.items():
+        if not isinstance(token, int) or not isinstance(bias, (int, float)) or not math.isfinite(bias):
+            raise RequestError(f"logit_bias maps token ids to finite numbers, got {token!r}: {bias!r}")
+
+
+def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
+    """Raise RequestError where params names a token the model does not have."""
+    for name in ("logit_bias", "allowed_token_ids", "banned_token_ids", "stop_token_ids"):
+        for token in getattr(params, name) or ():
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+                raise RequestError(f"{name}: {token!r} is no token of this model; ids run from 0 to {vocab_size - 1}")
+
+
+def derive_seeds(params: SamplingParams) -> list[int]:
+    """The seed of each of the n texts: the first keeps the given one, the rest follow from it."""
+    first = secrets.randbits(64) if params.seed is None else params.seed
+    return [(first + i * 0x9E3779B97F4A7C15) & MAX_SEED for i in range(params.n)]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Tokens guessed to come next: a chain, or a tree. Empty is always a legal guess.
+
+    Node i follows node parents[i]; -1 is the text's last token. Parents come before
+    their children. Without parents, each node follows the one before it. Siblings
+    hold different tokens.
+    """
+
+    tokens: tuple[Token, ...] = ()
+    parents: tuple[int, ...] | None = None
+    probs: Tensor | None = None
+    """[len(tokens), vocab]: the law each token was drawn from; None: certain of each token."""
+    source: str = ""
+    """The drafter's registered name."""
+    expected: float = 0.0
+    """How many of these tokens the drafter expects to stand; what `mix` compares."""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def is_chain(self) -> bool:
+        return self.parents is None or all(p == i - 1 for i, p in enumerate(self.parents))
+
+    def parent(self, node: int) -> int:
+        return node - 1 if self.parents is None else self.parents[node]
+
+    def path(self, node: int) -> tuple[int, ...]:
+        """The nodes from the first guess down to this one."""
+        nodes: list[int] = []
+        while node >= 0:
+            nodes.append(node)
+            node = self.parent(node)
+        return tuple(reversed(nodes))
+
+    def depths(self) -> tuple[int, ...]:
+        """How far each node lies beyond the text: 1 for a first guess."""
+        out: list[int] = []
+        for i in range(len(self.tokens)):
+            p = self.parent(i)
+            out.append(1 if p < 0 else out[p] + 1)
+        return tuple(out)
+
+    def children(self, node: int) -> list[int]:
+        return [i for i in range(node + 1, len(self.tokens)) if self.parent(i) == node]
+
+    def first_nodes(self, count: int) -> Draft:
+        """The draft cut to its first `count` nodes; still a tree, since parents come first."""
+        if count >= len(self.tokens):
+            return self
+        return replace(
+            self,
+            tokens=self.tokens[:count],
+            parents=None if self.parents is None else self.parents[:count],
+            probs=None if self.probs is None else self.probs[:count],
+        )
+
+    def first_chain(self) -> Draft:
+        """The chain of first children: what a target that scores no trees can check."""
+        if self.is_chain:
+            return self
+        nodes: list[int] = []
+        while children := self.children(nodes[-1] if nodes else -1):
+            nodes.append(children[0])
+        return replace(
+            self,
+            tokens=tuple(self.tokens[i] for i in nodes),
+            parents=None,
+            probs=None if self.probs is None else self.probs[list(nodes)],
+        )
+
+
+EMPTY = Draft()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the target made of a draft: the kept tokens, then one of its own."""
+
+    tokens: tuple[Token, ...]
+    path: tuple[int, ...] = ()
+    """The kept nodes of the draft, in order; tokens has one more."""
+
+    @property
+    def accepted(self) -> int:
+        return len(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token's log-probability under the target's own law (temperature 1, no options)."""
+
+    token: Token
+    logprob: float
+    rank: int
+    top: tuple[tuple[Token, float], ...] = ()
+    """The most likely tokens there, best first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Who brought a token: drafted and accepted, the target's correction, or its bonus."""
+
+    origin: Origin
+    drafter: str
+    """Empty where nobody drafted."""
+    position: int
+    """Place in the draft, from 0; where the target spoke, how many had been accepted."""
+    round: int
+
+
+@dataclass(slots=True)
+class Sequence:
+    """One text in the making: the request, and where it stands. Only the engine changes it."""
+
+    id: int
+    tokens: list[Token]
+    prompt_len: int
+    params: SamplingParams
+    seed: int
+    stop_ids: frozenset[Token] = frozenset()
+    limit: int = MAX_TOKENS
+    """Most tokens in all, prompt included."""
+    prediction: tuple[Token, ...] = ()
+    """Text the caller expects, for the prediction drafter."""
+    max_draft: int | None = None
+    """Most tokens drafted a round for this request; None leaves it to the drafter."""
+    salt: str = ""
+    """Caches are never shared between sequences of different salt."""
+    cached: int = 0
+    """How many of tokens have keys and values in the target's cache."""
+    round: int = 0
+    finish: FinishReason | None = None
+    stop_reason: Token | str | None = None
+    """The stop id or string that ended the text, where one did."""
+
+    @property
+    def generated(self) -> int:
+        return len(self.tokens) - self.prompt_len
+
+    @property
+    def pending(self) -> int:
+        """Tokens the target has yet to read: 1 while decoding, more while reading the prompt."""
+        return len(self.tokens) - self.cached
+
+    @property
+    def room(self) -> int:
+        """How many more tokens the text may take."""
+        return self.limit - len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One sequence's part of a pass: text to read, then a draft to score.
+
+    `start` tokens are in the cache already. Logits come back for the last text token
+    and for every draft node, in that order; none where `wanted` is False.
+    """
+
+    seq_id: int
+    start: int
+    tokens: tuple[Token, ...]
+    draft: Draft = EMPTY
+    wanted: bool = True
+
+    @property
+    def width(self) -> int:
+        return len(self.tokens) + len(self.draft)
+
+    @property
+    def rows(self) -> int:
+        """How many rows of logits this span asks for."""
+        return 1 + len(self.draft) if self.wanted else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What one round brought one sequence."""
+
+    seq_id: int
+    tokens: tuple[Token, ...] = ()
+    text: str = ""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    provenance: tuple[Provenance, ...] = ()
+    finish: FinishReason | None = None
+    error: str = ""
+
+
+def as_dict(params: SamplingParams) -> dict[str, Any]:
+    """The options that differ from their defaults, for logs and reports."""
+    plain = SamplingParams()
+    return {f.name: getattr(params, f.name) for f in fields(params) if getattr(params, f.name) != getattr(plain, f.name)}

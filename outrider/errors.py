@@ -1,0 +1,28 @@
+"""The exceptions Outrider raises on purpose. Each message says what, where, and what would work."""
+
+
+class OutriderError(Exception):
+    """The root of the tree.
+
+    OutriderError
+      ConfigError     the caller asked for something that cannot be; raised before any work
+        FetchError    a model could not be fetched; nothing half-written is left behind
+      RequestError    one request is wrong; it fails alone and every other goes on
+      LosslessError   output differed from the target's own; never caught, always a bug
+    """
+
+
+class ConfigError(OutriderError):
+    """The caller asked for something that cannot be. Raised before any work is done."""
+
+
+class FetchError(ConfigError):
+    """A model could not be fetched. Nothing half-written is left behind."""
+
+
+class RequestError(OutriderError):
+    """One request is wrong, or failed alone. Every other request goes on."""
+
+
+class LosslessError(OutriderError):
+    """Output differed from the target's own. Never caught: always a bug."""
