@@ -278,7 +278,7 @@ class Provenance:
     round: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Sequence:
     """One text in the making: the request, and where it stands. Only the engine changes it."""
 
@@ -340,19 +340,6 @@ class Span:
     def rows(self) -> int:
         """How many rows of logits this span asks for."""
         return 1 + len(self.draft) if self.wanted else 0
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """What one round brought one sequence."""
-
-    seq_id: int
-    tokens: tuple[Token, ...] = ()
-    text: str = ""
-    logprobs: tuple[TokenLogprob, ...] = ()
-    provenance: tuple[Provenance, ...] = ()
-    finish: FinishReason | None = None
-    error: str = ""
 
 
 def as_dict(params: SamplingParams) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
-from typing import Protocol
+from collections.abc import Callable, Sequence as Seq
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
 from outrider.core import Draft, Sequence, Verdict
 
@@ -14,6 +15,10 @@ class Drafter(Protocol):
     A drafter never changes a sequence. Private state is keyed by `seq.id`, and must
     cope with a sequence that grew by any number of tokens since it was last seen,
     since a round may pass without this drafter being asked.
+
+    A drafter whose guess costs about as much as it may save, such as a pass of a model,
+    says so with a class attribute `dear = True` (see `is_dear`): `mix` asks it last, and
+    only where the cheap ones expect little.
     """
 
     name: str
@@ -30,9 +35,40 @@ class Drafter(Protocol):
         ...
 
     def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
-        """See what the target decided. The sequences hold the committed tokens by now."""
+        """See what the target decided. The sequences hold the committed tokens by now.
+
+        A drafter inside a `mix` whose draft did not win sees an empty draft, and a verdict
+        with an empty path that carries all the tokens committed, however many.
+        """
         ...
 
     def forget(self, seq: Sequence) -> None:
         """Drop all state of a finished sequence. Called exactly once, with its final text."""
+        ...
+
+
+def is_dear(drafter: Drafter) -> bool:
+    """Whether asking this drafter costs enough that it should be asked last."""
+    return bool(getattr(drafter, "dear", False))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What a drafter may know of the engine it drafts for."""
+
+    vocab_size: int
+    context: int
+    """Most tokens a text may have, prompt included."""
+    mode: Literal["seeded", "distribution"] = "seeded"
+    tokenizer: Any = None
+    device: Any = "cpu"
+    load_target: Callable[..., Any] | None = None
+    """Loads a draft model by name; only a drafter that runs a model calls it."""
+
+
+class DrafterConfig(Protocol):
+    """The options of one drafter: frozen, checked when made. Nothing is loaded before `build`."""
+
+    def build(self, setting: Setting) -> Drafter:
+        """The drafter, ready to draft for an engine of this setting."""
         ...

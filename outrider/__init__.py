@@ -1,0 +1,24 @@
+"""Outrider: lossless speculative decoding. The same text, sooner."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from outrider.api import LLM, Comparison, Result
+    from outrider.core import SamplingParams
+    from outrider.target.load import load
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "Comparison", "Result", "SamplingParams", "load"]
+
+_HOMES = {"LLM": "api", "Comparison": "api", "Result": "api", "SamplingParams": "core", "load": "target.load"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: `outrider --help` need not wait for torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'outrider' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"outrider.{_HOMES[name]}"), name)

@@ -1,0 +1,283 @@
+"""What a notebook touches: LLM, with generate, stream, chat and compare."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator, Mapping, Sequence as Seq
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, cast, overload
+
+from outrider.core import FinishReason, Provenance, SamplingParams, Token, TokenLogprob, derive_seeds
+from outrider.drafters.base import DrafterConfig, Setting
+from outrider.drafters.registry import parse_drafter
+from outrider.engine.engine import Engine, Limits, Request
+from outrider.engine.events import Event
+from outrider.engine.stats import Stats
+from outrider.errors import OutriderError, RequestError
+from outrider.target.load import Loaded, load
+from outrider.verify.base import make_verifier
+
+Message = Mapping[str, Any]
+Prompt = str | Seq[Token] | Seq[Message]
+"""Text, token ids, or the messages of a conversation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One finished text and how it came about."""
+
+    text: str
+    tokens: tuple[Token, ...]
+    finish_reason: FinishReason
+    stop_reason: Token | str | None
+    logprobs: tuple[TokenLogprob, ...]
+    provenance: tuple[Provenance, ...]
+    pieces: tuple[str, ...]
+    """The text that each token made ready to show."""
+    stats: Stats
+    seed: int
+    error: str = ""
+    others: tuple[Result, ...] = ()
+    """The other texts, where n > 1."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "text": self.text,
+            "tokens": list(self.tokens),
+            "finish_reason": self.finish_reason,
+            "stop_reason": self.stop_reason,
+            "seed": self.seed,
+            "logprobs": [asdict(each) for each in self.logprobs],
+            "provenance": [asdict(each) for each in self.provenance],
+            "stats": self.stats.as_dict(),
+            "error": self.error,
+            "others": [other.as_dict() for other in self.others],
+        }
+
+    def _repr_html_(self) -> str:
+        """The text with accepted drafts shaded, and the figures; for notebooks."""
+        shade = {"accepted": "#c7f0d2", "recovered": "#ffe1b8", "bonus": "#d6e4ff", "plain": "transparent"}
+        spans = "".join(
+            f'<span style="background:{shade[p.origin]};color:#111" title="{p.origin} {p.drafter}">{html.escape(t)}</span>'
+            for t, p in zip(self.pieces, self.provenance, strict=True)
+        )
+        tally = self.stats.all
+        return (
+            f'<div style="white-space:pre-wrap">{spans}</div><small>{self.stats.tokens} tokens, {tally.rounds} passes, '
+            f"α {tally.alpha:.2f}, γ {tally.gamma:.1f}, τ {tally.tau:.2f}, "
+            f"{self.stats.decode_tokens_per_second:.0f} tok/s</small>"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The same request, plain and speculative, one after the other in one run."""
+
+    speculative: Result
+    plain: Result
+
+    @property
+    def identical(self) -> bool:
+        return self.speculative.tokens == self.plain.tokens and self.speculative.text == self.plain.text
+
+    @property
+    def speedup(self) -> float:
+        plain = self.plain.stats.decode_tokens_per_second
+        return self.speculative.stats.decode_tokens_per_second / plain if plain else 0.0
+
+
+def _result(events: list[Event], seed: int, others: tuple[Result, ...] = ()) -> Result:
+    """Put a text together from the events that told it; the last one ended it."""
+    last = events[-1]
+    if last.finish is None or last.stats is None:
+        raise OutriderError("a text was asked for before it ended")
+    return Result(
+        text="".join(e.text for e in events),
+        tokens=tuple(t for e in events for t in e.tokens),
+        finish_reason=last.finish,
+        stop_reason=last.stop_reason,
+        logprobs=tuple(p for e in events for p in e.logprobs),
+        provenance=tuple(p for e in events for p in e.provenance),
+        pieces=tuple(p for e in events for p in e.pieces),
+        stats=last.stats,
+        seed=seed,
+        error=last.error,
+        others=others,
+    )
+
+
+class LLM:
+    """A model and a drafter, ready to answer.
+
+        llm = LLM("demo", drafter="suffix")
+        print(llm.generate("The outrider").text)
+
+    Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        model: str | Loaded,
+        *,
+        drafter: str | DrafterConfig = "suffix",
+        mode: Literal["seeded", "distribution"] = "seeded",
+        rule: Literal["block", "token"] = "block",
+        max_batch: int = 8,
+        max_round_tokens: int | None = None,
+        progress: Any = None,
+        **options: Any,
+    ) -> None:
+        """`options` are those of `outrider.load`: device, dtype, quantize, context, cache_tokens, revision."""
+        verifier = make_verifier(mode, rule)
+        config = parse_drafter(drafter) if isinstance(drafter, str) else drafter
+        self.loaded = load(model, progress=progress, max_batch=max_batch, **options) if isinstance(model, str) else model
+        target, self.tokenizer = self.loaded.target, self.loaded.tokenizer
+        setting = Setting(
+            vocab_size=target.vocab_size,
+            context=target.context,
+            mode=mode,
+            tokenizer=self.tokenizer,
+            device=target.device,
+            load_target=self._load_draft,
+        )
+        self.max_batch, self.mode = max_batch, mode
+        self.drafter = config.build(setting)
+        self.engine = Engine(
+            target,
+            self.drafter,
+            verifier,
+            self.tokenizer,
+            eos_ids=self.tokenizer.eos_ids,
+            limits=Limits(
+                max_batch=max_batch,
+                max_round_tokens=max_round_tokens or (128 if target.device.type == "cpu" else 2048),
+            ),
+        )
+        self._salts = 0
+        self._inbox: dict[int, list[Event]] = {}
+
+    @overload
+    def generate(
+        self, prompts: str | list[Token], params: SamplingParams | None = None, **options: Any
+    ) -> Result: ...
+    @overload
+    def generate(
+        self, prompts: list[str] | list[list[Token]], params: SamplingParams | None = None, **options: Any
+    ) -> list[Result]: ...
+    def generate(self, prompts: Any, params: SamplingParams | None = None, **options: Any) -> Result | list[Result]:
+        """Complete one prompt, or several together; a prompt is text or token ids.
+
+        `options`: prediction (text the answer is expected to hold), max_draft (0 turns
+        speculation off), salt (caches are shared only between equal salts).
+        """
+        single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+        requests = [self.request(prompt, params, **options) for prompt in ([prompts] if single else prompts)]
+        results = self._finish(requests)
+        return results[0] if single else results
+
+    def chat(self, messages: Seq[Message], params: SamplingParams | None = None, **options: Any) -> Result:
+        """Answer a conversation: messages with a role and content, written out by the model's template."""
+        return self._finish([self.request(messages, params, **options)])[0]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Iterator[Event]:
+        """The events of one text as they come. Walking away cancels it."""
+        request = self.request(prompt, params, **options)
+        if request.params.n != 1:
+            raise RequestError(f"stream tells one text, got n={request.params.n}; use generate for several")
+        (seq_id,) = self._submit(request)
+        try:
+            for event in self._events(seq_id):
+                yield event
+        finally:
+            self._drop([seq_id])
+
+    def compare(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Comparison:
+        """Answer twice, plain then speculative, each with cold caches and the same seed."""
+        params = params or SamplingParams()
+        if params.seed is None:
+            params = replace(params, seed=derive_seeds(params)[0])
+        results: list[Result] = []
+        for max_draft in (0, None):
+            self._salts += 1
+            salt = f"compare {self._salts}"
+            results += self._finish([self.request(prompt, params, **{**options, "max_draft": max_draft, "salt": salt})])
+        return Comparison(plain=results[0], speculative=results[1])
+
+    def request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        prediction: str | None = None,
+        max_draft: int | None = None,
+        salt: str = "",
+    ) -> Request:
+        """What the engine is asked for this prompt."""
+        if prediction is not None and not getattr(self.drafter, "uses_prediction", False):
+            raise RequestError(f"drafter {self.drafter.name!r} drafts from no prediction; use 'prediction' or 'mix'")
+        return Request(
+            prompt=tuple(self._encode(prompt)),
+            params=params or SamplingParams(),
+            prediction=tuple(self.tokenizer.encode(prediction, special=False)) if prediction else (),
+            max_draft=max_draft,
+            salt=salt,
+        )
+
+    @property
+    def stats(self) -> Stats:
+        """The figures of everything answered so far."""
+        return self.engine.stats
+
+    def _encode(self, prompt: Prompt) -> list[Token]:
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        if prompt and isinstance(prompt[0], Mapping):
+            return self.tokenizer.encode_chat(cast(Seq[Message], prompt))
+        return [int(cast(Token, token)) for token in prompt]
+
+    def _finish(self, requests: list[Request]) -> list[Result]:
+        """Run requests to their end, together. Whatever goes wrong, none is left behind."""
+        submitted: list[list[int]] = []
+        try:
+            for request in requests:
+                submitted.append(self._submit(request))
+            seeds = {i: self.engine.live(i).seq.seed for ids in submitted for i in ids}
+            results = [[_result(list(self._events(i)), seeds[i]) for i in ids] for ids in submitted]
+        finally:
+            self._drop([i for ids in submitted for i in ids])
+        return [replace(first, others=tuple(others)) for first, *others in results]
+
+    def _submit(self, request: Request) -> list[int]:
+        ids = self.engine.submit(request)
+        self._inbox.update({seq_id: [] for seq_id in ids})
+        return ids
+
+    def _events(self, seq_id: int) -> Iterator[Event]:
+        """One text's events to its end, moving every other text along; theirs wait in the inbox."""
+        inbox = self._inbox[seq_id]
+        while True:
+            while not inbox:
+                for event in self.engine.step():
+                    self._inbox[event.seq_id].append(event)
+            event = inbox.pop(0)
+            yield event
+            if event.finish:
+                return
+
+    def _drop(self, ids: list[int]) -> None:
+        for seq_id in ids:
+            self.engine.cancel(seq_id)
+            del self._inbox[seq_id]
+
+    def _load_draft(self, model: str, *, device: str, dtype: str, quantize: str) -> Loaded:
+        """Load a draft model beside the target, with a cache that holds as many tokens."""
+        pool = self.loaded.target.pool
+        return load(
+            model,
+            device=device or str(self.loaded.target.device),
+            dtype=dtype,
+            quantize=quantize,
+            cache_tokens=pool.count * pool.size,
+            max_batch=self.max_batch,
+        )

@@ -1,0 +1,207 @@
+"""A smaller model of the same tokenizer guesses ahead, with a cache of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from outrider.core import EMPTY, Draft, Sequence, Span, Token, Verdict
+from outrider.drafters.base import Setting
+from outrider.errors import ConfigError
+from outrider.models.tokenizer import check_same_vocabulary
+from outrider.target.base import Target
+from outrider.verify.propose import draft_token, draft_top
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftModelConfig:
+    """Draft with a smaller model that shares the target's tokenizer."""
+
+    model: str = ""
+    """Folder, Hugging Face id, .gguf file or `demo`."""
+    k: int = 5
+    """Tokens drafted a round."""
+    beams: int = 1
+    """Branches kept at each step; more than 1 drafts a tree."""
+    min_prob: float = 0.0
+    """Stop after a token the draft model gave less than this."""
+    device: str = ""
+    """Where it runs; empty: beside the target."""
+    dtype: str = ""
+    """float32, bfloat16 or float16; empty: as for a target."""
+    quantize: str = ""
+    """int4 or int8 on the CPU; empty: none."""
+
+    def __post_init__(self) -> None:
+        if not self.model:
+            raise ConfigError("draft-model needs a model: draft-model:model=NAME, a smaller one of the same tokenizer")
+        for name, low in (("k", 1), ("beams", 1)):
+            if not low <= getattr(self, name) <= 64:
+                raise ConfigError(f"draft-model: {name} must be {low} to 64, got {getattr(self, name)}")
+        if not 0 <= self.min_prob < 1:
+            raise ConfigError(f"draft-model: min_prob must be at least 0 and below 1, got {self.min_prob}")
+
+    def build(self, setting: Setting) -> DraftModel:
+        if setting.load_target is None:
+            raise ConfigError("draft-model: no loader for models was given")
+        loaded = setting.load_target(
+            self.model, device=self.device or "", dtype=self.dtype or "auto", quantize=self.quantize or "none"
+        )
+        check_same_vocabulary(setting.tokenizer, loaded.tokenizer, setting.vocab_size, loaded.target.vocab_size)
+        if loaded.target.context < setting.context:
+            raise ConfigError(
+                f"draft-model: {self.model} was made for {loaded.target.context} tokens and the target serves texts of "
+                f"up to {setting.context}: give the target context={loaded.target.context}, or choose another draft"
+            )
+        return DraftModel(loaded.target, setting, self)
+
+
+class DraftModel:
+    """Proposes what the draft model would say next, by the same options, seed and noise as the target.
+
+    State: for each sequence the tokens its cache holds, guesses of the last round included;
+    those that turned out wrong are overwritten.
+    """
+
+    name = "draft-model"
+    dear = True
+
+    def __init__(self, model: Target, setting: Setting, config: DraftModelConfig) -> None:
+        self.model, self.mode, self.config = model, setting.mode, config
+        self.vocab_size = min(setting.vocab_size, model.vocab_size)
+        self.max_tokens = config.k if config.beams == 1 else config.k * config.beams
+        self.chunk = 512
+        self._held: dict[int, list[Token]] = {}
+
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[int]) -> list[Draft]:
+        if self.config.beams > 1 and self.model.scores_trees:
+            return [self._tree(seq, budget) for seq, budget in zip(seqs, budgets, strict=True)]
+        return self._chains(seqs, [min(budget, self.config.k) for budget in budgets])
+
+    def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
+        """Nothing to do: the committed text itself says which cached tokens still hold."""
+
+    def forget(self, seq: Sequence) -> None:
+        if self._held.pop(seq.id, None) is not None:
+            self.model.release(seq.id)
+
+    def _chains(self, seqs: Seq[Sequence], budgets: Seq[int]) -> list[Draft]:
+        """All sequences a token at a time, one batched pass a step."""
+        guesses: list[list[Token]] = [[] for _ in seqs]
+        chances: list[list[float]] = [[] for _ in seqs]
+        laws: list[list[Any]] = [[] for _ in seqs]
+        active = [i for i, seq in enumerate(seqs) if budgets[i] > 0 and self._hold(seq, budgets[i])]
+        for step in range(max(budgets, default=0)):
+            active = [i for i in active if step < budgets[i] and self._worth(chances[i])]
+            if not active:
+                break
+            logits = self._advance([(seqs[i], tuple(guesses[i])) for i in active])
+            tokens, probs, sure = draft_token(
+                logits[:, : self.vocab_size], [seqs[i] for i in active], [tuple(guesses[i]) for i in active], self.mode
+            )
+            for row, i in enumerate(active):
+                guesses[i].append(tokens[row])
+                chances[i].append(sure[row])
+                if probs is not None:
+                    laws[i].append(probs[row])
+        return [self._draft(*each) for each in zip(guesses, chances, laws, strict=True)]
+
+    def _worth(self, chances: list[float]) -> bool:
+        """Whether to go on after the tokens so far: decided by them, never by the one to come."""
+        return not chances or chances[-1] >= self.config.min_prob
+
+    def _draft(self, tokens: list[Token], chances: list[float], laws: list[Any]) -> Draft:
+        standing, expected = 1.0, 0.0
+        for chance in chances:
+            standing *= chance
+            expected += standing
+        return Draft(tuple(tokens), None, torch.stack(laws) if laws else None, self.name, expected)
+
+    def _tree(self, seq: Sequence, budget: int) -> Draft:
+        """Level by level, the best branches' best children; the tree so far is scored again each level.
+
+        Scoring it again costs rows, not passes, and needs no second kind of cache.
+        """
+        if budget < 1 or not self._hold(seq, budget):
+            return EMPTY
+        self._advance([(seq, ())])
+        held = self._held[seq.id]
+        tokens: list[Token] = []
+        parents: list[int] = []
+        scores: list[float] = []
+        laws: list[Any] = []
+        frontier = [-1]
+        while frontier and len(tokens) < budget:
+            draft = Draft(tuple(tokens), tuple(parents))
+            span = Span(seq.id, len(held) - 1, (held[-1],), draft)
+            logits = self.model.score([span])[:, : self.vocab_size]
+            grown: list[tuple[float, int, Token, Any]] = []
+            for node in frontier:
+                path = tuple(tokens[n] for n in draft.path(node))
+                top, chances, law = draft_top(logits[node + 1], seq, path, self.config.beams, self.mode)
+                base = scores[node] if node >= 0 else 1.0
+                grown += [(base * c, node, t, law) for t, c in zip(top, chances, strict=True)]
+            frontier = self._grow(grown, budget, tokens, parents, scores, laws)
+            if max(draft.depths(), default=0) + 1 >= self.config.k:
+                break
+        probs = torch.stack(laws) if laws and laws[0] is not None else None
+        return Draft(tuple(tokens), tuple(parents), probs, self.name, sum(scores))
+
+    def _grow(
+        self,
+        grown: list[tuple[float, int, Token, Any]],
+        budget: int,
+        tokens: list[Token],
+        parents: list[int],
+        scores: list[float],
+        laws: list[Any],
+    ) -> list[int]:
+        """Add a level's nodes; returns the best `beams` of them, to grow from next.
+
+        In mode `distribution` siblings were sampled: whether one is kept may not depend on
+        its own chance, so a level that does not fit whole is left out.
+        """
+        if self.mode == "distribution" and len(tokens) + len(grown) > budget:
+            return []
+        if self.mode == "seeded":
+            grown = sorted(grown, key=lambda g: -g[0])[: budget - len(tokens)]
+        first = len(tokens)
+        for score, parent, token, law in grown:
+            tokens.append(token)
+            parents.append(parent)
+            scores.append(score)
+            laws.append(law)
+        return sorted(range(first, len(tokens)), key=lambda n: -scores[n])[: self.config.beams]
+
+    def _hold(self, seq: Sequence, budget: int) -> bool:
+        """Own pages for the text and the guesses; drop what turned out wrong. False: no room, so no draft."""
+        held = self._held.get(seq.id)
+        if held is None:
+            held = self._held[seq.id] = list(seq.tokens[: self.model.pool.open(seq.id, seq.tokens, seq.salt)])
+        else:
+            agree = next((i for i, (a, b) in enumerate(zip(held, seq.tokens, strict=False)) if a != b), None)
+            del held[min(len(seq.tokens) - 1, len(held) if agree is None else agree) :]
+        if len(seq.tokens) + budget <= self.model.context and self.model.pool.reserve(
+            seq.id, len(seq.tokens) + budget
+        ):
+            return True
+        self.forget(seq)
+        return False
+
+    def _advance(self, work: list[tuple[Sequence, tuple[Token, ...]]]) -> torch.Tensor:
+        """Read what each cache lacks of its text and guesses; logits after the last of them, [len(work), vocab]."""
+        lacking = {seq.id: [*seq.tokens, *guesses][len(self._held[seq.id]) :] for seq, guesses in work}
+        while long := [i for i, tokens in lacking.items() if len(tokens) > self.chunk]:
+            self._read([Span(i, len(self._held[i]), tuple(lacking[i][: self.chunk]), wanted=False) for i in long])
+            for i in long:
+                del lacking[i][: self.chunk]
+        return self._read([Span(i, len(self._held[i]), tuple(tokens)) for i, tokens in lacking.items()])
+
+    def _read(self, spans: list[Span]) -> torch.Tensor:
+        logits = self.model.score(spans)
+        for span in spans:
+            self._held[span.seq_id] += span.tokens
+        return logits

@@ -1,0 +1,254 @@
+"""The round: schedule, propose, score, verify, commit, emit. Prefill is a round with an empty draft."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+import torch
+
+from outrider.core import (
+    EMPTY,
+    Draft,
+    FinishReason,
+    SamplingParams,
+    Sequence,
+    Span,
+    Token,
+    Verdict,
+    check_token_ids,
+    derive_seeds,
+)
+from outrider.drafters.base import Drafter
+from outrider.engine.events import Event, extend, logprobs_of, provenance_of
+from outrider.engine.scheduler import Scheduler, Turn
+from outrider.engine.stats import Stats, Times
+from outrider.engine.text import Decoder as TokenDecoder
+from outrider.engine.text import TextStream
+from outrider.errors import ConfigError, OutriderError, RequestError
+from outrider.target.base import Target
+from outrider.verify.base import Verifier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What a caller asks for: a prompt, how to choose, and what it expects to hear."""
+
+    prompt: tuple[Token, ...]
+    params: SamplingParams = field(default_factory=SamplingParams)
+    prediction: tuple[Token, ...] = ()
+    """Text the answer is expected to hold; drafted from, never forced."""
+    max_draft: int | None = None
+    """Most tokens drafted a round; 0 turns speculation off for this request."""
+    salt: str = ""
+    """Caches are never shared between requests of different salt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How much one round takes on."""
+
+    max_batch: int = 8
+    """Most sequences in one round."""
+    max_round_tokens: int = 512
+    """Most tokens read in one pass; longer prompts are read in several."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch", "max_round_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+
+@dataclass(slots=True)
+class Live:
+    """A sequence in the engine, with its text and figures."""
+
+    seq: Sequence
+    text: TextStream
+    stats: Stats
+
+
+class Engine:
+    """Moves sequences forward, a round at a time. Not thread-safe: one thread calls it."""
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter,
+        verifier: Verifier,
+        tokenizer: TokenDecoder,
+        *,
+        eos_ids: Iterable[Token] = (),
+        limits: Limits | None = None,
+    ) -> None:
+        limits = limits or Limits()
+        self.target, self.drafter, self.verifier, self.tokenizer = target, drafter, verifier, tokenizer
+        self.eos_ids = frozenset(eos_ids)
+        self.scheduler = Scheduler(target, max_batch=limits.max_batch, max_round_tokens=limits.max_round_tokens)
+        self.stats = Stats()
+        """The figures of every request that has ended, summed."""
+        self._live: dict[int, Live] = {}
+        self._ids = count()
+
+    def step(self) -> list[Event]:
+        """One round: every sequence in it reads on, and once read moves on by at least one token."""
+        began = time.perf_counter()
+        turns = self.scheduler.next_round(self.drafter.max_tokens)
+        if not turns:
+            return []
+        drafting = time.perf_counter()
+        drafts = self._propose(turns)
+        scoring = time.perf_counter()
+        spans = [_span(turn, draft) for turn, draft in zip(turns, drafts, strict=True)]
+        logits = self.target.score(spans)
+        ready = [i for i, turn in enumerate(turns) if turn.complete]
+        seqs, drafts = [turns[i].seq for i in ready], [drafts[i] for i in ready]
+        verdicts = self.verifier.judge(seqs, drafts, logits)
+        scored = time.perf_counter()
+        self._read([span for span, turn in zip(spans, turns, strict=True) if not turn.complete])
+        rows = logits.split([span.rows for span in spans if span.wanted])
+        events = [self._commit(spans[i], *each) for i, *each in zip(ready, verdicts, rows, strict=True)]
+        self._observe(seqs, drafts, verdicts)
+        self._account(turns, began, Times(draft=scoring - drafting, verify=scored - scoring))
+        return [self._retire(event) if event.finish else event for event in events]
+
+    def submit(self, request: Request) -> list[int]:
+        """Queue a request; returns a sequence id for each of its n texts. RequestError if it cannot be served."""
+        params, limit = request.params, self._limit(request)
+        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_ids)
+        ids: list[int] = []
+        for seed in derive_seeds(params):
+            seq = Sequence(
+                id=next(self._ids),
+                tokens=list(request.prompt),
+                prompt_len=len(request.prompt),
+                params=params,
+                seed=seed,
+                stop_ids=stop_ids,
+                limit=limit,
+                prediction=request.prediction,
+                max_draft=request.max_draft,
+                salt=request.salt,
+            )
+            stats = Stats(prompt_tokens=seq.prompt_len, started=time.perf_counter())
+            self._live[seq.id] = Live(seq, TextStream(self.tokenizer, request.prompt, params.stop), stats)
+            self.scheduler.add(seq)
+            ids.append(seq.id)
+        return ids
+
+    def cancel(self, seq_id: int) -> Event | None:
+        """End a sequence now and free its pages; None where it has already ended."""
+        if seq_id not in self._live:
+            return None
+        live = self._live[seq_id]
+        live.seq.finish = "cancelled"
+        live.stats.ended = time.perf_counter()
+        return self._retire(Event(seq_id, text=live.text.flush(), finish="cancelled"))
+
+    @property
+    def busy(self) -> bool:
+        return len(self.scheduler) > 0
+
+    def live(self, seq_id: int) -> Live:
+        """A sequence that has not ended. Read only."""
+        return self._live[seq_id]
+
+    def check(self) -> None:
+        """Raise unless every page is accounted for, and none is in use where nothing runs."""
+        self.target.pool.check()
+        if not self.busy and (self.target.pool.used or self._live):
+            raise OutriderError(f"idle, yet {self.target.pool.used} pages in use and {len(self._live)} texts alive")
+
+    def _propose(self, turns: list[Turn]) -> list[Draft]:
+        """Ask the drafter; whatever comes back is cut to what may be scored."""
+        asked = [turn for turn in turns if turn.budget > 0]
+        if not asked:
+            return [EMPTY] * len(turns)
+        guesses = self.drafter.propose([turn.seq for turn in asked], [turn.budget for turn in asked])
+        drafts = {t.seq.id: self._legal(d, t.budget) for t, d in zip(asked, guesses, strict=True)}
+        return [drafts.get(turn.seq.id, EMPTY) for turn in turns]
+
+    def _legal(self, draft: Draft, budget: int) -> Draft:
+        if not self.target.scores_trees:
+            draft = draft.first_chain()
+        vocab = self.target.vocab_size
+        unknown = next((i for i, token in enumerate(draft.tokens) if not 0 <= token < vocab), len(draft))
+        return draft.first_nodes(min(budget, unknown))
+
+    def _read(self, spans: list[Span]) -> None:
+        """Note text that was read but not to its end."""
+        for span in spans:
+            seq = self._live[span.seq_id].seq
+            seq.cached = self.target.keep(span, ())
+            self.target.pool.publish(seq.id, seq.tokens, seq.cached)
+
+    def _commit(self, span: Span, verdict: Verdict | RequestError, logits: torch.Tensor) -> Event:
+        """Roll the cache to what stands, extend the text, and say what happened. logits [1 + draft, vocab]"""
+        live = self._live[span.seq_id]
+        seq, stats = live.seq, live.stats
+        if isinstance(verdict, RequestError):
+            seq.finish = "error"
+            stats.ended = time.perf_counter()
+            return Event(seq.id, text=live.text.flush(), finish="error", error=str(verdict))
+        stats.count(span.draft, verdict)
+        pieces = extend(seq, verdict.tokens, live.text)
+        kept = verdict.tokens[: len(pieces)]
+        seq.cached = self.target.keep(span, verdict.path[: max(0, len(kept) - 1)])
+        self.target.pool.publish(seq.id, seq.tokens, seq.cached)
+        stats.tell(len(kept), time.perf_counter())
+        provenance = provenance_of(span.draft, verdict, seq.round)[: len(kept)]
+        seq.round += 1
+        logprobs = logprobs_of(seq, verdict, kept, logits)
+        return Event(seq.id, kept, pieces, "".join(pieces), logprobs, provenance, seq.finish, seq.stop_reason)
+
+    def _observe(self, seqs: list[Sequence], drafts: list[Draft], verdicts: list[Verdict | RequestError]) -> None:
+        told = [(s, d, v) for s, d, v in zip(seqs, drafts, verdicts, strict=True) if isinstance(v, Verdict)]
+        if told:
+            self.drafter.observe([s for s, _, _ in told], [d for _, d, _ in told], [v for _, _, v in told])
+
+    def _account(self, turns: list[Turn], began: float, times: Times) -> None:
+        times.host = time.perf_counter() - began - times.draft - times.verify
+        for turn in turns:
+            stats = self._live[turn.seq.id].stats
+            stats.passes += 1
+            stats.shared_tokens += turn.shared
+            stats.times.add(times)
+        for seq in self.scheduler.preempted:
+            self._live[seq.id].stats.preemptions += 1
+
+    def _retire(self, event: Event) -> Event:
+        """Free all an ended sequence held; its figures go out with its last event and join the engine's."""
+        live = self._live.pop(event.seq_id)
+        self.scheduler.remove(live.seq)
+        if live.seq.id in self.target.pool:
+            self.target.release(live.seq.id, scrub=live.seq.finish == "error")
+        self.drafter.forget(live.seq)
+        self.stats.add(live.stats)
+        return replace(event, stats=live.stats)
+
+    def _limit(self, request: Request) -> int:
+        """Most tokens the text may have; RequestError where the request cannot be served at all."""
+        length, vocab = len(request.prompt), self.target.vocab_size
+        capacity = self.target.pool.count * self.target.pool.size
+        if length == 0:
+            raise RequestError("the prompt is empty: give it at least one token")
+        for token in (*request.prompt, *request.prediction):
+            if not 0 <= token < vocab:
+                raise RequestError(f"token {token} does not exist: this model's ids run from 0 to {vocab - 1}")
+        if request.max_draft is not None and request.max_draft < 0:
+            raise RequestError(f"max_draft must be at least 0, got {request.max_draft}")
+        check_token_ids(request.params, vocab)
+        room = min(self.target.context, capacity)
+        if length >= room:
+            raise RequestError(
+                f"the prompt has {length} tokens and must leave room for one more; the model's context holds "
+                f"{self.target.context} and the cache {capacity}: shorten the prompt or enlarge the cache"
+            )
+        return min(length + request.params.max_tokens, room)
+
+
+def _span(turn: Turn, draft: Draft) -> Span:
+    seq = turn.seq
+    return Span(seq.id, seq.cached, tuple(seq.tokens[seq.cached : seq.cached + turn.chunk]), draft, turn.complete)

@@ -1,0 +1,105 @@
+"""Who takes part in a round, how much text each reads, and how far each may be drafted."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from outrider.core import Sequence
+from outrider.target.base import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One sequence's share of a round: read `chunk` tokens, then draft up to `budget`."""
+
+    seq: Sequence
+    chunk: int
+    budget: int
+    shared: int = 0
+    """Tokens found in the cache when the sequence was admitted, in this round."""
+
+    @property
+    def complete(self) -> bool:
+        """The chunk reaches the end of the text, so that the target can say what follows."""
+        return self.chunk == self.seq.pending
+
+
+class Scheduler:
+    """First come, first served. Decoding goes before reading; the newest yields when pages run out."""
+
+    def __init__(self, target: Target, *, max_batch: int, max_round_tokens: int) -> None:
+        self.target, self.pool = target, target.pool
+        self.max_batch, self.max_round_tokens = max_batch, max_round_tokens
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self.preempted: list[Sequence] = []
+        """Sequences that lost their pages in the last round; they wait again."""
+
+    def __len__(self) -> int:
+        return len(self.waiting) + len(self.running)
+
+    def add(self, seq: Sequence) -> None:
+        self.waiting.append(seq)
+
+    def remove(self, seq: Sequence) -> None:
+        """Take a finished or cancelled sequence out. Its pages are the target's to release."""
+        if seq in self.running:
+            self.running.remove(seq)
+        else:
+            self.waiting.remove(seq)
+
+    def next_round(self, max_draft: int) -> list[Turn]:
+        """The turns of this round, pages reserved. Never empty while a sequence is left."""
+        self.preempted = []
+        turns: list[Turn] = []
+        spare = self.max_round_tokens
+        for seq in sorted(self.running, key=lambda s: s.pending > 1):  # stable: decoding first
+            if seq not in self.running:  # preempted by one before it
+                continue
+            turn = self._turn(seq, spare, max_draft)
+            if turn is not None:
+                turns.append(turn)
+                spare -= turn.chunk + turn.budget
+        turns = [turn for turn in turns if turn.seq in self.running]
+        while self.waiting and len(self.running) < self.max_batch and spare > 0 and not self.preempted:
+            turn = self._admit(spare)
+            if turn is None:
+                break
+            turns.append(turn)
+            spare -= turn.chunk
+        return turns
+
+    def _turn(self, seq: Sequence, spare: int, max_draft: int) -> Turn | None:
+        chunk = 1 if seq.pending == 1 else min(seq.pending, spare)
+        if chunk < 1:
+            return None
+        budget = min(max_draft if seq.max_draft is None else min(max_draft, seq.max_draft), seq.room - 1)
+        budget = max(0, min(budget, spare - chunk)) if chunk == seq.pending == 1 else 0
+        if self.pool.reserve(seq.id, seq.cached + chunk + budget):
+            return Turn(seq, chunk, budget)
+        while not self.pool.reserve(seq.id, seq.cached + chunk):  # a draft is never worth another's pages
+            victim = self.running[-1]
+            self._preempt(victim)
+            if victim is seq:
+                return None
+        return Turn(seq, chunk, 0)
+
+    def _admit(self, spare: int) -> Turn | None:
+        seq = self.waiting[0]
+        seq.cached = self.pool.open(seq.id, seq.tokens, seq.salt)
+        chunk = min(seq.pending, spare)
+        if not self.pool.reserve(seq.id, seq.cached + chunk):
+            self.pool.close(seq.id)
+            seq.cached = 0
+            return None
+        self.running.append(self.waiting.popleft())
+        return Turn(seq, chunk, 0, shared=seq.cached)
+
+    def _preempt(self, victim: Sequence) -> None:
+        """Take the newest sequence's pages. Nothing is lost: its text is read again when there is room."""
+        self.target.release(victim.id)
+        victim.cached = 0
+        self.running.remove(victim)
+        self.preempted.append(victim)
+        self.waiting.appendleft(victim)

@@ -1,0 +1,206 @@
+"""The figures: what was drafted, what stood, what it cost, and what the numbers mean.
+
+α  chance that a drafted token stands, given that the ones before it did
+γ  tokens drafted a round
+τ  tokens emitted a target pass, the target's own included
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from outrider.core import Draft, Verdict
+
+
+@dataclass(slots=True)
+class Tally:
+    """Guesses and what became of them, for one drafter or for all."""
+
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    refused: int = 0
+    """Rounds in which the target chose against the draft."""
+    emitted: int = 0
+    drafted_at: list[int] = field(default_factory=list[int])
+    """Rounds whose draft reached this depth."""
+    accepted_at: list[int] = field(default_factory=list[int])
+    """Rounds in which a token of this depth stood."""
+
+    def count(self, draft: Draft, verdict: Verdict) -> None:
+        depth = len(draft) if draft.parents is None else max(draft.depths(), default=0)
+        self.rounds += 1
+        self.drafted += len(draft)
+        self.accepted += verdict.accepted
+        self.emitted += len(verdict.tokens)
+        self.refused += ends_in_refusal(draft, verdict)
+        while len(self.drafted_at) < depth:
+            self.drafted_at.append(0)
+            self.accepted_at.append(0)
+        for i in range(depth):
+            self.drafted_at[i] += 1
+        for i in range(verdict.accepted):
+            self.accepted_at[i] += 1
+
+    def add(self, other: Tally) -> None:
+        for name in ("rounds", "drafted", "accepted", "refused", "emitted"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in ("drafted_at", "accepted_at"):
+            ours, theirs = getattr(self, name), getattr(other, name)
+            ours.extend([0] * (len(theirs) - len(ours)))
+            for i, n in enumerate(theirs):
+                ours[i] += n
+
+    @property
+    def alpha(self) -> float:
+        return _ratio(self.accepted, self.accepted + self.refused)
+
+    @property
+    def gamma(self) -> float:
+        return _ratio(self.drafted, self.rounds)
+
+    @property
+    def tau(self) -> float:
+        return _ratio(self.emitted, self.rounds)
+
+    @property
+    def tau_formula(self) -> float:
+        """(1 - α^(γ+1)) / (1 - α), averaged over the draft lengths there were."""
+        alpha = self.alpha
+        return 1 + sum(alpha ** (i + 1) * n for i, n in enumerate(self.drafted_at)) / self.rounds if self.rounds else 0.0
+
+    @property
+    def acceptance_by_position(self) -> list[float]:
+        return [_ratio(a, d) for a, d in zip(self.accepted_at, self.drafted_at, strict=True)]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "rounds": self.rounds,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "acceptance_rate": _ratio(self.accepted, self.drafted),
+            "acceptance_by_position": self.acceptance_by_position,
+            "alpha": self.alpha,
+            "gamma": self.gamma,
+            "tau": self.tau,
+            "tau_formula": self.tau_formula,
+        }
+
+
+@dataclass(slots=True)
+class Times:
+    """Seconds of the rounds a request took part in."""
+
+    draft: float = 0.0
+    verify: float = 0.0
+    host: float = 0.0
+
+    def add(self, other: Times) -> None:
+        self.draft += other.draft
+        self.verify += other.verify
+        self.host += other.host
+
+
+@dataclass(slots=True)
+class Stats:
+    """The figures of one request, or of all that have finished."""
+
+    prompt_tokens: int = 0
+    shared_tokens: int = 0
+    """Prompt tokens found in the cache."""
+    tokens: int = 0
+    passes: int = 0
+    """Target passes, prompt reading included."""
+    preemptions: int = 0
+    all: Tally = field(default_factory=Tally)
+    drafters: dict[str, Tally] = field(default_factory=dict[str, Tally])
+    times: Times = field(default_factory=Times)
+    started: float = 0.0
+    first: float = 0.0
+    first_tokens: int = 0
+    """Tokens that came with the first round that brought any."""
+    ended: float = 0.0
+
+    def count(self, draft: Draft, verdict: Verdict) -> None:
+        self.all.count(draft, verdict)
+        if len(draft):
+            self.drafters.setdefault(draft.source, Tally()).count(draft, verdict)
+
+    def tell(self, tokens: int, now: float) -> None:
+        """Note that a round brought tokens."""
+        if self.tokens == 0:
+            self.first, self.first_tokens = now, tokens
+        self.tokens += tokens
+        self.ended = now
+
+    def add(self, other: Stats) -> None:
+        """Sum up requests; clocks span from the first start to the last end."""
+        for name in ("prompt_tokens", "shared_tokens", "tokens", "passes", "preemptions", "first_tokens"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.all.add(other.all)
+        for name, tally in other.drafters.items():
+            self.drafters.setdefault(name, Tally()).add(tally)
+        self.times.add(other.times)
+        self.started = min(filter(None, (self.started, other.started)), default=0.0)
+        self.first = min(filter(None, (self.first, other.first)), default=0.0)
+        self.ended = max(self.ended, other.ended)
+
+    @property
+    def seconds(self) -> float:
+        return self.ended - self.started
+
+    @property
+    def tokens_per_second(self) -> float:
+        """All tokens over the whole time, prompt reading included."""
+        return _ratio(self.tokens, self.seconds)
+
+    @property
+    def decode_tokens_per_second(self) -> float:
+        """Tokens after the first round that brought any, over the time since."""
+        return _ratio(self.tokens - self.first_tokens, self.ended - self.first)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "shared_tokens": self.shared_tokens,
+            "tokens": self.tokens,
+            "passes": self.passes,
+            "preemptions": self.preemptions,
+            **self.all.as_dict(),
+            "drafters": {name: tally.as_dict() for name, tally in self.drafters.items()},
+            "seconds": self.seconds,
+            "time_to_first_token": max(0.0, self.first - self.started),
+            "draft_seconds": self.times.draft,
+            "verify_seconds": self.times.verify,
+            "host_seconds": self.times.host,
+            "tokens_per_second": self.tokens_per_second,
+            "decode_tokens_per_second": self.decode_tokens_per_second,
+        }
+
+
+def total(parts: Iterable[Stats]) -> Stats:
+    out = Stats()
+    for part in parts:
+        out.add(part)
+    return out
+
+
+def ends_in_refusal(draft: Draft, verdict: Verdict) -> bool:
+    """Whether the target's own token stands where a draft had guessed another."""
+    last = verdict.path[-1] if verdict.path else -1
+    if draft.parents is None:
+        return last + 1 < len(draft)
+    return last in draft.parents[last + 1 :]
+
+
+def meaning(alpha: float) -> str:
+    """What an acceptance rate says about a drafter."""
+    if alpha >= 0.7:
+        return "excellent"
+    return "worthwhile" if alpha >= 0.5 else "look for another drafter"
+
+
+def _ratio(a: float, b: float) -> float:
+    return a / b if b else 0.0

@@ -1,0 +1,227 @@
+"""Ids to text, one token at a time, and where a stop string ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from functools import lru_cache
+from typing import Protocol
+
+from outrider.errors import RequestError
+
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # how a decoder shows bytes that are not (yet) a character
+MAX_UTF8 = 4  # most bytes in a character, so most tokens one can be spread over
+CONTEXT = 5  # ids of the prompt decoded along with the output, so that a first word keeps its space
+KEEP, WINDOW, FULL = 8, 16, 64  # ids kept when the window is cut; where cutting starts; where it must succeed
+
+
+class Decoder(Protocol):
+    """What turns ids into text, leaving out special tokens."""
+
+    def decode(self, ids: list[int], /) -> str: ...
+
+
+class TextStream:
+    """Ids to text, one token at a time: never a broken character, never a character of a stop string.
+
+    All that `push` and `flush` return, put together, is what the output adds to the
+    prompt when both are decoded as one. Stop strings are looked for after every token,
+    in all text so far: the one that begins first ends the text, and of two that begin
+    at the same place, the shorter. A stop string counts where its last character came
+    out of a push with `may_stop`; where it began does not matter. One completed
+    without `may_stop` is ordinary text for good.
+    """
+
+    def __init__(self, tokenizer: Decoder, prompt: Seq[int] = (), stop: tuple[str, ...] = ()) -> None:
+        self.stopped: str | None = None
+        """The stop string that ended the text."""
+        self._window = _Window(tokenizer, prompt)
+        self._stops = _automaton(stop)
+        self._state = 0
+        self._held = ""  # out of the window, but it could be the beginning of a stop string
+        self._shown: list[str] = []
+        self._may_stop = True
+        self._ended = False
+
+    @property
+    def text(self) -> str:
+        """Everything shown so far."""
+        self._shown = ["".join(self._shown)]
+        return self._shown[0]
+
+    def push(self, token: int, *, may_stop: bool = True) -> str:
+        """Take the next token; return the text that is now safe to show."""
+        if self._ended:
+            why = f"at the stop string {self.stopped!r}" if self.stopped is not None else "with flush"
+            raise RuntimeError(f"this text ended {why}; begin a new TextStream for a new text")
+        self._may_stop = may_stop
+        return self._show(self._pass(self._window.push(token)))
+
+    def flush(self) -> str:
+        """End the text and return what was held back: nothing after a stop.
+
+        Bytes that never became a character come out as the tokenizer shows them. Should
+        they complete a stop string, it counts as in the last push.
+        """
+        if self._ended:
+            return ""
+        ready = self._pass(self._window.flush())
+        if self.stopped is None:
+            ready += self._held
+        self._held, self._ended = "", True
+        return self._show(ready)
+
+    def _show(self, text: str) -> str:
+        if text:
+            self._shown.append(text)
+        return text
+
+    def _pass(self, new: str) -> str:
+        """Look for stop strings in new text; return what is neither one nor could become one."""
+        stops, state = self._stops, self._state
+        if stops is None:
+            return new
+        text = self._held + new
+        first, length = len(text), 0
+        for end, char in enumerate(new, len(self._held) + 1):
+            state = stops.step(state, char)
+            found = stops.longest[state]
+            if found and self._may_stop and end - found < first:
+                first, length = end - found, found
+        if length:
+            self.stopped, self._ended = text[first : first + length], True
+            return text[:first]
+        self._state = state
+        safe = len(text) - stops.hold[state]
+        self._held = text[safe:]
+        return text[:safe]
+
+
+class _Window:
+    """The last few ids and the text they decode to, of which a part is out already.
+
+    Decoding a few ids before the new one gives the new one its context (a space before
+    a word, the first bytes of its character) at a cost that does not grow with the text.
+    """
+
+    def __init__(self, tokenizer: Decoder, prompt: Seq[int]) -> None:
+        self._decode = tokenizer.decode
+        self._ids = _context(tokenizer, prompt)
+        self._text = self._decode(self._ids) if self._ids else ""
+        self._out = self._finished()  # how many characters of _text are out
+        self._prompt_tail = self._text[self._out :]  # the prompt's, unless the output turns it into something else
+        self._waiting = 0  # tokens since a character last came out
+
+    def push(self, token: int) -> str:
+        """Take the next token; return the characters that no later token can change."""
+        text = self._decode([*self._ids, token])
+        # Twice, since a lone space at the beginning of a text decodes to nothing, too.
+        if text == self._text and not self._decode([token, token]):
+            return ""  # a special token
+        self._ids.append(token)
+        self._waiting += 1
+        end = len(text.rstrip(UNFINISHED))
+        if self._waiting >= MAX_UTF8:
+            # Too many tokens for one character: but for the last bytes these are wrong, or U+FFFD was meant.
+            end = max(end, min(len(self._text), len(text) - (MAX_UTF8 - 1)))
+        self._text = text
+        return self._release(end) if end > self._out else ""
+
+    def flush(self) -> str:
+        """The rest, finished or not."""
+        return self._release(len(self._text))
+
+    def _finished(self) -> int:
+        """How many characters of the prompt's text the output cannot change."""
+        if not self._text.endswith(UNFINISHED):
+            return len(self._text)
+        # With byte-fallback tokens an unfinished character spoils those before it: look at the text without it.
+        cuts = [self._ids[: len(self._ids) - n] for n in range(MAX_UTF8)]
+        return max(len(self._decode(ids).rstrip(UNFINISHED)) for ids in cuts)
+
+    def _release(self, end: int) -> str:
+        ready, tail = self._text[self._out : end], self._prompt_tail
+        self._prompt_tail = tail[len(ready) :] if tail.startswith(ready) else ""
+        ready = ready[len(tail) :] if ready.startswith(tail) else ready * (not self._prompt_tail)
+        self._out = end
+        self._waiting = int(end < len(self._text))
+        if len(self._ids) > WINDOW:
+            self._cut()
+        return ready
+
+    def _cut(self) -> None:
+        """Forget the oldest ids, where the rest decodes to the same end of the text.
+
+        A window that begins inside a character shows its first bytes as U+FFFD; with
+        byte-fallback tokens it spoils every byte after them, and the next place is tried.
+        """
+        left = len(self._text) - self._out
+        for keep in range(KEEP, KEEP - MAX_UTF8, -1):
+            rest = self._decode(self._ids[-keep:])
+            whole = rest.lstrip(UNFINISHED)
+            same = self._text.endswith(whole) if whole else self._text.endswith(rest)
+            if (same or len(self._ids) >= FULL) and len(rest) >= left:
+                self._ids = self._ids[-keep:]
+                self._text, self._out = rest, len(rest) - left
+                return
+
+
+def _context(tokenizer: Decoder, prompt: Seq[int]) -> list[int]:
+    """The shortest tail of the prompt that gives the output its context: some text, from a whole character on."""
+    size = CONTEXT
+    while size < len(prompt):
+        tail = list(prompt[-size:])
+        text = tokenizer.decode(tail)
+        if text and not text.startswith(UNFINISHED):
+            return tail
+        size += size // 4  # 5, 6, 7, 8 try every place in a character; then in growing steps, over special tokens
+    return list(prompt)
+
+
+class _Stops:
+    """Stop strings as one automaton (Aho and Corasick, 1975), so that their number costs nothing.
+
+    A state is the longest end of the text that begins a stop string; 0 is none.
+    """
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        self.edges: list[dict[str, int]] = [{}]
+        self.longest = [0]  # characters of the longest stop string that ends here; 0: none does
+        self.hold = [0]  # characters at the text's end that could still begin a stop string
+        self._fall = [0]  # the state of the next shorter end
+        for stop in stops:
+            self._add(stop)
+        queue = list(self.edges[0].values())
+        for state in queue:  # by depth: every shorter end is ready before it is needed
+            fall = self._fall[state]
+            self.longest[state] = self.longest[state] or self.longest[fall]
+            if not self.edges[state]:
+                self.hold[state] = self.hold[fall]
+            for char, child in self.edges[state].items():
+                self._fall[child] = self.step(fall, char)
+                queue.append(child)
+
+    def step(self, state: int, char: str) -> int:
+        """The state after one more character."""
+        while state and char not in self.edges[state]:
+            state = self._fall[state]
+        return self.edges[state].get(char, 0)
+
+    def _add(self, stop: str) -> None:
+        if not stop:
+            raise RequestError("a stop string is empty and would end every text at once; leave it out")
+        state = 0
+        for depth, char in enumerate(stop, 1):
+            child = self.edges[state].setdefault(char, len(self.edges))
+            if child == len(self.edges):
+                self.edges.append({})
+                self.longest.append(0)
+                self.hold.append(depth)
+                self._fall.append(0)
+            state = child
+        self.longest[state] = len(stop)
+
+
+@lru_cache(maxsize=64)
+def _automaton(stops: tuple[str, ...]) -> _Stops | None:
+    """Built once for all texts with these stop strings; None where there are none."""
+    return _Stops(stops) if stops else None

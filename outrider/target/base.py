@@ -1,0 +1,48 @@
+"""The target's contract: score text and drafts in one pass, keep what stands, release what ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from outrider.core import Span
+from outrider.target.pages import PagePool
+
+
+class Target(Protocol):
+    """A model with a cache. What it computes for one sequence never depends on another."""
+
+    vocab_size: int
+    """Rows of logits; ids at or beyond it do not exist."""
+    context: int
+    """Most tokens of one text the model was made for."""
+    scores_trees: bool
+    """False: the engine hands it only chains."""
+    rewinds: bool
+    """Whether a span may start before the end of what is cached, which then goes; a draft model must."""
+    device: torch.device
+    pool: PagePool
+    """Who owns which page. The engine opens, reserves and closes; the target reads the tables."""
+
+    def score(self, spans: Seq[Span]) -> Tensor:
+        """Read each span's tokens and draft in one pass.
+
+        Returns float32 [sum of span.rows, vocab]: span by span, the logits after its last
+        text token and after each draft node. Every span's pages are reserved by the caller.
+        """
+        ...
+
+    def keep(self, span: Span, path: Seq[int]) -> int:
+        """Of the span just scored, keep the text and the draft nodes on `path`.
+
+        Returns how many tokens of the sequence are cached now. That is the text and the
+        path, or less where the cache cannot be rolled back: the rest is read again.
+        """
+        ...
+
+    def release(self, seq_id: int, *, scrub: bool = False) -> None:
+        """Forget the sequence and close its pages; `scrub` wipes them, so that no NaN outlives it."""
+        ...

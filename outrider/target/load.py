@@ -1,0 +1,157 @@
+"""From a name to a target: find the folder, choose device and number format, size the cache."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast, get_args
+
+import torch
+
+from outrider.errors import ConfigError
+from outrider.models.families import read_config
+from outrider.models.hub import resolve
+from outrider.models.linear import Quantize
+from outrider.models.load import load_decoder
+from outrider.models.tokenizer import Tokenizer
+from outrider.target.base import Target
+from outrider.target.native import NativeTarget
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model ready to score, with its tokenizer."""
+
+    name: str
+    folder: Path
+    target: Target
+    tokenizer: Tokenizer
+    format: str
+    """The numbers it computes with: float32, bfloat16, float16, int8 or int4."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions:
+    """Where and how a model runs."""
+
+    device: str = "auto"
+    """cpu, cuda, cuda:1, mps; auto takes CUDA where there is one."""
+    dtype: str = "auto"
+    """float32, bfloat16 or float16; auto is float32 on the CPU, the checkpoint's own elsewhere."""
+    quantize: str = "auto"
+    """int4 or int8 weights on the CPU, or none; auto packs what was 4-bit to begin with."""
+    context: int | None = None
+    """Most tokens of one text; None takes the model's own limit."""
+    cache_tokens: int | None = None
+    """Tokens the cache holds in all; None sizes it by what is free."""
+    max_batch: int = 8
+    """Sequences at once; an unset cache_tokens is never larger than so many contexts."""
+    revision: str | None = None
+    """Branch, tag or commit of a Hugging Face model."""
+
+
+def load(model: str, options: LoadOptions | None = None, *, progress: Any = None, **given: Any) -> Loaded:
+    """Load a folder, a Hugging Face id, a .gguf file or `demo`. Options may be given by name.
+
+    ConfigError says what cannot be, before any weight is read.
+    """
+    options = options or LoadOptions(**_known(given))
+    device, dtype = choose_device(options.device), _choose_dtype(options.dtype)
+    folder = resolve(model, revision=options.revision, progress=progress)
+    config = json.loads((folder / "config.json").read_text())
+    native = read_config(config)
+    quantize = _choose_quantize(options.quantize, config, native is not None, device, dtype)
+    tokenizer = Tokenizer.from_folder(folder)
+    if native is None:
+        from outrider.target.fallback import FallbackTarget
+
+        target: Target = FallbackTarget.load(
+            folder, device=device, dtype=dtype, cache_tokens=options.cache_tokens or 8192 * options.max_batch
+        )
+        return Loaded(model, folder, _with_context(target, options.context, model), tokenizer, _name(dtype))
+    decoder = load_decoder(folder, device=device, dtype=dtype, quantize=quantize, progress=progress)
+    context = _context(options.context, native.context, model)
+    a_token = 2 * native.num_layers * native.kv_heads * native.head_dim * decoder.stream_dtype.itemsize
+    tokens = options.cache_tokens or _affordable(a_token, context * options.max_batch, device)
+    if options.context is not None and tokens < context:
+        raise ConfigError(
+            f"{model}: a cache of {tokens} tokens cannot hold one text of {context}; "
+            f"a token takes {a_token} bytes: lower context or raise cache_tokens"
+        )
+    target = NativeTarget(decoder, tokens)
+    target.context = context
+    return Loaded(model, folder, target, tokenizer, quantize or _name(decoder.stream_dtype))
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is CUDA where there is one, else the CPU."""
+    if name in ("", "auto"):
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"no device called {name!r}; try cpu, cuda, cuda:1 or mps") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"device {name!r}: this machine has {torch.cuda.device_count()} CUDA devices; try cpu")
+    return device
+
+
+def _known(given: dict[str, Any]) -> dict[str, Any]:
+    names = LoadOptions.__slots__
+    for name in given:
+        if name not in names:
+            raise ConfigError(f"load has no option {name!r}; it has: {', '.join(names)}")
+    return given
+
+
+def _choose_dtype(name: str) -> torch.dtype | None:
+    if name in ("", "auto"):
+        return None
+    if name not in DTYPES:
+        raise ConfigError(f"no dtype called {name!r}; choose one of: auto, {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def _choose_quantize(
+    name: str, config: dict[str, Any], native: bool, device: torch.device, dtype: torch.dtype | None
+) -> Quantize | None:
+    packed = get_args(Quantize)
+    if name not in ("auto", "none", "", *packed):
+        raise ConfigError(f"no quantisation called {name!r}; choose one of: auto, none, {', '.join(packed)}")
+    if name in packed:
+        if not native or device.type != "cpu" or dtype is not None:
+            raise ConfigError(
+                f"quantize={name} packs the weights of a native model on the CPU, without a dtype; "
+                f"here: {'a native model' if native else 'a model that runs on Transformers'}, {device}, dtype {dtype}"
+            )
+        return cast(Quantize, name)
+    four_bit = config.get("outrider", {}).get("bits") == 4
+    return "int4" if name == "auto" and native and four_bit and device.type == "cpu" and dtype is None else None
+
+
+def _context(asked: int | None, own: int, model: str) -> int:
+    if asked is not None and not 1 < asked <= own:
+        raise ConfigError(f"{model}: context must be 2 to {own}, the model's own limit; got {asked}")
+    return asked or own
+
+
+def _affordable(a_token: int, wanted: int, device: torch.device) -> int:
+    """Tokens of cache: what is wanted, or as many as fit in the memory left."""
+    if device.type == "cuda":
+        free = int(torch.cuda.mem_get_info(device)[0] * 0.85)
+    else:
+        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") // 4 if hasattr(os, "sysconf") else 1 << 31
+    tokens = min(wanted, free // a_token)
+    if tokens < 64:
+        raise ConfigError(
+            f"{device} has room for {tokens} tokens of cache ({free} bytes, {a_token} a token): free memory first"
+        )
+    return tokens
+
+
+def _name(dtype: torch.dtype | None) -> str:
+    return str(dtype or torch.float32).removeprefix("torch.")

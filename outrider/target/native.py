@@ -1,0 +1,85 @@
+"""The native target: our decoder over a paged cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import torch
+from torch import Tensor
+
+from outrider.core import Span
+from outrider.kernels.attention import attend_block, attend_rows
+from outrider.models.decoder import Decoder
+from outrider.target.layout import Layout, lay_out
+from outrider.target.pages import PagePool
+
+
+class NativeTarget:
+    """Scores spans with a Decoder. Rollback is a length; only a tree's kept branch is moved."""
+
+    scores_trees = True
+    rewinds = True
+
+    def __init__(self, decoder: Decoder, cache_tokens: int, page_size: int = 16) -> None:
+        config = decoder.config
+        self.decoder = decoder
+        self.vocab_size, self.context = config.vocab_size, config.context
+        self.device = decoder.device
+        self.pool = PagePool(-(-cache_tokens // page_size), page_size)
+        shape = (config.layers, self.pool.count * page_size, config.kv_heads, config.head_dim)
+        self.keys = torch.zeros(shape, dtype=decoder.stream_dtype, device=self.device)
+        self.values = torch.zeros_like(self.keys)
+
+    @torch.inference_mode()
+    def score(self, spans: Seq[Span]) -> Tensor:
+        layout = lay_out(spans, self.pool, self.device)
+        hidden = self.decoder.forward(layout.ids, layout.positions, _Attend(self, layout))
+        return self.decoder.logits(hidden[layout.wanted])
+
+    @torch.inference_mode()
+    def keep(self, span: Span, path: Seq[int]) -> int:
+        end = span.start + len(span.tokens)
+        if any(node != i for i, node in enumerate(path)):
+            table, size = self.pool.table(span.seq_id), self.pool.size
+            slots = torch.tensor([table[p // size] * size + p % size for p in range(end, end + len(span.draft))])
+            source, destination = slots[list(path)].to(self.device), slots[: len(path)].to(self.device)
+            for cache in (self.keys, self.values):
+                cache[:, destination] = cache[:, source]
+        self.pool.trim(span.seq_id, end + len(path))
+        return end + len(path)
+
+    @torch.inference_mode()
+    def release(self, seq_id: int, *, scrub: bool = False) -> None:
+        pages = self.pool.close(seq_id, unpublish=scrub)
+        if scrub and pages:
+            size = self.pool.size
+            slots = (torch.tensor(pages)[:, None] * size + torch.arange(size)).flatten().to(self.device)
+            self.keys[:, slots] = 0
+            self.values[:, slots] = 0
+
+
+class _Attend:
+    """One pass's view of the cache: writes each layer's keys and values, then attends part by part."""
+
+    def __init__(self, target: NativeTarget, layout: Layout) -> None:
+        self.keys, self.values = target.keys, target.values
+        self.config, self.layout = target.decoder.config, layout
+        self.attend = attend_rows if target.device.type == "cpu" else attend_block
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys, values, config = self.keys[layer], self.values[layer], self.config
+        keys.index_copy_(0, self.layout.slots, k)
+        values.index_copy_(0, self.layout.slots, v)
+        window = config.windows[layer]
+        out = [
+            self.attend(
+                q[part.rows],
+                keys[part.keys],
+                values[part.keys],
+                part.mask(window, q.dtype),
+                config.attention_scale,
+                config.attention_softcap,
+            )
+            for part in self.layout.parts
+        ]
+        return (out[0] if len(out) == 1 else torch.cat(out)).reshape(q.shape[0], -1)

@@ -1,0 +1,151 @@
+"""Fakes to build and test with: a toy target, scripted drafters, a byte tokenizer.
+
+They keep the real contracts, so that a new drafter can be tried without a model.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence as Seq
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from outrider.core import EMPTY, Draft, Sequence, Span, Token, Verdict
+from outrider.errors import OutriderError
+from outrider.target.pages import PagePool
+
+
+class ByteTokenizer:
+    """One token a byte, 256 in all, and an end-of-text token, 256."""
+
+    vocab_size = 257
+    eos_ids = frozenset({256})
+
+    def encode(self, text: str) -> list[Token]:
+        return list(text.encode())
+
+    def decode(self, ids: Seq[Token]) -> str:
+        return bytes(i for i in ids if i < 256).decode(errors="replace")
+
+
+class ToyTarget:
+    """A target whose logits depend on the last few tokens alone. Cheap, lively, and strict.
+
+    Its cache is real: tokens are stored in the slots of their pages and read back through
+    the page table, so that a wrong page, a bad rollback or a stale branch changes the text.
+    """
+
+    scores_trees = True
+    rewinds = True
+
+    def __init__(self, vocab_size: int = 64, *, context: int = 512, cache_tokens: int = 4096, order: int = 2) -> None:
+        self.vocab_size, self.context, self.order = vocab_size, context, order
+        self.device = torch.device("cpu")
+        self.pool = PagePool(-(-cache_tokens // 16))
+        self.slots = [-1] * (self.pool.count * self.pool.size)
+        self._row = lru_cache(maxsize=4096)(self._make_row)
+
+    def score(self, spans: Seq[Span]) -> Tensor:
+        rows: list[Tensor] = []
+        for span in spans:
+            end = span.start + len(span.tokens)
+            for i, token in enumerate((*span.tokens, *span.draft.tokens)):
+                self.slots[self._slot(span.seq_id, span.start + i)] = token
+            if span.wanted:
+                text = [self.slots[self._slot(span.seq_id, p)] for p in range(end)]
+                if -1 in text:
+                    raise OutriderError(f"sequence {span.seq_id} reads a slot that nobody wrote")
+                rows.append(self._row(tuple(text[-self.order :])))
+                for node in range(len(span.draft)):
+                    way = [self.slots[self._slot(span.seq_id, end + n)] for n in span.draft.path(node)]
+                    rows.append(self._row(tuple((text + way)[-self.order :])))
+        return torch.stack(rows) if rows else torch.empty(0, self.vocab_size)
+
+    def keep(self, span: Span, path: Seq[int]) -> int:
+        end = span.start + len(span.tokens)
+        kept = [self.slots[self._slot(span.seq_id, end + node)] for node in path]
+        for i, token in enumerate(kept):
+            self.slots[self._slot(span.seq_id, end + i)] = token
+        self.pool.trim(span.seq_id, end + len(path))
+        return end + len(path)
+
+    def release(self, seq_id: int, *, scrub: bool = False) -> None:
+        for page in self.pool.close(seq_id, unpublish=scrub):
+            if scrub:
+                self.slots[page * self.pool.size : (page + 1) * self.pool.size] = [-1] * self.pool.size
+
+    def logits_after(self, tokens: Seq[Token]) -> Tensor:
+        """[vocab]: what `score` says after this text; for judging from outside."""
+        return self._row(tuple(tokens[-self.order :]))
+
+    def _slot(self, seq_id: int, position: int) -> int:
+        return self.pool.table(seq_id)[position // self.pool.size] * self.pool.size + position % self.pool.size
+
+    def _make_row(self, tail: tuple[Token, ...]) -> Tensor:
+        mix = 0
+        for token in tail:
+            mix = (mix * 1_000_003 + token + 1) & 0x7FFFFFFF
+        return torch.randn(self.vocab_size, generator=torch.Generator().manual_seed(mix)) * 2.5
+
+
+class ScriptedDrafter:
+    """Proposes whatever a function of the sequence says: `script(seq, budget) -> Draft`."""
+
+    def __init__(self, script: Callable[[Sequence, int], Draft], name: str = "scripted", max_tokens: int = 6) -> None:
+        self.script, self.name, self.max_tokens = script, name, max_tokens
+        self.forgotten: list[int] = []
+
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[int]) -> list[Draft]:
+        return [self.script(seq, budget) for seq, budget in zip(seqs, budgets, strict=True)]
+
+    def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
+        for seq, draft, verdict in zip(seqs, drafts, verdicts, strict=True):
+            if tuple(draft.tokens[node] for node in verdict.path) != verdict.tokens[:-1]:
+                raise OutriderError(f"sequence {seq.id}: the verdict's path is not its tokens")
+
+    def forget(self, seq: Sequence) -> None:
+        if seq.id in self.forgotten:
+            raise OutriderError(f"sequence {seq.id} was forgotten twice")
+        self.forgotten.append(seq.id)
+
+
+def oracle(texts: dict[tuple[Token, ...], Seq[Token]], max_tokens: int = 6) -> ScriptedDrafter:
+    """Knows what each prompt is answered with, and drafts just that."""
+
+    def script(seq: Sequence, budget: int) -> Draft:
+        answer = texts[tuple(seq.tokens[: seq.prompt_len])]
+        return Draft(tuple(answer[seq.generated : seq.generated + budget]), source="oracle")
+
+    return ScriptedDrafter(script, "oracle", max_tokens)
+
+
+def liar(vocab_size: int, max_tokens: int = 6) -> ScriptedDrafter:
+    """Always proposes, hardly ever right: ids outside the vocabulary too."""
+
+    def script(seq: Sequence, budget: int) -> Draft:
+        rng = random.Random(len(seq.tokens))
+        return Draft(tuple(rng.randrange(vocab_size + 3) for _ in range(budget + 2)), source="liar")
+
+    return ScriptedDrafter(script, "liar", max_tokens)
+
+
+def random_trees(vocab_size: int, max_tokens: int = 8) -> ScriptedDrafter:
+    """Random trees, siblings distinct, sometimes empty."""
+
+    def script(seq: Sequence, budget: int) -> Draft:
+        rng = random.Random(len(seq.tokens) * 31 + seq.tokens[-1])
+        if budget == 0 or rng.random() < 0.2:
+            return EMPTY
+        tokens: list[Token] = []
+        parents: list[int] = []
+        while len(tokens) < budget:
+            parent = rng.randrange(-1, len(tokens))
+            token = rng.randrange(vocab_size)
+            if (parent, token) not in set(zip(parents, tokens, strict=True)):
+                tokens.append(token)
+                parents.append(parent)
+        return Draft(tuple(tokens), tuple(parents), source="random-trees")
+
+    return ScriptedDrafter(script, "random-trees", max_tokens)

@@ -1,0 +1,47 @@
+"""The verifier's contract, and the one place where a mode's name becomes a verifier."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence as Seq
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+from outrider.core import Draft, Sequence, Verdict
+from outrider.errors import ConfigError, RequestError
+from outrider.verify.chain import ChainRule, block_rule, token_rule
+from outrider.verify.coupled import Seeded
+from outrider.verify.distribution import Distribution
+
+Mode = Literal["seeded", "distribution"]
+Rule = Literal["block", "token"]
+
+
+class Verifier(Protocol):
+    """Decides how much of each draft stands, and adds the target's own next token."""
+
+    def judge(self, seqs: Seq[Sequence], drafts: Seq[Draft], logits: Tensor) -> list[Verdict | RequestError]:
+        """Judge drafts[i] of seqs[i] by the target's raw logits [N, vocab]. Changes nothing.
+
+        Rows come sequence by sequence, 1 + len(draft) each: after the last text token, then
+        after each node in order. Each sequence is judged as if it were alone. Where the walk
+        reaches a row with nothing to choose (NaN logits, or all tokens ruled out), that
+        sequence's RequestError stands in its place; rows it does not reach do not matter.
+        """
+        ...
+
+
+RULES: dict[str, ChainRule] = {"block": block_rule, "token": token_rule}
+VERIFIERS: dict[str, Callable[[ChainRule], Verifier]] = {
+    "seeded": lambda _: Seeded(),
+    "distribution": Distribution,
+}
+
+
+def make_verifier(mode: Mode, rule: Rule = "block") -> Verifier:
+    """The verifier of a mode. `rule` is how mode `distribution` judges chains; `seeded` has one rule for all."""
+    if mode not in VERIFIERS:
+        raise ConfigError(f"no verification mode called {mode!r}; choose one of: {', '.join(VERIFIERS)}")
+    if rule not in RULES:
+        raise ConfigError(f"no verification rule called {rule!r}; choose one of: {', '.join(RULES)}")
+    return VERIFIERS[mode](RULES[rule])

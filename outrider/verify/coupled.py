@@ -1,0 +1,164 @@
+"""Mode `seeded`: at every position the target takes its own token; a draft is kept where it foresaw it.
+
+The target's token is argmax(shaped logits + Gumbel noise), the noise a pure function of the
+request's seed, the token's place in the text and its id; greedy is the same with no noise. That
+choice follows the target's law whoever drafted what, so a draft decides only how many tokens
+arrive at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence as Seq
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from outrider.core import Draft, Sequence, Token, Verdict
+from outrider.errors import RequestError
+from outrider.verify.law import NOTHING, Path, explain, shape_logits, temper
+from outrider.verify.noise import TARGET, gumbel_rows, rows_at_once
+
+Place = tuple[int, int]  # a seed and a position: where noise is looked up
+
+
+class Seeded:
+    """The verifier of mode `seeded`."""
+
+    def judge(self, seqs: Seq[Sequence], drafts: Seq[Draft], logits: Tensor) -> list[Verdict | RequestError]:
+        choices = choose(logits, seqs, drafts)
+        verdicts = [match(draft, chosen) for draft, chosen in zip(drafts, choices, strict=True)]
+        rows = split_rows(logits, drafts)
+        return [settle(*each) for each in zip(verdicts, rows, seqs, strict=True)]
+
+
+def choose(logits: Tensor, seqs: Seq[Sequence], drafts: Seq[Draft]) -> list[list[Token]]:
+    """The target's own token after each text and after every node of its draft.
+
+    logits [N, vocab] come sequence by sequence, 1 + len(draft) rows each. NOTHING where
+    nothing can be chosen.
+    """
+    return choose_after(logits, seqs, [draft_paths(draft) for draft in drafts])
+
+
+def choose_after(logits: Tensor, seqs: Seq[Sequence], paths: Seq[Seq[Path]]) -> list[list[Token]]:
+    """The token taken after seqs[i].tokens followed by each of paths[i]: one row of logits each."""
+    total = sum(map(len, paths))
+    if total != len(logits):
+        raise ValueError(f"{total} rows of logits are needed, 1 for each text and draft node; got {len(logits)}")
+    rows: list[int] = []
+    taken: list[Tensor] = []
+    for part in _parts(logits, seqs, paths):
+        rows += part.rows
+        taken.append(_best(part))
+    flat = [NOTHING] * total
+    for row, token in zip(rows, torch.cat(taken).tolist() if taken else (), strict=True):  # the one transfer
+        flat[row] = token
+    tokens = iter(flat)
+    return [list(islice(tokens, len(each))) for each in paths]
+
+
+def match(draft: Draft, choices: Seq[Token]) -> Verdict:
+    """Follow the target's choices down the draft: choices[0] at the root, choices[i + 1] after node i.
+
+    The first choice that no child holds ends the walk and is the target's own token.
+    """
+    child = {(draft.parent(node), token): node for node, token in enumerate(draft.tokens)}
+    path: list[int] = []
+    tokens = [choices[0]]
+    node = child.get((-1, choices[0]))
+    while node is not None and tokens[-1] != NOTHING:
+        path.append(node)
+        tokens.append(choices[node + 1])
+        node = child.get((node, tokens[-1]))
+    return Verdict(tuple(tokens), tuple(path))
+
+
+def settle(verdict: Verdict, logits: Tensor, seq: Sequence) -> Verdict | RequestError:
+    """The verdict, or what is wrong with the row [1 + len(draft), vocab] where it found nothing to take."""
+    if verdict.tokens[-1] != NOTHING:
+        return verdict
+    row = logits[verdict.path[-1] + 1 if verdict.path else 0]
+    return explain(row, seq, verdict.tokens[:-1])
+
+
+def draft_paths(draft: Draft) -> list[Path]:
+    """The draft tokens on the way to each row: none for the text's own, then to each node."""
+    paths: list[Path] = [()]
+    for node, token in enumerate(draft.tokens):
+        paths.append((*paths[draft.parent(node) + 1], token))
+    return paths
+
+
+def split_rows(logits: Tensor, drafts: Seq[Draft]) -> Seq[Tensor]:
+    """Each sequence's own rows: 1 + len(draft) of them."""
+    return logits.split([1 + len(draft) for draft in drafts])
+
+
+def noisy_best(shaped: Tensor, places: Seq[Place], *, stream: int = TARGET) -> tuple[Tensor, Tensor]:
+    """The maximum of each row of shaped [R, vocab] plus its place's noise, and its token: two [R].
+
+    Rows of one place (siblings' children in a tree) share one row of noise.
+    """
+    rows_of: dict[Place, list[int]] = {}
+    for row, place in enumerate(places):
+        rows_of.setdefault(place, []).append(row)
+    groups = list(rows_of.items())
+    values = torch.empty(len(shaped), dtype=torch.float64, device=shaped.device)
+    tokens = torch.empty(len(shaped), dtype=torch.int64, device=shaped.device)
+    step = rows_at_once(shaped.shape[-1], shaped.device)
+    for start in range(0, len(groups), step):
+        piece = groups[start : start + step]
+        seeds, positions = zip(*(place for place, _ in piece), strict=True)
+        noise = gumbel_rows(seeds, positions, shaped.shape[-1], stream=stream, device=shaped.device)
+        which = [i for i, (_, members) in enumerate(piece) for _ in members]
+        rows = [row for _, members in piece for row in members]
+        values[rows], tokens[rows] = _take(noise, which).add_(_take(shaped, rows)).max(-1)
+    return values, tokens
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Rows that are maximised together; `places` where noise is added first."""
+
+    rows: Seq[int]
+    shaped: Tensor  # [len(rows), vocab]
+    places: Seq[Place] | None
+
+
+def _parts(logits: Tensor, seqs: Seq[Sequence], paths: Seq[Seq[Path]]) -> Iterator[_Part]:
+    """Sequences with options of their own one by one; all plain greedy and all plain sampled rows at once."""
+    greedy: list[int] = []
+    sampled: list[int] = []
+    places: list[Place] = []
+    temperatures: list[float] = []
+    start = 0
+    for seq, each in zip(seqs, paths, strict=True):
+        rows = range(start, start + len(each))
+        start = rows.stop
+        here = [(seq.seed, len(seq.tokens) + len(path)) for path in each]
+        if not seq.params.plain_logits:
+            shaped = shape_logits(logits[rows.start : rows.stop], seq, each)
+            yield _Part(rows, shaped, None if seq.params.greedy else here)
+        elif seq.params.greedy:
+            greedy += rows
+        else:
+            sampled += rows
+            places += here
+            temperatures += [seq.params.temperature] * len(each)
+    if greedy:
+        yield _Part(greedy, _take(logits, greedy), None)
+    if sampled:
+        yield _Part(sampled, temper(_take(logits, sampled), temperatures), places)
+
+
+def _best(part: _Part) -> Tensor:
+    """The token of each row, NOTHING where the best value is no number: int64 [R]."""
+    values, tokens = part.shaped.max(-1) if part.places is None else noisy_best(part.shaped, part.places)
+    return tokens.masked_fill(~values.isfinite(), NOTHING)
+
+
+def _take(rows: Tensor, index: Seq[int]) -> Tensor:
+    """rows[index], without a copy where that is all of them in order."""
+    return rows if list(index) == list(range(len(rows))) else rows[list(index)]

@@ -1,0 +1,216 @@
+"""From logits to the law the next token is drawn from: one ordered pipeline, one row per position.
+
+Order: logit bias; repetition, frequency and presence penalties; the caller's own logits
+processors; masks (allowed, banned, min_tokens); then, above temperature 0, temperature, top-k,
+top-p, min-p, typical-p. Each truncation sees the law the one before it left, as in Transformers.
+
+Ties are never broken by chance or by device: top-k, top-p and typical-p keep every token that
+ties with the last one kept; where one token must be taken, the lowest id among the best wins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Seq
+
+import torch
+from torch import Tensor
+
+from outrider.core import SamplingParams, Sequence, Token, TokenLogprob
+from outrider.errors import RequestError
+
+Path = tuple[Token, ...]
+
+NOTHING = -1  # stands for a token where none can be chosen
+
+_HEAD = 1024  # truncation sorts this many of the best tokens, and all only where they do not suffice
+_COLDEST = 1e-30  # below this float32 cannot divide; the law is the same
+_NEVER = -math.inf
+
+
+def shape_logits(logits: Tensor, seq: Sequence, paths: Seq[Path]) -> Tensor:
+    """The logits of the law itself: float32 or finer [R, vocab], a new tensor.
+
+    Row r of logits was scored after seq.tokens followed by paths[r], and is shaped as if that
+    path were text already. Removed tokens are -inf. A row that leaves nothing to choose, or
+    whose processors fail, has no finite maximum; `explain` says why.
+    """
+    params = seq.params
+    x = _fine(logits)
+    if not params.untouched:
+        x = _weigh(x.clone(), seq, paths)
+        if params.logits_processors:
+            _process_rows(x, seq, paths)
+        _mask(x, seq, paths)
+    if params.greedy:
+        return x.clone() if params.untouched else x
+    x = temper(x, [params.temperature] * len(paths))
+    return x if params.untruncated else _truncate(x, params)
+
+
+def temper(logits: Tensor, temperatures: Seq[float]) -> Tensor:
+    """Each row less its maximum, over its temperature: a new tensor [R, vocab], best value 0.
+
+    Taking the maximum away first keeps small temperatures from overflowing.
+    """
+    x = _fine(logits)
+    column = torch.tensor([max(t, _COLDEST) for t in temperatures], dtype=x.dtype, device=x.device)[:, None]
+    return (x - x.amax(-1, keepdim=True)).div_(column)
+
+
+def law(shaped: Tensor, *, greedy: bool = False) -> Tensor:
+    """Probabilities of shaped logits: float64 [R, vocab]; all NaN where nothing can be chosen.
+
+    Greedy puts all weight on the best token, the lowest id among equals.
+    """
+    if not greedy:
+        return shaped.double().softmax(-1)
+    value, best = shaped.max(-1, keepdim=True)
+    point = torch.zeros(shaped.shape, dtype=torch.float64, device=shaped.device).scatter_(-1, best, 1.0)
+    return point.masked_fill_(~value.isfinite(), math.nan)
+
+
+def token_logprobs(logits: Tensor, tokens: Seq[Token], top: int) -> list[TokenLogprob]:
+    """What the target itself (raw logits [R, vocab]) thought of tokens[r], and its `top` best.
+
+    Rank 1 is the best; equals share the better rank. Alternatives come best first, lower ids
+    first among equals.
+    """
+    x = _fine(logits)
+    top = min(top, x.shape[-1])
+    total = x.logsumexp(-1, keepdim=True)
+    chosen = x.gather(-1, torch.tensor(tokens, dtype=torch.int64, device=x.device)[:, None])
+    rank = (x > chosen).sum(-1, keepdim=True) + 1
+    value, index = x.topk(top, dim=-1)
+    packed = torch.cat([t.double() for t in (chosen - total, rank, value - total, index)], dim=-1)
+    out: list[TokenLogprob] = []
+    for token, (logprob, place, *rest) in zip(tokens, packed.tolist(), strict=True):  # one transfer
+        pairs = sorted(zip(map(int, rest[top:]), rest[:top], strict=True), key=lambda p: (-p[1], p[0]))
+        out.append(TokenLogprob(token, logprob, int(place), tuple(pairs)))
+    return out
+
+
+def explain(logits: Tensor, seq: Sequence, path: Path) -> RequestError:
+    """Why nothing can follow the text and this path, given its raw row of logits [vocab]."""
+    where = f"request {seq.id} cannot go on at token {len(seq.tokens) + len(path)}"
+    if not logits.amax().isfinite():
+        return RequestError(f"{where}: the model's logits are NaN or infinite there; check its weights and dtype")
+    row = _weigh(_fine(logits[None]).clone(), seq, [path])[0]
+    try:
+        _process(row, seq, path)
+    except RequestError as error:
+        return RequestError(f"{where}: {error}")
+    return RequestError(
+        f"{where}: no token is left to choose; allowed_token_ids, banned_token_ids, min_tokens and "
+        f"logits_processors together rule out all {logits.shape[-1]}, so loosen one of them"
+    )
+
+
+def _fine(logits: Tensor) -> Tensor:
+    """At least float32; the same tensor where it already is."""
+    return logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
+
+
+def _ids(tokens: Seq[Token] | frozenset[Token], like: Tensor) -> Tensor:
+    """Those tokens that have a column in `like`, as an index."""
+    vocab = like.shape[-1]
+    return torch.tensor([t for t in tokens if 0 <= t < vocab], dtype=torch.int64, device=like.device)
+
+
+def _weigh(x: Tensor, seq: Sequence, paths: Seq[Path]) -> Tensor:
+    """Bias, then penalties, each position counting its own path."""
+    params = seq.params
+    if params.logit_bias:
+        bias = [(t, b) for t, b in params.logit_bias.items() if 0 <= t < x.shape[-1]]
+        values = torch.tensor([b for _, b in bias], dtype=x.dtype, device=x.device)
+        x.index_add_(1, _ids([t for t, _ in bias], x), values.expand(len(x), -1))
+    if params.repetition_penalty != 1:
+        seen = _occurrences(seq.tokens, paths, x) > 0
+        penalised = torch.where(x < 0, x * params.repetition_penalty, x / params.repetition_penalty)
+        x = torch.where(seen, penalised, x)
+    if params.frequency_penalty or params.presence_penalty:
+        count = _occurrences(seq.tokens[seq.prompt_len :], paths, x)
+        x -= params.frequency_penalty * count + params.presence_penalty * (count > 0)
+    return x
+
+
+def _occurrences(text: Seq[Token], paths: Seq[Path], like: Tensor) -> Tensor:
+    """How often each token occurs in text and paths[r]: [R, vocab], of like's dtype."""
+    vocab = like.shape[-1]
+    count = torch.bincount(_ids(text, like), minlength=vocab).to(like.dtype).repeat(len(paths), 1)
+    cells = [r * vocab + t for r, path in enumerate(paths) for t in path if 0 <= t < vocab]
+    index = torch.tensor(cells, dtype=torch.int64, device=like.device)
+    count.view(-1).index_add_(0, index, torch.ones_like(index, dtype=like.dtype))
+    return count
+
+
+def _process_rows(x: Tensor, seq: Sequence, paths: Seq[Path]) -> None:
+    """Each row through the caller's processors, in place; NaN where they fail."""
+    for r, path in enumerate(paths):
+        try:
+            x[r] = _process(x[r], seq, path)
+        except RequestError:
+            x[r] = math.nan  # this row alone: the draft that leads here may never be kept
+
+
+def _process(row: Tensor, seq: Sequence, path: Path) -> Tensor:
+    """One row [vocab] through the caller's processors; RequestError names the one that failed."""
+    for i, processor in enumerate(seq.params.logits_processors):
+        try:
+            out = processor([*seq.tokens, *path], row)
+        except Exception as error:  # whatever the caller's code raises concerns this request alone
+            raise RequestError(f"logits_processors[{i}] failed: {type(error).__name__}: {error}") from error
+        if not isinstance(out, Tensor) or out.shape != row.shape:
+            got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+            raise RequestError(f"logits_processors[{i}] must return logits of shape {tuple(row.shape)}, got {got}")
+        row = out.to(row)
+    # +inf is how a processor insists on a token; as the largest number it still has a law
+    return row.clamp(max=torch.finfo(row.dtype).max)
+
+
+def _mask(x: Tensor, seq: Sequence, paths: Seq[Path]) -> None:
+    """Rule tokens out, in place."""
+    params = seq.params
+    if params.allowed_token_ids is not None:
+        refused = torch.ones(x.shape[-1], dtype=torch.bool, device=x.device)
+        refused[_ids(params.allowed_token_ids, x)] = False
+        x.masked_fill_(refused, _NEVER)
+    if params.banned_token_ids:
+        x.index_fill_(1, _ids(params.banned_token_ids, x), _NEVER)
+    early = [r for r, path in enumerate(paths) if seq.generated + len(path) < params.min_tokens]
+    if early and seq.stop_ids:
+        rows = torch.tensor(early, dtype=torch.int64, device=x.device)
+        x[rows[:, None], _ids(seq.stop_ids, x)] = _NEVER
+
+
+def _truncate(x: Tensor, params: SamplingParams) -> Tensor:
+    """Remove unlikely tokens, in place; the best one always stays. x comes from `temper`."""
+    if params.top_k:
+        kth = x.topk(min(params.top_k, x.shape[-1]), dim=-1).values[:, -1:]
+        x.masked_fill_(x < kth, _NEVER)
+    if params.top_p < 1:
+        x.masked_fill_(-x > _cutoff(-x, x.softmax(-1), params.top_p), _NEVER)
+    if params.min_p > 0:
+        x.masked_fill_(x < x.amax(-1, keepdim=True) + math.log(params.min_p), _NEVER)
+    if params.typical_p < 1:
+        information = -x.log_softmax(-1)
+        p = information.neg().exp()
+        surprise = (information - torch.special.entr(p).sum(-1, keepdim=True)).abs()
+        x.masked_fill_(surprise > _cutoff(surprise, p, params.typical_p), _NEVER)
+    return x
+
+
+def _cutoff(scores: Tensor, probs: Tensor, mass: float) -> Tensor:
+    """The score [R, 1] at which tokens taken in order of rising score first reach `mass`."""
+    width = min(_HEAD, scores.shape[-1])
+    score, reached = _rising(scores, probs, width)
+    if width < scores.shape[-1] and not bool((reached[:, -1] >= mass).all()):
+        score, reached = _rising(scores, probs, scores.shape[-1])
+    crossing = (reached < mass).sum(-1, keepdim=True).clamp_(max=score.shape[-1] - 1)
+    return score.gather(-1, crossing)
+
+
+def _rising(scores: Tensor, probs: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """The `width` lowest scores in order, and the mass reached with each: two [R, width]."""
+    score, index = scores.topk(width, dim=-1, largest=False)
+    return score, probs.gather(-1, index).double().cumsum(-1)

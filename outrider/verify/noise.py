@@ -1,0 +1,123 @@
+"""Counter-based noise: a pure function of (seed, position, stream, token id). No state, no order.
+
+The definition, in unsigned 64-bit integers that wrap:
+
+    mix(x)    x ^= x >> 30;  x *= 0xBF58476D1CE4E5B9;  x ^= x >> 27;  x *= 0x94D049BB133111EB;  x ^= x >> 31
+    key       mix(mix(mix(seed + G) + position * G) + stream * G),   G = 0x9E3779B97F4A7C15
+    bits      mix(key + token * G)
+    v         ((bits >> 12) + 0.5) * 2**-52          strictly between 0 and 1, exact in float64
+    gumbel    -log(-log1p(-v))                       always finite: between -3.7 and 36.8
+
+A token's noise does not depend on how many tokens there are, on the batch or on the device.
+Large Gumbels come from v near 0, so a kernel that keeps v in float32 loses nothing where it
+matters. In float64, 1 - v is exact and log(1 - v) is log1p(-v) at half the price.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+TARGET = 0  # the target's own choice at a position (mode `seeded`)
+ROUND = 1  # the seed of one round (mode `distribution`)
+ACCEPT = 2  # whether a draft token is kept
+RESIDUAL = 3  # the token drawn at the end of a round
+DRAFT = 4  # the draft's own draws
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_MIX1 = 0xBF58476D1CE4E5B9
+_MIX2 = 0x94D049BB133111EB
+_CACHE_ELEMENTS = 1 << 17  # on a CPU, work in pieces of 1 MiB so that every pass stays in the cache
+
+
+def gumbel(
+    seed: int, position: int, vocab: int, *, stream: int = TARGET, device: torch.device | str | None = None
+) -> Tensor:
+    """The standard Gumbel noise of every token at one position: float64 [vocab]."""
+    return gumbel_rows((seed,), (position,), vocab, stream=stream, device=device)[0]
+
+
+def gumbel_rows(
+    seeds: Seq[int],
+    positions: Seq[int],
+    vocab: int,
+    *,
+    stream: int = TARGET,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """One row of `gumbel` for each seed and position: float64 [R, vocab]."""
+    keys = [_signed(_key(s, p, stream)) for s, p in zip(seeds, positions, strict=True)]
+    column = torch.tensor(keys, dtype=torch.int64, device=device)[:, None]  # [R, 1]
+    ramp = _ramp(vocab, str(column.device))  # [vocab]
+    rows = rows_at_once(vocab, column.device)
+    out = torch.empty(len(keys), vocab, dtype=torch.float64, device=column.device)
+    for start in range(0, len(keys), rows):
+        piece = out[start : start + rows]
+        piece.copy_(_bits(ramp + column[start : start + rows]))
+        # 1 - v, then the two logarithms, in place
+        piece.add_(0.5).mul_(-(2.0**-52)).add_(1).log_().neg_().log_().neg_()
+    return out
+
+
+def uniform(seed: int, position: int, *, stream: int) -> float:
+    """One number strictly between 0 and 1: the v of token 0."""
+    return ((_mix(_key(seed, position, stream)) >> 12) + 0.5) * 2.0**-52
+
+
+def round_seed(seed: int, length: int) -> int:
+    """The seed of the round that starts with `length` tokens of text.
+
+    The p/q rules look at noise for places they then do not commit (all of a refused block),
+    and whether they do depends on what they saw. A later round that used the same noise for
+    the same place would no longer draw from the target's law, so every round has its own.
+    """
+    return _key(seed, length, ROUND)
+
+
+def rows_at_once(vocab: int, device: torch.device) -> int:
+    """How many rows of float64 noise to hold at a time: what a cache holds, or plenty elsewhere."""
+    return max(1, (_CACHE_ELEMENTS if device.type == "cpu" else _CACHE_ELEMENTS << 6) // vocab)
+
+
+def _mix(x: int) -> int:
+    x = ((x ^ (x >> 30)) * _MIX1) & _MASK
+    x = ((x ^ (x >> 27)) * _MIX2) & _MASK
+    return x ^ (x >> 31)
+
+
+def _key(seed: int, position: int, stream: int) -> int:
+    key = _mix((seed + _GOLDEN) & _MASK)
+    key = _mix((key + position * _GOLDEN) & _MASK)
+    return _mix((key + stream * _GOLDEN) & _MASK)
+
+
+def _signed(x: int) -> int:
+    """The same 64 bits as torch's int64 reads them."""
+    return x - (1 << 64) if x >> 63 else x
+
+
+@lru_cache(maxsize=8)
+def _ramp(vocab: int, device: str) -> Tensor:
+    """token * G for every token: int64 [vocab]."""
+    return torch.arange(vocab, dtype=torch.int64, device=device) * _signed(_GOLDEN)
+
+
+def _bits(x: Tensor) -> Tensor:
+    """The top 52 bits of mix(x), in place: int64 [..., vocab], never negative."""
+    scratch = torch.empty_like(x)
+    _xor_shift(x, 30, scratch)
+    x.mul_(_signed(_MIX1))
+    _xor_shift(x, 27, scratch)
+    x.mul_(_signed(_MIX2))
+    _xor_shift(x, 31, scratch)
+    return x.bitwise_right_shift_(12).bitwise_and_((1 << 52) - 1)
+
+
+def _xor_shift(x: Tensor, by: int, scratch: Tensor) -> None:
+    """x ^= x >> by, in place; torch shifts in copies of the sign, which the mask removes."""
+    torch.bitwise_right_shift(x, by, out=scratch)
+    x.bitwise_xor_(scratch.bitwise_and_((1 << (64 - by)) - 1))
