@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator, Mapping, Sequence as Seq
+from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, Literal, cast, overload
 
 from outrider.core import FinishReason, Provenance, SamplingParams, Token, TokenLogprob, derive_seeds
@@ -20,6 +22,10 @@ from outrider.verify.base import make_verifier
 Message = Mapping[str, Any]
 Prompt = str | Seq[Token] | Seq[Message]
 """Text, token ids, or the messages of a conversation."""
+Watch = Callable[[Literal["plain", "speculative"], Event], None]
+"""Told each event of a comparison as it comes."""
+
+WARM_UP_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +86,15 @@ class Comparison:
     @property
     def identical(self) -> bool:
         return self.speculative.tokens == self.plain.tokens and self.speculative.text == self.plain.text
+
+    @property
+    def first_difference(self) -> int | None:
+        """Place of the first token that differs, from 0; None where the texts are identical."""
+        if self.identical:
+            return None
+        pairs = zip(self.plain.tokens, self.speculative.tokens, strict=False)
+        shorter = min(len(self.plain.tokens), len(self.speculative.tokens))
+        return next((i for i, (one, other) in enumerate(pairs) if one != other), shorter)
 
     @property
     def speedup(self) -> float:
@@ -180,7 +195,9 @@ class LLM:
         """Answer a conversation: messages with a role and content, written out by the model's template."""
         return self._finish([self.request(messages, params, **options)])[0]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Iterator[Event]:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Any
+    ) -> Generator[Event, None, None]:
         """The events of one text as they come. Walking away cancels it."""
         request = self.request(prompt, params, **options)
         if request.params.n != 1:
@@ -192,17 +209,23 @@ class LLM:
         finally:
             self._drop([seq_id])
 
-    def compare(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Comparison:
-        """Answer twice, plain then speculative, each with cold caches and the same seed."""
+    def compare(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, watch: Watch | None = None, **options: Any
+    ) -> Comparison:
+        """Answer twice, plain then speculative, each with cold caches and the same seed.
+
+        A few rounds come first that nobody sees, so that neither answer pays what a first
+        run costs.
+        """
         params = params or SamplingParams()
         if params.seed is None:
             params = replace(params, seed=derive_seeds(params)[0])
-        results: list[Result] = []
-        for max_draft in (0, None):
-            self._salts += 1
-            salt = f"compare {self._salts}"
-            results += self._finish([self.request(prompt, params, **{**options, "max_draft": max_draft, "salt": salt})])
-        return Comparison(plain=results[0], speculative=results[1])
+        request = self.request(prompt, params, **options)
+        self._warm_up(request)
+        undrafted = replace(request, max_draft=0)
+        plain = self._finish([self._cold(undrafted)], partial(watch, "plain") if watch else None)
+        speculative = self._finish([self._cold(request)], partial(watch, "speculative") if watch else None)
+        return Comparison(plain=plain[0], speculative=speculative[0])
 
     def request(
         self,
@@ -229,6 +252,17 @@ class LLM:
         """The figures of everything answered so far."""
         return self.engine.stats
 
+    def _cold(self, request: Request) -> Request:
+        """The same request, with a salt that no cache has seen."""
+        self._salts += 1
+        return replace(request, salt=f"compare {self._salts}")
+
+    def _warm_up(self, request: Request) -> None:
+        """Take a few rounds like this request's; the end of its prompt twice over gives drafters something to draft."""
+        twice = (request.prompt[-WARM_UP_TOKENS:] * 2)[: len(request.prompt)]
+        params = SamplingParams(max_tokens=WARM_UP_TOKENS, temperature=request.params.temperature, ignore_eos=True)
+        self._finish([self._cold(replace(request, prompt=twice, params=params))])
+
     def _encode(self, prompt: Prompt) -> list[Token]:
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
@@ -236,14 +270,14 @@ class LLM:
             return self.tokenizer.encode_chat(cast(Seq[Message], prompt))
         return [int(cast(Token, token)) for token in prompt]
 
-    def _finish(self, requests: list[Request]) -> list[Result]:
+    def _finish(self, requests: list[Request], watch: Callable[[Event], None] | None = None) -> list[Result]:
         """Run requests to their end, together. Whatever goes wrong, none is left behind."""
         submitted: list[list[int]] = []
         try:
             for request in requests:
                 submitted.append(self._submit(request))
             seeds = {i: self.engine.live(i).seq.seed for ids in submitted for i in ids}
-            results = [[_result(list(self._events(i)), seeds[i]) for i in ids] for ids in submitted]
+            results = [[_result(list(self._events(i, watch)), seeds[i]) for i in ids] for ids in submitted]
         finally:
             self._drop([i for ids in submitted for i in ids])
         return [replace(first, others=tuple(others)) for first, *others in results]
@@ -253,7 +287,7 @@ class LLM:
         self._inbox.update({seq_id: [] for seq_id in ids})
         return ids
 
-    def _events(self, seq_id: int) -> Iterator[Event]:
+    def _events(self, seq_id: int, watch: Callable[[Event], None] | None = None) -> Iterator[Event]:
         """One text's events to its end, moving every other text along; theirs wait in the inbox."""
         inbox = self._inbox[seq_id]
         while True:
@@ -261,6 +295,8 @@ class LLM:
                 for event in self.engine.step():
                     self._inbox[event.seq_id].append(event)
             event = inbox.pop(0)
+            if watch is not None:
+                watch(event)
             yield event
             if event.finish:
                 return

@@ -11,15 +11,19 @@ DOUBT = (0.8, 0.7, 0.5, 0.36, 0.2, 0.1, 0.05, 0.03)
 """By grade: chance that a token which once followed such a match does not follow it again."""
 _MOST_SEEN = 8
 _PRIOR = 6.0
-"""The correction starts at 1 with the weight of this many tokens,"""
+"""The ratio assumed at first has the weight of this many tokens."""
 _KEEP = 1 - 1 / 48
-"""and remembers about 48."""
+"""The running ratio remembers about 48 tokens."""
 _SURE = 0.99
+"""No guess is surer than this, whatever it was seen to do."""
+
+
+_GRADES = (0, 1, 2, 3, 3, *[4] * 4, *[5] * 8, *[6] * 16)
 
 
 def grade(match: int) -> int:
     """Match lengths 0, 1, 2, 3-4, 5-8, 9-16, 17-32, and more, as 0 to 7."""
-    return min((match - 1).bit_length() + 1, len(DOUBT) - 1) if match > 0 else 0
+    return _GRADES[match] if match < len(_GRADES) else 7
 
 
 _CLAIMS = tuple(tuple(1 - doubt**seen for seen in range(_MOST_SEEN + 1)) for doubt in DOUBT)
@@ -51,14 +55,25 @@ class Confidence:
     proposed counts too, and a drafter that fell silent finds out when it would be right again.
     """
 
-    def __init__(self) -> None:
-        self._true = [_PRIOR] * len(DOUBT)
+    def __init__(self, start: float = 1.0) -> None:
+        """`start`: the ratio assumed before anything is known."""
+        self._true = [_PRIOR * start] * len(DOUBT)
         self._claimed = [_PRIOR] * len(DOUBT)
+        self._ratio = [start] * len(DOUBT)
 
     def chance(self, match: int, claimed: float) -> float:
         """The claim about a token that follows a match of this length, corrected."""
-        g = grade(match)
-        return min(_SURE, claimed * self._true[g] / self._claimed[g])
+        return min(_SURE, claimed * self._ratio[grade(match)])
+
+    def worth(self, guess: Guess, min_prob: float) -> tuple[int, float]:
+        """How many of the tokens have a chance of at least `min_prob` to stand, and how many of those will."""
+        standing, expected = 1.0, 0.0
+        for i, claimed in enumerate(guess.claims):
+            standing *= self.chance(guess.match + i, claimed)
+            if standing < min_prob:
+                return i, expected
+            expected += standing
+        return len(guess.tokens), expected
 
     def settle(self, guess: Guess, text: Seq[Token]) -> None:
         """Compare a guess with the text that came, as far as it came. One wrong token ends it."""
@@ -75,3 +90,4 @@ class Confidence:
         g = grade(match)
         self._true[g] = self._true[g] * _KEEP + came
         self._claimed[g] = self._claimed[g] * _KEEP + claimed
+        self._ratio[g] = self._true[g] / self._claimed[g]

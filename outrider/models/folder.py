@@ -12,6 +12,8 @@ from outrider.errors import ConfigError
 from outrider.models.cache import models_folder
 
 INDEX = "model.safetensors.index.json"
+SOURCE_BITS = "outrider.source_bits"
+"""Metadata key of our own safetensors files: a 4-bit checkpoint, written out, can be packed again without loss."""
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 NO_PICKLES = (
     "pickle files can run code and are never read; load the model with Transformers once and save it with "
@@ -53,6 +55,17 @@ def weight_files(folder: Path) -> list[Path]:
     index = folder / INDEX
     found = _indexed(index) if index.is_file() else [file.name for file in folder.glob("*.safetensors")]
     return [_inside(folder, name) for name in sorted(found)]
+
+
+def source_bits(folder: Path) -> int:
+    """How many bits most weights had before they were written out as floats; 0 where nothing says so."""
+    from safetensors import safe_open
+
+    for file in weight_files(folder)[:1]:
+        with safe_open(file, "pt") as tensors:
+            said = (tensors.metadata() or {}).get(SOURCE_BITS, "")
+            return int(said) if said.isdecimal() else 0
+    return 0
 
 
 def _indexed(index: Path) -> list[str]:

@@ -37,7 +37,7 @@ def resolve(path_or_id: str, *, revision: str | None = None, progress: Progress 
     path = Path(path_or_id).expanduser()
     if not path.exists() and re.fullmatch(r"\w[\w.-]*", path_or_id):
         path = models_folder() / path_or_id
-    if path.exists():
+    if path_or_id and path.exists():  # an empty name would be the current folder
         _no_revision(path_or_id, revision)
         return check_folder(path) if path.is_dir() else _converted(path, progress)
     repo, _, named = path_or_id.partition("@")

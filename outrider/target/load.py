@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -11,9 +12,11 @@ from typing import Any, cast, get_args
 import torch
 
 from outrider.errors import ConfigError
+from outrider.models.cache import Progress
 from outrider.models.families import read_config
+from outrider.models.folder import source_bits
 from outrider.models.hub import resolve
-from outrider.models.linear import Quantize
+from outrider.models.linear import Quantization
 from outrider.models.load import load_decoder
 from outrider.models.tokenizer import Tokenizer
 from outrider.target.base import Target
@@ -54,7 +57,7 @@ class LoadOptions:
     """Branch, tag or commit of a Hugging Face model."""
 
 
-def load(model: str, options: LoadOptions | None = None, *, progress: Any = None, **given: Any) -> Loaded:
+def load(model: str, options: LoadOptions | None = None, *, progress: Progress | None = None, **given: Any) -> Loaded:
     """Load a folder, a Hugging Face id, a .gguf file or `demo`. Options may be given by name.
 
     ConfigError says what cannot be, before any weight is read.
@@ -62,29 +65,50 @@ def load(model: str, options: LoadOptions | None = None, *, progress: Any = None
     options = options or LoadOptions(**_known(given))
     device, dtype = choose_device(options.device), _choose_dtype(options.dtype)
     folder = resolve(model, revision=options.revision, progress=progress)
-    config = json.loads((folder / "config.json").read_text())
-    native = read_config(config)
-    quantize = _choose_quantize(options.quantize, config, native is not None, device, dtype)
+    native = read_config(json.loads((folder / "config.json").read_text()))
+    quantize = _choose_quantize(options.quantize, folder, native is not None, device, dtype)
     tokenizer = Tokenizer.from_folder(folder)
     if native is None:
-        from outrider.target.fallback import FallbackTarget
-
-        target: Target = FallbackTarget.load(
-            folder, device=device, dtype=dtype, cache_tokens=options.cache_tokens or 8192 * options.max_batch
-        )
-        return Loaded(model, folder, _with_context(target, options.context, model), tokenizer, _name(dtype))
-    decoder = load_decoder(folder, device=device, dtype=dtype, quantize=quantize, progress=progress)
-    context = _context(options.context, native.context, model)
-    a_token = 2 * native.num_layers * native.kv_heads * native.head_dim * decoder.stream_dtype.itemsize
+        return _load_fallback(model, folder, tokenizer, device, dtype, options)
+    context = _context(options.context, native.max_positions, model)
+    decoder = load_decoder(folder, device=device, dtype=dtype, quantize=quantize, progress=_layers(progress))
+    a_token = 2 * len(native.layers) * native.kv_heads * native.head_dim * decoder.dtype.itemsize
     tokens = options.cache_tokens or _affordable(a_token, context * options.max_batch, device)
     if options.context is not None and tokens < context:
         raise ConfigError(
             f"{model}: a cache of {tokens} tokens cannot hold one text of {context}; "
             f"a token takes {a_token} bytes: lower context or raise cache_tokens"
         )
-    target = NativeTarget(decoder, tokens)
-    target.context = context
-    return Loaded(model, folder, target, tokenizer, quantize or _name(decoder.stream_dtype))
+    target = NativeTarget(decoder, tokens, context=context)
+    return Loaded(model, folder, target, tokenizer, quantize or _name(decoder.dtype))
+
+
+def _load_fallback(
+    model: str, folder: Path, tokenizer: Tokenizer, device: torch.device, dtype: torch.dtype | None, options: LoadOptions
+) -> Loaded:
+    """Everything else that Transformers can run. Its cache grows as it is used, so only tokens are counted."""
+    from outrider.target.fallback import FallbackTarget
+
+    dtype = dtype or torch.float32
+    tokens = options.cache_tokens or 4096 * options.max_batch
+    target = FallbackTarget.load(folder, device=device, dtype=dtype, cache_tokens=tokens)
+    target.context = _context(options.context, target.context, model)
+    return Loaded(model, folder, target, tokenizer, _name(dtype))
+
+
+def _layers(progress: Progress | None) -> Callable[[int, int], None] | None:
+    """Tell a progress bar of each layer read."""
+    if progress is None:
+        return None
+
+    def tell(done: int, of: int) -> None:
+        if done == 1:
+            progress.start("reading weights", of)
+        progress.advance(1)
+        if done == of:
+            progress.done()
+
+    return tell
 
 
 def choose_device(name: str) -> torch.device:
@@ -117,9 +141,9 @@ def _choose_dtype(name: str) -> torch.dtype | None:
 
 
 def _choose_quantize(
-    name: str, config: dict[str, Any], native: bool, device: torch.device, dtype: torch.dtype | None
-) -> Quantize | None:
-    packed = get_args(Quantize)
+    name: str, folder: Path, native: bool, device: torch.device, dtype: torch.dtype | None
+) -> Quantization | None:
+    packed = get_args(Quantization)
     if name not in ("auto", "none", "", *packed):
         raise ConfigError(f"no quantisation called {name!r}; choose one of: auto, none, {', '.join(packed)}")
     if name in packed:
@@ -128,9 +152,9 @@ def _choose_quantize(
                 f"quantize={name} packs the weights of a native model on the CPU, without a dtype; "
                 f"here: {'a native model' if native else 'a model that runs on Transformers'}, {device}, dtype {dtype}"
             )
-        return cast(Quantize, name)
-    four_bit = config.get("outrider", {}).get("bits") == 4
-    return "int4" if name == "auto" and native and four_bit and device.type == "cpu" and dtype is None else None
+        return cast(Quantization, name)
+    packable = name == "auto" and native and device.type == "cpu" and dtype is None
+    return "int4" if packable and source_bits(folder) == 4 else None
 
 
 def _context(asked: int | None, own: int, model: str) -> int:

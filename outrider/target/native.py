@@ -20,14 +20,16 @@ class NativeTarget:
     scores_trees = True
     rewinds = True
 
-    def __init__(self, decoder: Decoder, cache_tokens: int, page_size: int = 16) -> None:
+    def __init__(self, decoder: Decoder, cache_tokens: int, *, context: int = 0, page_size: int = 16) -> None:
+        """context: most tokens of one text; 0 takes the model's own limit."""
         config = decoder.config
         self.decoder = decoder
-        self.vocab_size, self.context = config.vocab_size, config.context
+        self.vocab_size, self.context = config.vocab_size, context or config.max_positions
         self.device = decoder.device
+        decoder.reserve(self.context)
         self.pool = PagePool(-(-cache_tokens // page_size), page_size)
-        shape = (config.layers, self.pool.count * page_size, config.kv_heads, config.head_dim)
-        self.keys = torch.zeros(shape, dtype=decoder.stream_dtype, device=self.device)
+        shape = (len(config.layers), self.pool.count * page_size, config.kv_heads, config.head_dim)
+        self.keys = torch.zeros(shape, dtype=decoder.dtype, device=self.device)
         self.values = torch.zeros_like(self.keys)
 
     @torch.inference_mode()
@@ -63,22 +65,23 @@ class _Attend:
 
     def __init__(self, target: NativeTarget, layout: Layout) -> None:
         self.keys, self.values = target.keys, target.values
-        self.config, self.layout = target.decoder.config, layout
+        self.layout, config = layout, target.decoder.config
+        self.windows = [layer.window or 0 for layer in config.layers]
+        self.scale, self.softcap = config.attention_scale, config.attention_softcap or 0.0
         self.attend = attend_rows if target.device.type == "cpu" else attend_block
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys, values, config = self.keys[layer], self.values[layer], self.config
+        keys, values, window = self.keys[layer], self.values[layer], self.windows[layer]
         keys.index_copy_(0, self.layout.slots, k)
         values.index_copy_(0, self.layout.slots, v)
-        window = config.windows[layer]
         out = [
             self.attend(
                 q[part.rows],
                 keys[part.keys],
                 values[part.keys],
                 part.mask(window, q.dtype),
-                config.attention_scale,
-                config.attention_softcap,
+                self.scale,
+                self.softcap,
             )
             for part in self.layout.parts
         ]

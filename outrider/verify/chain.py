@@ -85,7 +85,7 @@ def block_law(tokens: Seq[Token], p: Tensor, q: Tensor) -> tuple[list[float], li
     column = torch.tensor(weights[:n], dtype=p.dtype, device=p.device)[:, None]
     excess = (column * p[:n] - q).clamp_(min=0).sum(-1).tolist()  # S_0 .. S_(n-1)
     # 0 over 0: p equals q here, so a longer prefix stands all but surely
-    stands = [s / (s + 1 - w) if s > 0 else 0.0 for s, w in zip(excess, weights, strict=False)]
+    stands = [s / (s + (1 - w)) if s > 0 else 0.0 for s, w in zip(excess, weights, strict=False)]
     return weights, [*stands, weights[n]]
 
 

@@ -8,7 +8,8 @@ arrive at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence as Seq
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import islice
 
@@ -160,5 +161,8 @@ def _best(part: _Part) -> Tensor:
 
 
 def _take(rows: Tensor, index: Seq[int]) -> Tensor:
-    """rows[index], without a copy where that is all of them in order."""
-    return rows if list(index) == list(range(len(rows))) else rows[list(index)]
+    """rows[index], without a copy where they lie side by side."""
+    first = index[0]
+    if list(index) == list(range(first, first + len(index))):
+        return rows[first : first + len(index)]
+    return rows[list(index)]

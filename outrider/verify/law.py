@@ -23,7 +23,7 @@ Path = tuple[Token, ...]
 
 NOTHING = -1  # stands for a token where none can be chosen
 
-_HEAD = 1024  # truncation sorts this many of the best tokens, and all only where they do not suffice
+_HEAD = 1024  # how many tokens truncation sorts at first
 _COLDEST = 1e-30  # below this float32 cannot divide; the law is the same
 _NEVER = -math.inf
 
@@ -38,7 +38,8 @@ def shape_logits(logits: Tensor, seq: Sequence, paths: Seq[Path]) -> Tensor:
     params = seq.params
     x = _fine(logits)
     if not params.untouched:
-        x = _weigh(x.clone(), seq, paths)
+        x = x.clone()
+        _weigh(x, seq, paths)
         if params.logits_processors:
             _process_rows(x, seq, paths)
         _mask(x, seq, paths)
@@ -95,9 +96,10 @@ def explain(logits: Tensor, seq: Sequence, path: Path) -> RequestError:
     where = f"request {seq.id} cannot go on at token {len(seq.tokens) + len(path)}"
     if not logits.amax().isfinite():
         return RequestError(f"{where}: the model's logits are NaN or infinite there; check its weights and dtype")
-    row = _weigh(_fine(logits[None]).clone(), seq, [path])[0]
+    x = _fine(logits[None]).clone()
+    _weigh(x, seq, [path])
     try:
-        _process(row, seq, path)
+        _process(x[0], seq, path)
     except RequestError as error:
         return RequestError(f"{where}: {error}")
     return RequestError(
@@ -117,31 +119,34 @@ def _ids(tokens: Seq[Token] | frozenset[Token], like: Tensor) -> Tensor:
     return torch.tensor([t for t in tokens if 0 <= t < vocab], dtype=torch.int64, device=like.device)
 
 
-def _weigh(x: Tensor, seq: Sequence, paths: Seq[Path]) -> Tensor:
-    """Bias, then penalties, each position counting its own path."""
+def _weigh(x: Tensor, seq: Sequence, paths: Seq[Path]) -> None:
+    """Bias, then penalties, in place."""
     params = seq.params
     if params.logit_bias:
         bias = [(t, b) for t, b in params.logit_bias.items() if 0 <= t < x.shape[-1]]
         values = torch.tensor([b for _, b in bias], dtype=x.dtype, device=x.device)
         x.index_add_(1, _ids([t for t, _ in bias], x), values.expand(len(x), -1))
+    if params.repetition_penalty != 1 or params.frequency_penalty or params.presence_penalty:
+        _penalise(x, seq, paths)
+
+
+def _penalise(x: Tensor, seq: Sequence, paths: Seq[Path]) -> None:
+    """Penalties, in place, each row counting its own path; only the columns of tokens seen are touched."""
+    params = seq.params
+    prompt, output = _ids(seq.tokens[: seq.prompt_len], x), _ids(seq.tokens[seq.prompt_len :], x)
+    steps = [(r, t) for r, path in enumerate(paths) for t in path if 0 <= t < x.shape[-1]]
+    rows = torch.tensor([r for r, _ in steps], dtype=torch.int64, device=x.device)
+    drafted = _ids([t for _, t in steps], x)
+    ids, place = torch.cat([prompt, output, drafted]).unique(return_inverse=True)  # [seen]
+    in_prompt, in_output, in_path = place.split([len(prompt), len(output), len(drafted)])
+    count = torch.bincount(in_output, minlength=len(ids)).to(x.dtype).repeat(len(paths), 1)  # [R, seen]
+    count.index_put_((rows, in_path), torch.ones_like(rows, dtype=x.dtype), accumulate=True)
+    values = x[:, ids]
     if params.repetition_penalty != 1:
-        seen = _occurrences(seq.tokens, paths, x) > 0
-        penalised = torch.where(x < 0, x * params.repetition_penalty, x / params.repetition_penalty)
-        x = torch.where(seen, penalised, x)
-    if params.frequency_penalty or params.presence_penalty:
-        count = _occurrences(seq.tokens[seq.prompt_len :], paths, x)
-        x -= params.frequency_penalty * count + params.presence_penalty * (count > 0)
-    return x
-
-
-def _occurrences(text: Seq[Token], paths: Seq[Path], like: Tensor) -> Tensor:
-    """How often each token occurs in text and paths[r]: [R, vocab], of like's dtype."""
-    vocab = like.shape[-1]
-    count = torch.bincount(_ids(text, like), minlength=vocab).to(like.dtype).repeat(len(paths), 1)
-    cells = [r * vocab + t for r, path in enumerate(paths) for t in path if 0 <= t < vocab]
-    index = torch.tensor(cells, dtype=torch.int64, device=like.device)
-    count.view(-1).index_add_(0, index, torch.ones_like(index, dtype=like.dtype))
-    return count
+        repeated = (count > 0) | (torch.bincount(in_prompt, minlength=len(ids)) > 0)
+        penalised = torch.where(values < 0, values * params.repetition_penalty, values / params.repetition_penalty)
+        values = torch.where(repeated, penalised, values)
+    x[:, ids] = values - (params.frequency_penalty * count + params.presence_penalty * (count > 0))
 
 
 def _process_rows(x: Tensor, seq: Sequence, paths: Seq[Path]) -> None:
@@ -185,32 +190,34 @@ def _mask(x: Tensor, seq: Sequence, paths: Seq[Path]) -> None:
 
 def _truncate(x: Tensor, params: SamplingParams) -> Tensor:
     """Remove unlikely tokens, in place; the best one always stays. x comes from `temper`."""
+    head = min(_HEAD, x.shape[-1])
     if params.top_k:
         kth = x.topk(min(params.top_k, x.shape[-1]), dim=-1).values[:, -1:]
         x.masked_fill_(x < kth, _NEVER)
+        head = min(head, params.top_k)  # no others are left, but for ties
     if params.top_p < 1:
-        x.masked_fill_(-x > _cutoff(-x, x.softmax(-1), params.top_p), _NEVER)
+        x.masked_fill_(-x > _cutoff(-x, x.softmax(-1), params.top_p, head), _NEVER)
     if params.min_p > 0:
         x.masked_fill_(x < x.amax(-1, keepdim=True) + math.log(params.min_p), _NEVER)
     if params.typical_p < 1:
         information = -x.log_softmax(-1)
         p = information.neg().exp()
-        surprise = (information - torch.special.entr(p).sum(-1, keepdim=True)).abs()
-        x.masked_fill_(surprise > _cutoff(surprise, p, params.typical_p), _NEVER)
+        # summed in float64: how torch splits a sum depends on the number of rows, a law must not
+        entropy = torch.special.entr(p).sum(-1, keepdim=True, dtype=torch.float64).to(x.dtype)
+        surprise = (information - entropy).abs()
+        x.masked_fill_(surprise > _cutoff(surprise, p, params.typical_p, head), _NEVER)
     return x
 
 
-def _cutoff(scores: Tensor, probs: Tensor, mass: float) -> Tensor:
-    """The score [R, 1] at which tokens taken in order of rising score first reach `mass`."""
-    width = min(_HEAD, scores.shape[-1])
-    score, reached = _rising(scores, probs, width)
-    if width < scores.shape[-1] and not bool((reached[:, -1] >= mass).all()):
-        score, reached = _rising(scores, probs, scores.shape[-1])
+def _cutoff(scores: Tensor, probs: Tensor, mass: float, head: int) -> Tensor:
+    """The score [R, 1] at which tokens taken in order of rising score first reach `mass`.
+
+    The `head` lowest scores are sorted, and all of them only where those hold too little.
+    """
+    score, index = scores.topk(head, dim=-1, largest=False)
+    reached = probs.gather(-1, index).double().cumsum(-1)
+    if head < scores.shape[-1] and not bool((reached[:, -1] >= mass).all()):
+        score, index = scores.sort(dim=-1)
+        reached = probs.gather(-1, index).double().cumsum(-1)
     crossing = (reached < mass).sum(-1, keepdim=True).clamp_(max=score.shape[-1] - 1)
     return score.gather(-1, crossing)
-
-
-def _rising(scores: Tensor, probs: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """The `width` lowest scores in order, and the mass reached with each: two [R, width]."""
-    score, index = scores.topk(width, dim=-1, largest=False)
-    return score, probs.gather(-1, index).double().cumsum(-1)

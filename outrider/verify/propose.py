@@ -16,7 +16,7 @@ from torch import Tensor
 from outrider.core import Sequence, Token
 from outrider.verify.base import Mode
 from outrider.verify.coupled import Place, choose_after, noisy_best
-from outrider.verify.law import Path, law, shape_logits
+from outrider.verify.law import Path, law, shape_logits, temper
 from outrider.verify.noise import DRAFT, TARGET, gumbel, round_seed
 
 
@@ -30,13 +30,13 @@ def draft_token(logits: Tensor, seqs: Seq[Sequence], paths: Seq[Path], mode: Mod
     if mode == "seeded" or all(seq.params.greedy for seq in seqs):
         chosen = choose_after(logits, seqs, [[path] for path in paths])
         return [max(0, token) for (token,) in chosen], None
-    laws = torch.cat([_law_after(*each) for each in zip(logits, seqs, paths, strict=True)])
+    laws = _laws_after(logits, seqs, paths)
     places = [_draft_place(seq, path) for seq, path in zip(seqs, paths, strict=True)]
     return noisy_best(laws.log(), places, stream=DRAFT)[1].tolist(), laws
 
 
 def draft_top(logits: Tensor, seq: Sequence, path: Path, k: int, mode: Mode) -> tuple[list[Token], Tensor | None]:
-    """At most k different guesses to follow seq and path, given one row of logits [vocab], the likeliest to stand first.
+    """At most k different guesses for one row of logits [vocab], scored after seq and path.
 
     They are the top k of log q + noise: with fresh noise, k draws without replacement, in order.
     The second part is the law at this parent, float64 [vocab], for every one of them; None where
@@ -49,18 +49,22 @@ def draft_top(logits: Tensor, seq: Sequence, path: Path, k: int, mode: Mode) -> 
         if not seq.params.greedy:
             scores += gumbel(seq.seed, position, len(scores), stream=TARGET, device=scores.device)
     else:
-        stated = _law_after(logits, seq, path)[0]
+        stated = _laws_after(logits[None], [seq], [path])[0]
         scores = stated.log() + gumbel(*_draft_place(seq, path), len(stated), stream=DRAFT, device=stated.device)
     values, tokens = scores.topk(min(k, len(scores)))
     return tokens[values.isfinite()].tolist(), stated
 
 
-def _law_after(logits: Tensor, seq: Sequence, path: Path) -> Tensor:
-    """The law of one row of logits [vocab]: float64 [1, vocab]; certain of token 0 where the row offers nothing."""
-    q = law(shape_logits(logits[None], seq, [path]), greedy=seq.params.greedy)
-    point = torch.zeros_like(q)
-    point[:, 0] = 1.0
-    return torch.where(q.isnan(), point, q)
+def _laws_after(logits: Tensor, seqs: Seq[Sequence], paths: Seq[Path]) -> Tensor:
+    """The law of each row of logits: float64 [R, vocab]; certain of token 0 where a row offers nothing."""
+    if all(seq.params.plain_logits and not seq.params.greedy for seq in seqs):
+        laws = law(temper(logits, [seq.params.temperature for seq in seqs]))
+    else:
+        rows = zip(logits.split(1), seqs, paths, strict=True)
+        laws = torch.cat([law(shape_logits(x, seq, [path]), greedy=seq.params.greedy) for x, seq, path in rows])
+    certain = torch.zeros_like(laws)
+    certain[:, 0] = 1.0
+    return torch.where(laws.isnan(), certain, laws)
 
 
 def _draft_place(seq: Sequence, path: Path) -> Place:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from outrider.models.gguf.shape import Metadata
+from outrider.models.gguf.metadata import Metadata
 
 CONTROL, USER_DEFINED = 3, 4  # kinds in tokenizer.ggml.token_type
 SPACE = "\u2581"  # how SentencePiece spells a space
@@ -38,21 +38,23 @@ BOS_BY_DEFAULT = {"llama-bpe"}
 TURN_ENDS = {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>"}
 
 
-def write_tokenizer(meta: Metadata, arch: str, context: int, folder: Path) -> None:
+def write_tokenizer(meta: Metadata, config: Mapping[str, Any], folder: Path) -> None:
     """Write tokenizer.json and tokenizer_config.json. ConfigError where the vocabulary is of a kind not read here."""
+    if len(_tokens(meta)) > config["vocab_size"]:
+        raise meta.fail(f"{len(_tokens(meta))} tokens have only {config['vocab_size']} rows in the embedding")
     kind = meta.text("tokenizer.ggml.model")
     if kind == "gpt2":
         tokenizer = _byte_level(meta)
     elif kind == "llama":
-        tokenizer = _sentencepiece(meta, arch)
+        tokenizer = _sentencepiece(meta)
     else:
         raise meta.fail(
             f"tokenizer {kind!r} is not read from GGUF; what is: gpt2 (byte-level BPE), llama (SentencePiece BPE)"
         )
     _add_tokens(tokenizer, meta)
     _add_ends(tokenizer, meta)
-    tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
-    settings = json.dumps(_settings(meta, context), ensure_ascii=False, indent=2)
+    (folder / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
+    settings = json.dumps(_settings(meta, config["max_position_embeddings"]), ensure_ascii=False, indent=2)
     (folder / "tokenizer_config.json").write_text(settings + "\n", encoding="utf-8")
 
 
@@ -67,18 +69,18 @@ def end_ids(meta: Metadata) -> list[int]:
 
 
 def _tokens(meta: Metadata) -> list[str]:
-    tokens = meta.items("tokenizer.ggml.tokens")
-    if not tokens or not isinstance(tokens[0], str):
-        raise meta.fail("tokenizer.ggml.tokens should be a list of strings")
+    tokens = meta.texts("tokenizer.ggml.tokens")
+    if not tokens:
+        raise meta.fail("the vocabulary is empty")
     return tokens
 
 
-def _kinds(meta: Metadata) -> list[int]:
+def _kinds(meta: Metadata) -> list[float]:
     """The kind of each token; a file without kinds has ordinary tokens only."""
     size = len(_tokens(meta))
     if "tokenizer.ggml.token_type" not in meta.values:
-        return [1] * size
-    kinds = meta.items("tokenizer.ggml.token_type")
+        return [1.0] * size
+    kinds = meta.numbers("tokenizer.ggml.token_type")
     if len(kinds) != size:
         raise meta.fail(f"tokenizer.ggml.token_type has {len(kinds)} entries for {size} tokens")
     return kinds
@@ -90,7 +92,7 @@ def _byte_level(meta: Metadata) -> Tokenizer:
         said = f"pre-tokenizer {pre!r}" if pre else "a file that does not say how text is cut (tokenizer.ggml.pre)"
         raise meta.fail(f"{said} is not read from GGUF; what is: {', '.join(SPLITS)}")
     vocab = _vocabulary(_tokens(meta))
-    merges = [tuple(merge.split(" ", 1)) for merge in meta.items("tokenizer.ggml.merges")]
+    merges = [tuple(merge.split(" ", 1)) for merge in meta.texts("tokenizer.ggml.merges")]
     for merge in merges:
         if len(merge) != 2 or not {*merge, "".join(merge)} <= vocab.keys():
             raise meta.fail(f"the merge {' '.join(merge)!r} is not made of tokens of the vocabulary")
@@ -104,15 +106,15 @@ def _byte_level(meta: Metadata) -> Tokenizer:
     return tokenizer
 
 
-def _sentencepiece(meta: Metadata, arch: str) -> Tokenizer:
+def _sentencepiece(meta: Metadata) -> Tokenizer:
     """SentencePiece BPE: merges are not stored, but follow from the tokens and the order of their scores."""
     tokens = _tokens(meta)
-    if arch.startswith("gemma"):
+    if meta.text("general.architecture").startswith("gemma"):
         # Runs of spaces are stored as spaces here; and Gemma's scores are not its merge order, its ids are.
         tokens = [SPACE * len(token) if set(token) == {" "} else token for token in tokens]
         scores = [-float(i) for i in range(len(tokens))]
     else:
-        scores = meta.items("tokenizer.ggml.scores")
+        scores = meta.numbers("tokenizer.ggml.scores")
     if len(scores) != len(tokens):
         raise meta.fail(f"tokenizer.ggml.scores has {len(scores)} entries for {len(tokens)} tokens")
     vocab = _vocabulary(tokens)
@@ -181,6 +183,8 @@ def _add_ends(tokenizer: Tokenizer, meta: Metadata) -> None:
     around = [(tokens[i], i) for i in (first, last) if i is not None]
     if not around:
         return
+    if any(set(token) & {"$", ":"} for token, _ in around):  # these mean something to a template
+        raise meta.fail(f"{around} cannot be the tokens a text begins and ends with")
     before = [] if first is None else [tokens[first]]
     after = [] if last is None else [tokens[last]]
     tokenizer.post_processor = processors.TemplateProcessing(

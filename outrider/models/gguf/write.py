@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import save_file
 
 from outrider.errors import ConfigError
 from outrider.models.cache import Progress, Silent, whole
+from outrider.models.gguf.config import hf_config
+from outrider.models.gguf.families import NOT_WEIGHTS, ROPE_FREQS, Family, family_of, hf_name, hf_shape
 from outrider.models.gguf.header import TensorInfo, read_header
-from outrider.models.gguf.shape import NOT_WEIGHTS, ROPE_FREQS, Family, Metadata, family_of, hf_config, hf_name
+from outrider.models.gguf.metadata import Metadata
 from outrider.models.gguf.tokens import end_ids, write_tokenizer
 
 SHARD_BYTES = 2 << 30
@@ -27,14 +31,14 @@ def convert(gguf_file: Path, folder: Path, progress: Progress | None = None) -> 
     """
     header = read_header(gguf_file)
     meta = Metadata(header.metadata, str(gguf_file))
-    arch, family = family_of(meta)
+    _, family = family_of(meta)
     freqs = next((dequantized(gguf_file, tensor) for tensor in header.tensors if tensor.name == ROPE_FREQS), None)
     config = hf_config(header, meta, freqs)
-    weights = _named(header.tensors, family, meta)
+    weights = _named(header.tensors, family, config, meta)
     with whole(folder) as filling:
         _write_json(filling / "config.json", config)
         _write_json(filling / "generation_config.json", _generation(config, meta))
-        write_tokenizer(meta, arch, config["max_position_embeddings"], filling)
+        write_tokenizer(meta, config, filling)
         _write_weights(_Weights(gguf_file, weights, family, config), filling, progress or Silent())
 
 
@@ -44,7 +48,8 @@ def dequantized(gguf_file: Path, tensor: TensorInfo) -> np.ndarray:
     from gguf.quants import dequantize
 
     kind = GGMLQuantizationType(tensor.kind)
-    raw = np.memmap(gguf_file, dtype=np.uint8, mode="r", offset=tensor.start, shape=(tensor.size,))
+    mapped = np.memmap(gguf_file, dtype=np.uint8, mode="r", offset=tensor.start, shape=(tensor.size,))
+    raw = np.asarray(mapped)  # a plain array: slices of a memmap cost more than what they hold here
     plain = {GGMLQuantizationType.F32: np.float32, GGMLQuantizationType.F16: np.float16}
     try:
         if kind in plain:
@@ -83,14 +88,20 @@ class _Weights:
         return values
 
 
-def _named(tensors: tuple[TensorInfo, ...], family: Family, meta: Metadata) -> dict[str, TensorInfo]:
+def _named(
+    tensors: tuple[TensorInfo, ...], family: Family, config: Mapping[str, Any], meta: Metadata
+) -> dict[str, TensorInfo]:
+    """The tensors by Hugging Face name. ConfigError for one that such a model has not, or not in that shape."""
     named: dict[str, TensorInfo] = {}
     for tensor in tensors:
+        if tensor.name in NOT_WEIGHTS:
+            continue
         name = hf_name(tensor.name, family)
-        if name is not None:
-            named[name] = tensor
-        elif tensor.name not in NOT_WEIGHTS:
+        if name is None:
             raise meta.fail(f"tensor {tensor.name!r} is not part of a {family.model_type} model as it is known here")
+        if tensor.shape != hf_shape(name, config):
+            raise meta.fail(f"tensor {tensor.name!r} has shape {tensor.shape}, expected {hf_shape(name, config)}")
+        named[name] = tensor
     return named
 
 
@@ -109,8 +120,6 @@ def _shards(tensors: Mapping[str, TensorInfo]) -> list[list[str]]:
 
 
 def _write_weights(weights: _Weights, folder: Path, progress: Progress) -> None:
-    from safetensors.numpy import save_file
-
     shards = _shards(weights.tensors)
     files: dict[str, str] = {}
     progress.start("converting", len(weights.tensors))
@@ -121,7 +130,10 @@ def _write_weights(weights: _Weights, folder: Path, progress: Progress) -> None:
             tensors[name] = weights.read(name)
             files[name] = file
             progress.advance(1)
-        save_file(tensors, str(folder / file), metadata={"format": "pt"})
+        try:
+            save_file(tensors, str(folder / file), metadata={"format": "pt"})
+        except SafetensorError as error:  # how safetensors says that the disk is full
+            raise OSError(str(error)) from error
         shutil.copymode(folder / "config.json", folder / file)  # safetensors makes its files private
     if len(shards) > 1:
         total = sum(4 * tensor.elements for tensor in weights.tensors.values())

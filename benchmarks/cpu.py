@@ -1,0 +1,189 @@
+"""The speed table on this machine: every figure a ratio between things timed in turn in one run.
+
+    python benchmarks/cpu.py [--model demo] [--repeats 3] [--tokens 96] [--json FILE]
+
+Rows are timed round-robin, `--repeats` times, and the median is reported. Tokens per second
+count the tokens after the first; every speculative text is compared with the plain one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider import LLM, SamplingParams
+from outrider.api import Result
+from outrider.engine.stats import Stats, total
+from outrider.errors import LosslessError
+from outrider.models.hub import resolve
+
+PROMPTS: dict[str, list[str]] = json.loads((Path(__file__).parent / "prompts.json").read_text())
+DRAFTERS = ("suffix", "prompt-lookup", "mix")
+
+
+@dataclass
+class Row:
+    """One thing timed: its name, what it is a ratio to, and what must be reached."""
+
+    name: str
+    run: Callable[[], float]  # tokens per second
+    base: str = ""
+    bar: float | None = None
+    note: Callable[[], str] = lambda: ""
+    rates: list[float] = field(default_factory=list)
+
+    @property
+    def rate(self) -> float:
+        return statistics.median(self.rates)
+
+
+def messages(prompt: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": prompt}]
+
+
+class Ours:
+    """One LLM, asked plainly or with a drafter; every text is kept for comparison."""
+
+    def __init__(self, model: str, tokens: int, drafter: str = "none", **options: Any) -> None:
+        self.llm = LLM(model, drafter=drafter, **options)
+        self.params = SamplingParams(max_tokens=tokens, ignore_eos=True)
+        self.salt = 0
+        self.texts: dict[str, tuple[int, ...]] = {}
+        self.stats: list[Stats] = []
+
+    def ask(self, prompts: Iterable[str]) -> float:
+        """One prompt after another, caches cold; tokens per second after each first token."""
+        results = [self._one(prompt) for prompt in prompts]
+        self.stats = [r.stats for r in results]
+        tokens = sum(s.tokens - s.first_tokens for s in self.stats)
+        return tokens / sum(s.ended - s.first for s in self.stats)
+
+    def ask_together(self, prompts: list[str]) -> float:
+        """All at once; tokens per second of the whole, prompts included."""
+        self.salt += 1
+        ids = [self.llm.tokenizer.encode_chat(messages(p)) for p in prompts]
+        began = time.perf_counter()
+        results = self.llm.generate(ids, self.params, salt=str(self.salt))
+        return sum(len(r.tokens) for r in results) / (time.perf_counter() - began)
+
+    def ask_in_turn(self, prompts: list[str]) -> float:
+        """One after another; tokens per second of the whole, prompts included."""
+        began = time.perf_counter()
+        results = [self._one(prompt) for prompt in prompts]
+        return sum(len(r.tokens) for r in results) / (time.perf_counter() - began)
+
+    def _one(self, prompt: str) -> Result:
+        self.salt += 1
+        result = self.llm.chat(messages(prompt), self.params, salt=str(self.salt))
+        if self.texts.setdefault(prompt, result.tokens) != result.tokens:
+            raise LosslessError(f"two runs of one prompt differ: {prompt[:40]!r}")
+        return result
+
+
+class Theirs:
+    """Transformers' generate, on the same weights."""
+
+    def __init__(self, model: str, tokens: int, **options: Any) -> None:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        folder = resolve(model)
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self.tokens, self.options = tokens, options
+
+    @torch.inference_mode()
+    def ask(self, prompts: Iterable[str]) -> float:
+        tokens, seconds = 0, 0.0
+        for prompt in prompts:
+            ids = self.tokenizer.apply_chat_template(
+                messages(prompt), add_generation_prompt=True, return_tensors="pt", return_dict=True
+            )
+            times = [self._time(ids, n) for n in (1, self.tokens)]
+            tokens += self.tokens - 1
+            seconds += times[1] - times[0]
+        return tokens / seconds
+
+    def _time(self, ids: Any, tokens: int) -> float:
+        began = time.perf_counter()
+        self.model.generate(**ids, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, **self.options)
+        return time.perf_counter() - began
+
+
+def note_of(ours: Ours) -> Callable[[], str]:
+    def note() -> str:
+        tally = total(ours.stats).all
+        cost = total(ours.stats).times.draft / max(1, tally.drafted) * 1e6
+        return f"α {tally.alpha:.2f}  γ {tally.gamma:.1f}  τ {tally.tau:.2f}  draft {cost:.0f} µs a token"
+
+    return note
+
+
+def rows(args: argparse.Namespace) -> list[Row]:
+    one = PROMPTS["chat"][:2]
+    full = Ours(args.model, args.tokens, quantize="none")
+    packed = Ours(args.model, args.tokens, quantize="int4")
+    table = [
+        Row("Transformers generate, float32", lambda t=Theirs(args.model, args.tokens): t.ask(one)),
+        Row("plain, float32", lambda: full.ask(one), "Transformers generate, float32", 1.3),
+        Row("plain, 4-bit", lambda: packed.ask(one), "Transformers generate, float32", 3.5),
+    ]
+    for kind, bar in (("copy", 1.6), ("chat", 0.95)):
+        table.append(Row(f"{kind}: plain, 4-bit", lambda k=kind: packed.ask(PROMPTS[k])))
+        for drafter in DRAFTERS:
+            ours = Ours(args.model, args.tokens, drafter=drafter, quantize="int4")
+            ours.texts = packed.texts  # the same dictionary: any difference raises
+            table.append(
+                Row(f"{kind}: {drafter}", lambda o=ours, k=kind: o.ask(PROMPTS[k]), f"{kind}: plain, 4-bit", bar, note_of(ours))
+            )
+    table += [
+        Row("eight in turn, 4-bit", lambda: packed.ask_in_turn(PROMPTS["chat"])),
+        Row("eight together, 4-bit", lambda: packed.ask_together(PROMPTS["chat"]), "eight in turn, 4-bit", 2.0),
+    ]
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--only", default="", help="rows whose name holds this, and their bases")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    table = rows(args)
+    if args.only:
+        wanted = {r.name for r in table if args.only in r.name}
+        wanted |= {r.base for r in table if r.name in wanted}
+        table = [r for r in table if r.name in wanted]
+    for repeat in range(args.repeats + 1):
+        for row in table:
+            gc.collect()
+            rate = row.run()
+            print(f"  {'warm-up' if repeat == 0 else repeat}: {row.name}: {rate:.1f} tok/s", flush=True)
+            if repeat:
+                row.rates.append(rate)
+    rates = {row.name: row.rate for row in table}
+    print(f"\n{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}, "
+          f"greedy, {args.tokens} new tokens, median of {args.repeats}\n")
+    for row in table:
+        ratio = f"{row.rate / rates[row.base]:5.2f} x" if row.base else "     -  "
+        bar = f"(bar {row.bar})" if row.bar else ""
+        print(f"{row.name:34} {row.rate:8.1f} tok/s {ratio} {bar:10} {row.note()}")
+    if args.json:
+        args.json.write_text(json.dumps([
+            {"name": r.name, "tokens_per_second": r.rate, "all": r.rates, "base": r.base,
+             "ratio": r.rate / rates[r.base] if r.base else None, "bar": r.bar, "note": r.note()} for r in table], indent=1))
+
+
+if __name__ == "__main__":
+    main()

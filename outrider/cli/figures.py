@@ -1,0 +1,110 @@
+"""The tables of figures: what was drafted, what stood, what it cost, and what the numbers say."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from outrider.api import Comparison
+    from outrider.engine.stats import Stats, Tally
+
+SHOWN_POSITIONS = 8
+
+Row = tuple[str, str, str]
+"""A figure's name, its value, and what it says."""
+
+
+def figures(stats: Stats) -> Table:
+    """The figures of one answer."""
+    return _table([_speed("tok/s", stats), *_drafting(stats), *_costs(stats)])
+
+
+def comparison(both: Comparison, mode: str) -> Table:
+    """The figures of the same request, plain and speculative."""
+    speculative = both.speculative.stats
+    return _table(
+        [
+            _speed("tok/s plain", both.plain.stats),
+            _speed("tok/s speculative", speculative),
+            ("speed-up", f"{both.speedup:.2f}x", "of decoding; reading the prompt takes the same time"),
+            *_drafting(speculative),
+            *_costs(speculative),
+            _identity(both, mode),
+        ]
+    )
+
+
+def _speed(name: str, stats: Stats) -> Row:
+    first = max(0.0, stats.first - stats.started)
+    says = f"{_count(stats.tokens, 'token')} in {stats.seconds:.1f} s, the first after {first:.1f} s"
+    return (name, f"{stats.decode_tokens_per_second:.1f}", says)
+
+
+def _drafting(stats: Stats) -> list[Row]:
+    """What the drafts were worth."""
+    from outrider.engine.stats import meaning  # brings torch, which --help can do without
+
+    tally = stats.all
+    if not tally.drafted:
+        return [("α", "-", "nothing was drafted")]
+    return [
+        ("α", f"{tally.alpha:.2f}", f"chance that a drafted token stands: {meaning(tally.alpha)}"),
+        ("γ", f"{tally.gamma:.2f}", "tokens drafted a round"),
+        ("τ measured", f"{tally.tau:.2f}", "tokens a target pass, its own included"),
+        ("τ by formula", f"{tally.tau_formula:.2f}", "from α and the lengths drafted"),
+        _accepted(tally),
+        *_winners(stats),
+    ]
+
+
+def _accepted(tally: Tally) -> Row:
+    """The share of drafted tokens that stood, and the shares at the first few places of a draft."""
+    shares = [f"{share:.2f}" for share in tally.acceptance_by_position]
+    more = f" ... {len(shares)} places in all" if len(shares) > SHOWN_POSITIONS else ""
+    says = f"of drafted tokens; by position {' '.join(shares[:SHOWN_POSITIONS])}{more}"
+    return ("accepted", f"{tally.accepted / tally.drafted:.2f}", says)
+
+
+def _winners(stats: Stats) -> list[Row]:
+    """A row for each drafter, where several took turns."""
+    if len(stats.drafters) < 2:
+        return []
+    return [
+        (f"  {name}", f"{tally.alpha:.2f}", f"α of its own; τ {tally.tau:.2f} over {_count(tally.rounds, 'round')}")
+        for name, tally in stats.drafters.items()
+    ]
+
+
+def _costs(stats: Stats) -> list[Row]:
+    """Where the time of a round went, on average."""
+    passes = max(1, stats.passes)
+    draft, verify, host = (1000 * each / passes for each in (stats.times.draft, stats.times.verify, stats.times.host))
+    says = (
+        f"draft {draft:.2f}, verify {verify:.1f}, host {host:.2f}; {_count(passes, 'pass', 'passes')} with the prompt's"
+    )
+    return [("ms a round", f"{draft + verify + host:.1f}", says)]
+
+
+def _identity(both: Comparison, mode: str) -> Row:
+    where = both.first_difference
+    if where is None:
+        return ("identical", "yes", "the same tokens as plain decoding")
+    why = "; mode distribution keeps the law, not the text" if mode == "distribution" else ""
+    return ("identical", "no", f"first difference at token {where}{why}")
+
+
+def _count(number: int, noun: str, plural: str = "") -> str:
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
+def _table(rows: list[Row]) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(justify="right", style="bold", no_wrap=True)
+    table.add_column()
+    for name, value, says in rows:
+        table.add_row(Text(name), Text(value), Text(says))
+    return table

@@ -1,0 +1,81 @@
+"""`outrider list` and `outrider drafters`: what there is to choose from."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from outrider.cli.show import Screen, clean
+
+
+def list_models(as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
+    """The models that are here."""
+    from outrider.models.hub import home, installed
+
+    models = list(installed())
+    if as_json:
+        rows = [
+            {
+                "name": model.name,
+                "architecture": model.architecture,
+                "parameters": model.parameters or None,
+                "size": model.size,
+                "path": str(model.path),
+            }
+            for model in models
+        ]
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    screen = Screen()
+    if not models:
+        screen.note(f"no models in {home()}; `outrider pull demo` fetches a small one")
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for heading in ("name", "architecture", "parameters", "size"):
+        table.add_column(heading, no_wrap=True, justify="right" if heading in ("parameters", "size") else "left")
+    table.add_column("path", overflow="fold")
+    for model in models:
+        parameters = human_count(model.parameters) if model.parameters else "?"
+        cells = (model.name, model.architecture, parameters, human_size(model.size), str(model.path))
+        table.add_row(*(Text(clean(cell)) for cell in cells))
+    screen.out.print(table)
+
+
+def list_drafters() -> None:
+    """The drafters, with their options for --drafter."""
+    from outrider.drafters.registry import DRAFTERS, describe_drafters
+
+    names = {config: name for name, config in DRAFTERS.items()}
+
+    def written(default: Any) -> str:
+        return "+".join(names[type(each)] for each in default) if isinstance(default, tuple) else str(default)
+
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for drafter in describe_drafters():
+        table.add_row(Text(drafter.name, "bold"), Text(drafter.summary))
+        for name, default, doc in drafter.options:
+            table.add_row(Text(f"  {name}={written(default)}"), Text(doc, "dim"))
+    Screen().out.print(table)
+
+
+def human_size(size: int) -> str:
+    """Bytes as a person reads them, in powers of 1000."""
+    for unit, scale in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if size >= scale:
+            return f"{size / scale:.1f} {unit}"
+    return f"{size} B"
+
+
+def human_count(number: int) -> str:
+    """A count of parameters as the field writes it: 135M, 1.5B."""
+    for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if number >= size:
+            value = number / size
+            return f"{value:.0f}{unit}" if value >= 10 else f"{value:.1f}{unit}"
+    return str(number)

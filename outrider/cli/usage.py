@@ -1,0 +1,83 @@
+"""What to say to a command line that cannot be: the nearest word that would work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from difflib import get_close_matches
+from typing import Any
+
+import typer
+
+# The root of click's errors: typer carries click inside, or beside it, depending on its version.
+UsageError: type[Exception] = typer.BadParameter.__mro__[2]
+
+_MODEL, _COUNT, _METHOD = "--drafter draft-model:model={}", "--drafter NAME:k={}", "--drafter {}"
+ELSEWHERE = {
+    "--draft-model": _MODEL,
+    "--model-draft": _MODEL,
+    "-md": _MODEL,
+    "--spec-draft-model": _MODEL,
+    "--speculative-model": _MODEL,
+    "--speculative-draft-model-path": _MODEL,
+    "--assistant-model": _MODEL,
+    "--num-speculative-tokens": _COUNT,
+    "--num-draft-tokens": _COUNT,
+    "--speculative-num-draft-tokens": _COUNT,
+    "--speculative-num-steps": _COUNT,
+    "--spec-draft-n-max": _COUNT,
+    "--draft": _COUNT,
+    "--draft-max": _COUNT,
+    "--draft-n": _COUNT,
+    "--spec-type": _METHOD,
+    "--speculative-algorithm": _METHOD,
+    "--speculative-method": _METHOD,
+    "--n-predict": "--max-tokens {}",
+    "--max-new-tokens": "--max-tokens {}",
+    "--temp": "--temperature {}",
+    "--typical": "--typical-p {}",
+    "--repeat-penalty": "--repetition-penalty {}",
+    "--ctx-size": "--context {}",
+    "--max-model-len": "--context {}",
+    "--max-num-seqs": "--max-batch {}",
+    "-m": "--model {}",
+    "-p": "--prompt {}",
+    "-f": "--file {}",
+}
+"""How other engines spell an option, and what does that here."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`did you mean X? `, or nothing where no known word is near."""
+    near = get_close_matches(word, list(known), n=1)
+    return f"did you mean {near[0]}? " if near else ""
+
+
+def explain(error: Any, given: Seq[str]) -> str:
+    """One line for an error of click's: what is wrong in the words given, and what would work."""
+    context = getattr(error, "ctx", None)
+    program = context.command_path if context else "outrider"
+    unknown = getattr(error, "option_name", None) if type(error).__name__ == "NoSuchOption" else None
+    if unknown is not None:
+        real = [name for param in context.command.params for name in param.opts] if context else []
+        hint = _elsewhere(given, real) or did_you_mean(unknown, [*real, "--help"])
+        return f"no such option: {unknown}; {hint}see `{program} --help`"
+    said = error.format_message().strip().rstrip(".")
+    verbs = getattr(context.command, "commands", None) if context else None
+    if said.startswith("No such command") and verbs:
+        word = next((word for word in given if not word.startswith("-")), "")
+        return f"no such command: {word}; {did_you_mean(word, verbs)}see `{program} --help`"
+    return f"{said[:1].lower()}{said[1:]}; see `{program} --help`"
+
+
+def _elsewhere(given: Seq[str], real: list[str]) -> str:
+    """A hint for the first option that another engine has and this command spells differently."""
+    for i, word in enumerate(given):
+        name, equals, value = word.partition("=")
+        hint = ELSEWHERE.get(name)
+        if hint is None or hint.split()[0] not in real:
+            continue
+        if not equals and i + 1 < len(given) and not given[i + 1].startswith("-"):
+            value = given[i + 1]
+        return f"did you mean {hint.format(value or 'X')}? "
+    return ""

@@ -1,0 +1,121 @@
+"""vLLM's `--speculative-config`, read as it stands."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from outrider.drafters.base import DrafterConfig
+from outrider.drafters.prompt_lookup import PromptLookupConfig
+from outrider.drafters.suffix import SuffixConfig
+from outrider.errors import ConfigError
+
+_COMMON = ("method", "num_speculative_tokens")
+_KEYS = {
+    "ngram": (*_COMMON, "model", "prompt_lookup_max", "prompt_lookup_min"),
+    "suffix": (
+        *_COMMON,
+        "suffix_decoding_max_tree_depth",
+        "suffix_decoding_max_cached_requests",
+        "suffix_decoding_max_spec_factor",
+        "suffix_decoding_min_token_prob",
+    ),
+    "draft_model": (*_COMMON, "model", "draft_tensor_parallel_size"),
+}
+_NGRAM_MODELS = ("ngram", "[ngram]")
+"""Names of no model: vLLM's older way to ask for method ngram."""
+
+
+def from_vllm(config: str | Mapping[str, Any]) -> DrafterConfig:
+    """The drafter a vLLM speculative configuration asks for, with vLLM's defaults for what it leaves out.
+
+    Accepts methods ngram, suffix and draft_model. A key that cannot be honoured is
+    refused, never ignored; null is the same as leaving a key out.
+    """
+    given = {key: value for key, value in _as_mapping(config).items() if value is not None}
+    method = _method(given)
+    for key in given:
+        if key not in _KEYS[method]:
+            raise ConfigError(
+                f"speculative config: {key!r} cannot be honoured with method {method}; "
+                f"leave it out, or use: {', '.join(_KEYS[method])}"
+            )
+    if method == "ngram":
+        return _ngram(given)
+    return _suffix(given) if method == "suffix" else _draft_model(given)
+
+
+def _as_mapping(config: str | Mapping[str, Any]) -> Mapping[str, Any]:
+    if isinstance(config, str):
+        try:
+            config = json.loads(config)
+        except json.JSONDecodeError as error:
+            near = error.doc[max(0, error.pos - 12) : error.pos + 12]
+            raise ConfigError(
+                f"speculative config is not JSON: {error.msg} at line {error.lineno}, column {error.colno}, "
+                f'near {near!r}; for example {{"method": "ngram", "num_speculative_tokens": 5}}'
+            ) from None
+    if not isinstance(config, Mapping):
+        raise ConfigError(f"speculative config must be a JSON object, got {type(config).__name__}")
+    return config
+
+
+def _method(given: Mapping[str, Any]) -> str:
+    model = given.get("model")
+    if "method" not in given:
+        if model is None:
+            raise ConfigError(f"speculative config names neither method nor model; methods: {', '.join(_KEYS)}")
+        if model in _NGRAM_MODELS:
+            return "ngram"
+        return "draft_model"
+    method = given["method"]
+    if not isinstance(method, str) or method not in _KEYS:
+        raise ConfigError(f"speculative config: no method {method!r} here; methods: {', '.join(_KEYS)}")
+    return method
+
+
+def _whole(given: Mapping[str, Any], key: str, default: int) -> int:
+    value = given.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"speculative config: {key} must be a whole number, got {value!r}")
+    return value
+
+
+def _tokens(given: Mapping[str, Any]) -> int:
+    if "num_speculative_tokens" not in given:
+        raise ConfigError("speculative config needs num_speculative_tokens, for example 5")
+    return _whole(given, "num_speculative_tokens", 0)
+
+
+def _ngram(given: Mapping[str, Any]) -> DrafterConfig:
+    if given.get("model", "ngram") not in _NGRAM_MODELS:
+        raise ConfigError("speculative config: 'model' cannot be honoured with method ngram; leave it out")
+    longest = _whole(given, "prompt_lookup_max", _whole(given, "prompt_lookup_min", 5))
+    shortest = _whole(given, "prompt_lookup_min", longest)
+    return PromptLookupConfig(k=_tokens(given), max_match=longest, min_match=shortest, min_prob=0)
+
+
+def _suffix(given: Mapping[str, Any]) -> DrafterConfig:
+    depth = _whole(given, "suffix_decoding_max_tree_depth", 24)
+    return SuffixConfig(
+        k=_whole(given, "num_speculative_tokens", depth),
+        max_depth=depth,
+        cached_requests=_whole(given, "suffix_decoding_max_cached_requests", 10_000),
+        factor=given.get("suffix_decoding_max_spec_factor", 1.0),
+        min_prob=given.get("suffix_decoding_min_token_prob", 0.1),
+    )
+
+
+def _draft_model(given: Mapping[str, Any]) -> DrafterConfig:
+    model = given.get("model")
+    if not isinstance(model, str) or not model:
+        raise ConfigError("speculative config: method draft_model needs model, the name of a smaller model")
+    if any(part in model.lower() for part in ("eagle-", "eagle3")):
+        raise ConfigError(f"speculative config: {model} is an EAGLE head; methods here: {', '.join(_KEYS)}")
+    if _whole(given, "draft_tensor_parallel_size", 1) != 1:
+        raise ConfigError("speculative config: draft_tensor_parallel_size must be 1: a draft runs on one device")
+    k = _tokens(given)
+    from outrider.drafters.draft_model import DraftModelConfig
+
+    return DraftModelConfig(model=model, k=k)

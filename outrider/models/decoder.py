@@ -1,0 +1,199 @@
+"""The native decoder: one definition for every family, steered by its configuration.
+
+It reads a flat batch of tokens and knows nothing of sequences, caches or masks: what a row may
+see is the business of the `Attend` it is handed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from outrider.models.config import Activation, DecoderConfig
+from outrider.models.linear import Product
+from outrider.models.rope import Rotations, rotate
+
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+}
+SERIAL = 16_384  # elements up to which torch runs an elementwise operation on one thread
+
+
+class Attend(Protocol):
+    """Stores this layer's keys and values and attends over what each row may see.
+
+    Scale, soft cap and windows are in the decoder's config (`attention_scale`,
+    `attention_softcap`, `layers[i].window`).
+    """
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q [N, heads, dim], k and v [N, kv_heads, dim], positions already applied -> [N, heads * dim]
+
+        All in the decoder's dtype. q, k and v are views, to read or copy; the result is contiguous.
+        Dimensions of q and k are in pairs (see `rope.pair_rows`), which no score can tell.
+        """
+        ...
+
+
+class Norm:
+    """Root mean square norm over the last dimension, in float32 whatever comes in.
+
+    On the CPU it is spelled out: these small operations cost a third of F.rms_norm there, and
+    none lets a row's bits depend on other rows. Elsewhere F.rms_norm is one kernel.
+    """
+
+    __slots__ = ("_eps", "_least", "_weight")
+
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        """weight: float32 [dim] or, to norm every head by a weight of its own, [heads, dim]"""
+        self._weight, self._eps, self._least = weight, eps, None
+        if weight.device.type == "cpu":
+            # A row's length is sqrt(dim) times its root mean square; weight and eps take that up.
+            dim = weight.shape[-1]
+            self._weight, self._least = weight * math.sqrt(dim), torch.tensor([eps * dim])
+
+    def __call__(self, x: Tensor) -> Tensor:
+        x32 = x.float()
+        if self._least is None:
+            normed = F.rms_norm(x32, x32.shape[-1:], None, self._eps) * self._weight
+        else:
+            length = torch.linalg.vector_norm(x32, dim=-1, keepdim=True)
+            normed = x32 * self._weight / torch.addcmul(self._least, length, length).sqrt()
+        return normed.to(x.dtype)
+
+
+@dataclass(slots=True, eq=False)
+class Layer:
+    """One block's weights. Queries, keys and values are one product, gate and up another."""
+
+    attention_norm: Norm
+    qkv: Product
+    out: Product
+    mlp_norm: Norm
+    gate_up: Product
+    down: Product
+    qk_norm: Norm | None = None
+    """Over [heads + kv_heads, dim], each head with its own weight."""
+    post_attention_norm: Norm | None = None
+    post_mlp_norm: Norm | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Weights:
+    """Everything a decoder multiplies by."""
+
+    embedding: Tensor
+    """[vocab, hidden], for lookup."""
+    layers: list[Layer]
+    norm: Norm
+    head: Product
+    packed: bool = False
+    """Products return bf16 and promise row-invariance; the stream between them is float32."""
+
+
+class Decoder:
+    """A decoder-only transformer over plain tensors. Callers choose the autograd mode.
+
+    In packed mode every row of `forward` and `logits` has the same bits whatever other rows are in
+    the batch, as long as `attend` keeps to that too.
+    """
+
+    def __init__(self, config: DecoderConfig, weights: Weights, dtype: torch.dtype) -> None:
+        """dtype: of the residual stream, and so of q, k and v."""
+        self.config, self.dtype, self.device = config, dtype, weights.embedding.device
+        self._weights = weights
+        self._rotations = Rotations(config, self.device)
+        self._activate = ACTIVATIONS[config.activation]
+        if weights.packed:
+            self._activate = partial(_by_rows, self._activate, self._rows_together())
+        # Gemma was trained with its scale rounded to the stream's dtype.
+        self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype).item()
+
+    def reserve(self, length: int) -> None:
+        """Prepare for positions below `length`.
+
+        On the CPU forward does so by itself. On other devices nothing can be checked without
+        waiting, so call this first, and before capturing a graph.
+        """
+        self._rotations.reserve(length)
+
+    def forward(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """int64 [N], int64 [N] -> [N, hidden], after the final norm"""
+        return self.forward_tapped(ids, positions, attend, ())[0]
+
+    def forward_tapped(
+        self, ids: Tensor, positions: Tensor, attend: Attend, taps: tuple[int, ...]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """As forward, and the stream [N, hidden] as it enters each layer named in taps, in layer order.
+
+        Tap 0 is the embeddings; tap len(layers) is what the final norm reads.
+        """
+        config, weights = self.config, self._weights
+        rotations = self._rotations(positions)
+        turns = [rotations[layer.rope] for layer in config.layers]
+        x = self._embed(ids)
+        tapped: list[Tensor] = []
+        for i, layer in enumerate(weights.layers):
+            if i in taps:
+                tapped.append(x)
+            x = x + self._attention(i, layer, x, turns[i], attend)
+            x = x + self._mlp(layer, x)
+        if len(weights.layers) in taps:
+            tapped.append(x)
+        return weights.norm(x), tapped
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[M, hidden] -> float32 [M, vocab], soft cap applied"""
+        logits = self._weights.head(hidden).float()
+        cap = self.config.final_softcap
+        if cap is None:
+            return logits
+        capped = partial(_by_rows, torch.tanh, 1) if self._weights.packed else torch.tanh
+        return capped(logits / cap) * cap
+
+    def _embed(self, ids: Tensor) -> Tensor:
+        x = F.embedding(ids, self._weights.embedding).to(self.dtype)
+        return x if self._embedding_scale == 1 else x * self._embedding_scale
+
+    def _attention(self, i: int, layer: Layer, x: Tensor, turn: Tensor, attend: Attend) -> Tensor:
+        config = self.config
+        heads, kv_heads = config.heads, config.kv_heads
+        qkv = layer.qkv(layer.attention_norm(x)).float().view(-1, heads + 2 * kv_heads, config.head_dim)
+        qk, v = qkv.split((heads + kv_heads, kv_heads), 1)
+        if layer.qk_norm is not None:
+            qk = layer.qk_norm(qk)
+        q, k = rotate(qk, turn).to(self.dtype).split((heads, kv_heads), 1)
+        y = layer.out(attend(i, q, k, v.to(self.dtype)))
+        return y if layer.post_attention_norm is None else layer.post_attention_norm(y)
+
+    def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
+        gate, up = layer.gate_up(layer.mlp_norm(x)).chunk(2, -1)
+        y = layer.down(self._activate(gate) * up)
+        return y if layer.post_mlp_norm is None else layer.post_mlp_norm(y)
+
+    def _rows_together(self) -> int:
+        """How many rows of the MLP's width one activation call may take, see _by_rows."""
+        if self.config.activation == "gelu":  # torch has another kernel for a single row, so all go singly
+            return 1
+        return max(1, SERIAL // self.config.intermediate_size)
+
+
+def _by_rows(f: Callable[[Tensor], Tensor], together: int, x: Tensor) -> Tensor:
+    """Apply an elementwise f, at most `together` rows a call.
+
+    torch computes exp and its kin by vectors, and by another formula what is left over at the end
+    of a row or of a thread's share. On one thread, over rows that do not adjoin in memory (or one
+    row), that end lies at the same column in every row: no row's bits depend on its neighbours.
+    """
+    if len(x) <= together:
+        return f(x)
+    return torch.cat([f(rows) for rows in x.split(together)])

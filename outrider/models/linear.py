@@ -1,0 +1,111 @@
+"""Matrix products: float weights, and weights packed to 4 or 8 bits for the CPU.
+
+The packed products read bf16 rows and return bf16 rows. Each row of a product has the same bits
+whatever other rows are in the batch, which F.linear does not promise: this is what makes text
+with and without speculation identical on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from outrider.errors import ConfigError
+
+Product = Callable[[Tensor], Tensor]
+"""[N, in] -> [N, out]"""
+Quantization = Literal["int4", "int8"]
+
+GROUP = 32  # weights that share a scale and a zero, as in a Q4_1 block
+COLUMNS = 32  # input widths are padded to a multiple: int4 wants whole groups, and the int8
+# operator reads past the end of rows that are no multiple of 16
+ROWS = 16  # the int4 operator takes output widths that are a multiple of this
+
+
+class Linear:
+    """Float weights [out, in], in the dtype of the rows they are given."""
+
+    __slots__ = ("bias", "weight")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.weight, self.bias = weight, bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class Int4Linear:
+    """4-bit weights in groups of 32 along the input, each with its own scale and zero."""
+
+    __slots__ = ("_bias", "_out", "_packed", "_pad", "_scales")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self._out = weight.shape[0]
+        self._pad = -weight.shape[1] % COLUMNS
+        weight = F.pad(weight, (0, self._pad, 0, -self._out % ROWS))
+        levels, self._scales = quantize_int4(weight)
+        self._packed = torch._convert_weight_to_int4pack_for_cpu(levels, 1)
+        self._bias = None if bias is None else bias.bfloat16()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """float32 or bf16 [N, in] -> bf16 [N, out]"""
+        if self._pad:
+            x = F.pad(x, (0, self._pad))
+        y = torch._weight_int4pack_mm_for_cpu(x.bfloat16(), self._packed, GROUP, self._scales)
+        if y.shape[1] != self._out:
+            y = y[:, : self._out]
+        return y if self._bias is None else y + self._bias
+
+
+class Int8Linear:
+    """8-bit weights, one scale to each output."""
+
+    __slots__ = ("_bias", "_pad", "_scales", "_weight")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self._pad = -weight.shape[1] % COLUMNS
+        self._weight, self._scales = quantize_int8(F.pad(weight, (0, self._pad)))
+        self._bias = None if bias is None else bias.bfloat16()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """float32 or bf16 [N, in] -> bf16 [N, out]"""
+        if self._pad:
+            x = F.pad(x, (0, self._pad))
+        y = torch._weight_int8pack_mm(x.bfloat16(), self._weight, self._scales)
+        return y if self._bias is None else y + self._bias
+
+
+def quantize_int4(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Levels 0..15 int32 [out, in] and scales with zeros bf16 [in / 32, out, 2], in a multiple of 32.
+
+    A weight is (level - 8) * scale + zero. Levels span each group's least to greatest weight, so a
+    group that came from a Q4_1 block gets its own levels back. Levels are chosen for the scale and
+    zero as rounded, which is what the product will use.
+    """
+    groups = weight.float().view(weight.shape[0], -1, GROUP)
+    low, high = groups.aminmax(dim=-1, keepdim=True)  # [out, groups, 1]
+    exact = (high - low) / 15
+    scale, zero = exact.bfloat16(), (low + 8 * exact).bfloat16()
+    _check_finite(zero)
+    divisor = torch.where(scale > 0, scale, 1).float()
+    levels = groups.sub(zero).div_(divisor).add_(8).round_().clamp_(0, 15)
+    scales = torch.cat((scale, zero), dim=-1).transpose(0, 1).contiguous()
+    return levels.view(weight.shape).int(), scales
+
+
+def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Levels -127..127 int8 [out, in] and scales bf16 [out]. A weight is level * scale."""
+    weight = weight.float()
+    scale = (weight.abs().amax(dim=1) / 127).bfloat16()
+    _check_finite(scale)
+    divisor = torch.where(scale > 0, scale, 1).float().unsqueeze(1)
+    return weight.div(divisor).round_().clamp_(-127, 127).to(torch.int8), scale
+
+
+def _check_finite(scales: Tensor) -> None:
+    if not scales.isfinite().all():
+        raise ConfigError("weights that are infinite or no numbers cannot be packed; load without quantize")

@@ -1,0 +1,234 @@
+"""Load a Hugging Face folder into a native decoder: read, check, fuse, cast or pack, tensor by tensor."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from outrider.errors import ConfigError
+from outrider.models.config import DecoderConfig
+from outrider.models.decoder import Decoder, Layer, Norm, Weights
+from outrider.models.families import NotOurs, understand
+from outrider.models.folder import check_folder, weight_files
+from outrider.models.linear import Int4Linear, Int8Linear, Linear, Product, Quantization
+from outrider.models.rope import pair_rows
+
+Progress = Callable[[int, int], None]
+"""Told how many layers are loaded, and of how many."""
+
+EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def load_decoder(
+    folder: Path,
+    *,
+    device: torch.device | str,
+    dtype: torch.dtype | None = None,
+    quantize: Quantization | None = None,
+    progress: Progress | None = None,
+) -> Decoder:
+    """Load the checkpoint in `folder`: config.json and safetensors.
+
+    dtype None is float32 on the CPU, and elsewhere what config.json says. quantize packs the
+    weights to 4 or 8 bits, on the CPU only; the stream between products is then float32.
+    ConfigError where this is no model of ours, or not the tensors its config.json promises.
+    """
+    device = torch.device(device)
+    if quantize is not None and (device.type != "cpu" or dtype not in (None, torch.float32)):
+        raise ConfigError(
+            f"quantize={quantize!r} packs weights for the CPU and a float32 stream, not for {device} and {dtype}; "
+            "leave out quantize, or use device='cpu' and no dtype"
+        )
+    if dtype not in (None, *FLOATS):
+        raise ConfigError(f"dtype {dtype} is not supported; use one of {', '.join(map(str, FLOATS))}")
+    config = _read_config(check_folder(folder))
+    if dtype is None:
+        dtype = torch.float32 if device.type == "cpu" else config.dtype
+    with _open(folder) as tensors:
+        _check_tensors(config, tensors, folder)
+        builder = _Builder(config, tensors, device, dtype, quantize)
+        layers: list[Layer] = []
+        for i in range(len(config.layers)):
+            layers.append(builder.layer(i))
+            if progress is not None:
+                progress(i + 1, len(config.layers))
+        return Decoder(config, builder.weights(layers), dtype)
+
+
+def _read_config(folder: Path) -> DecoderConfig:
+    file = folder / "config.json"
+    try:
+        config_json = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{file} is not JSON ({error}); download or save the model again") from error
+    if not isinstance(config_json, dict):
+        raise ConfigError(f"{file} is not a JSON object; download or save the model again")
+    try:
+        return understand(config_json)
+    except NotOurs as reason:
+        raise ConfigError(
+            f"the native decoder cannot run {folder}: {reason}; the Transformers fallback may, "
+            "or an unquantised checkpoint of a supported family"
+        ) from reason
+
+
+class _Tensors:
+    """A checkpoint's tensors by name, in whichever file they lie. Nothing is read until asked for."""
+
+    def __init__(self, files: list[Any]) -> None:
+        self._files = {name: file for file in files for name in file.keys()}  # noqa: SIM118 - not a dict
+
+    def names(self) -> set[str]:
+        return set(self._files)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._files[name].get_slice(name).get_shape())
+
+    def read(self, name: str) -> Tensor:
+        tensor = self._files[name].get_tensor(name)
+        if tensor.dtype not in FLOATS:
+            raise ConfigError(f"{name} is stored as {tensor.dtype}; it must be one of {', '.join(map(str, FLOATS))}")
+        return tensor
+
+
+@contextmanager
+def _open(folder: Path) -> Iterator[_Tensors]:
+    with ExitStack() as stack:
+        files: list[Any] = []
+        for file in weight_files(folder):
+            try:
+                files.append(stack.enter_context(safe_open(file, "pt")))
+            except SafetensorError as error:
+                raise ConfigError(
+                    f"{file} is not a sound safetensors file ({error}); download or save the model again"
+                ) from error
+        yield _Tensors(files)
+
+
+def _expected(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    """Every tensor the checkpoint must hold, and its shape. The head is left out where it may be tied."""
+    hidden, wide, dim = config.hidden_size, config.intermediate_size, config.head_dim
+    q, kv = config.heads * dim, config.kv_heads * dim
+    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, hidden), FINAL_NORM: (hidden,)}
+    if not config.tied:
+        shapes[HEAD] = (config.vocab_size, hidden)
+    matrices: list[tuple[str, int, int, bool]] = [
+        ("self_attn.q_proj", q, hidden, config.qkv_bias),
+        ("self_attn.k_proj", kv, hidden, config.qkv_bias),
+        ("self_attn.v_proj", kv, hidden, config.qkv_bias),
+        ("self_attn.o_proj", hidden, q, config.out_bias),
+        ("mlp.gate_proj", wide, hidden, config.mlp_bias),
+        ("mlp.up_proj", wide, hidden, config.mlp_bias),
+        ("mlp.down_proj", hidden, wide, config.mlp_bias),
+    ]
+    norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
+    if config.sandwich_norms:
+        norms |= {"pre_feedforward_layernorm": hidden, "post_feedforward_layernorm": hidden}
+    if config.qk_norm:
+        norms |= {"self_attn.q_norm": dim, "self_attn.k_norm": dim}
+    for i in range(len(config.layers)):
+        for name, rows, columns, bias in matrices:
+            shapes[f"model.layers.{i}.{name}.weight"] = (rows, columns)
+            if bias:
+                shapes[f"model.layers.{i}.{name}.bias"] = (rows,)
+        shapes |= {f"model.layers.{i}.{name}.weight": (width,) for name, width in norms.items()}
+    return shapes
+
+
+def _check_tensors(config: DecoderConfig, tensors: _Tensors, folder: Path) -> None:
+    """ConfigError where a tensor is missing, of the wrong shape, or would be left unused."""
+    expected, found = _expected(config), tensors.names()
+    if HEAD in found:
+        expected[HEAD] = expected[EMBEDDING]
+    # Rotary frequencies follow from config.json; older checkpoints store them all the same.
+    surplus = {name for name in found - expected.keys() if not name.endswith("rotary_emb.inv_freq")}
+    faults = [f"{name} is missing" for name in sorted(expected.keys() - found)]
+    faults += [f"{name} has no place in the model" for name in sorted(surplus)]
+    for name in sorted(expected.keys() & found):
+        if tensors.shape(name) != expected[name]:
+            faults.append(f"{name} has shape {tensors.shape(name)}, not {expected[name]}")
+    if faults:
+        more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""
+        raise ConfigError(f"the weights in {folder} do not fit its config.json: {'; '.join(faults[:5])}{more}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Builder:
+    """Makes a decoder's weights out of a checkpoint's."""
+
+    config: DecoderConfig
+    tensors: _Tensors
+    device: torch.device
+    dtype: torch.dtype
+    quantize: Quantization | None
+
+    def layer(self, i: int) -> Layer:
+        config, prefix = self.config, f"model.layers.{i}."
+        sandwich = config.sandwich_norms
+        mlp_norm = "pre_feedforward_layernorm" if sandwich else "post_attention_layernorm"
+        attention = f"{prefix}self_attn."
+        return Layer(
+            attention_norm=self._norm(f"{prefix}input_layernorm"),
+            qkv=self._qkv(attention),
+            out=self._product([f"{attention}o_proj"], bias=config.out_bias),
+            mlp_norm=self._norm(prefix + mlp_norm),
+            gate_up=self._product([f"{prefix}mlp.gate_proj", f"{prefix}mlp.up_proj"], bias=config.mlp_bias),
+            down=self._product([f"{prefix}mlp.down_proj"], bias=config.mlp_bias),
+            qk_norm=self._qk_norm(attention) if config.qk_norm else None,
+            post_attention_norm=self._norm(f"{prefix}post_attention_layernorm") if sandwich else None,
+            post_mlp_norm=self._norm(f"{prefix}post_feedforward_layernorm") if sandwich else None,
+        )
+
+    def weights(self, layers: list[Layer]) -> Weights:
+        table = self.tensors.read(EMBEDDING)
+        head = self.tensors.read(HEAD) if HEAD in self.tensors.names() else table
+        if self.quantize is not None:
+            # Looked up, never multiplied: the table keeps the checkpoint's own precision.
+            return Weights(table.clone(), layers, self._norm("model.norm"), Int8Linear(head), packed=True)
+        embedding = self._place(table)
+        same = head is table or torch.equal(head, table)
+        return Weights(embedding, layers, self._norm("model.norm"), Linear(embedding if same else self._place(head)))
+
+    def _qkv(self, prefix: str) -> Product:
+        def paired(name: str) -> Tensor:
+            tensor = self.tensors.read(prefix + name)
+            return tensor if name.startswith("v_") else pair_rows(tensor, self.config.head_dim)
+
+        weight = torch.cat([paired(f"{name}_proj.weight") for name in "qkv"])
+        bias = torch.cat([paired(f"{name}_proj.bias") for name in "qkv"]) if self.config.qkv_bias else None
+        return self._pack(weight, bias)
+
+    def _product(self, names: list[str], *, bias: bool) -> Product:
+        """One product for all the named, their outputs side by side."""
+        weights = torch.cat([self.tensors.read(f"{name}.weight") for name in names])
+        return self._pack(weights, torch.cat([self.tensors.read(f"{name}.bias") for name in names]) if bias else None)
+
+    def _pack(self, weight: Tensor, bias: Tensor | None) -> Product:
+        if self.quantize is not None:
+            return (Int4Linear if self.quantize == "int4" else Int8Linear)(weight, bias)
+        return Linear(self._place(weight), None if bias is None else self._place(bias))
+
+    def _place(self, tensor: Tensor) -> Tensor:
+        """On the device, in the dtype, in memory of its own: the files may change under a mapped tensor."""
+        return tensor.to(self.device, self.dtype, copy=True)
+
+    def _norm(self, name: str) -> Norm:
+        return Norm(self._norm_weight(name), self.config.norm_eps)
+
+    def _qk_norm(self, prefix: str) -> Norm:
+        config = self.config
+        q, k = (pair_rows(self._norm_weight(f"{prefix}{name}_norm"), config.head_dim) for name in "qk")
+        return Norm(torch.cat((q.expand(config.heads, -1), k.expand(config.kv_heads, -1))), config.norm_eps)
+
+    def _norm_weight(self, name: str) -> Tensor:
+        weight = self.tensors.read(f"{name}.weight").to(self.device, torch.float32)
+        return 1.0 + weight if self.config.unit_offset else weight

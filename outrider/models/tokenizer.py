@@ -1,0 +1,261 @@
+"""Text to ids and back, by a model folder's own tokenizer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Seq
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from outrider.errors import ConfigError, RequestError
+from outrider.models.chat import ChatTemplate, Message, check_messages, plain
+
+
+class Tokenizer:
+    """One model's tokenizer: encoding, decoding, special tokens, chat template. Safe to share between threads."""
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        named: Mapping[str, str] | None = None,
+        templates: Mapping[str, str] | None = None,
+        eos_ids: Iterable[int] = (),
+        bos_id: int | None = None,
+        pad_id: int | None = None,
+    ) -> None:
+        """`named` holds special tokens by name (bos_token, eos_token, ...), `templates` chat templates by name.
+
+        Ids given here stand beside the named end-of-text token, and in for a missing name.
+        """
+        self.named = dict(named or {})
+        self._backend = backend
+        self._sources = dict(templates or {})
+        self._templates: dict[str, ChatTemplate] = {}
+        # A folder may carry these from training; here they would cut prompts short without a word.
+        backend.no_truncation()
+        backend.no_padding()
+        added = {token.content for token in backend.get_added_tokens_decoder().values()}
+        known = [t for t in self.named.values() if t not in added and backend.token_to_id(t) is not None]
+        backend.add_special_tokens([tokenizers.AddedToken(t, special=True, normalized=False) for t in known])
+        eos = self._id_of("eos_token")
+        self.eos_ids = frozenset(eos_ids) | (frozenset() if eos is None else {eos})
+        """The tokens that end a text."""
+        named_bos, named_pad = self._id_of("bos_token"), self._id_of("pad_token")
+        self.bos_id = bos_id if named_bos is None else named_bos
+        self.pad_id = pad_id if named_pad is None else named_pad
+
+    @classmethod
+    def from_folder(cls, path: Path) -> Tokenizer:
+        """Read a model folder's tokenizer. ConfigError says which file is missing or broken."""
+        settings = _read(path / "tokenizer_config.json")
+        named = _named_tokens({**_read(path / "special_tokens_map.json"), **settings})
+        generation, config = _read(path / "generation_config.json"), _read(path / "config.json")
+        config = {**(config.get("text_config") or {}), **config}
+        ids = {key: generation.get(key, config.get(key)) for key in ("eos_token_id", "bos_token_id", "pad_token_id")}
+        file = path / "tokenizer.json"
+        backend = _load(file) if file.is_file() else _convert(path)
+        return cls(
+            backend,
+            named=named,
+            templates=_templates(path, settings),
+            eos_ids=_ids(ids["eos_token_id"]),
+            bos_id=next(iter(_ids(ids["bos_token_id"])), None),
+            pad_id=next(iter(_ids(ids["pad_token_id"])), None),
+        )
+
+    @cached_property
+    def tokens(self) -> list[str | None]:
+        """Every token as spelled in the vocabulary, by id; None where an id has no token."""
+        vocabulary = self._backend.get_vocab(with_added_tokens=True)
+        out: list[str | None] = [None] * (max(vocabulary.values(), default=-1) + 1)
+        for token, index in vocabulary.items():
+            out[index] = token
+        return out
+
+    @property
+    def vocab_size(self) -> int:
+        """The highest id and one. A model may have more rows, for padding."""
+        return len(self.tokens)
+
+    def id_to_token(self, token: int) -> str | None:
+        """A token as spelled in the vocabulary; None where there is none."""
+        return self.tokens[token] if 0 <= token < len(self.tokens) else None
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Text to ids. Special tokens written in the text become tokens.
+
+        `special` adds what the tokenizer puts around a text, such as a beginning-of-text token.
+        """
+        try:
+            return self._backend.encode(text, add_special_tokens=special).ids
+        except TypeError as error:
+            what = "half of a surrogate pair" if isinstance(text, str) else type(text).__name__
+            raise RequestError(f"no text that can be encoded: {what}; send a string of whole characters") from error
+
+    def decode(self, ids: Seq[int]) -> str:
+        """Ids to text, leaving out special tokens and ids that have no token."""
+        return self._backend.decode(ids, skip_special_tokens=True)
+
+    def decode_all(self, ids: Seq[int]) -> str:
+        """Ids to text, special tokens included."""
+        return self._backend.decode(ids, skip_special_tokens=False)
+
+    def token_text(self, token: int) -> str:
+        """What a token adds to a text, with its leading space; U+FFFD where it holds part of a character."""
+        once = self.decode_all([token])
+        return self.decode_all([token, token])[len(once) :]  # the second keeps a space the first may lose
+
+    def chat(
+        self,
+        messages: Seq[Message],
+        /,
+        *,
+        add_generation_prompt: bool = True,
+        tools: Seq[Mapping[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """A conversation as text, by the model's chat template; `kwargs` are the template's own options.
+
+        RequestError where the model has no template, a message is malformed, or the
+        template refuses.
+        """
+        if "messages" in kwargs:
+            raise RequestError("'messages' is no option of a chat template; it is set from the request itself")
+        values = {
+            "documents": None,
+            **self.named,
+            **plain(kwargs, "template options"),
+            "messages": check_messages(messages),
+            "tools": plain(tools, "tools") or None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        return self._template("tool_use" if tools else "default").render(values)
+
+    def encode_chat(
+        self,
+        messages: Seq[Message],
+        /,
+        *,
+        add_generation_prompt: bool = True,
+        tools: Seq[Mapping[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> list[int]:
+        """A conversation as ids. The template writes its own beginning-of-text token, so none is added."""
+        text = self.chat(messages, add_generation_prompt=add_generation_prompt, tools=tools, **kwargs)
+        return self.encode(text, special=False)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return "default" in self._sources
+
+    def _template(self, name: str) -> ChatTemplate:
+        name = name if name in self._sources else "default"
+        if name not in self._sources:
+            raise RequestError(
+                "this model has no chat template; send a plain prompt, or take an instruction-tuned model of its family"
+            )
+        if name not in self._templates:
+            self._templates[name] = ChatTemplate(self._sources[name])
+        return self._templates[name]
+
+    def _id_of(self, name: str) -> int | None:
+        return self._backend.token_to_id(self.named[name]) if name in self.named else None
+
+
+def check_same_vocabulary(target: Tokenizer, draft: Tokenizer, target_rows: int, draft_rows: int) -> None:
+    """Raise ConfigError unless a draft model can read and guess the target's tokens id by id.
+
+    `rows` are those of each model's logits. Where one vocabulary ends before the other, the
+    rest is padding: the draft needs a row for every token of the target, to read it; tokens
+    that only the draft has are never chosen. Both must begin texts with the same token, and
+    share one that ends them.
+    """
+    fix = "a draft model must share the target's vocabulary: take a smaller model of the same family"
+    for index, token in enumerate(target.tokens[:target_rows]):
+        if index < draft.vocab_size and token != draft.tokens[index]:
+            raise ConfigError(
+                f"token {index} is {token!r} to the target and {draft.tokens[index]!r} to the draft; {fix}"
+            )
+        if index >= draft_rows and token is not None:
+            raise ConfigError(
+                f"the draft model ends at row {draft_rows}, before the target's token {index}, {token!r}; {fix}"
+            )
+    if None not in (target.bos_id, draft.bos_id) and target.bos_id != draft.bos_id:
+        raise ConfigError(
+            f"texts begin with token {target.bos_id} for the target and {draft.bos_id} for the draft; {fix}"
+        )
+    if target.eos_ids and draft.eos_ids and not target.eos_ids & draft.eos_ids:
+        ends = f"{sorted(target.eos_ids)} for the target and {sorted(draft.eos_ids)} for the draft"
+        raise ConfigError(f"texts end with tokens {ends}, none of them shared; {fix}")
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """A JSON object, empty where there is no such file."""
+    if not file.is_file():
+        return {}
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{file} is not JSON ({error}); download or save the model again") from error
+    if not isinstance(found, dict):
+        raise ConfigError(
+            f"{file} should hold an object, not a {type(found).__name__}; download or save the model again"
+        )
+    return found
+
+
+def _load(file: Path) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the Rust side raises nothing narrower
+        raise ConfigError(f"{file} cannot be read ({error}); download or save the model again") from error
+
+
+def _convert(path: Path) -> tokenizers.Tokenizer:
+    """Let Transformers make a tokenizer of other files (SentencePiece, vocab and merges)."""
+    from transformers import AutoTokenizer
+
+    fix = "save it once where it loads, with `tokenizer.save_pretrained(FOLDER)`, which writes tokenizer.json"
+    try:
+        made = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # whatever the files make of it: there is no tokenizer here
+        why = " ".join(str(error).split())
+        raise ConfigError(f"{path} has no tokenizer.json, and Transformers cannot make one ({why}); {fix}") from error
+    backend = getattr(made, "backend_tokenizer", None)
+    if not isinstance(backend, tokenizers.Tokenizer):
+        raise ConfigError(f"{path} has no tokenizer.json, and {type(made).__name__} cannot be turned into one; {fix}")
+    return backend
+
+
+def _named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Special tokens by name: bos_token and so on, given as strings or as {"content": ...}."""
+    spelled = {k: v.get("content") if isinstance(v, dict) else v for k, v in settings.items() if k.endswith("_token")}
+    return {name: token for name, token in spelled.items() if isinstance(token, str)}
+
+
+def _templates(path: Path, settings: Mapping[str, Any]) -> dict[str, str]:
+    """Chat templates by name, from wherever a folder keeps them; files of their own count most."""
+    given = settings.get("chat_template") or []
+    try:
+        named = [{"name": "default", "template": given}] if isinstance(given, str) else given
+        found = {str(each["name"]): str(each["template"]) for each in named}
+    except (TypeError, KeyError) as error:
+        raise ConfigError(
+            f"{path / 'tokenizer_config.json'}: chat_template must be a string, or a list of names and templates"
+        ) from error
+    files = [path / "chat_template.jinja", *sorted((path / "additional_chat_templates").glob("*.jinja"))]
+    for file in files:
+        if file.is_file():
+            found["default" if file.parent == path else file.stem] = file.read_text(encoding="utf-8")
+    return found
+
+
+def _ids(value: Any) -> list[int]:
+    """The ids in one, several or none."""
+    values = value if isinstance(value, list) else [value]
+    return [i for i in values if isinstance(i, int) and not isinstance(i, bool)]

@@ -1,0 +1,134 @@
+"""Everybody who may draft: each registered drafter, and some that know all, lie, or guess at random."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from outrider.core import EMPTY, Draft, Sequence, Token
+from outrider.drafters.base import Drafter, Setting
+from outrider.drafters.registry import DRAFTERS, parse_drafter
+from outrider.target.base import Target
+from outrider.testing import ScriptedDrafter, liar, random_trees
+
+Answers = Mapping[tuple[tuple[Token, ...], int], Seq[Token]]  # (prompt, seed) -> what plain decoding answers
+
+_NEEDS = {"draft-model": "draft-model:model=draft"}
+"""How a drafter is spelled that cannot be made from its name alone."""
+VARIANTS = (
+    "suffix:width=3,min_prob=0",
+    "prompt-lookup:k=3",
+    "draft-model:model=draft,beams=3,k=3",
+    "draft-model:model=other,k=4,min_prob=0.2",
+    "suffix+draft-model:model=other",
+)
+SCRIPTED = ("oracle", "hidden-oracle", "wavering-oracle", "liar", "noise", "random-trees", "bad-trees")
+EVERYBODY = (*(_NEEDS.get(name, name) for name in DRAFTERS), *VARIANTS, *SCRIPTED)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a drafter is made for: the target's size, models to draft with, and the answers for those who know."""
+
+    vocab_size: int
+    context: int
+    tokenizer: Any
+    drafts: Callable[[str], Target]
+    """`draft` is the target itself once more, `other` a worse model; a fresh one each time."""
+    mode: Literal["seeded", "distribution"] = "seeded"
+    answers: Answers = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LoadedDraft:
+    """What `Setting.load_target` returns, as far as a drafter looks."""
+
+    target: Target
+    tokenizer: Any
+
+
+def make_drafter(name: str, stage: Stage) -> Drafter:
+    if name in SCRIPTED:
+        return _scripted(name, stage)
+    setting = Setting(
+        vocab_size=stage.vocab_size,
+        context=stage.context,
+        mode=stage.mode,
+        tokenizer=stage.tokenizer,
+        load_target=lambda model, **_: LoadedDraft(stage.drafts(model), stage.tokenizer),
+    )
+    return parse_drafter(name).build(setting)
+
+
+def _scripted(name: str, stage: Stage) -> ScriptedDrafter:
+    if name == "liar":
+        return liar(stage.vocab_size)
+    if name == "random-trees":
+        return random_trees(stage.vocab_size)
+    script = {"oracle": _oracle, "hidden-oracle": _hidden, "wavering-oracle": _wavering}.get(name)
+    if script is not None:
+        return ScriptedDrafter(lambda seq, budget: script(seq, budget, stage), name, max_tokens=7)
+    script = {"noise": _noise, "bad-trees": _bad_trees}[name]
+    return ScriptedDrafter(lambda seq, budget: script(seq, budget, stage), name, max_tokens=6)
+
+
+def _rng(seq: Sequence) -> random.Random:
+    return random.Random(len(seq.tokens) * 1009 + seq.tokens[-1])
+
+
+def _next(seq: Sequence, count: int, stage: Stage) -> list[Token]:
+    answer = stage.answers.get((tuple(seq.tokens[: seq.prompt_len]), seq.seed), ())
+    return list(answer[seq.generated : seq.generated + count])
+
+
+def _oracle(seq: Sequence, budget: int, stage: Stage) -> Draft:
+    """Just what comes."""
+    return Draft(tuple(_next(seq, budget, stage)), source="oracle")
+
+
+def _wavering(seq: Sequence, budget: int, stage: Stage) -> Draft:
+    """What comes, with a wrong token in the middle, and what would have come behind it."""
+    tokens, rng = _next(seq, rng_count(_rng(seq), budget), stage), _rng(seq)
+    if tokens:
+        at = rng.randrange(len(tokens))
+        tokens[at] = (tokens[at] + 1 + rng.randrange(stage.vocab_size - 1)) % stage.vocab_size
+    return Draft(tuple(tokens), source="wavering-oracle")
+
+
+def rng_count(rng: random.Random, budget: int) -> int:
+    return rng.randrange(budget + 1)
+
+
+def _hidden(seq: Sequence, budget: int, stage: Stage) -> Draft:
+    """What comes, as one branch of a tree: wrong siblings stand before and behind every right node."""
+    rng, tokens, parents, parent = _rng(seq), [], [], -1
+    for right in _next(seq, budget, stage):
+        wrong = rng.sample([t for t in range(stage.vocab_size) if t != right], rng.randrange(3))
+        family = [*wrong, right]
+        rng.shuffle(family)
+        here = len(tokens) + family.index(right)
+        tokens += family
+        parents += [parent] * len(family)
+        parent = here
+    return Draft(tuple(tokens), tuple(parents), source="hidden-oracle").first_nodes(budget)
+
+
+def _noise(seq: Sequence, budget: int, stage: Stage) -> Draft:
+    """Tokens at random, fewer than asked for, or none."""
+    rng = _rng(seq)
+    count = rng.randrange(budget + 1)
+    return Draft(tuple(rng.randrange(stage.vocab_size) for _ in range(count)), source="noise")
+
+
+def _bad_trees(seq: Sequence, budget: int, stage: Stage) -> Draft:
+    """Trees with ids that do not exist and more nodes than were asked for."""
+    rng = _rng(seq)
+    if rng.random() < 0.2:
+        return EMPTY
+    pairs: dict[tuple[int, Token], None] = {}
+    while len(pairs) < budget + 3:
+        token = rng.choice((-1, stage.vocab_size, 1 << 40)) if rng.random() < 0.1 else rng.randrange(stage.vocab_size)
+        pairs[rng.randrange(-1, len(pairs)), token] = None
+    return Draft(tuple(token for _, token in pairs), tuple(parent for parent, _ in pairs), source="bad-trees")

@@ -1,0 +1,164 @@
+"""A model under test: plain decoding to judge by, engines to try, and requests that hold every pair of options."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence as Seq
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from all_pairs import all_pairs
+from drafter_cast import Stage, make_drafter
+from plain_decoding import Told, World, assert_same, plain, run
+from torch import Tensor
+
+from outrider.core import SamplingParams, Token, derive_seeds
+from outrider.engine.engine import Engine, Limits, Request
+from outrider.engine.stats import Stats
+from outrider.target.base import Target
+from outrider.verify.base import make_verifier
+
+PIECES = (*("", "a", "b", "c", "ab", "ba", " ", "d", "abc", "é", "", "ca"), *"efghijklmnop")
+VOCAB = len(PIECES)
+EOS = 0
+CONTEXT = 160
+
+
+class PieceTokenizer:
+    """One piece of text a token, some of several characters, some of none; the first is the end of text."""
+
+    vocab_size = VOCAB
+    tokens = PIECES
+    bos_id = None
+    eos_ids = frozenset({EOS})
+
+    def encode(self, text: str, *, special: bool = True) -> list[Token]:
+        return [PIECES.index(char) for char in text]
+
+    def encode_chat(self, messages: Seq[Any]) -> list[Token]:
+        return self.encode("".join(f"{message['content']} " for message in messages))
+
+    def decode(self, ids: Seq[Token]) -> str:
+        return "".join(PIECES[i] for i in ids)
+
+
+TOKENIZER = PieceTokenizer()
+
+
+def avoid_last(tokens: Seq[Token], logits: Tensor) -> Tensor:
+    """A logits processor that hangs on the whole text: never the last token again, every third place is special."""
+    out = logits.clone()
+    out[tokens[-1]] = float("-inf")
+    if len(tokens) % 3 == 0:
+        out[sum(tokens) % len(out)] += 5.0
+    return out
+
+
+OPTIONS: dict[str, tuple[Any, ...]] = {
+    "temperature": (0.0, 0.7, 1.4),
+    "top_k": (0, 5),
+    "top_p": (1.0, 0.8),
+    "min_p": (0.0, 0.05),
+    "typical_p": (1.0, 0.7),
+    "repetition_penalty": (1.0, 1.3),
+    "presence_penalty": (0.0, 0.8),
+    "frequency_penalty": (0.0, 0.5, -0.3),
+    "logit_bias": ({}, {3: 3.0, 12: -50.0}),
+    "allowed_token_ids": (None, (*range(0, VOCAB, 2), 1, 3, 5)),
+    "banned_token_ids": ((), (2, 6, 13)),
+    "min_tokens": (0, 7),
+    "max_tokens": (1, 9, 30),
+    "stop_token_ids": ((), (4, 11)),
+    "stop": ((), ("cab", "ab", "gi"), ("o", "éo")),
+    "ignore_eos": (False, True),
+    "seed": (0, 12345, (1 << 64) - 1),
+    "n": (1, 3),
+    "logprobs": (None, 0, 4),
+    "logits_processors": ((), (avoid_last,)),
+}
+
+
+def pairwise_params(designs: int) -> list[SamplingParams]:
+    """Sampling parameters among which every two values of every two options meet, `designs` times over."""
+    rows = [row for seed in range(designs) for row in all_pairs(OPTIONS, seed=seed)]
+    return [SamplingParams(**(row | {"min_tokens": min(row["min_tokens"], row["max_tokens"])})) for row in rows]
+
+
+@dataclass
+class Testbed:
+    """One model; `target` and `draft` make a fresh one to score and to draft with."""
+
+    __test__ = False  # no test, whatever its name begins with
+
+    world: World
+    target: Callable[[int], Target]
+    """By the tokens its cache holds."""
+    draft: Callable[[str], Target]
+    """`draft`: the model itself once more; `other`: a worse one."""
+    _judged: dict[str, list[Told]] = field(default_factory=dict)
+    _requests: dict[int, tuple[Request, ...]] = field(default_factory=dict)
+
+    def judged(self, asked: Request) -> list[Told]:
+        """What plain decoding tells; worked out once."""
+        key = repr((asked.prompt, asked.params))
+        if key not in self._judged:
+            self._judged[key] = plain(self.world, asked)
+        return self._judged[key]
+
+    def engine(
+        self,
+        drafter: str,
+        requests: Seq[Request] = (),
+        *,
+        mode: Literal["seeded", "distribution"] = "seeded",
+        limits: Limits | None = None,
+        cache_tokens: int = 4096,
+    ) -> Engine:
+        """An engine on a fresh target; drafters that know the answers know those of `requests`."""
+        answers = {
+            (asked.prompt, seed): told.tokens
+            for asked in requests
+            for seed, told in zip(derive_seeds(asked.params), self.judged(asked), strict=True)
+        }
+        stage = Stage(VOCAB, CONTEXT, TOKENIZER, self.draft, mode, answers)
+        return Engine(
+            self.target(cache_tokens),
+            make_drafter(drafter, stage),
+            make_verifier(mode),
+            TOKENIZER,
+            eos_ids=TOKENIZER.eos_ids,
+            limits=limits,
+        )
+
+    def check(
+        self,
+        drafter: str,
+        requests: Seq[Request],
+        *,
+        limits: Limits | None = None,
+        cache_tokens: int = 4096,
+        tolerance: float = 1e-5,
+    ) -> Stats:
+        """Run the requests together and compare each with the judge; returns the engine's figures."""
+        tried = self.engine(drafter, requests, limits=limits, cache_tokens=cache_tokens)
+        for told, asked in zip(run(tried, requests), requests, strict=True):
+            assert_same(told, self.judged(asked), tolerance=tolerance)
+        return tried.stats
+
+    def pairwise_requests(self, designs: int = 2) -> tuple[Request, ...]:
+        """A request for each combination, each with a prompt of its own and, for every other one, a prediction."""
+        if designs not in self._requests:
+            rng = random.Random(1)
+            requests: list[Request] = []
+            for i, params in enumerate(pairwise_params(designs)):
+                prompt = [i % VOCAB, i // VOCAB, *rng.choices(range(1, VOCAB), k=rng.choice((1, 2, 15, 16, 17, 40)))]
+                made = Request(prompt=tuple(prompt), params=params, max_draft=(None, None, 3)[i % 3])
+                requests.append(replace(made, prediction=self._prediction(made, rng)) if i % 2 else made)
+            self._requests[designs] = tuple(requests)
+        return self._requests[designs]
+
+    def _prediction(self, asked: Request, rng: random.Random) -> tuple[Token, ...]:
+        """What the answer will be, but for an edit."""
+        answer = list(self.judged(asked)[0].tokens)
+        answer[rng.randrange(len(answer))] = rng.randrange(VOCAB)
+        return tuple(answer)

@@ -1,0 +1,16 @@
+"""The testbed whose model is a toy: cheap, lively, and strict about its pages."""
+
+from __future__ import annotations
+
+from plain_decoding import World
+from testbed import CONTEXT, TOKENIZER, VOCAB, Testbed
+
+from outrider.testing import ToyTarget
+
+
+def target(cache_tokens: int = 4096, order: int = 2) -> ToyTarget:
+    return ToyTarget(VOCAB, context=CONTEXT, cache_tokens=cache_tokens, order=order)
+
+
+WORLD = World(target().logits_after, TOKENIZER, TOKENIZER.eos_ids, CONTEXT)
+TOY = Testbed(WORLD, target, lambda name: target(order=2 if name == "draft" else 1))

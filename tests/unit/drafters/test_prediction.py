@@ -1,0 +1,100 @@
+"""Following a prediction, and finding the way back after each kind of edit."""
+
+import random
+
+import pytest
+
+from outrider.core import EMPTY
+from outrider.drafters.prediction import PredictionConfig
+from outrider.errors import ConfigError
+
+EXPECTED = tuple(range(100, 200))
+
+
+def rounds(play, make, setting, prediction, answer, k=8):
+    drafter = PredictionConfig(k=k, min_prob=0.1).build(setting)
+    return len(play(drafter, make([1, 2], prompt_len=2, prediction=tuple(prediction)), answer))
+
+
+def test_a_right_prediction_comes_in_full_drafts(make, setting, play):
+    assert rounds(play, make, setting, EXPECTED, EXPECTED) == 12  # 9 tokens a round
+
+
+def test_no_prediction_no_draft(make, setting):
+    assert PredictionConfig().build(setting).propose([make([1, 2, 3])], [8]) == [EMPTY]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param([*EXPECTED[:40], 7, *EXPECTED[41:]], id="one token replaced"),
+        pytest.param([*EXPECTED[:40], 7, 8, *EXPECTED[42:]], id="two tokens replaced"),
+        pytest.param([*EXPECTED[:40], 7, *EXPECTED[40:]], id="one token inserted"),
+        pytest.param([*EXPECTED[:40], 7, 8, 9, *EXPECTED[40:]], id="three tokens inserted"),
+        pytest.param([*EXPECTED[:40], *EXPECTED[41:]], id="one token left out"),
+        pytest.param([*EXPECTED[:40], *EXPECTED[60:]], id="twenty tokens left out"),
+        pytest.param([*EXPECTED[:40], *EXPECTED[10:]], id="thirty tokens repeated"),
+        pytest.param([7, 8, *EXPECTED], id="a new beginning"),
+    ],
+)
+def test_an_edit_costs_a_few_rounds_not_the_rest(answer, make, setting, play):
+    unedited = rounds(play, make, setting, answer, answer)
+    assert rounds(play, make, setting, EXPECTED, answer) <= unedited + 5
+
+
+def test_many_edits_of_a_text_with_common_tokens(make, setting, play):
+    rng = random.Random(5)
+    prediction = [rng.randrange(30) for _ in range(600)]
+    answer = list(prediction)
+    for at in range(50, 600, 50):
+        answer[at] = 77
+    assert rounds(play, make, setting, prediction, answer) < 600 / 9 + 11 * 4
+    assert rounds(play, make, setting, prediction, prediction[::-1]) > 400
+
+
+def test_of_two_ways_back_the_longer_match_then_the_nearer(make, setting):
+    drafter = PredictionConfig(min_prob=0).build(setting)
+    far = [1, 2, 3, 50, 51]
+    near = [9, 2, 3, 60, 61]
+    prediction = (*range(100, 105), *near, *range(105, 110), *far)
+    longer = make([*range(100, 105), 1, 2, 3], prediction=prediction)
+    nearer = make([*range(100, 105), 8, 2, 3], prediction=prediction)
+    drafts = drafter.propose([longer, nearer], [2, 2])
+    assert [draft.tokens for draft in drafts] == [(50, 51), (60, 61)]
+
+
+def test_an_answer_may_outlive_its_prediction(make, setting, play):
+    drafter = PredictionConfig().build(setting)
+    seq = make([1], prompt_len=1, prediction=(5, 6, 7))
+    play(drafter, seq, [5, 6, 7, 8, 9, 10])
+    assert drafter.propose([seq], [4]) == [EMPTY]
+
+
+def test_a_useless_prediction_falls_silent(make, setting, play):
+    drafter = PredictionConfig(min_prob=0.25).build(setting)
+    drafts = play(drafter, make([1], prompt_len=1, prediction=EXPECTED), list(range(500, 600)))
+    assert drafts[0]
+    assert not any(drafts[20:])
+
+
+def test_rounds_without_it_are_caught_up_with(make, setting):
+    early, late = PredictionConfig().build(setting), PredictionConfig().build(setting)
+    seq = make([1], prompt_len=1, prediction=EXPECTED)
+    for size in (3, 11, 40):
+        seq.tokens = [1, *EXPECTED[:size]]
+        early.propose([seq], [0])
+    assert early.propose([seq], [4])[0].tokens == late.propose([seq], [4])[0].tokens == EXPECTED[40:44]
+
+
+def test_a_forgotten_sequence_starts_anew(make, setting):
+    drafter = PredictionConfig().build(setting)
+    seq = make([1, *EXPECTED[:5]], prompt_len=1, prediction=EXPECTED)
+    drafter.propose([seq], [4])
+    drafter.forget(seq)
+    seq.tokens = [1]
+    assert drafter.propose([seq], [2])[0].tokens == EXPECTED[:2]
+
+
+def test_options_out_of_range_are_refused():
+    with pytest.raises(ConfigError, match="prediction: k must be 1 to 256, got 0"):
+        PredictionConfig(k=0)

@@ -1,0 +1,107 @@
+"""vLLM's speculative configurations, as people write them."""
+
+import json
+
+import pytest
+
+from outrider.drafters.prompt_lookup import PromptLookupConfig
+from outrider.drafters.speculative_config import from_vllm
+from outrider.drafters.suffix import SuffixConfig
+from outrider.errors import ConfigError
+
+
+def ngram(k, longest, shortest):
+    return PromptLookupConfig(k=k, max_match=longest, min_match=shortest, min_prob=0)
+
+
+def suffix(k, depth=24, requests=10_000, factor=1.0, prob=0.1):
+    return SuffixConfig(k=k, max_depth=depth, cached_requests=requests, factor=factor, min_prob=prob)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ('{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}', ngram(5, 4, 4)),
+        (
+            '{"method":"ngram","num_speculative_tokens":3,"prompt_lookup_min":3,"prompt_lookup_max":3}',
+            ngram(3, 3, 3),
+        ),
+        (
+            '{"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 7, "prompt_lookup_min": 2}',
+            ngram(8, 7, 2),
+        ),
+        ('{"method": "ngram", "num_speculative_tokens": 5}', ngram(5, 5, 5)),
+        ('{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 2}', ngram(5, 2, 2)),
+        ('{"model": "[ngram]", "num_speculative_tokens": 5, "prompt_lookup_max": 4}', ngram(5, 4, 4)),
+        ('{"model": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": null}', ngram(4, 5, 5)),
+        ('{"method": "suffix", "num_speculative_tokens": 32}', suffix(32)),
+        ('{"method": "suffix"}', suffix(24)),
+        (
+            '{"method":"suffix","num_speculative_tokens":16,"suffix_decoding_max_tree_depth":32,'
+            '"suffix_decoding_max_cached_requests":1000,"suffix_decoding_max_spec_factor":2.0,'
+            '"suffix_decoding_min_token_prob":0.05}',
+            suffix(16, 32, 1000, 2.0, 0.05),
+        ),
+        ('{"method": "suffix", "suffix_decoding_max_cached_requests": 0}', suffix(24, requests=0)),
+        ('{"method": "suffix", "suffix_decoding_max_tree_depth": 64}', suffix(64, 64)),
+        ({"method": "suffix", "suffix_decoding_max_spec_factor": 4}, suffix(24, factor=4)),
+    ],
+)
+def test_a_configuration_we_have(config, expected):
+    assert from_vllm(config) == expected
+    if isinstance(config, str):
+        assert from_vllm(json.loads(config)) == expected
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        '{"model": "Qwen/Qwen2.5-0.5B-Instruct", "num_speculative_tokens": 5}',
+        '{"method": "draft_model", "model": "Qwen/Qwen2.5-0.5B-Instruct", "num_speculative_tokens": 5}',
+        '{"model": "Qwen/Qwen2.5-0.5B-Instruct", "num_speculative_tokens": 5, "draft_tensor_parallel_size": 1}',
+    ],
+)
+def test_a_draft_model(config):
+    drafter = from_vllm(config)
+    assert (type(drafter).__name__, drafter.model, drafter.k) == ("DraftModelConfig", "Qwen/Qwen2.5-0.5B-Instruct", 5)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            '{"method": "eagle3", "model": "x", "num_speculative_tokens": 2}',
+            "no method 'eagle3' here; methods: ngram, s",
+        ),
+        ('{"method": "mtp", "num_speculative_tokens": 1}', "no method 'mtp' here"),
+        ('{"model": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "num_speculative_tokens": 2}', "is an EAGLE head"),
+        ('{"method": ["ngram"], "num_speculative_tokens": 1}', "no method"),
+        ('{"num_speculative_tokens": 5}', "neither method nor model; methods: ngram, suffix, draft_model"),
+        ('{"method": "ngram"}', "needs num_speculative_tokens"),
+        ('{"model": "small"}', "needs num_speculative_tokens"),
+        ('{"method": "draft_model", "num_speculative_tokens": 5}', "method draft_model needs model"),
+        (
+            '{"model": "small", "num_speculative_tokens": 5, "draft_tensor_parallel_size": 2}',
+            "draft_tensor_parallel_size must be 1",
+        ),
+        ('{"model": "small", "num_speculative_tokens": 5, "quantization": "fp8"}', "'quantization' cannot be honoured"),
+        ('{"method": "ngram", "model": "small", "num_speculative_tokens": 5}', "'model' cannot be honoured"),
+        (
+            '{"method": "suffix", "prompt_lookup_max": 4}',
+            "'prompt_lookup_max' cannot be honoured with method suffix; leave it out, or use: method, num_spec",
+        ),
+        (
+            '{"method": "ngram", "num_speculative_tokens": "5"}',
+            "num_speculative_tokens must be a whole number, got '5'",
+        ),
+        ('{"method": "ngram", "num_speculative_tokens": 0}', "prompt-lookup: k must be 1 to 256, got 0"),
+        ('{"method": "suffix", "suffix_decoding_min_token_prob": "a"}', "suffix: min_prob must be a number, got 'a'"),
+        ('{"method": "ngram", "num_speculative_tokens": 5,}', "not JSON: .* at line 1, column 4[0-9], near"),
+        ("ngram", "not JSON: .* line 1, column 1"),
+        ("[1]", "must be a JSON object, got list"),
+        ("null", "must be a JSON object, got NoneType"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(config, message):
+    with pytest.raises(ConfigError, match=message):
+        from_vllm(config)

@@ -1,0 +1,83 @@
+"""Packed mode: a row's bits do not depend on the rows it shares a batch with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import save
+from torch import Tensor
+
+from outrider.models.config import DecoderConfig
+from outrider.models.linear import Int4Linear, Int8Linear
+from outrider.models.load import load_decoder
+
+SPLITS = (1, 2, 3, 5, 7, 16, 33, 64)
+
+
+@pytest.fixture(params=[1, 2, 3], ids=lambda n: f"{n} threads")
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+class OwnKeys:
+    """Every row attends to the same few fixed keys, one row at a time."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.scale = config.attention_scale
+        self.keys, self.values = torch.randn(2, config.heads, 4, config.head_dim, generator=generator)
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        mixed = k.mean(1, keepdim=True) + v.mean(1, keepdim=True)  # so that k and v matter too; [N, 1, dim]
+        return torch.stack([self._row(q[i] + mixed[i]) for i in range(len(q))])
+
+    def _row(self, q: Tensor) -> Tensor:
+        law = torch.einsum("hd,htd->ht", q, self.keys).mul(self.scale).softmax(-1)
+        return torch.einsum("ht,htd->hd", law, self.values).flatten()
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("quantize", ["int4", "int8"])
+@pytest.mark.parametrize(
+    ("name", "intermediate"),
+    # 1540 and 2730 are no multiple of any vector; 33 and 64 rows of them are shared out to threads
+    [("llama", 1540), ("gemma2", 2730), ("gemma3", 100), ("qwen3", 64), ("llama-biases", 1540), ("qwen2", 2730)],
+)
+def test_forward_and_logits(tmp_path: Path, threads: int, name: str, intermediate: int, quantize: Any):
+    save(name, tmp_path, intermediate_size=intermediate, hidden_size=54, num_hidden_layers=2, layer_types=None)
+    decoder = load_decoder(tmp_path, device="cpu", quantize=quantize)
+    generator = torch.Generator().manual_seed(2)
+    ids = torch.randint(0, 97, (64,), generator=generator)
+    positions = torch.randint(0, 3000, (64,), generator=generator)
+    attend = OwnKeys(decoder.config)
+
+    def run(width: int) -> tuple[Tensor, Tensor]:
+        hidden = torch.cat(
+            [decoder.forward(i, p, attend) for i, p in zip(ids.split(width), positions.split(width), strict=True)]
+        )
+        return hidden, torch.cat([decoder.logits(rows) for rows in hidden.split(width)])
+
+    alone = run(1)
+    for width in SPLITS[1:]:
+        together = run(width)
+        assert torch.equal(together[0], alone[0]), f"hidden states move at {width} rows"
+        assert torch.equal(together[1], alone[1]), f"logits move at {width} rows"
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("kind", [Int4Linear, Int8Linear])
+@pytest.mark.parametrize(("outputs", "inputs"), [(960, 576), (97, 100), (50, 1540)])
+def test_products(threads: int, kind: Any, outputs: int, inputs: int):
+    generator = torch.Generator().manual_seed(3)
+    product = kind(torch.randn(outputs, inputs, generator=generator), torch.randn(outputs, generator=generator))
+    x = torch.randn(200, inputs, generator=generator)
+    alone = torch.cat([product(row) for row in x.split(1)])
+    for width in (*SPLITS[1:], 200):
+        assert torch.equal(torch.cat([product(rows) for rows in x.split(width)]), alone), width
