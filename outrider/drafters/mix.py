@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from outrider.core import EMPTY, Draft, Sequence, Token, Verdict
 from outrider.drafters.base import Drafter, DrafterConfig, Setting, is_dear
@@ -56,6 +56,11 @@ class _Member:
         """How many of its tokens should stand, going by what became of earlier claims."""
         return draft.expected * self.stood / self.expected
 
+    def remember(self, seq: Sequence, draft: Draft) -> None:
+        """Keep a draft to be judged, unless an earlier one is still open."""
+        if seq.id not in self.open:
+            self.open[seq.id] = (len(seq.tokens), replace(draft, probs=None))
+
     def settle(self, seq: Sequence) -> None:
         """Judge the open draft, if the text decides it by now."""
         if seq.id not in self.open:
@@ -87,6 +92,7 @@ class Mix:
         self.members = [_Member(drafter, float(drafter.max_tokens)) for drafter in sorted(drafters, key=is_dear)]
         self.max_tokens = max(drafter.max_tokens for drafter in drafters)
         self.dear = all(is_dear(drafter) for drafter in drafters)
+        self.uses_prediction = any(getattr(drafter, "uses_prediction", False) for drafter in drafters)
         self._winners: dict[int, _Member] = {}
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[int]) -> list[Draft]:
@@ -102,7 +108,7 @@ class Mix:
             for i, draft in zip(asked, drafts, strict=True):
                 if not draft:
                     continue
-                member.open.setdefault(seqs[i].id, (len(seqs[i].tokens), draft))
+                member.remember(seqs[i], draft)
                 value = member.value(draft)
                 if draft.probs is not None or not best[i] or value > values[i]:
                     best[i], values[i] = draft, value

@@ -12,9 +12,9 @@ from outrider.drafters.base import Setting
 from outrider.drafters.confidence import Confidence, Guess, grade
 from outrider.drafters.options import check_options, least_chance
 
-_CLAIMS = (0.5, 0.6, 0.75, 0.85, 0.92, 0.95, 0.97, 0.97)
+_CLAIMS = (0.4, 0.5, 0.7, 0.8, 0.88, 0.93, 0.95, 0.97)
 """By grade of the tokens followed so far: chance that the next one follows too."""
-_START = 16
+_START = 4
 """The caller's word counts as this many tokens followed."""
 _LONGEST = 16
 """Most tokens compared to tell two ways back apart."""
@@ -82,9 +82,10 @@ class _Reader:
 
         Where nothing matches, the token is taken to stand for the one at the cursor.
         """
-        places = sorted(self._candidates(), key=lambda place: (-self._match(place), abs(place - self.cursor)))
-        if places:
-            self.cursor, self.followed = places[0], self._match(places[0])
+        ways = [(-self._match(place), abs(place - self.cursor), place) for place in self._candidates()]
+        if ways:
+            match, _, self.cursor = min(ways)
+            self.followed = -match
         else:
             self.cursor, self.followed = min(self.cursor + 1, len(self.prediction)), 0
 
@@ -115,6 +116,7 @@ class Prediction:
     """
 
     name = "prediction"
+    uses_prediction = True  # a request may bring a prediction only where somebody drafts from it
 
     def __init__(self, config: PredictionConfig, min_prob: float) -> None:
         self.config, self.min_prob = config, min_prob

@@ -18,7 +18,7 @@ class PromptLookupConfig:
 
     k: int = 8
     """Most tokens proposed in one round."""
-    max_match: int = 8
+    max_match: int = 4
     """Longest suffix looked up; shorter ones are tried next."""
     min_match: int = 1
     """Shortest suffix looked up."""

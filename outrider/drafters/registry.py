@@ -70,13 +70,8 @@ def parse_drafter(spec: str) -> DrafterConfig:
     For example `suffix`, `prompt-lookup:k=12,min_match=2`, `suffix+draft-model:model=NAME`.
     `mix` is its default members, `mix:of=a+b` those named. A value holds no `,` and no `+`.
     """
-    name, _, rest = spec.partition(":")
-    if _canonical(name) == "mix" and rest:
-        return _parse_mix(rest)
-    parts = spec.split("+")
-    if len(parts) == 1:
-        return _parse_one(spec)
-    return _mix_of(parts)
+    one = "+" not in spec or _canonical(spec.partition(":")[0]) == "mix"
+    return _parse_one(spec) if one else _mix_of(spec.split("+"))
 
 
 def describe_drafters() -> list[DrafterInfo]:
@@ -121,6 +116,8 @@ def _parse_one(spec: str) -> DrafterConfig:
         raise ConfigError(
             f"no drafter called {written.strip()!r}{_choices(name, [*DRAFTERS, *_ALIASES], list(DRAFTERS))}"
         )
+    if name == "mix" and rest.strip():
+        return _parse_mix(rest)
     config = DRAFTERS[name]
     known, hints = _options(config), get_type_hints(config)
     values: dict[str, Any] = {}

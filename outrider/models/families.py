@@ -80,9 +80,7 @@ GEMMA_3: dict[str, Any] = {key: value for key, value in GEMMA_2.items() if key !
 }
 
 FAMILIES: dict[str, Family] = {
-    "llama": Family(
-        "LlamaForCausalLM", {"max_position_embeddings": 2048, "attention_bias": False, "mlp_bias": False}
-    ),
+    "llama": Family("LlamaForCausalLM", {"max_position_embeddings": 2048, "attention_bias": False, "mlp_bias": False}),
     "mistral": Family(
         "MistralForCausalLM",
         {"max_position_embeddings": 131_072, "num_key_value_heads": 8, "sliding_window": 4096},
@@ -91,9 +89,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3": Family("Qwen3ForCausalLM", QWEN | {"head_dim": 128, "attention_bias": False}, {"qk_norm": True}),
     "gemma": Family("GemmaForCausalLM", GEMMA | {"num_key_value_heads": 16}, {"unit_offset": True}),
     "gemma2": Family("Gemma2ForCausalLM", GEMMA_2, {"unit_offset": True, "sandwich_norms": True}),
-    "gemma3_text": Family(
-        "Gemma3ForCausalLM", GEMMA_3, {"unit_offset": True, "sandwich_norms": True, "qk_norm": True}
-    ),
+    "gemma3_text": Family("Gemma3ForCausalLM", GEMMA_3, {"unit_offset": True, "sandwich_norms": True, "qk_norm": True}),
 }
 
 HARMLESS = frozenset(
@@ -106,7 +102,7 @@ HARMLESS = frozenset(
     pad_token_id pretraining_tp repetition_penalty return_dict temperature tokenizer_class top_k top_p
     torch_dtype transformers.js_config transformers_version typical_p unk_token_id unsloth_fixed
     unsloth_version use_cache
-    """.split()
+    """.split()  # noqa: SIM905 - fifty quoted lines would read worse
 )
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -219,7 +215,9 @@ def _default_types(model_type: str, values: Mapping[str, Any], windows: bool) ->
         full_every = values["sliding_window_pattern"] or values["_sliding_window_pattern"] or 6
         full_every = _whole({"sliding_window_pattern": full_every}, "sliding_window_pattern")
     return [
-        "sliding_attention" if windows and i >= first and not (full_every and (i + 1) % full_every == 0) else "full_attention"
+        "sliding_attention"
+        if windows and i >= first and not (full_every and (i + 1) % full_every == 0)
+        else "full_attention"
         for i in range(_whole(values, "num_hidden_layers"))
     ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,8 +30,7 @@ class NativeTarget:
         decoder.reserve(self.context)
         self.pool = PagePool(-(-cache_tokens // page_size), page_size)
         shape = (len(config.layers), self.pool.count * page_size, config.kv_heads, config.head_dim)
-        self.keys = torch.zeros(shape, dtype=decoder.dtype, device=self.device)
-        self.values = torch.zeros_like(self.keys)
+        self.keys, self.values = (_blank(shape, decoder.dtype, self.device) for _ in range(2))
 
     @torch.inference_mode()
     def score(self, spans: Seq[Span]) -> Tensor:
@@ -58,6 +58,14 @@ class NativeTarget:
             slots = (torch.tensor(pages)[:, None] * size + torch.arange(size)).flatten().to(self.device)
             self.keys[:, slots] = 0
             self.values[:, slots] = 0
+
+
+def _blank(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros. On the CPU the memory is taken only as it is written, so that a roomy cache costs nothing at start."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    raw = np.zeros((*shape[:-1], shape[-1] * dtype.itemsize), dtype=np.uint8)
+    return torch.from_numpy(raw).view(dtype)
 
 
 class _Attend:

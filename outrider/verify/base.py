@@ -25,9 +25,10 @@ class Verifier(Protocol):
         """Judge drafts[i] of seqs[i] by the target's raw logits [N, vocab]. Changes nothing.
 
         Rows come sequence by sequence, 1 + len(draft) each: after the last text token, then
-        after each node in order. Each sequence is judged as if it were alone. Where the walk
-        reaches a row with nothing to choose (NaN logits, or all tokens ruled out), that
-        sequence's RequestError stands in its place; rows it does not reach do not matter.
+        after each node in order. Each sequence is judged as if it were alone. Where nothing can
+        be chosen after the text itself (NaN logits, or all tokens ruled out), a RequestError
+        stands in the sequence's place. Where that is so further down, the verdict ends before
+        it and the next round fails; rows that are not reached do not matter.
         """
         ...
 

@@ -77,11 +77,14 @@ def match(draft: Draft, choices: Seq[Token]) -> Verdict:
 
 
 def settle(verdict: Verdict, logits: Tensor, seq: Sequence) -> Verdict | RequestError:
-    """The verdict, or what is wrong with the row [1 + len(draft), vocab] where it found nothing to take."""
+    """The verdict, unless it found nothing to take; then what stands before that, or why nothing does.
+
+    The last kept token is the target's own choice too, so a verdict may end with it: the text
+    grows just as it would without a draft, and the next round fails at its first row.
+    """
     if verdict.tokens[-1] != NOTHING:
         return verdict
-    row = logits[verdict.path[-1] + 1 if verdict.path else 0]
-    return explain(row, seq, verdict.tokens[:-1])
+    return Verdict(verdict.tokens[:-1], verdict.path[:-1]) if verdict.path else explain(logits[0], seq)
 
 
 def draft_paths(draft: Draft) -> list[Path]:

@@ -91,15 +91,15 @@ def token_logprobs(logits: Tensor, tokens: Seq[Token], top: int) -> list[TokenLo
     return out
 
 
-def explain(logits: Tensor, seq: Sequence, path: Path) -> RequestError:
-    """Why nothing can follow the text and this path, given its raw row of logits [vocab]."""
-    where = f"request {seq.id} cannot go on at token {len(seq.tokens) + len(path)}"
+def explain(logits: Tensor, seq: Sequence) -> RequestError:
+    """Why nothing can follow the text, given the raw row of logits [vocab] after it."""
+    where = f"request {seq.id} cannot go on at token {len(seq.tokens)}"
     if not logits.amax().isfinite():
         return RequestError(f"{where}: the model's logits are NaN or infinite there; check its weights and dtype")
     x = _fine(logits[None]).clone()
-    _weigh(x, seq, [path])
+    _weigh(x, seq, [()])
     try:
-        _process(x[0], seq, path)
+        _process(x[0], seq, ())
     except RequestError as error:
         return RequestError(f"{where}: {error}")
     return RequestError(

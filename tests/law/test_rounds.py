@@ -72,7 +72,7 @@ def fit(mode: Mode, rule: Rule, propose: Propose, texts: int) -> float:
 
 
 CASES = {
-    "seeded, chain": ("seeded", "block", chains, 8000),
+    "seeded, chain": ("seeded", "block", chains, 4000),
     "seeded, tree": ("seeded", "block", forks, 1000),
     "distribution, chain, block rule": ("distribution", "block", chains, 2000),
     "distribution, chain, token rule": ("distribution", "token", chains, 2000),

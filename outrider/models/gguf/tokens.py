@@ -92,10 +92,12 @@ def _byte_level(meta: Metadata) -> Tokenizer:
         said = f"pre-tokenizer {pre!r}" if pre else "a file that does not say how text is cut (tokenizer.ggml.pre)"
         raise meta.fail(f"{said} is not read from GGUF; what is: {', '.join(SPLITS)}")
     vocab = _vocabulary(_tokens(meta))
-    merges = [tuple(merge.split(" ", 1)) for merge in meta.texts("tokenizer.ggml.merges")]
-    for merge in merges:
-        if len(merge) != 2 or not {*merge, "".join(merge)} <= vocab.keys():
-            raise meta.fail(f"the merge {' '.join(merge)!r} is not made of tokens of the vocabulary")
+    merges: list[tuple[str, str]] = []
+    for merge in meta.texts("tokenizer.ggml.merges"):
+        left, _, right = merge.partition(" ")
+        if not {left, right, left + right} <= vocab.keys():
+            raise meta.fail(f"the merge {merge!r} is not made of tokens of the vocabulary")
+        merges.append((left, right))
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=pre in WHOLE_WORDS_FIRST))
     if pre in COMPOSED:
         tokenizer.normalizer = normalizers.NFC()

@@ -31,6 +31,7 @@ from outrider.errors import ConfigError
         ),
         ("mix:of=suffix:k=4,width=2+prediction", MixConfig(of=(SuffixConfig(k=4, width=2), PredictionConfig()))),
         ("mix:of=suffix", MixConfig(of=(SuffixConfig(),))),
+        ("none+mix:of=suffix+prediction", MixConfig(of=(NoDraftConfig(), SuffixConfig(), PredictionConfig()))),
         ("mix+none", MixConfig(of=(*MixConfig().of, NoDraftConfig()))),
     ],
 )

@@ -69,5 +69,7 @@ def test_pairs_turn_as_halves_do():
     angles = torch.randn(5, 1, 4, generator=generator)
     cos, sin = angles.cos().repeat(1, 1, 2), angles.sin().repeat(1, 1, 2)
     textbook = heads * cos + torch.cat((-heads[..., 4:], heads[..., :4]), -1) * sin
-    turned = rotate(pair_rows(heads.permute(2, 0, 1), 8).permute(1, 2, 0).contiguous(), torch.polar(torch.ones(()), angles))
+    turned = rotate(
+        pair_rows(heads.permute(2, 0, 1), 8).permute(1, 2, 0).contiguous(), torch.polar(torch.ones(()), angles)
+    )
     torch.testing.assert_close(turned, pair_rows(textbook.permute(2, 0, 1), 8).permute(1, 2, 0))

@@ -406,7 +406,7 @@ def test_weights_must_be_complete_and_safetensors(tmp_path) -> None:
     weights = load_file(file)
     head = next(name for name in weights if "embed_out" in name or "lm_head" in name)
     save_file({name: weight for name, weight in weights.items() if name != head}, file, {"format": "pt"})
-    with pytest.raises(ConfigError, match="lack weights of GPTNeoXForCausalLM: 1, '(embed_out|lm_head)"):
+    with pytest.raises(ConfigError, match=r"lack weights of GPTNeoXForCausalLM: 1, '(embed_out|lm_head)"):
         load(tmp_path)
     file.rename(tmp_path / "pytorch_model.bin")
     with pytest.raises(ConfigError, match="could not load"):

@@ -120,7 +120,10 @@ def test_rows_that_are_not_reached_do_not_matter(mode: Mode, temperature: float)
     judge = make_verifier(mode).judge
     assert judge([seq], [Draft((0, 1))], logits) == [Verdict((2,), ())]
     assert judge([seq], [Draft((2, 1))], logits) == [Verdict((2, 3), (0,))]
-    (error,) = judge([seq], [Draft((2, 3))], logits)
+    # where a text does go there, it ends as it would without a draft: both tokens, then the error
+    assert judge([seq], [Draft((2, 3))], logits) == [Verdict((2, 3), (0,))]
+    seq.tokens += [2, 3]
+    (error,) = judge([seq], [Draft((1,))], logits[1:].flip(0))
     assert isinstance(error, RequestError)
     assert "at token 3" in str(error)
 

@@ -258,17 +258,17 @@ def test_explain_says_what_is_wrong_and_where():
     row = logits(1)[0]
     broken = row.clone()
     broken[3] = math.nan
-    assert "request 4 cannot go on at token 8: the model's logits are NaN" in str(explain(broken, sequence(), (7,)))
+    assert "request 4 cannot go on at token 7: the model's logits are NaN" in str(explain(broken, sequence()))
     seq = sequence(allowed_token_ids=(1,), banned_token_ids=(1,))
-    assert "at token 7: no token is left to choose" in str(explain(row, seq, ()))
+    assert "at token 7: no token is left to choose" in str(explain(row, seq))
 
     def fails(tokens: object, row: Tensor) -> Tensor:
         raise KeyError("oops")
 
     seq = sequence(logits_processors=(lambda tokens, row: row, fails))
-    assert "logits_processors[1] failed: KeyError: 'oops'" in str(explain(row, seq, ()))
+    assert "logits_processors[1] failed: KeyError: 'oops'" in str(explain(row, seq))
     seq = sequence(logits_processors=(lambda tokens, row: row[:5],))
-    assert "logits_processors[0] must return logits of shape (60,), got (5,)" in str(explain(row, seq, ()))
+    assert "logits_processors[0] must return logits of shape (60,), got (5,)" in str(explain(row, seq))
 
 
 def test_a_processor_may_insist_with_infinity():

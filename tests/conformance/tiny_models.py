@@ -1,0 +1,123 @@
+"""Tiny random models of real families, saved by Transformers, loaded by the package, judged by Transformers."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence as Seq
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from plain_decoding import World
+from testbed import CONTEXT, EOS, TOKENIZER, VOCAB, Testbed
+from torch import Tensor
+from transformers import (
+    Gemma2Config,
+    GPT2Config,
+    LlamaConfig,
+    MambaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+
+from outrider.core import Span, Token
+from outrider.models.load import load_decoder
+from outrider.target.base import Target
+from outrider.target.fallback import FallbackTarget
+from outrider.target.native import NativeTarget
+
+_IDS: dict[str, Any] = {"vocab_size": VOCAB, "bos_token_id": None, "eos_token_id": EOS, "pad_token_id": None}
+_SIZES: dict[str, Any] = _IDS | {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": CONTEXT,
+    "tie_word_embeddings": False,
+}
+_HEADS = {"head_dim": 16, "query_pre_attn_scalar": 16}
+CONFIGS: dict[str, Callable[[], Any]] = {
+    "llama": lambda: LlamaConfig(**_SIZES),
+    "qwen2": lambda: Qwen2Config(**{k: v for k, v in _SIZES.items() if k != "head_dim"}),
+    "qwen3": lambda: Qwen3Config(**_SIZES),
+    "mistral": lambda: MistralConfig(**_SIZES, sliding_window=24),
+    "gemma2": lambda: Gemma2Config(**(_SIZES | _HEADS), sliding_window=20),
+    "gpt2": lambda: GPT2Config(**_IDS, n_embd=32, n_layer=2, n_head=2, n_positions=CONTEXT),
+    "mamba": lambda: MambaConfig(**_IDS, hidden_size=32, num_hidden_layers=2, state_size=8),
+}
+NATIVE = ("llama", "qwen2", "qwen3", "mistral", "gemma2")
+SPREAD = 1.5
+"""Matrices are drawn this many times wider than is usual for their size, so that the model has opinions."""
+
+
+def make_model(family: str, seed: int = 0) -> Any:
+    """A random Transformers model in float32, the same for the same seed."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(CONFIGS[family](), attn_implementation="eager").float().eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in sorted(model.named_parameters()):
+            if weight.dim() == 2 and "A_log" not in name:
+                weight.normal_(0, SPREAD / weight.shape[-1] ** 0.5, generator=generator)
+    return model
+
+
+def save(model: Any, folder: Path) -> Path:
+    model.save_pretrained(folder)
+    gc.collect()
+    return folder
+
+
+def transformers_world(model: Any) -> World:
+    """Judged by a full forward of the Transformers model for every token."""
+
+    @torch.inference_mode()
+    def logits_after(tokens: Seq[Token]) -> Tensor:
+        return model(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits[0, -1].float()
+
+    return World(logits_after, TOKENIZER, TOKENIZER.eos_ids, CONTEXT)
+
+
+def whole_text_world(fresh: Callable[[], Target]) -> World:
+    """Judged by a full pass of the same packed model over the whole text, on a cache used once."""
+
+    def logits_after(tokens: Seq[Token]) -> Tensor:
+        target = fresh()
+        target.pool.open(0, tokens)
+        target.pool.reserve(0, len(tokens))
+        return target.score([Span(0, 0, tuple(tokens))])[0]
+
+    return World(logits_after, TOKENIZER, TOKENIZER.eos_ids, CONTEXT)
+
+
+def native_testbed(
+    family: str, folder: Path, *, quantize: Literal["int4", "int8"] | None = None, tied: bool = False
+) -> Testbed:
+    """The native target on a tiny model, in float32 or packed."""
+    models = {"draft": make_model(family), "other": make_model(family, seed=1)}
+    decoders = {
+        name: load_decoder(save(model, folder / name), device="cpu", quantize=quantize)
+        for name, model in models.items()
+    }
+
+    def target(cache_tokens: int) -> NativeTarget:
+        return NativeTarget(decoders["draft"], cache_tokens)
+
+    world = transformers_world(models["draft"]) if quantize is None else whole_text_world(lambda: target(CONTEXT))
+    return Testbed(world, target, lambda name: NativeTarget(decoders[name], 2048))
+
+
+def fallback_testbed(family: str, folder: Path) -> Testbed:
+    """The Transformers-backed target on a tiny model; a toy drafts for it."""
+    model = make_model(family)
+    save(model, folder)
+    device = torch.device("cpu")
+
+    def target(cache_tokens: int) -> FallbackTarget:
+        return FallbackTarget.load(folder, device=device, dtype=torch.float32, cache_tokens=cache_tokens)
+
+    return Testbed(transformers_world(model), target, lambda _: target(2048))
