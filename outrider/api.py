@@ -65,7 +65,8 @@ class Result:
         """The text with accepted drafts shaded, and the figures; for notebooks."""
         shade = {"accepted": "#c7f0d2", "recovered": "#ffe1b8", "bonus": "#d6e4ff", "plain": "transparent"}
         spans = "".join(
-            f'<span style="background:{shade[p.origin]};color:#111" title="{p.origin} {p.drafter}">{html.escape(t)}</span>'
+            f'<span style="background:{shade[p.origin]};color:#111" title="{p.origin} {p.drafter}">'
+            f"{html.escape(t)}</span>"
             for t, p in zip(self.pieces, self.provenance, strict=True)
         )
         tally = self.stats.all
@@ -146,7 +147,9 @@ class LLM:
         """`options` are those of `outrider.load`: device, dtype, quantize, context, cache_tokens, revision."""
         verifier = make_verifier(mode, rule)
         config = parse_drafter(drafter) if isinstance(drafter, str) else drafter
-        self.loaded = load(model, progress=progress, max_batch=max_batch, **options) if isinstance(model, str) else model
+        if isinstance(model, str):
+            model = load(model, progress=progress, max_batch=max_batch, **options)
+        self.loaded = model
         target, self.tokenizer = self.loaded.target, self.loaded.tokenizer
         setting = Setting(
             vocab_size=target.vocab_size,
@@ -173,9 +176,7 @@ class LLM:
         self._inbox: dict[int, list[Event]] = {}
 
     @overload
-    def generate(
-        self, prompts: str | list[Token], params: SamplingParams | None = None, **options: Any
-    ) -> Result: ...
+    def generate(self, prompts: str | list[Token], params: SamplingParams | None = None, **options: Any) -> Result: ...
     @overload
     def generate(
         self, prompts: list[str] | list[list[Token]], params: SamplingParams | None = None, **options: Any
@@ -204,8 +205,7 @@ class LLM:
             raise RequestError(f"stream tells one text, got n={request.params.n}; use generate for several")
         (seq_id,) = self._submit(request)
         try:
-            for event in self._events(seq_id):
-                yield event
+            yield from self._events(seq_id)
         finally:
             self._drop([seq_id])
 
@@ -275,7 +275,7 @@ class LLM:
         submitted: list[list[int]] = []
         try:
             for request in requests:
-                submitted.append(self._submit(request))
+                submitted.append(self._submit(request))  # noqa: PERF401 - what was submitted before an error is dropped
             seeds = {i: self.engine.live(i).seq.seed for ids in submitted for i in ids}
             results = [[_result(list(self._events(i, watch)), seeds[i]) for i in ids] for ids in submitted]
         finally:

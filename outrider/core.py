@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Mapping, Sequence as Seq
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from torch import Tensor
 
@@ -115,7 +116,8 @@ def _check_params(p: SamplingParams) -> None:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
             raise RequestError(f"{name} must be a finite number, got {value!r}")
         if not (low < value if above else low <= value) or value > high:
-            raise RequestError(f"{name} must be {'above' if above else 'at least'} {low} and at most {high}, got {value}")
+            least = "above" if above else "at least"
+            raise RequestError(f"{name} must be {least} {low} and at most {high}, got {value}")
 
     def whole(name: str, low: int, high: int) -> None:
         value = getattr(p, name)
@@ -138,6 +140,10 @@ def _check_params(p: SamplingParams) -> None:
         whole("seed", 0, MAX_SEED)
     if p.logprobs is not None:
         whole("logprobs", 0, MAX_LOGPROBS)
+    _check_lists(p)
+
+
+def _check_lists(p: SamplingParams) -> None:
     if p.min_tokens > p.max_tokens:
         raise RequestError(f"min_tokens ({p.min_tokens}) is more than max_tokens ({p.max_tokens})")
     if len(p.stop) > MAX_STOPS:
@@ -178,7 +184,10 @@ class Draft:
     tokens: tuple[Token, ...] = ()
     parents: tuple[int, ...] | None = None
     probs: Tensor | None = None
-    """[len(tokens), vocab]: the law each token was drawn from; None: certain of each token."""
+    """[len(tokens), vocab]: the law each token was drawn from; None: certain of each token.
+
+    In a tree, the law at the node's parent before any sibling was drawn.
+    """
     source: str = ""
     """The drafter's registered name."""
     expected: float = 0.0
@@ -340,9 +349,3 @@ class Span:
     def rows(self) -> int:
         """How many rows of logits this span asks for."""
         return 1 + len(self.draft) if self.wanted else 0
-
-
-def as_dict(params: SamplingParams) -> dict[str, Any]:
-    """The options that differ from their defaults, for logs and reports."""
-    plain = SamplingParams()
-    return {f.name: getattr(params, f.name) for f in fields(params) if getattr(params, f.name) != getattr(plain, f.name)}

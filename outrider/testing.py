@@ -6,7 +6,8 @@ They keep the real contracts, so that a new drafter can be tried without a model
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from functools import lru_cache
 
 import torch

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from outrider.api import Comparison
     from outrider.engine.stats import Stats, Tally
 
-SHOWN_POSITIONS = 8
+SHOWN_POSITIONS = 6
 
 Row = tuple[str, str, str]
 """A figure's name, its value, and what it says."""
@@ -63,7 +63,7 @@ def _drafting(stats: Stats) -> list[Row]:
 def _accepted(tally: Tally) -> Row:
     """The share of drafted tokens that stood, and the shares at the first few places of a draft."""
     shares = [f"{share:.2f}" for share in tally.acceptance_by_position]
-    more = f" ... {len(shares)} places in all" if len(shares) > SHOWN_POSITIONS else ""
+    more = f" ... ({len(shares)})" if len(shares) > SHOWN_POSITIONS else ""
     says = f"of drafted tokens; by position {' '.join(shares[:SHOWN_POSITIONS])}{more}"
     return ("accepted", f"{tally.accepted / tally.drafted:.2f}", says)
 

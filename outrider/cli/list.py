@@ -54,14 +54,14 @@ def list_drafters() -> None:
     def written(default: Any) -> str:
         return "+".join(names[type(each)] for each in default) if isinstance(default, tuple) else str(default)
 
-    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column()
+    screen = Screen()
     for drafter in describe_drafters():
-        table.add_row(Text(drafter.name, "bold"), Text(drafter.summary))
+        screen.say(drafter.name, f"  {drafter.summary}")
+        table = Table(box=None, padding=(0, 0, 0, 2), show_header=False)
         for name, default, doc in drafter.options:
-            table.add_row(Text(f"  {name}={written(default)}"), Text(doc, "dim"))
-    Screen().out.print(table)
+            table.add_row(Text(f"{name}={written(default)}"), Text(doc, "dim"))
+        if drafter.options:
+            screen.out.print(table)
 
 
 def human_size(size: int) -> str:

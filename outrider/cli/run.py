@@ -34,8 +34,6 @@ class Asked:
     chat: bool = option(False, "Ask as a user, in the model's chat template")
     system: str | None = option(None, "System message; with --chat", metavar="TEXT")
     prediction: str | None = option(None, "Text the answer should hold; @FILE reads it", metavar="TEXT")
-    n: int = option(1, "Answers, each with a seed of its own")
-    logprobs: int | None = option(None, "Of each token and so many others; in --json")
 
     def read(self) -> Prompt:
         """The prompt, from the one place that gives it."""
@@ -76,6 +74,8 @@ class Output:
     """Output."""
 
     compare: bool = option(False, "Time plain decoding in the same run too")
+    n: int = option(1, "Answers, each with a seed of its own")
+    logprobs: int | None = option(None, "Of each token and so many others; in --json")
     json: bool = option(False, "One JSON object on stdout")
     no_stream: bool = option(False, "Print the answer when it is whole")
     no_color: bool = option(False, "Plain text")
@@ -96,8 +96,8 @@ def run(asked: Asked, drafting: Drafting, model: Model, sampling: Sampling, outp
 
     Defaults stand in brackets. `outrider drafters` lists what --drafter takes.
     """
-    _check(asked, output)
-    params = sampling.params(n=asked.n, logprobs=asked.logprobs)
+    _check(output)
+    params = sampling.params(n=output.n, logprobs=output.logprobs)
     question = Question(asked.read(), params, asked.options())
     screen = Screen(no_color=output.no_color)
     with bars(screen.notes) as progress:
@@ -107,7 +107,7 @@ def run(asked: Asked, drafting: Drafting, model: Model, sampling: Sampling, outp
         return
     if output.compare:
         table = _compare(screen, llm, question, output)
-    elif output.no_stream or asked.n > 1:
+    elif output.no_stream or output.n > 1:
         table = _whole(screen, llm, question)
     else:
         table = _stream(screen, llm, question)
@@ -116,12 +116,12 @@ def run(asked: Asked, drafting: Drafting, model: Model, sampling: Sampling, outp
         screen.picture(output.svg, "outrider run", table)
 
 
-def _check(asked: Asked, output: Output) -> None:
-    if asked.logprobs is not None and not output.json:
+def _check(output: Output) -> None:
+    if output.logprobs is not None and not output.json:
         raise ConfigError("--logprobs are told with --json; add it")
     if output.svg is not None and output.json:
         raise ConfigError("--svg is a picture of what is shown, and --json shows nothing; leave one of them out")
-    if output.compare and asked.n > 1:
+    if output.compare and output.n > 1:
         raise ConfigError("--compare answers one prompt twice, plain and speculative; leave --n out")
 
 
@@ -150,6 +150,7 @@ def _whole(screen: Screen, llm: LLM, question: Question) -> Table:
         if len(answers) > 1:
             screen.note(f"answer {i + 1} of {len(answers)}, seed {answer.seed}")
         screen.result(answer)
+    _raise_error(answers)
     return figures(total(answer.stats for answer in answers))
 
 
@@ -166,12 +167,11 @@ def _compare(screen: Screen, llm: LLM, question: Question, output: Output) -> Ta
             screen.event(event)
 
     both = llm.compare(question.prompt, question.params, watch=watch, **question.options)
-    for result in (both.plain, both.speculative):
-        _raise_error(result)
     if output.no_stream:
         screen.result(both.speculative)
     else:
         screen.end()
+    _raise_error([both.plain, both.speculative])
     return comparison(both, llm.mode)
 
 
@@ -191,8 +191,7 @@ def _print_json(llm: LLM, question: Question, compare: bool) -> None:
         results, told = [result, *result.others], result.as_dict()
     sys.stdout.write(json.dumps(told, allow_nan=False) + "\n")
     sys.stdout.flush()
-    for result in results:
-        _raise_error(result)
+    _raise_error(results)
 
 
 def _answer(llm: LLM, question: Question) -> Result:
@@ -200,10 +199,11 @@ def _answer(llm: LLM, question: Question) -> Result:
     return llm.generate(prompt, params, **options) if isinstance(prompt, str) else llm.chat(prompt, params, **options)
 
 
-def _raise_error(result: Result) -> None:
+def _raise_error(results: list[Result]) -> None:
     """Raise what ended an answer before its time."""
-    if result.finish_reason == "error":
-        raise RequestError(result.error)
+    for result in results:
+        if result.finish_reason == "error":
+            raise RequestError(result.error)
 
 
 def _piped() -> str:

@@ -152,9 +152,9 @@ class Screen:
         """Print figures, with a line of air around them."""
         (self.out if self.coloured else self.notes).print("", *parts, sep="\n")
 
-    def say(self, text: str) -> None:
-        """Print a line of the command's own on stdout."""
-        self.out.print(Text(clean(text)), soft_wrap=True)
+    def say(self, name: str, rest: str) -> None:
+        """Print a line of the command's own on stdout, its first words bold."""
+        self.out.print(Text(clean(name), "bold").append(clean(rest), "not bold"), soft_wrap=True)
 
     def note(self, text: str, style: str = "dim") -> None:
         """Say something that is not part of any answer."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from outrider.core import Token
 
-DOUBT = (0.8, 0.7, 0.5, 0.36, 0.2, 0.1, 0.05, 0.03)
+DOUBT = (0.8, 0.74, 0.53, 0.4, 0.22, 0.11, 0.06, 0.03)
 """By grade: chance that a token which once followed such a match does not follow it again."""
 _MOST_SEEN = 8
 _PRIOR = 6.0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from outrider.drafters.base import Setting
 from outrider.errors import ConfigError
 from outrider.models.tokenizer import check_same_vocabulary
 from outrider.target.base import Target
+from outrider.verify.base import Mode
 from outrider.verify.propose import draft_token, draft_top
 
 
@@ -52,7 +55,9 @@ class DraftModelConfig:
         )
         check_same_vocabulary(setting.tokenizer, loaded.tokenizer, setting.vocab_size, loaded.target.vocab_size)
         if not loaded.target.rewinds:
-            raise ConfigError(f"draft-model: {self.model} keeps a state that cannot be rolled back; choose another draft")
+            raise ConfigError(
+                f"draft-model: {self.model} keeps a state that cannot be rolled back; choose another draft model"
+            )
         if loaded.target.context < setting.context:
             raise ConfigError(
                 f"draft-model: {self.model} was made for {loaded.target.context} tokens and the target serves texts of "
@@ -72,11 +77,14 @@ class DraftModel:
     dear = True
 
     def __init__(self, model: Target, setting: Setting, config: DraftModelConfig) -> None:
-        self.model, self.mode, self.config = model, setting.mode, config
+        self.model, self.config = model, config
+        self.mode: Mode = setting.mode
         self.target_vocab, self.vocab_size = setting.vocab_size, min(setting.vocab_size, model.vocab_size)
         self.max_tokens = config.k if config.beams == 1 else config.k * config.beams
         self.chunk = 512
         self._held: dict[int, list[Token]] = {}
+        self._usual = 1.0
+        """Tokens that stood of late, on average over rounds."""
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[int]) -> list[Draft]:
         if self.config.beams > 1 and self.model.scores_trees:
@@ -84,7 +92,10 @@ class DraftModel:
         return self._chains(seqs, [min(budget, self.config.k) for budget in budgets])
 
     def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
-        """Nothing to do: the committed text itself says which cached tokens still hold."""
+        """Note how many stood; the committed text itself says which cached tokens still hold."""
+        for draft, verdict in zip(drafts, verdicts, strict=True):
+            if len(draft):
+                self._usual += 0.05 * (verdict.accepted - self._usual)
 
     def forget(self, seq: Sequence) -> None:
         if self._held.pop(seq.id, None) is not None:
@@ -116,11 +127,16 @@ class DraftModel:
         return not chances or chances[-1] >= self.config.min_prob
 
     def _draft(self, tokens: list[Token], chances: list[float], laws: list[Any]) -> Draft:
-        standing, expected = 1.0, 0.0
-        for chance in chances:
-            standing *= chance
-            expected += standing
-        return Draft(tuple(tokens), None, torch.stack(laws) if laws else None, self.name, expected)
+        standing = list(accumulate(chances, mul))
+        return Draft(tuple(tokens), None, torch.stack(laws) if laws else None, self.name, self._expect(standing))
+
+    def _expect(self, standing: list[float]) -> float:
+        """How many tokens are expected to stand, given each one's chance to.
+
+        What was sampled may not decide whether the sample is used: in mode `distribution` the
+        answer is what stood of late, whatever the tokens.
+        """
+        return sum(standing) if self.mode == "seeded" else self._usual
 
     def _tree(self, seq: Sequence, budget: int) -> Draft:
         """Level by level, the best branches' best children; the tree so far is scored again each level.
@@ -152,7 +168,7 @@ class DraftModel:
             if max(draft.depths(), default=0) + 1 >= self.config.k:
                 break
         probs = torch.stack(laws) if laws and laws[0] is not None else None
-        return Draft(tuple(tokens), tuple(parents), probs, self.name, sum(scores))
+        return Draft(tuple(tokens), tuple(parents), probs, self.name, self._expect(scores))
 
     def _grow(
         self,

@@ -12,7 +12,6 @@ import torch
 from outrider.core import (
     EMPTY,
     Draft,
-    FinishReason,
     SamplingParams,
     Sequence,
     Span,
@@ -109,7 +108,9 @@ class Engine:
         scored = time.perf_counter()
         self._read([span for span, turn in zip(spans, turns, strict=True) if not turn.complete])
         rows = logits.split([span.rows for span in spans if span.wanted])
-        events = [self._commit(spans[i], *each) for i, *each in zip(ready, verdicts, rows, strict=True)]
+        events = [
+            self._commit(spans[i], *each) for i, each in zip(ready, zip(verdicts, rows, strict=True), strict=True)
+        ]
         self._observe(seqs, drafts, verdicts)
         self._account(turns, began, Times(draft=scoring - drafting, verify=scored - scoring))
         return [self._retire(event) if event.finish else event for event in events]

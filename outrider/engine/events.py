@@ -70,9 +70,7 @@ def provenance_of(draft: Draft, verdict: Verdict, round_: int) -> tuple[Provenan
     return (*accepted, last)
 
 
-def logprobs_of(
-    seq: Sequence, verdict: Verdict, kept: tuple[Token, ...], logits: Tensor
-) -> tuple[TokenLogprob, ...]:
+def logprobs_of(seq: Sequence, verdict: Verdict, kept: tuple[Token, ...], logits: Tensor) -> tuple[TokenLogprob, ...]:
     """The target's log-probabilities of the kept tokens; logits [1 + draft, vocab] are its raw scores."""
     if seq.params.logprobs is None:
         return ()

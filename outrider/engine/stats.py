@@ -68,8 +68,9 @@ class Tally:
     @property
     def tau_formula(self) -> float:
         """(1 - α^(γ+1)) / (1 - α), averaged over the draft lengths there were."""
-        alpha = self.alpha
-        return 1 + sum(alpha ** (i + 1) * n for i, n in enumerate(self.drafted_at)) / self.rounds if self.rounds else 0.0
+        if not self.rounds:
+            return 0.0
+        return 1 + sum(self.alpha ** (i + 1) * n for i, n in enumerate(self.drafted_at)) / self.rounds
 
     @property
     def acceptance_by_position(self) -> list[float]:

@@ -45,30 +45,30 @@ class Attend(Protocol):
 
 
 class Norm:
-    """Root mean square norm over the last dimension, in float32 whatever comes in.
+    """Root mean square norm over the last dimension, computed in float32.
 
     On the CPU it is spelled out: these small operations cost a third of F.rms_norm there, and
     none lets a row's bits depend on other rows. Elsewhere F.rms_norm is one kernel.
     """
 
-    __slots__ = ("_eps", "_least", "_weight")
+    __slots__ = ("_dtype", "_eps", "_least", "_weight")
 
-    def __init__(self, weight: Tensor, eps: float) -> None:
-        """weight: float32 [dim] or, to norm every head by a weight of its own, [heads, dim]"""
-        self._weight, self._eps, self._least = weight, eps, None
+    def __init__(self, weight: Tensor, eps: float, dtype: torch.dtype = torch.float32) -> None:
+        """weight: float32 [dim] or, to norm every head by a weight of its own, [heads, dim]. dtype: what comes out."""
+        self._weight, self._eps, self._dtype, self._least = weight, eps, dtype, None
         if weight.device.type == "cpu":
             # A row's length is sqrt(dim) times its root mean square; weight and eps take that up.
             dim = weight.shape[-1]
             self._weight, self._least = weight * math.sqrt(dim), torch.tensor([eps * dim])
 
     def __call__(self, x: Tensor) -> Tensor:
-        x32 = x.float()
+        x = x.float()
         if self._least is None:
-            normed = F.rms_norm(x32, x32.shape[-1:], None, self._eps) * self._weight
+            normed = F.rms_norm(x, x.shape[-1:], None, self._eps) * self._weight
         else:
-            length = torch.linalg.vector_norm(x32, dim=-1, keepdim=True)
-            normed = x32 * self._weight / torch.addcmul(self._least, length, length).sqrt()
-        return normed.to(x.dtype)
+            length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+            normed = (x * self._weight).div_(torch.addcmul(self._least, length, length).sqrt_())
+        return normed if self._dtype is torch.float32 else normed.to(self._dtype)
 
 
 @dataclass(slots=True, eq=False)
@@ -165,18 +165,21 @@ class Decoder:
         return x if self._embedding_scale == 1 else x * self._embedding_scale
 
     def _attention(self, i: int, layer: Layer, x: Tensor, turn: Tensor, attend: Attend) -> Tensor:
-        config = self.config
-        heads, kv_heads = config.heads, config.kv_heads
-        qkv = layer.qkv(layer.attention_norm(x)).float().view(-1, heads + 2 * kv_heads, config.head_dim)
-        qk, v = qkv.split((heads + kv_heads, kv_heads), 1)
+        heads, kv_heads, dim = self.config.heads, self.config.kv_heads, self.config.head_dim
+        qkv = layer.qkv(layer.attention_norm(x)).float().view(-1, heads + 2 * kv_heads, dim)
+        qk, v = qkv.split_with_sizes((heads + kv_heads, kv_heads), 1)
         if layer.qk_norm is not None:
             qk = layer.qk_norm(qk)
-        q, k = rotate(qk, turn).to(self.dtype).split((heads, kv_heads), 1)
-        y = layer.out(attend(i, q, k, v.to(self.dtype)))
+        qk = rotate(qk, turn)
+        if self.dtype is not torch.float32:
+            qk, v = qk.to(self.dtype), v.to(self.dtype)
+        q, k = qk.split_with_sizes((heads, kv_heads), 1)
+        y = layer.out(attend(i, q, k, v))
         return y if layer.post_attention_norm is None else layer.post_attention_norm(y)
 
     def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
-        gate, up = layer.gate_up(layer.mlp_norm(x)).chunk(2, -1)
+        wide = self.config.intermediate_size
+        gate, up = layer.gate_up(layer.mlp_norm(x)).split_with_sizes((wide, wide), 1)
         y = layer.down(self._activate(gate) * up)
         return y if layer.post_mlp_norm is None else layer.post_mlp_norm(y)
 

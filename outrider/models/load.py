@@ -222,12 +222,13 @@ class _Builder:
         return tensor.to(self.device, self.dtype, copy=True)
 
     def _norm(self, name: str) -> Norm:
-        return Norm(self._norm_weight(name), self.config.norm_eps)
+        return Norm(self._norm_weight(name), self.config.norm_eps, self.dtype)
 
     def _qk_norm(self, prefix: str) -> Norm:
         config = self.config
         q, k = (pair_rows(self._norm_weight(f"{prefix}{name}_norm"), config.head_dim) for name in "qk")
-        return Norm(torch.cat((q.expand(config.heads, -1), k.expand(config.kv_heads, -1))), config.norm_eps)
+        weight = torch.cat((q.expand(config.heads, -1), k.expand(config.kv_heads, -1)))
+        return Norm(weight, config.norm_eps)  # float32: the rotation comes next
 
     def _norm_weight(self, name: str) -> Tensor:
         weight = self.tensors.read(f"{name}.weight").to(self.device, torch.float32)

@@ -101,8 +101,8 @@ class FallbackTarget:
             raise OutriderError(f"sequence {span.seq_id} was given a tree; {type(self).__name__} scores chains only")
         if not span.draft:
             return self._read(text, span.tokens, span.rows)
-        # Text that may have to be read twice is read with the draft only while it is shorter than a
-        # pass of its own is dear; else it goes in first, before the copy, and is never read again.
+        # Text read along with a draft is read again where the draft is refused and copies are put back:
+        # cheaper than a pass of its own while it is short. Otherwise it goes in first, before the copies.
         long = self.one_by_one or len(span.tokens) > len(span.draft)
         apart = text.cache is None or (long and not text.croppable(span.width))
         head = [self._read(text, span.tokens, min(1, span.rows))] if apart else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -86,7 +87,7 @@ def _part(span: Span, rows: slice, positions: list[int], pool: PagePool, device:
     if not span.draft.is_chain:
         return Part(rows, torch.tensor(_ways_back(span, pages, pool), device=device), limits, pages * size)
     table = table[:pages]
-    if table[-1] - table[0] == pages - 1 and all(b - a == 1 for a, b in zip(table, table[1:], strict=False)):
+    if all(b - a == 1 for a, b in pairwise(table)):
         return Part(rows, slice(table[0] * size, (table[-1] + 1) * size), limits, pages * size)
     starts = torch.tensor(table, dtype=torch.long, device=device) * size
     keys = (starts[:, None] + torch.arange(size, device=device)).flatten()

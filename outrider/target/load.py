@@ -46,7 +46,7 @@ class LoadOptions:
     dtype: str = "auto"
     """float32, bfloat16 or float16; auto is float32 on the CPU, the checkpoint's own elsewhere."""
     quantize: str = "auto"
-    """int4 or int8 weights on the CPU, or none; auto packs what was 4-bit to begin with."""
+    """int4 or int8 weights on the CPU, or none; auto packs what was stored in so few bits to begin with."""
     context: int | None = None
     """Most tokens of one text; None takes the model's own limit."""
     cache_tokens: int | None = None
@@ -84,7 +84,12 @@ def load(model: str, options: LoadOptions | None = None, *, progress: Progress |
 
 
 def _load_fallback(
-    model: str, folder: Path, tokenizer: Tokenizer, device: torch.device, dtype: torch.dtype | None, options: LoadOptions
+    model: str,
+    folder: Path,
+    tokenizer: Tokenizer,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    options: LoadOptions,
 ) -> Loaded:
     """Everything else that Transformers can run. Its cache grows as it is used, so only tokens are counted."""
     from outrider.target.fallback import FallbackTarget
@@ -153,8 +158,10 @@ def _choose_quantize(
                 f"here: {'a native model' if native else 'a model that runs on Transformers'}, {device}, dtype {dtype}"
             )
         return cast(Quantization, name)
-    packable = name == "auto" and native and device.type == "cpu" and dtype is None
-    return "int4" if packable and source_bits(folder) == 4 else None
+    if name != "auto" or not native or device.type != "cpu" or dtype is not None:
+        return None
+    bits = source_bits(folder)
+    return "int4" if 0 < bits <= 4 else "int8" if 0 < bits <= 8 else None
 
 
 def _context(asked: int | None, own: int, model: str) -> int:

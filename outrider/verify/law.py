@@ -83,11 +83,12 @@ def token_logprobs(logits: Tensor, tokens: Seq[Token], top: int) -> list[TokenLo
     chosen = x.gather(-1, torch.tensor(tokens, dtype=torch.int64, device=x.device)[:, None])
     rank = (x > chosen).sum(-1, keepdim=True) + 1
     value, index = x.topk(top, dim=-1)
-    packed = torch.cat([t.double() for t in (chosen - total, rank, value - total, index)], dim=-1)
+    packed = torch.cat([t.double() for t in (total, chosen, rank, value, index)], dim=-1)
     out: list[TokenLogprob] = []
-    for token, (logprob, place, *rest) in zip(tokens, packed.tolist(), strict=True):  # one transfer
-        pairs = sorted(zip(map(int, rest[top:]), rest[:top], strict=True), key=lambda p: (-p[1], p[0]))
-        out.append(TokenLogprob(token, logprob, int(place), tuple(pairs)))
+    for token, (norm, own, place, *rest) in zip(tokens, packed.tolist(), strict=True):  # one transfer
+        best = sorted(zip(rest[:top], rest[top:], strict=True), key=lambda each: (-each[0], each[1]))
+        pairs = tuple((int(i), x - norm) for x, i in best)
+        out.append(TokenLogprob(token, own - norm, int(place), pairs))
     return out
 
 

@@ -221,3 +221,33 @@ def test_a_target_that_breaks_takes_no_text_with_it():
         assert tried.cancel(seq_id) is not None
     tried.check()
     assert tried.target.pool.used == 0
+
+
+def _nothing_after(end: Callable[[str, Seq[Token]], bool]) -> Processor:
+    """As a grammar does: behind the end of the text nothing is allowed."""
+
+    def grammar(tokens: Seq[Token], logits: Tensor) -> Tensor:
+        done = end(TOKENIZER.decode(tokens), tokens)
+        return logits - float("inf") if done else logits
+
+    return grammar
+
+
+@everybody
+def test_a_row_behind_a_stop_token_fails_nobody(drafter: str):
+    """A draft runs past the end of the text, where a grammar rules everything out; the text ended well before."""
+    after_end = _nothing_after(lambda _, tokens: EOS in tokens)
+    asked = [request([1, i], max_tokens=60, temperature=0.8, seed=i, logits_processors=(after_end,)) for i in range(1, 5)]
+    for told, each in zip(run(TOY.engine(drafter, asked), asked), asked, strict=True):
+        assert TOY.judged(each)[0].finish == "stop"
+        assert_same(told, TOY.judged(each))
+
+
+@everybody
+def test_a_row_behind_a_stop_string_fails_nobody(drafter: str):
+    after_end = _nothing_after(lambda text, _: "o" in text)
+    options = {"stop": ("o",), "logits_processors": (after_end,), "ignore_eos": True}
+    asked = [request([1, i], max_tokens=90, temperature=0.8, seed=i, **options) for i in range(3)]
+    for told, each in zip(run(TOY.engine(drafter, asked), asked), asked, strict=True):
+        assert TOY.judged(each)[0].stop_reason == "o"
+        assert_same(told, TOY.judged(each))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Sequence as Seq
 from pathlib import Path
 from typing import Any, Literal
@@ -21,12 +20,15 @@ from transformers import (
     Qwen3Config,
 )
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+from transformers.utils import logging
 
 from outrider.core import Span, Token
 from outrider.models.load import load_decoder
 from outrider.target.base import Target
 from outrider.target.fallback import FallbackTarget
 from outrider.target.native import NativeTarget
+
+logging.disable_progress_bar()
 
 _IDS: dict[str, Any] = {"vocab_size": VOCAB, "bos_token_id": None, "eos_token_id": EOS, "pad_token_id": None}
 _SIZES: dict[str, Any] = _IDS | {
@@ -63,12 +65,13 @@ def make_model(family: str, seed: int = 0) -> Any:
         for name, weight in sorted(model.named_parameters()):
             if weight.dim() == 2 and "A_log" not in name:
                 weight.normal_(0, SPREAD / weight.shape[-1] ** 0.5, generator=generator)
+            elif name.endswith(("norm.weight", "proj.bias")) and family != "mamba":
+                weight += torch.randn(weight.shape, generator=generator) * 0.3
     return model
 
 
 def save(model: Any, folder: Path) -> Path:
     model.save_pretrained(folder)
-    gc.collect()
     return folder
 
 
@@ -95,10 +98,13 @@ def whole_text_world(fresh: Callable[[], Target]) -> World:
 
 
 def native_testbed(
-    family: str, folder: Path, *, quantize: Literal["int4", "int8"] | None = None, tied: bool = False
+    family: str, folder: Path, *, quantize: Literal["int4", "int8"] | None = None, poison: Token | None = None
 ) -> Testbed:
-    """The native target on a tiny model, in float32 or packed."""
+    """The native target on a tiny model, in float32 or packed; reading the token `poison` makes it say NaN."""
     models = {"draft": make_model(family), "other": make_model(family, seed=1)}
+    if poison is not None:
+        with torch.no_grad():
+            models["draft"].get_input_embeddings().weight[poison] = float("nan")
     decoders = {
         name: load_decoder(save(model, folder / name), device="cpu", quantize=quantize)
         for name, model in models.items()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from safetensors.numpy import save_file
 
 from outrider.errors import ConfigError
 from outrider.models.cache import Progress, Silent, whole
+from outrider.models.folder import SOURCE_BITS
 from outrider.models.gguf.config import hf_config
 from outrider.models.gguf.families import NOT_WEIGHTS, ROPE_FREQS, Family, family_of, hf_name, hf_shape
 from outrider.models.gguf.header import TensorInfo, read_header
@@ -77,6 +80,17 @@ class _Weights:
     ) -> None:
         self.file, self.tensors, self.family, self.config = file, tensors, family, config
 
+    @property
+    def bits(self) -> int:
+        """Of the storage type that most weights have: 4 for Q4_1 and Q4_K, 16 for F16."""
+        from gguf import GGMLQuantizationType
+
+        elements: Counter[int] = Counter()
+        for tensor in self.tensors.values():
+            elements[tensor.kind] += tensor.elements
+        name = GGMLQuantizationType(elements.most_common(1)[0][0]).name
+        return int("".join(takewhile(str.isdecimal, name.lstrip("ABCDEFGHIJKLMNOPQRSTUVWXYZ"))) or 0)
+
     def read(self, name: str) -> np.ndarray:
         values = dequantized(self.file, self.tensors[name])
         if self.family.norm_offset and name.endswith("norm.weight"):
@@ -131,7 +145,7 @@ def _write_weights(weights: _Weights, folder: Path, progress: Progress) -> None:
             files[name] = file
             progress.advance(1)
         try:
-            save_file(tensors, str(folder / file), metadata={"format": "pt"})
+            save_file(tensors, str(folder / file), metadata={"format": "pt", SOURCE_BITS: str(weights.bits)})
         except SafetensorError as error:  # how safetensors says that the disk is full
             raise OSError(str(error)) from error
         shutil.copymode(folder / "config.json", folder / file)  # safetensors makes its files private

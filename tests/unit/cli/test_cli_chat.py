@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import signal
 
-import pytest
-from reciting import SONG, Terminal
+from reciting import SONG
 
 
 def roles(messages) -> list[str]:
@@ -51,7 +49,9 @@ def test_help_lists_every_command_and_a_typo_gets_a_hint(cli, stage):
 
 
 def test_the_drafter_can_change_in_mid_conversation(cli, stage):
-    ran = cli("chat", "--drafter", "none", piped="/drafter\nhi\n/stats\n/drafter ngram:k=4\nhi\n/stats\n/drafter nogram\n")
+    ran = cli(
+        "chat", "--drafter", "none", piped="/drafter\nhi\n/stats\n/drafter ngram:k=4\nhi\n/stats\n/drafter nogram\n"
+    )
     assert "drafter: none" in ran.err
     assert "nothing was drafted" in ran.err
     assert "drafter: prompt-lookup" in ran.err

@@ -80,7 +80,7 @@ def test_list(cli, monkeypatch):
         "path": "here/demo",
     }
     assert told[1]["parameters"] is None
-    monkeypatch.setattr(hub, "installed", lambda: [])
+    monkeypatch.setattr(hub, "installed", list)
     assert cli("list", "--json").out == "[]\n"
     assert "outrider pull demo" in cli("list").err
 

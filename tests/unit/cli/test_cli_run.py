@@ -7,11 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
+from reciting import SONG
 
 from outrider.cli.show import STYLES
 from outrider.drafters.prompt_lookup import PromptLookupConfig
-
-from reciting import SONG
 
 ASK = "Sing: "
 
@@ -128,6 +127,10 @@ def test_a_failed_request_ends_with_1(cli, stage):
     assert ran.code == 1
     assert json.loads(ran.out)["finish_reason"] == "error"
     assert ran.err.startswith("error: ")
+    for words in ([], ["--no-stream"], ["--compare"], ["--compare", "--no-stream"]):
+        ran = cli("run", ASK, "--allowed-token-ids", "5", "--banned-token-ids", "5", *words)
+        assert (ran.code, ran.out) == (1, "\n")
+        assert ran.err.startswith("error: ")
 
 
 def test_options_reach_the_loader(cli, stage):
@@ -170,9 +173,7 @@ def test_a_prediction_is_drafted_from(cli, stage, tmp_path, as_file):
 
 def test_chat_wraps_the_prompt_as_a_message(cli, stage):
     assert cli("run", "Sing.", "--chat", "--system", "You sing.").code == 0
-    assert stage.tokenizer.chats == [
-        [{"role": "system", "content": "You sing."}, {"role": "user", "content": "Sing."}]
-    ]
+    assert stage.tokenizer.chats == [[{"role": "system", "content": "You sing."}, {"role": "user", "content": "Sing."}]]
 
 
 def test_stops_and_limits_reach_the_engine(cli, stage):
@@ -218,9 +219,27 @@ def test_a_terminal_shows_who_brought_each_token(cli, stage, monkeypatch):
         assert figure in table
     for origin in ("accepted", "recovered", "bonus"):
         shown = "".join(re.findall(rf"\x1b\[{ansi(STYLES[origin])}m(.*?)\x1b\[0m", answer))
-        meant = "".join(chr(t) for t, p in zip(told["tokens"], told["provenance"], strict=True) if p["origin"] == origin)
+        meant = "".join(
+            chr(t) for t, p in zip(told["tokens"], told["provenance"], strict=True) if p["origin"] == origin
+        )
         assert shown.replace(" ", "") == meant.replace("\u0100", "").replace(" ", "")
         assert shown
+
+
+def test_a_terminal_counts_the_plain_run_and_then_streams(cli, stage, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    ran = cli("run", ASK, "--compare")
+    assert f"plain decoding first, to compare: {len(SONG) + 1} tokens" in ran.err
+    _, answer, table = without_colours(ran.out).split("\n\n")
+    assert answer == SONG
+    for figure in ("tok/s plain", "tok/s speculative", "speed-up", "α", "γ", "τ measured", "τ by formula", "identical"):
+        assert figure in table
+
+
+def test_comparing_needs_no_more_room_than_the_prompt(cli, stage):
+    stage.context = len(ASK) + 2
+    told = json.loads(cli("run", ASK, "--compare", "--json").out)
+    assert told["text"] == SONG[:2]
 
 
 def test_no_color_means_none(cli, stage, monkeypatch):
@@ -254,8 +273,9 @@ def test_json_is_safe_to_print_and_exact(cli, stage):
 
 
 def test_the_comparison_says_where_texts_part(cli, stage, monkeypatch):
-    from outrider.api import LLM, Comparison
     from dataclasses import replace
+
+    from outrider.api import LLM, Comparison
 
     compare = LLM.compare
 

@@ -72,3 +72,11 @@ def test_a_long_word_does_not_wait_for_its_end():
     assert wrapper.feed("汉" * 13, "").plain == "汉" * 13
     assert wrapper.feed("字", "").plain == ""
     assert wrapper.flush().plain == "字"
+
+
+def test_a_line_just_filled_ends_before_its_space():
+    assert wrapped([("ab cd ef", "")], 5).plain == "ab cd\nef"
+
+
+def test_a_word_wider_than_the_line_is_left_to_the_terminal():
+    assert wrapped([("ab abcdefghij cd", "")], 8).plain == "ab\nabcdefghij cd"

@@ -282,7 +282,7 @@ def test_a_processor_may_insist_with_infinity():
         assert got[0, 12] == 1.0
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, derandomize=True, max_examples=40)
 @given(data=st.data())
 def test_token_logprobs_against_a_full_sort(data: st.DataObject):
     vocab = data.draw(st.integers(1, 12))
@@ -299,4 +299,4 @@ def test_token_logprobs_against_a_full_sort(data: st.DataObject):
             sorted((x - total for x in row), reverse=True)[:top], abs=2e-3
         )
         assert [row[t] for t, _ in got.top] == sorted(row, reverse=True)[:top]
-        assert list(got.top) == sorted(got.top, key=lambda pair: (-pair[1], pair[0]))
+        assert [t for t, _ in got.top] == sorted((t for t, _ in got.top), key=lambda t: (-row[t], t))

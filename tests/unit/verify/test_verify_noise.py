@@ -31,7 +31,7 @@ def by_the_book(seed: int, position: int, stream: int, token: int) -> float:
     return ((mix((key + token * GOLDEN) % WORD) >> 12) + 0.5) * 2.0**-52
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, derandomize=True, max_examples=60)
 @given(seed=seeds, position=places, stream=st.integers(0, 9), vocab=st.integers(1, 300))
 def test_the_noise_is_its_definition(seed: int, position: int, stream: int, vocab: int):
     wanted = [-math.log(-math.log1p(-by_the_book(seed, position, stream, t))) for t in range(vocab)]

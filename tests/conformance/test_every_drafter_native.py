@@ -1,0 +1,135 @@
+"""Every drafter on tiny random models of real families: the text is what Transformers' own forward passes say."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from drafter_cast import EVERYBODY
+from plain_decoding import assert_same, request, run
+from testbed import VOCAB, Testbed
+from tiny_models import fallback_testbed, native_testbed
+
+from outrider.core import SamplingParams
+from outrider.engine.engine import Limits, Request
+
+everybody = pytest.mark.parametrize("drafter", EVERYBODY)
+SOME = ("suffix:width=3,min_prob=0", "hidden-oracle", "random-trees", "draft-model:model=other,k=4,min_prob=0.2")
+CLOSE = 1e-4  # log-probabilities, against Transformers in float32
+
+
+@pytest.fixture(scope="module")
+def beds(tmp_path_factory: pytest.TempPathFactory):
+    """Testbeds by name, made when first asked for: `llama`, `llama int4`, `gpt2`."""
+    made: dict[str, Testbed] = {}
+
+    def bed(name: str) -> Testbed:
+        if name not in made:
+            family, _, quantize = name.partition(" ")
+            folder = tmp_path_factory.mktemp(name.replace(" ", "-"))
+            kind: Any = quantize or None
+            if family in ("gpt2", "mamba"):
+                made[name] = fallback_testbed(family, folder)
+            else:
+                made[name] = native_testbed(family, folder, quantize=kind)
+        return made[name]
+
+    return bed
+
+
+@everybody
+def test_in_mixed_batches_of_eight(beds: Any, drafter: str):
+    bed = beds("llama")
+    requests = bed.pairwise_requests(designs=1)
+    for start in range(0, len(requests), 8):
+        bed.check(drafter, requests[start : start + 8], tolerance=CLOSE)
+
+
+@pytest.mark.parametrize("drafter", SOME)
+def test_alone(beds: Any, drafter: str):
+    bed = beds("llama")
+    for asked in bed.pairwise_requests(designs=1):
+        bed.check(drafter, (asked,), tolerance=CLOSE)
+
+
+@pytest.mark.parametrize("drafter", SOME)
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "mistral", "gemma2"])
+def test_in_every_family(beds: Any, family: str, drafter: str):
+    bed = beds(family)
+    bed.check(drafter, bed.pairwise_requests(designs=1)[:12], tolerance=CLOSE)
+
+
+@pytest.mark.parametrize("drafter", SOME)
+@pytest.mark.parametrize("family", ["llama", "mistral", "llama int4"])
+def test_where_everything_is_tight(beds: Any, family: str, drafter: str):
+    """Five pages for six texts, prompts read in pieces: trees, preemption and rereading at once."""
+    bed = beds(family)
+    requests = tuple(
+        request(range(1, 4 + 3 * i), max_tokens=45, ignore_eos=True, temperature=0.3 * i, seed=i, top_k=6, logprobs=1)
+        for i in range(6)
+    )
+    stats = bed.check(drafter, requests, limits=Limits(max_round_tokens=11), cache_tokens=80, tolerance=CLOSE)
+    assert stats.preemptions > 0
+
+
+@pytest.mark.parametrize("drafter", SOME)
+@pytest.mark.parametrize("family", ["llama", "llama int8"])
+def test_shared_beginnings_with_and_without_salt(beds: Any, family: str, drafter: str):
+    bed = beds(family)
+    beginning = tuple(random.Random(5).choices(range(1, VOCAB), k=48))
+    params = SamplingParams(max_tokens=20, temperature=0.6, seed=9, logprobs=2)
+    first = Request(prompt=(*beginning, 1), params=params, salt="x")
+    same = Request(prompt=(*beginning, 2), params=params, salt="x")
+    requests = (first, same, replace(same, salt="y"))
+    tried = bed.engine(drafter, requests)
+    shared: list[int] = []
+    for asked in requests:
+        before = tried.stats.shared_tokens
+        (told,) = run(tried, [asked])
+        assert_same(told, bed.judged(asked), tolerance=CLOSE)
+        shared.append(tried.stats.shared_tokens - before)
+    assert shared == [0, 48, 0]
+
+
+@everybody
+@pytest.mark.parametrize("packed", ["int4", "int8"])
+def test_packed_models_to_the_last_bit(beds: Any, packed: str, drafter: str):
+    """Log-probabilities too: the same bits drafted or not, alone or in company, in one pass or many."""
+    bed = beds(f"llama {packed}")
+    params = SamplingParams(max_tokens=20, temperature=0.5, ignore_eos=True, logprobs=3)
+    requests = [Request(prompt=(i, *range(2, 9 + 3 * i)), params=replace(params, seed=i)) for i in range(5)]
+    drafted = bed.engine(drafter, requests, limits=Limits(max_round_tokens=19))
+    alone = bed.engine("none", limits=Limits(max_batch=1))
+    for told, plain_told in zip(run(drafted, requests), run(alone, requests), strict=True):
+        assert told == plain_told
+        assert [one.logprobs for one in told] == [one.logprobs for one in plain_told]
+
+
+@pytest.mark.parametrize("drafter", [*SOME, "mix"])
+@pytest.mark.parametrize("packed", ["int4", "int8"])
+def test_packed_models_with_every_option(beds: Any, packed: str, drafter: str):
+    """Judged by one pass over the whole text for every token."""
+    bed = beds(f"llama {packed}")
+    bed.check(drafter, bed.pairwise_requests(designs=1), tolerance=1e-5)
+
+
+@pytest.mark.parametrize("drafter", ["suffix", "wavering-oracle", "hidden-oracle", "liar"])
+@pytest.mark.parametrize("family", ["gpt2", "mamba"])
+def test_models_that_run_on_transformers(beds: Any, family: str, drafter: str):
+    """One whose cache can be cropped and one whose cannot: what was refused is read again."""
+    bed = beds(family)
+    limits = Limits(max_batch=4, max_round_tokens=21)
+    bed.check(drafter, bed.pairwise_requests(designs=1)[:9], limits=limits, cache_tokens=112, tolerance=CLOSE)
+
+
+@pytest.mark.slow
+@everybody
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral", "gemma2", "llama int4", "llama int8", "gpt2"])
+def test_a_fuller_product(beds: Any, family: str, drafter: str):
+    bed = beds(family)
+    requests = bed.pairwise_requests(designs=6)
+    for start in range(0, len(requests), 8):
+        limits = Limits(max_batch=5, max_round_tokens=7 + start)
+        bed.check(drafter, requests[start : start + 8], limits=limits, cache_tokens=96 + start % 5 * 16, tolerance=CLOSE)
