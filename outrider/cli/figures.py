@@ -80,11 +80,9 @@ def _winners(stats: Stats) -> list[Row]:
 
 def _costs(stats: Stats) -> list[Row]:
     """Where the time of a round went, on average."""
-    passes = max(1, stats.passes)
-    draft, verify, host = (1000 * each / passes for each in (stats.times.draft, stats.times.verify, stats.times.host))
-    says = (
-        f"draft {draft:.2f}, verify {verify:.1f}, host {host:.2f}; {_count(passes, 'pass', 'passes')} with the prompt's"
-    )
+    times = stats.times
+    draft, verify, host = (1000 * each / max(1, times.rounds) for each in (times.draft, times.verify, times.host))
+    says = f"draft {draft:.2f}, verify {verify:.1f}, host {host:.2f}; reading the prompt took {times.read:.2f} s"
     return [("ms a round", f"{draft + verify + host:.1f}", says)]
 
 

@@ -112,7 +112,7 @@ class Engine:
             self._commit(spans[i], *each) for i, each in zip(ready, zip(verdicts, rows, strict=True), strict=True)
         ]
         self._observe(seqs, drafts, verdicts)
-        self._account(turns, began, Times(draft=scoring - drafting, verify=scored - scoring))
+        self._account(turns, began, Times(draft=scoring - drafting, verify=scored - scoring, rounds=1))
         return [self._retire(event) if event.finish else event for event in events]
 
     def submit(self, request: Request) -> list[int]:
@@ -193,9 +193,9 @@ class Engine:
             seq.finish = "error"
             stats.ended = time.perf_counter()
             return Event(seq.id, text=live.text.flush(), finish="error", error=str(verdict))
-        stats.count(span.draft, verdict)
         pieces = extend(seq, verdict.tokens, live.text)
         kept = verdict.tokens[: len(pieces)]
+        stats.count(span.draft, Verdict(kept, verdict.path[: len(kept)]))
         seq.cached = self.target.keep(span, verdict.path[: max(0, len(kept) - 1)])
         self.target.pool.publish(seq.id, seq.tokens, seq.cached)
         stats.tell(len(kept), time.perf_counter())
@@ -215,7 +215,7 @@ class Engine:
             stats = self._live[turn.seq.id].stats
             stats.passes += 1
             stats.shared_tokens += turn.shared
-            stats.times.add(times)
+            stats.times.add(times if turn.decodes else Times(read=times.total))
         for seq in self.scheduler.preempted:
             self._live[seq.id].stats.preemptions += 1
 

@@ -16,13 +16,16 @@ class Turn:
     seq: Sequence
     chunk: int
     budget: int
+
+    complete: bool
+    """The chunk reaches the end of the text, so that the target can say what follows."""
     shared: int = 0
     """Tokens found in the cache when the sequence was admitted, in this round."""
 
     @property
-    def complete(self) -> bool:
-        """The chunk reaches the end of the text, so that the target can say what follows."""
-        return self.chunk == self.seq.pending
+    def decodes(self) -> bool:
+        """All but the last token was read before: the usual case once the prompt is read."""
+        return self.complete and self.chunk == 1
 
 
 class Scheduler:
@@ -76,14 +79,15 @@ class Scheduler:
             return None
         budget = min(max_draft if seq.max_draft is None else min(max_draft, seq.max_draft), seq.room - 1)
         budget = max(0, min(budget, spare - chunk)) if chunk == seq.pending == 1 else 0
+        complete = chunk == seq.pending
         if self.pool.reserve(seq.id, seq.cached + chunk + budget):
-            return Turn(seq, chunk, budget)
+            return Turn(seq, chunk, budget, complete)
         while not self.pool.reserve(seq.id, seq.cached + chunk):  # a draft is never worth another's pages
             victim = self.running[-1]
             self._preempt(victim)
             if victim is seq:
                 return None
-        return Turn(seq, chunk, 0)
+        return Turn(seq, chunk, 0, complete)
 
     def _admit(self, spare: int) -> Turn | None:
         seq = self.waiting[0]
@@ -94,7 +98,7 @@ class Scheduler:
             seq.cached = 0
             return None
         self.running.append(self.waiting.popleft())
-        return Turn(seq, chunk, 0, shared=seq.cached)
+        return Turn(seq, chunk, 0, chunk == seq.pending, shared=seq.cached)
 
     def _preempt(self, victim: Sequence) -> None:
         """Take the newest sequence's pages. Nothing is lost: its text is read again when there is room."""

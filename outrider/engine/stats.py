@@ -30,12 +30,13 @@ class Tally:
     """Rounds in which a token of this depth stood."""
 
     def count(self, draft: Draft, verdict: Verdict) -> None:
+        """Add a round. The verdict holds only what the text kept: a stop may have cut it inside the draft."""
         depth = len(draft) if draft.parents is None else max(draft.depths(), default=0)
         self.rounds += 1
         self.drafted += len(draft)
         self.accepted += verdict.accepted
         self.emitted += len(verdict.tokens)
-        self.refused += ends_in_refusal(draft, verdict)
+        self.refused += len(verdict.tokens) > verdict.accepted and ends_in_refusal(draft, verdict)
         while len(self.drafted_at) < depth:
             self.drafted_at.append(0)
             self.accepted_at.append(0)
@@ -92,13 +93,22 @@ class Tally:
 
 @dataclass(slots=True)
 class Times:
-    """Seconds of the rounds a request took part in."""
+    """Seconds of the rounds a request took part in: those that read its prompt, and the parts of the others."""
 
     draft: float = 0.0
     verify: float = 0.0
     host: float = 0.0
+    read: float = 0.0
+    rounds: int = 0
+    """How many rounds `draft`, `verify` and `host` are of."""
+
+    @property
+    def total(self) -> float:
+        return self.draft + self.verify + self.host + self.read
 
     def add(self, other: Times) -> None:
+        self.read += other.read
+        self.rounds += other.rounds
         self.draft += other.draft
         self.verify += other.verify
         self.host += other.host
@@ -176,6 +186,7 @@ class Stats:
             "draft_seconds": self.times.draft,
             "verify_seconds": self.times.verify,
             "host_seconds": self.times.host,
+            "read_seconds": self.times.read,
             "tokens_per_second": self.tokens_per_second,
             "decode_tokens_per_second": self.decode_tokens_per_second,
         }

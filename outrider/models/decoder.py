@@ -114,7 +114,7 @@ class Decoder:
         self._rotations = Rotations(config, self.device)
         self._activate = ACTIVATIONS[config.activation]
         if weights.packed:
-            self._activate = partial(_by_rows, self._activate, self._rows_together())
+            self._activate = row_invariant(self._activate, config.activation, config.intermediate_size)
         # Gemma was trained with its scale rounded to the stream's dtype.
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype).item()
 
@@ -157,7 +157,7 @@ class Decoder:
         cap = self.config.final_softcap
         if cap is None:
             return logits
-        capped = partial(_by_rows, torch.tanh, 1) if self._weights.packed else torch.tanh
+        capped = torch.tanh
         return capped(logits / cap) * cap
 
     def _embed(self, ids: Tensor) -> Tensor:
@@ -183,11 +183,11 @@ class Decoder:
         y = layer.down(self._activate(gate) * up)
         return y if layer.post_mlp_norm is None else layer.post_mlp_norm(y)
 
-    def _rows_together(self) -> int:
-        """How many rows of the MLP's width one activation call may take, see _by_rows."""
-        if self.config.activation == "gelu":  # torch has another kernel for a single row, so all go singly
-            return 1
-        return max(1, SERIAL // self.config.intermediate_size)
+
+def row_invariant(f: Callable[[Tensor], Tensor], name: Activation, width: int) -> Callable[[Tensor], Tensor]:
+    """An activation of rows [N, width] in which no row's bits depend on how many there are."""
+    # torch has another kernel for gelu of a single row, so all rows go singly.
+    return partial(_by_rows, f, 1 if name == "gelu" else max(1, SERIAL // width))
 
 
 def _by_rows(f: Callable[[Tensor], Tensor], together: int, x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import pytest
 from drafter_cast import EVERYBODY
 from plain_decoding import assert_same, request, run
 from testbed import VOCAB, Testbed
-from tiny_models import fallback_testbed, native_testbed
+from conformance_models import fallback_testbed, native_testbed
 
 from outrider.core import SamplingParams
 from outrider.engine.engine import Limits, Request

@@ -237,7 +237,8 @@ def _nothing_after(end: Callable[[str, Seq[Token]], bool]) -> Processor:
 def test_a_row_behind_a_stop_token_fails_nobody(drafter: str):
     """A draft runs past the end of the text, where a grammar rules everything out; the text ended well before."""
     after_end = _nothing_after(lambda _, tokens: EOS in tokens)
-    asked = [request([1, i], max_tokens=60, temperature=0.8, seed=i, logits_processors=(after_end,)) for i in range(1, 5)]
+    options = {"logit_bias": {EOS: 3.0}, "logits_processors": (after_end,)}
+    asked = [request([1, i], max_tokens=60, temperature=0.8, seed=i, **options) for i in range(1, 5)]
     for told, each in zip(run(TOY.engine(drafter, asked), asked), asked, strict=True):
         assert TOY.judged(each)[0].finish == "stop"
         assert_same(told, TOY.judged(each))

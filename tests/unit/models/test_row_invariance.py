@@ -11,7 +11,8 @@ import torch
 from tiny_models import save
 from torch import Tensor
 
-from outrider.models.config import DecoderConfig
+from outrider.models.config import Activation, DecoderConfig
+from outrider.models.decoder import ACTIVATIONS, row_invariant
 from outrider.models.linear import Int4Linear, Int8Linear
 from outrider.models.load import load_decoder
 
@@ -45,21 +46,21 @@ class OwnKeys:
 
 @torch.inference_mode()
 @pytest.mark.parametrize(
-    ("name", "intermediate", "quantize"),
+    ("name", "quantize", "changes"),
     [  # 1540 and 2730 are no multiple of any vector; 33 and 64 rows of them are shared out to threads
-        ("llama", 1540, "int4"),
-        ("llama-biases", 1540, "int8"),
-        ("qwen2", 2730, "int8"),
-        ("qwen3", 64, "int4"),
-        ("gemma2", 2730, "int4"),
-        ("gemma3", 100, "int4"),
+        ("llama", "int4", {"intermediate_size": 1540}),
+        ("llama-biases", "int8", {"intermediate_size": 1540}),
+        ("qwen2", "int8", {"intermediate_size": 2730}),
+        ("qwen3", "int4", {"intermediate_size": 64}),
+        ("gemma2", "int4", {"intermediate_size": 2730, "final_logit_softcapping": 20.0}),
+        ("gemma3", "int4", {"intermediate_size": 100, "final_logit_softcapping": 20.0, "layer_types": None}),
     ],
 )
-def test_forward_and_logits(tmp_path: Path, threads: int, name: str, intermediate: int, quantize: Any):
-    save(name, tmp_path, intermediate_size=intermediate, hidden_size=54, num_hidden_layers=2, layer_types=None)
+def test_forward_and_logits(tmp_path: Path, threads: int, name: str, quantize: Any, changes: dict[str, Any]):
+    save(name, tmp_path, spread=1.0, hidden_size=54, vocab_size=127, num_hidden_layers=2, **changes)
     decoder = load_decoder(tmp_path, device="cpu", quantize=quantize)
     generator = torch.Generator().manual_seed(2)
-    ids = torch.randint(0, 97, (64,), generator=generator)
+    ids = torch.randint(0, 127, (64,), generator=generator)
     positions = torch.randint(0, 3000, (64,), generator=generator)
     attend = OwnKeys(decoder.config)
 
@@ -72,6 +73,18 @@ def test_forward_and_logits(tmp_path: Path, threads: int, name: str, intermediat
         assert torch.equal(run(0, width), whole[:width]), f"bits move at {width} rows"
     for row in (1, 20, 33, 63):
         assert torch.equal(run(row, row + 1), whole[row : row + 1]), f"bits of row {row} move when it is alone"
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("width", [100, 2730, 1599])
+def test_activations(threads: int, activation: Activation, width: int):
+    """In float32, where a last bit shows; the decoder's own run on bf16, where it seldom does."""
+    gate_up = torch.randn(64, 2 * width, generator=torch.Generator().manual_seed(4)) * 3
+    activate = row_invariant(ACTIVATIONS[activation], activation, width)
+    whole = activate(gate_up[:, :width])
+    for row in range(64):
+        assert torch.equal(activate(gate_up[row : row + 1, :width])[0], whole[row]), f"bits of row {row} move"
 
 
 @torch.inference_mode()

@@ -70,7 +70,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def make(name: str, **changes: Any) -> Any:
+def make(name: str, spread: float = 0.3, **changes: Any) -> Any:
     """The Transformers model, float32, every parameter random: biases and norms too."""
     family, extra = MODELS[name]
     config = getattr(transformers, f"{family}Config")(**{**SHAPE, **extra, **changes})
@@ -79,7 +79,7 @@ def make(name: str, **changes: Any) -> Any:
     generator = torch.Generator().manual_seed(sum(map(ord, name)))
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * spread)
     return model
 
 
