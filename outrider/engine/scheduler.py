@@ -78,8 +78,9 @@ class Scheduler:
         if chunk < 1:
             return None
         budget = min(max_draft if seq.max_draft is None else min(max_draft, seq.max_draft), seq.room - 1)
-        budget = max(0, min(budget, spare - chunk)) if chunk == seq.pending == 1 else 0
         complete = chunk == seq.pending
+        # A text once read may have a few tokens to read again, where the cache could not be rolled back.
+        budget = max(0, min(budget, spare - chunk)) if complete and seq.generated else 0
         if self.pool.reserve(seq.id, seq.cached + chunk + budget):
             return Turn(seq, chunk, budget, complete)
         while not self.pool.reserve(seq.id, seq.cached + chunk):  # a draft is never worth another's pages

@@ -157,7 +157,7 @@ class Decoder:
         cap = self.config.final_softcap
         if cap is None:
             return logits
-        capped = torch.tanh
+        capped = partial(_by_rows, torch.tanh, 1) if self._weights.packed else torch.tanh
         return capped(logits / cap) * cap
 
     def _embed(self, ids: Tensor) -> Tensor:

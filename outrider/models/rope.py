@@ -80,7 +80,10 @@ class Rotations:
         """Make the tables hold at least this many positions. May replace them: not while a graph holds them."""
         if length <= self.length:
             return
-        length = max(length, 2 * self.length)
+        with torch.inference_mode(False), torch.no_grad():  # tables grown while serving still serve training
+            self._grow(max(length, 2 * self.length))
+
+    def _grow(self, length: int) -> None:
         positions = torch.arange(self.length, length).float()
         for i, (rope, frequencies) in enumerate(zip(self._ropes, self._frequencies, strict=True)):
             angles = torch.outer(positions, frequencies)

@@ -48,6 +48,7 @@ class FallbackTarget:
         self._texts: dict[int, _Text] = {}
         self.one_by_one: bool
         """The model reads on from its cache rightly by single tokens only: drafts are correct, but save no time."""
+        self.rewinds = False
         self._positions: bool  # the model is told where its tokens stand, not left to count
         self.vocab_size = self._try_out()
 
@@ -95,6 +96,8 @@ class FallbackTarget:
     def _score(self, span: Span) -> Tensor:
         """[span.rows, vocab], leaving text and draft in the cache."""
         text = self._texts.setdefault(span.seq_id, _Text())
+        if self.rewinds and span.start < text.length:
+            text.take_back(text.length - span.start)
         if span.start != text.length:
             raise OutriderError(f"sequence {span.seq_id} has {text.length} tokens cached, its span says {span.start}")
         if not span.draft.is_chain:
@@ -161,6 +164,7 @@ class FallbackTarget:
             return f"it raised {type(error).__name__}: {error}"
         if text.cache is None:
             return "it hands back no cache; a decoder that does is needed"
+        self.rewinds = not self.one_by_one and text.croppable(self.context)
         # Rounding is far below the logits' spread (measured: 1e-6 of it in float32); a cache misread is of its order.
         tolerance = 1e-3 if torch.finfo(self.model.dtype).eps < 1e-4 else 0.1
         distance = float(off.square().mean().sqrt() / expected.std())

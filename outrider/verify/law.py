@@ -82,7 +82,7 @@ def token_logprobs(logits: Tensor, tokens: Seq[Token], top: int) -> list[TokenLo
     total = x.logsumexp(-1, keepdim=True)
     chosen = x.gather(-1, torch.tensor(tokens, dtype=torch.int64, device=x.device)[:, None])
     rank = (x > chosen).sum(-1, keepdim=True) + 1
-    value, index = x.topk(top, dim=-1)
+    value, index = _best(x, top)
     packed = torch.cat([t.double() for t in (total, chosen, rank, value, index)], dim=-1)
     out: list[TokenLogprob] = []
     for token, (norm, own, place, *rest) in zip(tokens, packed.tolist(), strict=True):  # one transfer
@@ -90,6 +90,14 @@ def token_logprobs(logits: Tensor, tokens: Seq[Token], top: int) -> list[TokenLo
         pairs = tuple((int(i), x - norm) for x, i in best)
         out.append(TokenLogprob(token, own - norm, int(place), pairs))
     return out
+
+
+def _best(x: Tensor, top: int) -> tuple[Tensor, Tensor]:
+    """The `top` largest of each row and where they stand, both [R, top]: the lowest ids where equals compete."""
+    value, index = x.topk(top, dim=-1)
+    if top and bool(((x == value[:, -1:]).sum(-1) > (value == value[:, -1:]).sum(-1)).any()):
+        value, index = (part[:, :top] for part in x.sort(dim=-1, descending=True, stable=True))
+    return value, index
 
 
 def explain(logits: Tensor, seq: Sequence) -> RequestError:

@@ -62,6 +62,16 @@ def test_growing_keeps_every_rotation():
     torch.testing.assert_close(far[0, 0].angle().cos(), expected.cos(), rtol=0, atol=1e-5)
 
 
+def test_tables_grown_while_serving_still_train():
+    rotations = Rotations(config({"rope_type": "default"}), torch.device("cpu"))
+    with torch.inference_mode():
+        rotations.reserve(2 * FIRST_LENGTH)
+    heads = torch.ones(1, 1, 128, requires_grad=True)
+    rotate(heads, rotations(torch.tensor([FIRST_LENGTH]))[0]).square().sum().backward()
+    assert heads.grad is not None
+    torch.testing.assert_close(heads.grad, 2 * torch.ones(1, 1, 128))  # a rotation keeps lengths
+
+
 def test_pairs_turn_as_halves_do():
     """The reordered rotation is the textbook one (rotate_half), reordered."""
     generator = torch.Generator().manual_seed(0)

@@ -419,3 +419,21 @@ def test_every_round_on_the_device(name: str) -> None:
     for drafted, accepted in ROUNDS:
         walk.round(drafted, accepted)
     assert walk.worst <= 1e-3
+
+
+def test_a_cache_that_can_be_cropped_may_be_read_on_from_earlier():
+    """What a draft model needs: a span that starts before the end of what is cached takes its place."""
+    model = build("gpt2")
+    target = FallbackTarget(model, 256)
+    assert target.rewinds
+    target.pool.open(0, [5])
+    assert target.pool.reserve(0, 16)
+    target.score([Span(0, 0, (5, 6, 7, 8, 9))])
+    got = target.score([Span(0, 2, (11, 12))])
+    with torch.inference_mode():
+        expected = model(torch.tensor([[5, 6, 11, 12]])).logits[0, -1:]
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-4)
+
+
+def test_a_recurrent_state_does_not_rewind():
+    assert not FallbackTarget(build("mamba2: recurrent"), 256).rewinds
