@@ -130,10 +130,11 @@ def note_of(ours: Ours) -> Callable[[], str]:
 
 def rows(args: argparse.Namespace) -> list[Row]:
     one = PROMPTS["chat"][:2]
+    theirs = Theirs(args.model, args.tokens)
     full = Ours(args.model, args.tokens, quantize="none")
     packed = Ours(args.model, args.tokens, quantize="int4")
     table = [
-        Row("Transformers generate, float32", lambda t=Theirs(args.model, args.tokens): t.ask(one)),
+        Row("Transformers generate, float32", lambda: theirs.ask(one)),
         Row("plain, float32", lambda: full.ask(one), "Transformers generate, float32", 1.3),
         Row("plain, 4-bit", lambda: packed.ask(one), "Transformers generate, float32", 3.5),
     ]
@@ -142,9 +143,8 @@ def rows(args: argparse.Namespace) -> list[Row]:
         for drafter in DRAFTERS:
             ours = Ours(args.model, args.tokens, drafter=drafter, quantize="int4")
             ours.texts = packed.texts  # the same dictionary: any difference raises
-            table.append(
-                Row(f"{kind}: {drafter}", lambda o=ours, k=kind: o.ask(PROMPTS[k]), f"{kind}: plain, 4-bit", bar, note_of(ours))
-            )
+            base = f"{kind}: plain, 4-bit"
+            table.append(Row(f"{kind}: {drafter}", lambda o=ours, k=kind: o.ask(PROMPTS[k]), base, bar, note_of(ours)))
     table += [
         Row("eight in turn, 4-bit", lambda: packed.ask_in_turn(PROMPTS["chat"])),
         Row("eight together, 4-bit", lambda: packed.ask_together(PROMPTS["chat"]), "eight in turn, 4-bit", 2.0),
@@ -172,17 +172,32 @@ def main() -> None:
             print(f"  {'warm-up' if repeat == 0 else repeat}: {row.name}: {rate:.1f} tok/s", flush=True)
             if repeat:
                 row.rates.append(rate)
+    report(table, args)
+
+
+def report(table: list[Row], args: argparse.Namespace) -> None:
     rates = {row.name: row.rate for row in table}
-    print(f"\n{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}, "
-          f"greedy, {args.tokens} new tokens, median of {args.repeats}\n")
+    chip = platform.processor() or platform.machine()
+    print(f"\n{chip}, {torch.get_num_threads()} threads, torch {torch.__version__}; ", end="")
+    print(f"greedy, {args.tokens} new tokens, median of {args.repeats}\n")
     for row in table:
         ratio = f"{row.rate / rates[row.base]:5.2f} x" if row.base else "     -  "
         bar = f"(bar {row.bar})" if row.bar else ""
         print(f"{row.name:34} {row.rate:8.1f} tok/s {ratio} {bar:10} {row.note()}")
     if args.json:
-        args.json.write_text(json.dumps([
-            {"name": r.name, "tokens_per_second": r.rate, "all": r.rates, "base": r.base,
-             "ratio": r.rate / rates[r.base] if r.base else None, "bar": r.bar, "note": r.note()} for r in table], indent=1))
+        rows_out = [
+            {
+                "name": row.name,
+                "tokens_per_second": row.rate,
+                "all": row.rates,
+                "base": row.base,
+                "ratio": row.rate / rates[row.base] if row.base else None,
+                "bar": row.bar,
+                "note": row.note(),
+            }
+            for row in table
+        ]
+        args.json.write_text(json.dumps(rows_out, indent=1))
 
 
 if __name__ == "__main__":

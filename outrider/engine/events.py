@@ -55,6 +55,8 @@ def extend(seq: Sequence, tokens: tuple[Token, ...], stream: TextStream) -> tupl
             break
     if seq.finish is not None:
         pieces[-1] += stream.flush()
+        if stream.stopped is not None:  # a stop string that only the end of the text could complete
+            seq.finish, seq.stop_reason = "stop", stream.stopped
     return tuple(pieces)
 
 
