@@ -121,7 +121,7 @@ def _check_params(p: SamplingParams) -> None:
 
     def whole(name: str, low: int, high: int) -> None:
         value = getattr(p, name)
-        if isinstance(value, bool) or not isinstance(value, int):
+        if not is_whole(value):
             raise RequestError(f"{name} must be a whole number, got {value!r}")
         within(name, low, high)
 
@@ -158,11 +158,16 @@ def _check_lists(p: SamplingParams) -> None:
             raise RequestError(f"logit_bias maps token ids to finite numbers, got {token!r}: {bias!r}")
 
 
+def is_whole(value: object) -> bool:
+    """An int, and not True or False."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
     """Raise RequestError where params names a token the model does not have."""
     for name in ("logit_bias", "allowed_token_ids", "banned_token_ids", "stop_token_ids"):
         for token in getattr(params, name) or ():
-            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+            if not is_whole(token) or not 0 <= token < vocab_size:
                 raise RequestError(f"{name}: {token!r} is no token of this model; ids run from 0 to {vocab_size - 1}")
 
 

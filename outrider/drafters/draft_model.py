@@ -202,9 +202,12 @@ class DraftModel:
         if held is None:
             held = self._held[seq.id] = list(seq.tokens[: self.model.pool.open(seq.id, seq.tokens, seq.salt)])
         else:
-            agree = next((i for i, (a, b) in enumerate(zip(held, seq.tokens, strict=False)) if a != b), None)
-            del held[min(len(seq.tokens) - 1, len(held) if agree is None else agree) :]
-        if len(seq.tokens) + budget <= self.model.context and self.model.pool.reserve(seq.id, len(seq.tokens) + budget):
+            certain = max(0, len(held) - self.max_tokens)  # only guesses can be wrong, and they come last
+            agree = certain + _common(held[certain:], seq.tokens[certain:])
+            del held[min(len(seq.tokens) - 1, agree) :]
+        length = len(seq.tokens) + budget
+        known = max(seq.tokens[len(held) :]) < self.model.vocab_size  # the target may have more rows than the draft
+        if known and length <= self.model.context and self.model.pool.reserve(seq.id, length):
             return True
         self.forget(seq)
         return False
@@ -231,6 +234,11 @@ class DraftModel:
     def _widen(self, law: torch.Tensor) -> torch.Tensor:
         """A law over the target's whole vocabulary, where its rows are padded further than the draft's."""
         return torch.nn.functional.pad(law, (0, self.target_vocab - len(law)))
+
+
+def _common(a: Seq[Token], b: Seq[Token]) -> int:
+    """How many tokens both begin with."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def _chances(logits: torch.Tensor, tokens: list[Token]) -> list[float]:

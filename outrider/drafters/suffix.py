@@ -15,7 +15,7 @@ from outrider.drafters.occurrences import Occurrences
 from outrider.drafters.options import check_options, least_chance
 
 _SCAN = 16
-"""Most recent occurrences counted for each run length."""
+"""Most occurrences counted, the most recent ones."""
 
 
 _STRANGE = 0.5
@@ -167,7 +167,7 @@ class Suffix:
         """Lengths of match that occurred, longest first, each with the places that match so far or farther."""
         found = index.find(text[-self.config.max_depth :], self.config.max_depth, _SCAN)
         for match in sorted(set(found.values()), reverse=True):
-            yield match, sorted((place for place, m in found.items() if m >= match), reverse=True)
+            yield match, sorted((place for place, m in found.items() if m >= match), reverse=True)[:_SCAN]
 
 
 def _ceiling(trust: Confidence, match: int, seen: int, depth: int) -> float:

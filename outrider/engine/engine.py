@@ -19,6 +19,7 @@ from outrider.core import (
     Verdict,
     check_token_ids,
     derive_seeds,
+    is_whole,
 )
 from outrider.drafters.base import Drafter
 from outrider.engine.events import Event, extend, logprobs_of, provenance_of
@@ -236,10 +237,10 @@ class Engine:
         if length == 0:
             raise RequestError("the prompt is empty: give it at least one token")
         for token in (*request.prompt, *request.prediction):
-            if not 0 <= token < vocab:
-                raise RequestError(f"token {token} does not exist: this model's ids run from 0 to {vocab - 1}")
-        if request.max_draft is not None and request.max_draft < 0:
-            raise RequestError(f"max_draft must be at least 0, got {request.max_draft}")
+            if not is_whole(token) or not 0 <= token < vocab:
+                raise RequestError(f"token {token!r} does not exist: this model's ids run from 0 to {vocab - 1}")
+        if request.max_draft is not None and (not is_whole(request.max_draft) or request.max_draft < 0):
+            raise RequestError(f"max_draft must be a whole number, at least 0; got {request.max_draft!r}")
         check_token_ids(request.params, vocab)
         room = min(self.target.context, capacity)
         if length >= room:
