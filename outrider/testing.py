@@ -72,10 +72,8 @@ class ToyTarget:
         self.pool.trim(span.seq_id, end + len(path))
         return end + len(path)
 
-    def release(self, seq_id: int, *, scrub: bool = False) -> None:
-        for page in self.pool.close(seq_id, unpublish=scrub):
-            if scrub:
-                self.slots[page * self.pool.size : (page + 1) * self.pool.size] = [-1] * self.pool.size
+    def release(self, seq_id: int, *, unpublish: bool = False) -> None:
+        self.pool.close(seq_id, unpublish=unpublish)
 
     def logits_after(self, tokens: Seq[Token]) -> Tensor:
         """[vocab]: what `score` says after this text; for judging from outside."""
@@ -103,7 +101,7 @@ class ScriptedDrafter:
 
     def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
         for seq, draft, verdict in zip(seqs, drafts, verdicts, strict=True):
-            if tuple(draft.tokens[node] for node in verdict.path) != verdict.tokens[:-1]:
+            if len(draft) and tuple(draft.tokens[node] for node in verdict.path) != verdict.tokens[:-1]:
                 raise OutriderError(f"sequence {seq.id}: the verdict's path is not its tokens")
 
     def forget(self, seq: Sequence) -> None:

@@ -214,8 +214,8 @@ class Engine:
         times.host = time.perf_counter() - began - times.draft - times.verify
         for turn in turns:
             stats = self._live[turn.seq.id].stats
+            stats.shared_tokens += 0 if stats.passes else turn.shared  # not what is found again after a preemption
             stats.passes += 1
-            stats.shared_tokens += turn.shared
             stats.times.add(times if turn.decodes else Times(read=times.total))
         for seq in self.scheduler.preempted:
             self._live[seq.id].stats.preemptions += 1
@@ -225,7 +225,7 @@ class Engine:
         live = self._live.pop(event.seq_id)
         self.scheduler.remove(live.seq)
         if live.seq.id in self.target.pool:
-            self.target.release(live.seq.id, scrub=live.seq.finish == "error")
+            self.target.release(live.seq.id, unpublish=live.seq.finish == "error")
         self.drafter.forget(live.seq)
         self.stats.add(live.stats)
         return replace(event, stats=live.stats)

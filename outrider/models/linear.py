@@ -28,6 +28,7 @@ _int8_product = torch._weight_int8pack_mm  # pyright: ignore[reportPrivateImport
 
 GROUP = 32  # weights that share a scale and a zero, as in a Q4_1 block
 COLUMNS = 32  # inputs are padded to a multiple: int4 takes whole groups, int8 crashes unless K % 16 == 0
+BLOCK = 4096  # rows quantised at a time
 ROWS = 16  # outputs are padded to a multiple for int4, which takes no others
 
 
@@ -51,8 +52,7 @@ class Int4Linear:
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self._out = weight.shape[0]
         self._pad = -weight.shape[1] % COLUMNS
-        weight = F.pad(weight, (0, self._pad, 0, -self._out % ROWS))
-        levels, self._scales = quantize_int4(weight)
+        levels, self._scales = quantize_int4(_padded(weight, -self._out % ROWS, self._pad))
         self._packed = _pack_int4(levels, 1)
         self._bias = None if bias is None else bias.bfloat16()
 
@@ -73,7 +73,7 @@ class Int8Linear:
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self._pad = -weight.shape[1] % COLUMNS
-        self._weight, self._scales = quantize_int8(F.pad(weight, (0, self._pad)))
+        self._weight, self._scales = quantize_int8(_padded(weight, 0, self._pad))
         self._bias = None if bias is None else bias.bfloat16()
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -104,11 +104,21 @@ def quantize_int4(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Levels -127..127 int8 [out, in] and scales bf16 [out]. A weight is level * scale."""
-    weight = weight.float()
-    scale = (weight.abs().amax(dim=1) / 127).bfloat16()
-    _check_finite(scale)
-    divisor = torch.where(scale > 0, scale, 1).float().unsqueeze(1)
-    return weight.div(divisor).round_().clamp_(-127, 127).to(torch.int8), scale
+    levels, scales = torch.empty_like(weight, dtype=torch.int8), weight.new_empty(len(weight), dtype=torch.bfloat16)
+    # A head is the largest matrix there is: by blocks, no float copy of the whole is ever held.
+    for first in range(0, len(weight), BLOCK):
+        rows = weight[first : first + BLOCK].float()
+        scale = (rows.abs().amax(dim=1) / 127).bfloat16()
+        _check_finite(scale)
+        divisor = torch.where(scale > 0, scale, 1).float().unsqueeze(1)
+        levels[first : first + BLOCK] = rows.div(divisor).round_().clamp_(-127, 127)
+        scales[first : first + BLOCK] = scale
+    return levels, scales
+
+
+def _padded(weight: Tensor, rows: int, columns: int) -> Tensor:
+    """With so many more rows and columns of zeros; the weight itself where there are none."""
+    return F.pad(weight, (0, columns, 0, rows)) if rows or columns else weight
 
 
 def _check_finite(scales: Tensor) -> None:

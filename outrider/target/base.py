@@ -43,6 +43,6 @@ class Target(Protocol):
         """
         ...
 
-    def release(self, seq_id: int, *, scrub: bool = False) -> None:
-        """Forget the sequence and close its pages; `scrub` wipes them, so that no NaN outlives it."""
+    def release(self, seq_id: int, *, unpublish: bool = False) -> None:
+        """Forget the sequence and close its pages; `unpublish`: what they hold is offered to nobody."""
         ...

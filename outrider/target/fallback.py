@@ -89,9 +89,9 @@ class FallbackTarget:
         self.pool.trim(span.seq_id, span.start + len(span.tokens) + len(path))  # what is read again keeps its pages
         return text.length
 
-    def release(self, seq_id: int, *, scrub: bool = False) -> None:
+    def release(self, seq_id: int, *, unpublish: bool = False) -> None:
         self._texts.pop(seq_id, None)
-        self.pool.close(seq_id, unpublish=scrub)
+        self.pool.close(seq_id, unpublish=unpublish)
 
     def _score(self, span: Span) -> Tensor:
         """[span.rows, vocab], leaving text and draft in the cache."""

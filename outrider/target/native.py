@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.core import Span
+from outrider.core import EMPTY, Span
 from outrider.kernels.attention import attend_block, attend_rows
 from outrider.models.decoder import Decoder
 from outrider.target.layout import Layout, lay_out
@@ -30,13 +31,39 @@ class NativeTarget:
         decoder.reserve(self.context)
         self.pool = PagePool(-(-cache_tokens // page_size), page_size)
         shape = (len(config.layers), self.pool.count * page_size, config.kv_heads, config.head_dim)
+        self._tainted: set[int] = set()
+        """Pages where a pass wrote keys or values that are no numbers."""
         self.keys, self.values = (_blank(shape, decoder.dtype, self.device) for _ in range(2))
 
     @torch.inference_mode()
     def score(self, spans: Seq[Span]) -> Tensor:
+        logits, broken = self._pass(spans)
+        return self._without_drafts(logits, spans, broken) if broken else logits
+
+    def _pass(self, spans: Seq[Span]) -> tuple[Tensor, list[int]]:
+        """Logits, and which spans have drafts beside rows that are no numbers."""
+        if self._tainted:
+            self._clean(spans)
         layout = lay_out(spans, self.pool, self.device)
         hidden = self.decoder.forward(layout.ids, layout.positions, _Attend(self, layout))
-        return self.decoder.logits(hidden[layout.wanted])
+        logits = self.decoder.logits(hidden[layout.wanted])
+        if bool(hidden.sum().isfinite()):
+            return logits, []
+        bad = ~hidden.isfinite().all(-1)
+        self._tainted.update((layout.slots[bad] // self.pool.size).tolist())
+        rows = [bool(bad[part.rows].any()) for part in layout.parts]
+        return logits, [i for i, span in enumerate(spans) if rows[i] and len(span.draft)]
+
+    def _without_drafts(self, logits: Tensor, spans: Seq[Span], broken: list[int]) -> Tensor:
+        """Score those spans again, bare: a guess that breaks the model must not break the text that refuses it.
+
+        Nothing is then known of what follows their guesses.
+        """
+        parts = list(logits.split([span.rows for span in spans]))
+        for i in broken:
+            parts[i] = torch.full_like(parts[i], float("nan"))
+            parts[i][:1] = self._pass([replace(spans[i], draft=EMPTY)])[0]
+        return torch.cat(parts)
 
     @torch.inference_mode()
     def keep(self, span: Span, path: Seq[int]) -> int:
@@ -50,14 +77,24 @@ class NativeTarget:
         self.pool.trim(span.seq_id, end + len(path))
         return end + len(path)
 
-    @torch.inference_mode()
-    def release(self, seq_id: int, *, scrub: bool = False) -> None:
-        pages = self.pool.close(seq_id, unpublish=scrub)
-        if scrub and pages:
-            size = self.pool.size
-            slots = (torch.tensor(pages)[:, None] * size + torch.arange(size)).flatten().to(self.device)
-            self.keys[:, slots] = 0
-            self.values[:, slots] = 0
+    def release(self, seq_id: int, *, unpublish: bool = False) -> None:
+        self.pool.close(seq_id, unpublish=unpublish)
+
+    def _clean(self, spans: Seq[Span]) -> None:
+        """Wipe what a broken pass left where these spans will write.
+
+        A masked key weighs nothing, but nothing times NaN is NaN: whoever takes over a tainted
+        page, or goes on after a draft that broke, must find numbers there.
+        """
+        size = self.pool.size
+        for span in spans:
+            for index, page in enumerate(self.pool.table(span.seq_id)):
+                free = max(span.start - index * size, 0)
+                if page in self._tainted and free < size:
+                    self.keys[:, page * size + free : (page + 1) * size] = 0
+                    self.values[:, page * size + free : (page + 1) * size] = 0
+                    if free == 0:
+                        self._tainted.remove(page)
 
 
 def _blank(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -100,14 +100,13 @@ class PagePool:
             self._keys[holding.pages[index]] = key
             holding.names.append(self._names)
 
-    def close(self, seq_id: int, *, unpublish: bool = False) -> list[int]:
-        """Give all pages back; returns those nobody owns any more. `unpublish`: their text is not to be trusted."""
+    def close(self, seq_id: int, *, unpublish: bool = False) -> None:
+        """Give all pages back. `unpublish`: what they hold is not to be trusted, so not to be shared."""
         pages = self._holdings.pop(seq_id).pages
         for page in reversed(pages):  # the end of a text goes idle first, so is evicted first
             if unpublish and self._owners[page] == 1:
                 self._retract(page)
             self._disown(page)
-        return [page for page in pages if self._owners[page] == 0]
 
     def table(self, seq_id: int) -> list[int]:
         return self._holdings[seq_id].pages

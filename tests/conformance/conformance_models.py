@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,17 +42,15 @@ _SIZES: dict[str, Any] = _IDS | {
     "max_position_embeddings": CONTEXT,
     "tie_word_embeddings": False,
 }
-_HEADS = {"head_dim": 16, "query_pre_attn_scalar": 16}
-CONFIGS: dict[str, Callable[[], Any]] = {
-    "llama": lambda: LlamaConfig(**_SIZES),
-    "qwen2": lambda: Qwen2Config(**{k: v for k, v in _SIZES.items() if k != "head_dim"}),
-    "qwen3": lambda: Qwen3Config(**_SIZES),
-    "mistral": lambda: MistralConfig(**_SIZES, sliding_window=24),
-    "gemma2": lambda: Gemma2Config(**(_SIZES | _HEADS), sliding_window=20),
-    "gpt2": lambda: GPT2Config(**_IDS, n_embd=32, n_layer=2, n_head=2, n_positions=CONTEXT),
-    "mamba": lambda: MambaConfig(**_IDS, hidden_size=32, num_hidden_layers=2, state_size=8),
+CONFIGS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "llama": (LlamaConfig, _SIZES),
+    "qwen2": (Qwen2Config, {key: value for key, value in _SIZES.items() if key != "head_dim"}),
+    "qwen3": (Qwen3Config, _SIZES),
+    "mistral": (MistralConfig, _SIZES | {"sliding_window": 24}),
+    "gemma2": (Gemma2Config, _SIZES | {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 20}),
+    "gpt2": (GPT2Config, _IDS | {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": CONTEXT}),
+    "mamba": (MambaConfig, _IDS | {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}),
 }
-NATIVE = ("llama", "qwen2", "qwen3", "mistral", "gemma2")
 SPREAD = 1.5
 """Matrices are drawn this many times wider than is usual for their size, so that the model has opinions."""
 
@@ -59,7 +58,8 @@ SPREAD = 1.5
 def make_model(family: str, seed: int = 0) -> Any:
     """A random Transformers model in float32, the same for the same seed."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(CONFIGS[family](), attn_implementation="eager").float().eval()
+    config, options = CONFIGS[family]
+    model = AutoModelForCausalLM.from_config(config(**options), attn_implementation="eager").float().eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in sorted(model.named_parameters()):
@@ -114,11 +114,12 @@ def native_testbed(
         return NativeTarget(decoders["draft"], cache_tokens)
 
     world = transformers_world(models["draft"]) if quantize is None else whole_text_world(lambda: target(CONTEXT))
-    return Testbed(world, target, lambda name: NativeTarget(decoders[name], 2048))
+    decoders["cramped"] = decoders["other"]
+    return Testbed(world, target, lambda name: NativeTarget(decoders[name], 64 if name == "cramped" else 2048))
 
 
 def fallback_testbed(family: str, folder: Path) -> Testbed:
-    """The Transformers-backed target on a tiny model; a toy drafts for it."""
+    """The Transformers-backed target on a tiny model."""
     model = make_model(family)
     save(model, folder)
     device = torch.device("cpu")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence as Seq
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ VARIANTS = (
     "prompt-lookup:k=3",
     "draft-model:model=draft,beams=3,k=3",
     "draft-model:model=other,k=4,min_prob=0.2",
+    "draft-model:model=cramped,k=4",
     "suffix+draft-model:model=other",
 )
 SCRIPTED = ("oracle", "hidden-oracle", "wavering-oracle", "liar", "noise", "random-trees", "bad-trees")
@@ -36,7 +38,7 @@ class Stage:
     context: int
     tokenizer: Any
     drafts: Callable[[str], Target]
-    """`draft` is the target itself once more, `other` a worse model; a fresh one each time."""
+    """`draft` is the target itself once more, `other` a worse model, `cramped` one with hardly any cache."""
     mode: Literal["seeded", "distribution"] = "seeded"
     answers: Answers = field(default_factory=dict)
 
@@ -90,15 +92,12 @@ def _oracle(seq: Sequence, budget: int, stage: Stage) -> Draft:
 
 def _wavering(seq: Sequence, budget: int, stage: Stage) -> Draft:
     """What comes, with a wrong token in the middle, and what would have come behind it."""
-    tokens, rng = _next(seq, rng_count(_rng(seq), budget), stage), _rng(seq)
+    rng = _rng(seq)
+    tokens = _next(seq, rng.randrange(budget + 1), stage)
     if tokens:
         at = rng.randrange(len(tokens))
         tokens[at] = (tokens[at] + 1 + rng.randrange(stage.vocab_size - 1)) % stage.vocab_size
     return Draft(tuple(tokens), source="wavering-oracle")
-
-
-def rng_count(rng: random.Random, budget: int) -> int:
-    return rng.randrange(budget + 1)
 
 
 def _hidden(seq: Sequence, budget: int, stage: Stage) -> Draft:

@@ -13,6 +13,7 @@ from toy_world import TOY
 from outrider.core import Token
 from outrider.engine.engine import Engine, Limits, Request
 from outrider.engine.events import Event
+from outrider.target.base import Target
 
 everybody = pytest.mark.parametrize("drafter", EVERYBODY)
 SMALL = Limits(max_batch=4, max_round_tokens=9)
@@ -175,9 +176,10 @@ def test_everybody_lets_go(drafter: str):
         model.pool.check()
 
 
-def _draft_models(tried: Engine) -> list:
+def _draft_models(tried: Engine) -> list[Target]:
     members = [member.drafter for member in getattr(tried.drafter, "members", ())]
-    return [drafter.model for drafter in (tried.drafter, *members) if hasattr(drafter, "model")]
+    models = [getattr(drafter, "model", None) for drafter in (tried.drafter, *members)]
+    return [model for model in models if model is not None]
 
 
 def test_forgotten_exactly_once_each():

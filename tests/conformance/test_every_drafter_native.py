@@ -7,13 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from conformance_models import fallback_testbed, native_testbed
 from drafter_cast import EVERYBODY
 from plain_decoding import assert_same, request, run
-from testbed import VOCAB, Testbed
-from conformance_models import fallback_testbed, native_testbed
+from testbed import TOKENIZER, VOCAB, Testbed
 
 from outrider.core import SamplingParams
-from outrider.engine.engine import Limits, Request
+from outrider.engine.engine import Engine, Limits, Request
+from outrider.target.native import NativeTarget
 
 everybody = pytest.mark.parametrize("drafter", EVERYBODY)
 SOME = ("suffix:width=3,min_prob=0", "hidden-oracle", "random-trees", "draft-model:model=other,k=4,min_prob=0.2")
@@ -75,6 +76,22 @@ def test_where_everything_is_tight(beds: Any, family: str, drafter: str):
 
 
 @pytest.mark.parametrize("drafter", SOME)
+@pytest.mark.parametrize("page_size", [1, 3])
+def test_on_tiny_pages(beds: Any, page_size: int, drafter: str):
+    """Every draft crosses pages, and every page is soon shared."""
+    bed = beds("llama")
+    requests = bed.pairwise_requests(designs=1)[:8]
+    tried = bed.engine(drafter, requests)
+    decoder = tried.target.decoder
+    small = NativeTarget(decoder, 300, page_size=page_size)
+    tried = Engine(small, tried.drafter, tried.verifier, TOKENIZER, eos_ids=TOKENIZER.eos_ids)
+    for _ in range(2):
+        for told, asked in zip(run(tried, requests), requests, strict=True):
+            assert_same(told, bed.judged(asked), tolerance=CLOSE)
+    assert tried.stats.shared_tokens > 0
+
+
+@pytest.mark.parametrize("drafter", SOME)
 @pytest.mark.parametrize("family", ["llama", "llama int8"])
 def test_shared_beginnings_with_and_without_salt(beds: Any, family: str, drafter: str):
     bed = beds(family)
@@ -132,4 +149,6 @@ def test_a_fuller_product(beds: Any, family: str, drafter: str):
     requests = bed.pairwise_requests(designs=6)
     for start in range(0, len(requests), 8):
         limits = Limits(max_batch=5, max_round_tokens=7 + start)
-        bed.check(drafter, requests[start : start + 8], limits=limits, cache_tokens=96 + start % 5 * 16, tolerance=CLOSE)
+        bed.check(
+            drafter, requests[start : start + 8], limits=limits, cache_tokens=96 + start % 5 * 16, tolerance=CLOSE
+        )

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
 from drafter_cast import EVERYBODY
 from plain_decoding import World, assert_same, plain, request, run, told_by
 from testbed import CONTEXT, EOS, TOKENIZER, VOCAB
-from toy_world import target, TOY, WORLD
 from torch import Tensor
+from toy_world import TOY, WORLD, target
 
 from outrider.core import Draft, Sequence, Span, Token
 from outrider.engine.engine import Engine, Request
@@ -143,8 +145,10 @@ FAULTS: dict[str, tuple[Processor, str]] = {
 }
 
 
-@everybody
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    ("drafter", "fault"),
+    [*((name, "raises") for name in EVERYBODY), *product(("none", "hidden-oracle"), FAULTS)],
+)
 def test_a_logits_processor_that_fails(drafter: str, fault: str):
     """At the ninth token of the text: seven of its own come first, as in plain decoding."""
     then, message = FAULTS[fault]

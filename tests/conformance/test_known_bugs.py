@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from drafter_cast import EVERYBODY
 from plain_decoding import Told, assert_same, first_stop, request, run
 from testbed import EOS, PIECES, TOKENIZER, VOCAB
-from toy_world import target, TOY, WORLD
+from toy_world import TOY, WORLD, target
 
 from outrider.core import MAX_N, Draft, SamplingParams, Sequence, Token
 from outrider.engine.engine import Engine, Request
@@ -286,6 +287,6 @@ def test_the_judge_finds_stops_by_place():
     assert len(PIECES) == VOCAB == WORLD.logits_after([1]).shape[0]
 
 
-def _scripted(script, mode: str = "seeded") -> Engine:
+def _scripted(script: Callable[[Sequence, int], Draft], mode: str = "seeded") -> Engine:
     verifier = make_verifier(mode)  # pyright: ignore[reportArgumentType]
     return Engine(target(), ScriptedDrafter(script), verifier, TOKENIZER, eos_ids=TOKENIZER.eos_ids)

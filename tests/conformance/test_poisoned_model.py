@@ -6,9 +6,9 @@ import random
 from typing import Any
 
 import pytest
+from conformance_models import native_testbed
 from plain_decoding import assert_same, request, run
 from testbed import TOKENIZER, VOCAB, Testbed
-from conformance_models import native_testbed
 
 from outrider.core import Draft, Sequence
 from outrider.engine.engine import Engine, Limits, Request

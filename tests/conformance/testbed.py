@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -94,7 +95,7 @@ class Testbed:
     target: Callable[[int], Target]
     """By the tokens its cache holds."""
     draft: Callable[[str], Target]
-    """`draft`: the model itself once more; `other`: a worse one."""
+    """By the names in `drafter_cast.Stage`."""
     _judged: dict[str, list[Told]] = field(default_factory=dict)
     _requests: dict[int, tuple[Request, ...]] = field(default_factory=dict)
 

@@ -13,4 +13,4 @@ def target(cache_tokens: int = 4096, order: int = 2) -> ToyTarget:
 
 
 WORLD = World(target().logits_after, TOKENIZER, TOKENIZER.eos_ids, CONTEXT)
-TOY = Testbed(WORLD, target, lambda name: target(order=2 if name == "draft" else 1))
+TOY = Testbed(WORLD, target, lambda name: target(64 if name == "cramped" else 4096, order=2 if name == "draft" else 1))

@@ -61,7 +61,9 @@ def by_hand(tokens: list[int], room: int, params: SamplingParams) -> tuple[int, 
 @example([[1, 2, 3, 5, 0, 1]], 4, {"c"}, 0, ())
 @example([[1, 1, 0, 1]], 3, set(), 0, ())
 @example([[3, 2, 3]], 20, {"ab", "ba"}, 2, ())
-def test_any_blocks_end_where_single_tokens_would(blocks, room, stop, min_tokens, stop_ids):
+def test_any_blocks_end_where_single_tokens_would(
+    blocks: list[list[int]], room: int, stop: set[str], min_tokens: int, stop_ids: tuple[int, ...]
+):
     options = {"stop": tuple(sorted(stop)), "min_tokens": min_tokens, "stop_token_ids": stop_ids}
     seq, stream = text_in_the_making(room, **options)
     shown = ""

@@ -1,6 +1,7 @@
 """Who takes part in a round: decoding before reading, chunks, budgets, pages; and nobody waits for ever."""
 
 import random
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -107,7 +108,13 @@ def test_a_budget_is_the_least_of_all_that_bounds_it():
     stand.add(5, 1, max_draft=50)
     stand.round()
     # the fourth has two tokens and room for two more: one drafted and one of the target's own
-    assert {seq_id: budget for seq_id, (_, budget) in stand.round(max_draft=6).items()} == {1: 6, 2: 2, 3: 0, 4: 1, 5: 6}
+    assert {seq_id: budget for seq_id, (_, budget) in stand.round(max_draft=6).items()} == {
+        1: 6,
+        2: 2,
+        3: 0,
+        4: 1,
+        5: 6,
+    }
 
 
 def test_no_more_sequences_than_the_batch_holds_in_order_of_coming():
@@ -194,24 +201,33 @@ def test_an_admission_that_does_not_fit_leaves_no_trace():
 
 # Everything together, through the engine: random mixes on tiny pools all finish, with the right text.
 
+Mix = list[tuple[int, int, int | None]]  # tokens of the prompt, new ones, max_draft
+
 mixes = st.lists(
     st.tuples(st.integers(1, 40), st.integers(1, 40), st.sampled_from([None, 0, 2])), min_size=1, max_size=7
 )
+limits = st.builds(Limits, max_batch=st.integers(1, 5), max_round_tokens=st.integers(1, 24))
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(mixes, st.integers(0, 3), st.integers(1, 24), st.integers(1, 5), st.integers(0, 1000))
-def test_every_request_finishes_with_the_right_text(mix, spare_pages, max_round_tokens, max_batch, seed):
+@given(mixes, st.integers(0, 3), limits, st.integers(0, 1000))
+def test_every_request_finishes_with_the_right_text(mix: Mix, spare_pages: int, limits: Limits, seed: int):
+    finish_all(mix, spare_pages, limits, seed)
+
+
+@pytest.mark.slow
+@settings(max_examples=1500, deadline=None)
+@given(mixes, st.integers(0, 3), limits, st.integers(0, 10**6))
+def test_every_request_finishes_with_the_right_text_at_length(mix: Mix, spare_pages: int, limits: Limits, seed: int):
+    finish_all(mix, spare_pages, limits, seed)
+
+
+def finish_all(mix: Mix, spare_pages: int, limits: Limits, seed: int) -> None:
     """The pool holds the longest text and a few pages more; arrivals are spread over the rounds."""
     longest = max(prompt + new for prompt, new, _ in mix)
     target = ToyTarget(vocab_size=16, cache_tokens=(-(-longest // PAGE) + spare_pages) * PAGE)
-    engine = Engine(
-        target,
-        ScriptedDrafter(half_right(target), max_tokens=5),
-        make_verifier("seeded"),
-        Letters(),
-        limits=Limits(max_batch=max_batch, max_round_tokens=max_round_tokens),
-    )
+    drafter = ScriptedDrafter(half_right(target), max_tokens=5)
+    engine = Engine(target, drafter, make_verifier("seeded"), Letters(), limits=limits)
     rng = random.Random(seed)
     requests = [
         Request(
@@ -250,7 +266,7 @@ def greedy(target: ToyTarget, request: Request) -> list[int]:
     return text[len(request.prompt) :]
 
 
-def half_right(target: ToyTarget):
+def half_right(target: ToyTarget) -> Callable[[Sequence, int], Draft]:
     """Drafts a tree: what comes, and beside every token of it a wrong one."""
 
     def script(seq: Sequence, budget: int) -> Draft:
@@ -264,12 +280,3 @@ def half_right(target: ToyTarget):
         return Draft(tuple(tokens), tuple(parents), source="half-right")
 
     return script
-
-
-@pytest.mark.slow
-@settings(max_examples=1500, deadline=None)
-@given(mixes, st.integers(0, 3), st.integers(1, 24), st.integers(1, 5), st.integers(0, 10**6))
-def test_every_request_finishes_with_the_right_text_at_length(mix, spare_pages, max_round_tokens, max_batch, seed):
-    test_every_request_finishes_with_the_right_text.hypothesis.inner_test(  # pyright: ignore[reportFunctionMemberAccess]
-        mix, spare_pages, max_round_tokens, max_batch, seed
-    )

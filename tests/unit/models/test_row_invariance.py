@@ -19,7 +19,7 @@ from outrider.models.load import load_decoder
 WIDTHS = (1, 2, 3, 5, 7, 16, 33)
 
 
-@pytest.fixture(params=[1, 2, 3], ids=lambda n: f"{n} threads")
+@pytest.fixture(params=[1, 2], ids=lambda n: f"{n} threads")
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
@@ -76,6 +76,7 @@ def test_forward_and_logits(tmp_path: Path, threads: int, name: str, quantize: A
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("threads", [1, 2, 3], indirect=True)  # three shares seldom end where a row does
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("width", [100, 2730, 1599])
 def test_activations(threads: int, activation: Activation, width: int):

@@ -246,13 +246,13 @@ def test_sequences_in_one_batch_do_not_touch_each_other(name: str) -> None:
 @pytest.mark.parametrize("name", ["gpt2", "mamba2: recurrent"])
 def test_release_gives_everything_back_and_the_id_can_be_used_again(name: str) -> None:
     target = FallbackTarget(build(name), cache_tokens=128)
-    for scrub in (False, True):
+    for unpublish in (False, True):
         walk = Walk(target)
         walk.round(0, 0)
         walk.round(4, 2)
         assert target.pool.used == 1
         target.pool.check()
-        target.release(0, scrub=scrub)
+        target.release(0, unpublish=unpublish)
         assert target.pool.used == 0
         assert 0 not in target.pool
         assert walk.worst <= 1e-4
