@@ -28,7 +28,8 @@ class NativeTarget:
         self.decoder = decoder
         self.vocab_size, self.context = config.vocab_size, context or config.max_positions
         self.device = decoder.device
-        decoder.reserve(self.context)
+        if self.device.type != "cpu":  # there forward does it as texts grow
+            decoder.reserve(self.context)
         self.pool = PagePool(-(-cache_tokens // page_size), page_size)
         shape = (len(config.layers), self.pool.count * page_size, config.kv_heads, config.head_dim)
         self._tainted: set[int] = set()
