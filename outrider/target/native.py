@@ -35,6 +35,8 @@ class NativeTarget:
         self._tainted: set[int] = set()
         """Pages where a pass wrote keys or values that are no numbers."""
         self.keys, self.values = (_blank(shape, decoder.dtype, self.device) for _ in range(2))
+        # each layer's keys and values, [slots, kv_heads, head_dim] both
+        self.caches = list(zip(self.keys.unbind(), self.values.unbind(), strict=True))
 
     @torch.inference_mode()
     def score(self, spans: Seq[Span]) -> Tensor:
@@ -110,25 +112,19 @@ class _Attend:
     """One pass's view of the cache: writes each layer's keys and values, then attends part by part."""
 
     def __init__(self, target: NativeTarget, layout: Layout) -> None:
-        self.keys, self.values = target.keys, target.values
+        self.caches = target.caches
         self.layout, config = layout, target.decoder.config
         self.windows = [layer.window or 0 for layer in config.layers]
         self.scale, self.softcap = config.attention_scale, config.attention_softcap or 0.0
         self.attend = attend_rows if target.device.type == "cpu" else attend_block
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys, values, window = self.keys[layer], self.values[layer], self.windows[layer]
+        (keys, values), window, parts = self.caches[layer], self.windows[layer], self.layout.parts
         keys.index_copy_(0, self.layout.slots, k)
         values.index_copy_(0, self.layout.slots, v)
+        rows = [q] if len(parts) == 1 else [q[part.rows] for part in parts]
         out = [
-            self.attend(
-                q[part.rows],
-                keys[part.keys],
-                values[part.keys],
-                part.mask(window, q.dtype),
-                self.scale,
-                self.softcap,
-            )
-            for part in self.layout.parts
+            self.attend(own, keys[part.keys], values[part.keys], part.mask(window, q.dtype), self.scale, self.softcap)
+            for own, part in zip(rows, parts, strict=True)
         ]
         return (out[0] if len(out) == 1 else torch.cat(out)).reshape(q.shape[0], -1)

@@ -59,7 +59,7 @@ def test_alone(beds: Any, drafter: str):
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "mistral", "gemma2"])
 def test_in_every_family(beds: Any, family: str, drafter: str):
     bed = beds(family)
-    bed.check(drafter, bed.pairwise_requests(designs=1)[:12], tolerance=CLOSE)
+    bed.check(drafter, bed.pairwise_requests(designs=1)[:10], tolerance=CLOSE)
 
 
 @pytest.mark.parametrize("drafter", SOME)
@@ -110,8 +110,9 @@ def test_shared_beginnings_with_and_without_salt(beds: Any, family: str, drafter
     assert shared == [0, 48, 0]
 
 
-@everybody
-@pytest.mark.parametrize("packed", ["int4", "int8"])
+@pytest.mark.parametrize(
+    ("packed", "drafter"), [*(("int4", name) for name in EVERYBODY), *(("int8", name) for name in SOME)]
+)
 def test_packed_models_to_the_last_bit(beds: Any, packed: str, drafter: str):
     """Log-probabilities too: the same bits drafted or not, alone or in company, in one pass or many."""
     bed = beds(f"llama {packed}")
@@ -138,7 +139,7 @@ def test_models_that_run_on_transformers(beds: Any, family: str, drafter: str):
     """One whose cache can be cropped and one whose cannot: what was refused is read again."""
     bed = beds(family)
     limits = Limits(max_batch=4, max_round_tokens=21)
-    bed.check(drafter, bed.pairwise_requests(designs=1)[:9], limits=limits, cache_tokens=112, tolerance=CLOSE)
+    bed.check(drafter, bed.pairwise_requests(designs=1)[:7], limits=limits, cache_tokens=112, tolerance=CLOSE)
 
 
 @pytest.mark.slow

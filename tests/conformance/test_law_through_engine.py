@@ -1,6 +1,6 @@
 """Mode `distribution` through the whole engine: options hold, runs repeat, greedy is greedy, and the law is right.
 
-The law tests compare the first two drafted tokens of 768 seeded texts with their exact law (Pearson's chi-square over
+The law tests compare the first two drafted tokens of 512 seeded texts with their exact law (Pearson's chi-square over
 25 cells, rare ones pooled). Seeds are fixed, so a test always ends the same way; a correct engine had a chance of
 1e-4 a test to be judged wrong when they were chosen.
 """
@@ -86,7 +86,7 @@ def test_without_drafts_the_text_depends_on_the_seed_alone():
 
 # The law of two tokens. A vocabulary of five, and options that hang on what was drafted before.
 
-FIVE, PROMPT, FIRST, TEXTS = 5, (1, 3), 4, 768
+FIVE, PROMPT, FIRST, TEXTS = 5, (1, 3), 4, 512
 PARAMS: dict[str, float] = {"temperature": 0.9, "presence_penalty": 1.2}
 
 
