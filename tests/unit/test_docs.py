@@ -1,0 +1,95 @@
+"""What the README and the docs tell people to type does what they say."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from outrider.core import SamplingParams
+from outrider.drafters.base import Setting
+from outrider.drafters.none import NoDraft
+from outrider.drafters.registry import DRAFTERS, parse_drafter
+from outrider.engine.engine import Engine, Request
+from outrider.models.demo import demo_folder
+from outrider.testing import ByteTokenizer, ToyTarget
+from outrider.verify.base import make_verifier
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+needs_demo = pytest.mark.skipif(demo_folder() is None, reason="the demo model is not here: outrider pull demo")
+
+
+def blocks(text: str, kind: str) -> list[str]:
+    return re.findall(rf"```{kind}\n(.*?)```", text, re.DOTALL)
+
+
+def commands() -> list[str]:
+    lines = [line for block in blocks(README, "console") for line in block.splitlines()]
+    return [line.removeprefix("$ ").split("  #")[0].strip() for line in lines if line.startswith("$ ")]
+
+
+def outrider(*args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "outrider", *args], input=stdin, capture_output=True, text=True, check=False, timeout=300
+    )
+
+
+@needs_demo
+def test_the_readme_s_three_lines_of_python_run():
+    (code,) = blocks(README, "python")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.split()) > 5
+
+
+@needs_demo
+@pytest.mark.parametrize("command", [c for c in commands() if "Qwen" not in c])
+def test_the_readme_s_commands_run(command: str):
+    _, *args = shlex.split(command)
+    done = outrider(*args, stdin="/quit\n")
+    assert done.returncode == 0, done.stderr
+    if "--compare" in args:
+        assert re.search(r"identical\W+yes", done.stdout + done.stderr)
+
+
+def test_every_drafter_the_readme_lists_is_there_and_the_other_way_round():
+    listed = re.findall(r"^\| `([a-z-]+)`", README, re.MULTILINE)
+    assert sorted(listed) == sorted(DRAFTERS)
+    (spec,) = {args[args.index("--drafter") + 1] for args in map(shlex.split, commands()) if "Qwen" in str(args)}
+    assert type(parse_drafter(spec)).__name__ == "DraftModelConfig"
+
+
+def test_every_file_the_docs_link_to_is_there():
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_drafter_of_the_docs_works_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (code,) = blocks((ROOT / "docs" / "add_a_drafter.md").read_text(), "python")
+    (tmp_path / "echo_of_the_docs.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    echo = importlib.import_module("echo_of_the_docs").EchoConfig(k=4)
+    target = ToyTarget()
+    texts = []
+    for drafter in (NoDraft(), echo.build(Setting(vocab_size=target.vocab_size, context=target.context))):
+        engine = Engine(ToyTarget(), drafter, make_verifier("seeded"), ByteTokenizer())
+        (seq_id,) = engine.submit(Request(prompt=(1, 2, 3), params=SamplingParams(max_tokens=40, temperature=1, seed=5)))
+        texts.append([token for _ in range(60) for event in engine.step() for token in event.tokens])
+        assert seq_id == 0
+        engine.check()
+    assert texts[0] == texts[1]
+    assert len(texts[0]) == 40
+
+
+def test_make_help_names_every_target():
+    said = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for target in ("install", "demo", "test", "bench"):
+        assert f"make {target}" in said
