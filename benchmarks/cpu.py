@@ -54,9 +54,10 @@ def messages(prompt: str) -> list[dict[str, str]]:
 class Ours:
     """One LLM, asked plainly or with a drafter; every text is kept for comparison."""
 
-    def __init__(self, model: str, tokens: int, drafter: str = "none", **options: Any) -> None:
+    def __init__(self, model: str, tokens: int, drafter: str = "none", exact: bool = False, **options: Any) -> None:
+        """exact: go on past the end of the answer, to as many tokens as everyone else."""
         self.llm = LLM(model, drafter=drafter, **options)
-        self.params = SamplingParams(max_tokens=tokens, ignore_eos=True)
+        self.params = SamplingParams(max_tokens=tokens, ignore_eos=exact)
         self.salt = 0
         self.texts: dict[str, tuple[int, ...]] = {}
         self.stats: list[Stats] = []
@@ -131,12 +132,13 @@ def note_of(ours: Ours) -> Callable[[], str]:
 def rows(args: argparse.Namespace) -> list[Row]:
     one = PROMPTS["chat"][:2]
     theirs = Theirs(args.model, args.tokens)
-    full = Ours(args.model, args.tokens, quantize="none")
+    full = Ours(args.model, args.tokens, exact=True, quantize="none")
+    four = Ours(args.model, args.tokens, exact=True, quantize="int4")
     packed = Ours(args.model, args.tokens, quantize="int4")
     table = [
         Row("Transformers generate, float32", lambda: theirs.ask(one)),
         Row("plain, float32", lambda: full.ask(one), "Transformers generate, float32", 1.3),
-        Row("plain, 4-bit", lambda: packed.ask(one), "Transformers generate, float32", 3.5),
+        Row("plain, 4-bit", lambda: four.ask(one), "Transformers generate, float32", 3.5),
     ]
     for kind, bar in (("copy", 1.6), ("chat", 0.95)):
         table.append(Row(f"{kind}: plain, 4-bit", lambda k=kind: packed.ask(PROMPTS[k])))

@@ -39,6 +39,7 @@ class ToyTarget:
     """
 
     scores_trees = True
+    row_block = 1
     rewinds = True
 
     def __init__(self, vocab_size: int = 64, *, context: int = 512, cache_tokens: int = 4096, order: int = 2) -> None:

@@ -28,7 +28,7 @@ _NEAR = 16
 class PredictionConfig:
     """Draft from the text the request says to expect."""
 
-    k: int = 16
+    k: int = 15
     """Most tokens proposed in one round."""
     min_prob: float | None = None
     """Go no further where the chance that the token stands falls below this; auto: 0.25 on a CPU, else 0.1."""

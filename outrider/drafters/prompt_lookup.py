@@ -16,7 +16,7 @@ from outrider.errors import ConfigError
 class PromptLookupConfig:
     """Draft by copying what followed the current suffix earlier in the text."""
 
-    k: int = 8
+    k: int = 7
     """Most tokens proposed in one round."""
     max_match: int = 4
     """Longest suffix looked up; shorter ones are tried next."""

@@ -26,7 +26,7 @@ _STRANGE = 0.5
 class SuffixConfig:
     """Draft what followed the current suffix before, in this text and in earlier answers."""
 
-    k: int = 16
+    k: int = 15
     """Most tokens proposed in one round."""
     factor: float = 2.0
     """Most tokens proposed for each token of the match."""

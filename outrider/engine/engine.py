@@ -170,7 +170,14 @@ class Engine:
             return [EMPTY] * len(turns)
         guesses = self.drafter.propose([turn.seq for turn in asked], [turn.budget for turn in asked])
         drafts = {t.seq.id: self._legal(d, t.budget) for t, d in zip(asked, guesses, strict=True)}
+        if len(turns) == 1:
+            return [self._trim(drafts[turns[0].seq.id])]
         return [drafts.get(turn.seq.id, EMPTY) for turn in turns]
+
+    def _trim(self, draft: Draft) -> Draft:
+        """Leave out a last guess that alone would begin a new block of rows: it costs more than it can bring."""
+        spills = self.target.row_block > 1 and len(draft) > 1 and len(draft) % self.target.row_block == 0
+        return draft.first_nodes(len(draft) - 1) if spills else draft
 
     def _legal(self, draft: Draft, budget: int) -> Draft:
         if not self.target.scores_trees:

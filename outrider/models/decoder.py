@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.models.config import Activation, DecoderConfig
-from outrider.models.linear import Product
+from outrider.models.linear import PACKED_ROWS, Product
 from outrider.models.rope import Rotations, rotate
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
@@ -111,6 +111,8 @@ class Decoder:
         """dtype: of the residual stream, and so of q, k and v."""
         self.config, self.dtype, self.device = config, dtype, weights.embedding.device
         self._weights = weights
+        self.row_block = PACKED_ROWS if weights.packed else 1
+        """Rows that a pass computes at a time, see `linear.PACKED_ROWS`."""
         self._rotations = Rotations(config, self.device)
         self._activate = ACTIVATIONS[config.activation]
         if weights.packed:

@@ -26,6 +26,7 @@ _pack_int4 = torch._convert_weight_to_int4pack_for_cpu  # pyright: ignore[report
 _int4_product = torch._weight_int4pack_mm_for_cpu  # pyright: ignore[reportPrivateImportUsage]
 _int8_product = torch._weight_int8pack_mm  # pyright: ignore[reportPrivateImportUsage]
 
+PACKED_ROWS = 4  # the packed operators compute so many rows at a time: 5 cost as much as 8
 GROUP = 32  # weights that share a scale and a zero, as in a Q4_1 block
 COLUMNS = 32  # inputs are padded to a multiple: int4 takes whole groups, int8 crashes unless K % 16 == 0
 BLOCK = 4096  # rows quantised at a time

@@ -21,6 +21,8 @@ class Target(Protocol):
     """Most tokens of one text the model was made for."""
     scores_trees: bool
     """False: the engine hands it only chains."""
+    row_block: int
+    """Rows are computed so many at a time: a pass of one row more costs as much as a whole block more."""
     rewinds: bool
     """Whether a span may start before the end of what is cached, which then goes; a draft model must."""
     device: torch.device

@@ -36,6 +36,7 @@ class FallbackTarget:
     """
 
     scores_trees = False
+    row_block = 1
 
     def __init__(self, model: PreTrainedModel, cache_tokens: int, page_size: int = 16) -> None:
         """Raises ConfigError where the model does not read on from its cache as it reads from the start."""

@@ -27,7 +27,7 @@ class NativeTarget:
         config = decoder.config
         self.decoder = decoder
         self.vocab_size, self.context = config.vocab_size, context or config.max_positions
-        self.device = decoder.device
+        self.device, self.row_block = decoder.device, decoder.row_block
         if self.device.type != "cpu":  # there forward does it as texts grow
             decoder.reserve(self.context)
         self.pool = PagePool(-(-cache_tokens // page_size), page_size)

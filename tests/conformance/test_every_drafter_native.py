@@ -43,7 +43,7 @@ def beds(tmp_path_factory: pytest.TempPathFactory):
 @everybody
 def test_in_mixed_batches_of_eight(beds: Any, drafter: str):
     bed = beds("llama")
-    requests = bed.pairwise_requests(designs=1)
+    requests = bed.pairwise_requests(designs=1)[:16]
     for start in range(0, len(requests), 8):
         bed.check(drafter, requests[start : start + 8], tolerance=CLOSE)
 
@@ -55,7 +55,7 @@ def test_alone(beds: Any, drafter: str):
         bed.check(drafter, (asked,), tolerance=CLOSE)
 
 
-@pytest.mark.parametrize("drafter", SOME)
+@pytest.mark.parametrize("drafter", SOME[:2])
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "mistral", "gemma2"])
 def test_in_every_family(beds: Any, family: str, drafter: str):
     bed = beds(family)
@@ -65,13 +65,13 @@ def test_in_every_family(beds: Any, family: str, drafter: str):
 @pytest.mark.parametrize("drafter", SOME)
 @pytest.mark.parametrize("family", ["llama", "mistral", "llama int4"])
 def test_where_everything_is_tight(beds: Any, family: str, drafter: str):
-    """Five pages for six texts, prompts read in pieces: trees, preemption and rereading at once."""
+    """Four pages for six texts, prompts read in pieces: trees, preemption and rereading at once."""
     bed = beds(family)
     requests = tuple(
-        request(range(1, 4 + 3 * i), max_tokens=45, ignore_eos=True, temperature=0.3 * i, seed=i, top_k=6, logprobs=1)
+        request(range(1, 4 + 3 * i), max_tokens=34, ignore_eos=True, temperature=0.3 * i, seed=i, top_k=6, logprobs=1)
         for i in range(6)
     )
-    stats = bed.check(drafter, requests, limits=Limits(max_round_tokens=11), cache_tokens=80, tolerance=CLOSE)
+    stats = bed.check(drafter, requests, limits=Limits(max_round_tokens=11), cache_tokens=64, tolerance=CLOSE)
     assert stats.preemptions > 0
 
 
@@ -116,8 +116,8 @@ def test_shared_beginnings_with_and_without_salt(beds: Any, family: str, drafter
 def test_packed_models_to_the_last_bit(beds: Any, packed: str, drafter: str):
     """Log-probabilities too: the same bits drafted or not, alone or in company, in one pass or many."""
     bed = beds(f"llama {packed}")
-    params = SamplingParams(max_tokens=20, temperature=0.5, ignore_eos=True, logprobs=3)
-    requests = [Request(prompt=(i, *range(2, 9 + 3 * i)), params=replace(params, seed=i)) for i in range(5)]
+    params = SamplingParams(max_tokens=16, temperature=0.5, ignore_eos=True, logprobs=3)
+    requests = [Request(prompt=(i, *range(2, 9 + 3 * i)), params=replace(params, seed=i)) for i in range(4)]
     drafted = bed.engine(drafter, requests, limits=Limits(max_round_tokens=19))
     alone = bed.engine("none", limits=Limits(max_batch=1))
     for told, plain_told in zip(run(drafted, requests), run(alone, requests), strict=True):

@@ -56,12 +56,12 @@ def test_in_mixed_batches_of_eight(drafter: str):
 
 @everybody
 def test_where_the_cache_is_too_small_for_all(drafter: str):
-    """Five pages for six texts of up to four: they yield to each other again and again."""
+    """Four pages for six texts of up to four: they yield to each other again and again."""
     requests = tuple(
-        request(range(1, 4 + 3 * i), max_tokens=45, ignore_eos=True, temperature=0.3 * i, seed=i, top_k=6, logprobs=1)
+        request(range(1, 4 + 3 * i), max_tokens=34, ignore_eos=True, temperature=0.3 * i, seed=i, top_k=6, logprobs=1)
         for i in range(6)
     )
-    stats = TOY.check(drafter, requests, cache_tokens=80)
+    stats = TOY.check(drafter, requests, cache_tokens=64)
     assert stats.preemptions > 0
 
 
@@ -85,12 +85,12 @@ def test_a_second_time_with_everything_warm(drafter: str):
 @everybody
 def test_long_texts_that_go_in_circles(drafter: str):
     requests = tuple(
-        request([i, 3, 5], max_tokens=110, ignore_eos=True, temperature=temperature, seed=i)
+        request([i, 3, 5], max_tokens=90, ignore_eos=True, temperature=temperature, seed=i)
         for i, temperature in enumerate((0.0, 0.0, 0.3))
     )
     stats = TOY.check(drafter, requests)
     if drafter in ("suffix", "prompt-lookup", "mix", "oracle", "hidden-oracle", "draft-model:model=draft"):
-        assert stats.all.accepted > 100
+        assert stats.all.accepted > 80
 
 
 @everybody

@@ -81,7 +81,8 @@ def test_the_drafter_of_the_docs_works_as_it_stands(tmp_path: Path, monkeypatch:
     texts = []
     for drafter in (NoDraft(), echo.build(Setting(vocab_size=target.vocab_size, context=target.context))):
         engine = Engine(ToyTarget(), drafter, make_verifier("seeded"), ByteTokenizer())
-        (seq_id,) = engine.submit(Request(prompt=(1, 2, 3), params=SamplingParams(max_tokens=40, temperature=1, seed=5)))
+        params = SamplingParams(max_tokens=40, temperature=1, seed=5)
+        (seq_id,) = engine.submit(Request(prompt=(1, 2, 3), params=params))
         texts.append([token for _ in range(60) for event in engine.step() for token in event.tokens])
         assert seq_id == 0
         engine.check()

@@ -144,7 +144,7 @@ def test_an_empty_mix_is_refused_and_the_default_has_three(setting):
         MixConfig(of=())
     mix = MixConfig().build(setting)
     assert [member.drafter.name for member in mix.members] == ["suffix", "prompt-lookup", "prediction"]
-    assert mix.max_tokens == 16
+    assert mix.max_tokens == 15
     assert MixConfig(of=(NoDraftConfig(),)).build(setting).max_tokens == 0
 
 

@@ -48,7 +48,7 @@ def test_a_spec_is_read(spec, config):
         ("suffix+", "no drafter called ''"),
         ("suffix:kk=3", r"suffix has no option 'kk'; did you mean 'k'\?"),
         ("suffix:min_porb=3", r"did you mean 'min_prob'\? choose one of: k, factor, min_prob"),
-        ("suffix:k", "suffix: k has no value; write k=16"),
+        ("suffix:k", "suffix: k has no value; write k=15"),
         ("suffix:k=two", "suffix: k must be a whole number, got 'two'"),
         ("suffix:k=2.5", "suffix: k must be a whole number, got '2.5'"),
         ("suffix:min_prob=x", "suffix: min_prob must be a number, got 'x'"),
@@ -96,5 +96,5 @@ def test_every_drafter_and_every_option_is_described():
         assert summary.endswith("."), name
         assert all(option.doc for option in options), name
     k, *_ = described["suffix"].options
-    assert k == ("k", 16, "Most tokens proposed in one round.")
+    assert k == ("k", 15, "Most tokens proposed in one round.")
     assert {o.name: o.default for o in described["suffix"].options}["min_prob"] == "auto"

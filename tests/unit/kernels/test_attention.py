@@ -26,7 +26,8 @@ def judge(q, k, v, mask, scale, softcap):
 
 
 def limits_mask(limits, length):
-    return torch.zeros(len(limits), length).masked_fill_(torch.arange(length) >= torch.tensor(limits)[:, None], -math.inf)
+    hidden = torch.arange(length) >= torch.tensor(limits)[:, None]
+    return torch.zeros(hidden.shape).masked_fill_(hidden, -math.inf)
 
 
 @pytest.mark.parametrize("form", FORMS)

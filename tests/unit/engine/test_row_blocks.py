@@ -1,0 +1,43 @@
+"""A guess that alone begins a new block of rows is left out, and only where one sequence runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider.core import Draft, SamplingParams
+from outrider.engine.engine import Engine, Request
+from outrider.testing import ByteTokenizer, ScriptedDrafter, ToyTarget
+from outrider.verify.base import make_verifier
+
+
+def widths(block: int, draft: int, requests: int = 1) -> set[int]:
+    """Rows of the spans that were scored with a draft."""
+    seen: set[int] = set()
+
+    class Watched(ToyTarget):
+        row_block = block
+
+        def score(self, spans):
+            seen.update(span.rows for span in spans if len(span.draft))
+            return super().score(spans)
+
+    guess = ScriptedDrafter(lambda seq, budget: Draft((1,) * min(draft, budget)), max_tokens=draft)
+    engine = Engine(Watched(), guess, make_verifier("seeded"), ByteTokenizer())
+    for i in range(requests):
+        engine.submit(Request(prompt=(2, i), params=SamplingParams(max_tokens=40, ignore_eos=True)))
+    for _ in range(8):
+        engine.step()
+    return seen
+
+
+@pytest.mark.parametrize(("draft", "rows"), [(1, 2), (3, 4), (4, 4), (5, 6), (7, 8), (8, 8), (9, 10)])
+def test_a_lone_last_guess_is_left_out(draft: int, rows: int):
+    assert widths(4, draft) == {rows}
+
+
+def test_where_each_row_costs_the_same_nothing_is_left_out():
+    assert widths(1, 4) == {5}
+
+
+def test_together_rows_add_up_differently_and_nothing_is_left_out():
+    assert widths(4, 4, requests=2) == {5}
