@@ -292,6 +292,8 @@ class LLM:
         inbox = self._inbox[seq_id]
         while True:
             while not inbox:
+                if not self.engine.alive(seq_id):  # cancelled by someone else, who was told
+                    return
                 for event in self.engine.step():
                     self._inbox[event.seq_id].append(event)
             event = inbox.pop(0)

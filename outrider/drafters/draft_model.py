@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from itertools import accumulate
-from operator import mul
 from typing import Any
 
 import torch
@@ -114,29 +112,28 @@ class DraftModel:
             paths = [tuple(guesses[i]) for i in active]
             logits = self._advance([(seqs[i], path) for i, path in zip(active, paths, strict=True)])
             tokens, probs = draft_token(logits, [seqs[i] for i in active], paths, self.mode)
-            sure = _chances(logits, tokens)
+            sure = _chances(logits, tokens) if self.config.min_prob else [1.0] * len(tokens)
             for row, i in enumerate(active):
                 guesses[i].append(tokens[row])
                 chances[i].append(sure[row])
                 if probs is not None:
                     laws[i].append(self._widen(probs[row]))
-        return [self._draft(*each) for each in zip(guesses, chances, laws, strict=True)]
+        return [self._draft(*each) for each in zip(guesses, laws, strict=True)]
 
     def _worth(self, chances: list[float]) -> bool:
         """Whether to go on after the tokens so far: decided by them, never by the one to come."""
         return not chances or chances[-1] >= self.config.min_prob
 
-    def _draft(self, tokens: list[Token], chances: list[float], laws: list[Any]) -> Draft:
-        standing = list(accumulate(chances, mul))
-        return Draft(tuple(tokens), None, torch.stack(laws) if laws else None, self.name, self._expect(standing))
+    def _draft(self, tokens: list[Token], laws: list[Any]) -> Draft:
+        return Draft(tuple(tokens), None, torch.stack(laws) if laws else None, self.name, self._expect(len(tokens)))
 
-    def _expect(self, standing: list[float]) -> float:
-        """How many tokens are expected to stand, given each one's chance to.
+    def _expect(self, drafted: int) -> float:
+        """How many tokens are expected to stand: what stood of late, and no more than were drafted.
 
-        What was sampled may not decide whether the sample is used: in mode `distribution` the
-        answer is what stood of late, whatever the tokens.
+        Not a function of the tokens' own chances: in mode `distribution` what was sampled may not
+        decide whether the sample is used.
         """
-        return sum(standing) if self.mode == "seeded" else self._usual
+        return min(self._usual, drafted)
 
     def _tree(self, seq: Sequence, budget: int) -> Draft:
         """Level by level, the best branches' best children; the tree so far is scored again each level.
@@ -168,7 +165,7 @@ class DraftModel:
             if max(draft.depths(), default=0) + 1 >= self.config.k:
                 break
         probs = torch.stack(laws) if laws and laws[0] is not None else None
-        return Draft(tuple(tokens), tuple(parents), probs, self.name, self._expect(scores))
+        return Draft(tuple(tokens), tuple(parents), probs, self.name, self._expect(len(tokens)))
 
     def _grow(
         self,

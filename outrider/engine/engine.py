@@ -153,6 +153,10 @@ class Engine:
     def busy(self) -> bool:
         return len(self.scheduler) > 0
 
+    def alive(self, seq_id: int) -> bool:
+        """Whether the sequence has not ended yet."""
+        return seq_id in self._live
+
     def live(self, seq_id: int) -> Live:
         """A sequence that has not ended. Read only."""
         return self._live[seq_id]

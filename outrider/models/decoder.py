@@ -51,23 +51,23 @@ class Norm:
     none lets a row's bits depend on other rows. Elsewhere F.rms_norm is one kernel.
     """
 
-    __slots__ = ("_dtype", "_eps", "_least", "_weight")
+    __slots__ = ("_dtype", "_eps", "_least", "weight")
 
     def __init__(self, weight: Tensor, eps: float, dtype: torch.dtype = torch.float32) -> None:
         """weight: float32 [dim] or, to norm every head by a weight of its own, [heads, dim]. dtype: what comes out."""
-        self._weight, self._eps, self._dtype, self._least = weight, eps, dtype, None
+        self.weight, self._eps, self._dtype, self._least = weight, eps, dtype, None
         if weight.device.type == "cpu":
             # A row's length is sqrt(dim) times its root mean square; weight and eps take that up.
             dim = weight.shape[-1]
-            self._weight, self._least = weight * math.sqrt(dim), torch.tensor([eps * dim])
+            self.weight, self._least = weight * math.sqrt(dim), torch.tensor([eps * dim])
 
     def __call__(self, x: Tensor) -> Tensor:
         x = x.float()
         if self._least is None:
-            normed = F.rms_norm(x, x.shape[-1:], None, self._eps) * self._weight
+            normed = F.rms_norm(x, x.shape[-1:], None, self._eps) * self.weight
         else:
             length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-            normed = (x * self._weight).div_(torch.addcmul(self._least, length, length).sqrt_())
+            normed = (x * self.weight).div_(torch.addcmul(self._least, length, length).sqrt_())
         return normed if self._dtype is torch.float32 else normed.to(self._dtype)
 
 
@@ -110,7 +110,7 @@ class Decoder:
     def __init__(self, config: DecoderConfig, weights: Weights, dtype: torch.dtype) -> None:
         """dtype: of the residual stream, and so of q, k and v."""
         self.config, self.dtype, self.device = config, dtype, weights.embedding.device
-        self._weights = weights
+        self.weights = weights
         self.row_block = PACKED_ROWS if weights.packed else 1
         """Rows that a pass computes at a time, see `linear.PACKED_ROWS`."""
         self._rotations = Rotations(config, self.device)
@@ -128,6 +128,10 @@ class Decoder:
         """
         self._rotations.reserve(length)
 
+    def turns(self, rope: int) -> Tensor:
+        """One rope's rotations, float32 [positions, dim / 2, 2]: cosine and sine. `reserve` may replace them."""
+        return self._rotations.table(rope)
+
     def forward(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """int64 [N], int64 [N] -> [N, hidden], after the final norm"""
         return self.forward_tapped(ids, positions, attend, ())[0]
@@ -139,7 +143,7 @@ class Decoder:
 
         Tap 0 is the embeddings; tap len(layers) is what the final norm reads.
         """
-        config, weights = self.config, self._weights
+        config, weights = self.config, self.weights
         rotations = self._rotations(positions)
         turns = [rotations[layer.rope] for layer in config.layers]
         x = self._embed(ids)
@@ -155,15 +159,15 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[M, hidden] -> float32 [M, vocab], soft cap applied"""
-        logits = self._weights.head(hidden).float()
+        logits = self.weights.head(hidden).float()
         cap = self.config.final_softcap
         if cap is None:
             return logits
-        capped = partial(_by_rows, torch.tanh, 1) if self._weights.packed else torch.tanh
+        capped = partial(_by_rows, torch.tanh, 1) if self.weights.packed else torch.tanh
         return capped(logits / cap) * cap
 
     def _embed(self, ids: Tensor) -> Tensor:
-        x = F.embedding(ids, self._weights.embedding).to(self.dtype)
+        x = F.embedding(ids, self.weights.embedding).to(self.dtype)
         return x if self._embedding_scale == 1 else x * self._embedding_scale
 
     def _attention(self, i: int, layer: Layer, x: Tensor, turn: Tensor, attend: Attend) -> Tensor:

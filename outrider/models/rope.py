@@ -91,6 +91,10 @@ class Rotations:
             self._tables[i] = torch.cat((self._tables[i], more.to(self._tables[i].device)))
         self.length = length
 
+    def table(self, rope: int) -> Tensor:
+        """Cosine and sine of every position so far: float32 [length, dim / 2, 2]"""
+        return torch.view_as_real(self._tables[rope])
+
     def __call__(self, positions: Tensor) -> list[Tensor]:
         """[N] -> for each rope, complex [N, 1, dim / 2]. Off the CPU, positions lie below `length`.
 

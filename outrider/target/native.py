@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,6 +15,9 @@ from outrider.kernels.attention import attend_block, attend_rows
 from outrider.models.decoder import Decoder
 from outrider.target.layout import Layout, lay_out
 from outrider.target.pages import PagePool
+
+if TYPE_CHECKING:
+    from outrider.target.captured import Captured
 
 
 class NativeTarget:
@@ -31,15 +35,19 @@ class NativeTarget:
         if self.device.type != "cpu":  # there forward does it as texts grow
             decoder.reserve(self.context)
         self.pool = PagePool(-(-cache_tokens // page_size), page_size)
-        shape = (len(config.layers), self.pool.count * page_size, config.kv_heads, config.head_dim)
+        # one page more than the pool hands out: captured passes write there what only fills up
+        shape = (len(config.layers), (self.pool.count + 1) * page_size, config.kv_heads, config.head_dim)
         self._tainted: set[int] = set()
         """Pages where a pass wrote keys or values that are no numbers."""
         self.keys, self.values = (_blank(shape, decoder.dtype, self.device) for _ in range(2))
         # each layer's keys and values, [slots, kv_heads, head_dim] both
         self.caches = list(zip(self.keys.unbind(), self.values.unbind(), strict=True))
+        self._captured = _captured(self)
 
     @torch.inference_mode()
     def score(self, spans: Seq[Span]) -> Tensor:
+        if self._captured is not None and (logits := self._captured.score(spans)) is not None:
+            return logits
         logits, broken = self._pass(spans)
         return self._without_drafts(logits, spans, broken) if broken else logits
 
@@ -98,6 +106,15 @@ class NativeTarget:
                     self.values[:, page * size + free : (page + 1) * size] = 0
                     if free == 0:
                         self._tainted.remove(page)
+
+
+def _captured(target: NativeTarget) -> Captured | None:
+    """Recorded passes where the device and the model allow them. Triton is imported only there."""
+    if target.device.type != "cuda":
+        return None
+    from outrider.target import captured
+
+    return captured.Captured(target) if captured.fits(target.decoder) else None
 
 
 def _blank(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

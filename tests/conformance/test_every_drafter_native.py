@@ -147,7 +147,7 @@ def test_models_that_run_on_transformers(beds: Any, family: str, drafter: str):
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral", "gemma2", "llama int4", "llama int8", "gpt2"])
 def test_a_fuller_product(beds: Any, family: str, drafter: str):
     bed = beds(family)
-    requests = bed.pairwise_requests(designs=6)
+    requests = bed.pairwise_requests(designs=3)
     for start in range(0, len(requests), 8):
         limits = Limits(max_batch=5, max_round_tokens=7 + start)
         bed.check(

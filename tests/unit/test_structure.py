@@ -59,6 +59,8 @@ def test_arrows_point_one_way(path):
 def test_the_core_imports_only_what_a_bare_gpu_image_has(path):
     for module, top in imports(path):
         name = module.split(".")[0]
+        if name == "triton" and path.name.startswith("triton_"):
+            continue  # imported only where there is a CUDA device, see target/captured.py
         assert not top or name in LIGHT or name in sys.stdlib_module_names, f"import {name} where it is used"
 
 

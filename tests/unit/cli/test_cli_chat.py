@@ -80,6 +80,7 @@ def test_an_answer_cut_by_the_context_says_so(cli, stage):
 
 
 def test_one_interrupt_stops_the_answer_and_keeps_the_conversation(cli, stage):
+    before = signal.getsignal(signal.SIGINT)
     stage.before_score = lambda passes: signal.raise_signal(signal.SIGINT) if passes == 5 else None
     ran = cli("chat", piped="first\nsecond\n")
     assert ran.code == 0
@@ -88,7 +89,7 @@ def test_one_interrupt_stops_the_answer_and_keeps_the_conversation(cli, stage):
     assert SONG.startswith(first)
     assert second == SONG
     assert stage.tokenizer.chats[1][1] == {"role": "assistant", "content": first}
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_two_interrupts_leave(cli, stage):

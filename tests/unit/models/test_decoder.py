@@ -59,7 +59,7 @@ def test_taps_are_the_hidden_states_of_transformers(pair: tuple[Decoder, Any]):
     hidden, tapped = decoder.forward_tapped(*args, taps=(0, 2, 4))
     for ours, expected in [(tapped[0], theirs[0]), (tapped[1], theirs[2]), (hidden, theirs[4])]:  # 4: after the norm
         torch.testing.assert_close(ours, expected[0], rtol=1e-5, atol=1e-6 * expected.abs().max().item())
-    torch.testing.assert_close(decoder._weights.norm(tapped[2]), hidden, rtol=0, atol=0)
+    torch.testing.assert_close(decoder.weights.norm(tapped[2]), hidden, rtol=0, atol=0)
 
 
 @torch.inference_mode()
@@ -89,7 +89,7 @@ def test_packed_weights_stay_near_float_ones(tmp_path: Path, name: str, quantize
 def test_gradients_flow_in_float_mode(tmp_path: Path):
     save("qwen3", tmp_path)
     decoder = load_decoder(tmp_path, device="cpu")
-    weight: torch.Tensor = decoder._weights.layers[0].qkv.weight  # pyright: ignore[reportFunctionMemberAccess]
+    weight: torch.Tensor = decoder.weights.layers[0].qkv.weight  # pyright: ignore[reportFunctionMemberAccess]
     weight.requires_grad_()
 
     def loss(scale: float = 1.0) -> torch.Tensor:
