@@ -15,6 +15,7 @@ from torch import Tensor
 
 from outrider.core import EMPTY, Draft, Sequence, Span, Token, Verdict
 from outrider.errors import OutriderError
+from outrider.target.base import Start
 from outrider.target.pages import PagePool
 
 
@@ -72,6 +73,9 @@ class ToyTarget:
             self.slots[self._slot(span.seq_id, end + i)] = token
         self.pool.trim(span.seq_id, end + len(path))
         return end + len(path)
+
+    def draft_chains(self, starts: Seq[Start], steps: int) -> None:
+        """Not here: the drafter asks step by step."""
 
     def release(self, seq_id: int, *, unpublish: bool = False) -> None:
         self.pool.close(seq_id, unpublish=unpublish)

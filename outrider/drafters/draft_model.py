@@ -12,7 +12,7 @@ from outrider.core import EMPTY, Draft, Sequence, Span, Token, Verdict
 from outrider.drafters.base import Setting
 from outrider.errors import ConfigError
 from outrider.models.tokenizer import check_same_vocabulary
-from outrider.target.base import Target
+from outrider.target.base import Start, Target
 from outrider.verify.base import Mode
 from outrider.verify.propose import draft_token, draft_top
 
@@ -87,7 +87,8 @@ class DraftModel:
     def propose(self, seqs: Seq[Sequence], budgets: Seq[int]) -> list[Draft]:
         if self.config.beams > 1 and self.model.scores_trees:
             return [self._tree(seq, budget) for seq, budget in zip(seqs, budgets, strict=True)]
-        return self._chains(seqs, [min(budget, self.config.k) for budget in budgets])
+        budgets = [min(budget, self.config.k) for budget in budgets]
+        return self._at_once(seqs, budgets) or self._chains(seqs, budgets)
 
     def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
         """Note how many stood; the committed text itself says which cached tokens still hold."""
@@ -98,6 +99,23 @@ class DraftModel:
     def forget(self, seq: Sequence) -> None:
         if self._held.pop(seq.id, None) is not None:
             self.model.release(seq.id)
+
+    def _at_once(self, seqs: Seq[Sequence], budgets: Seq[int]) -> list[Draft] | None:
+        """Whole chains drafted on the device, where model and requests allow it; None: step by step."""
+        simple = self.mode == "seeded" and not self.config.min_prob and min(budgets) == self.config.k
+        if not simple or not all(seq.params.plain_logits and len(seq.tokens) > 1 for seq in seqs):
+            return None
+        if not all(self._hold(seq, self.config.k) for seq in seqs):
+            return None
+        if any(len(seq.tokens) - len(self._held[seq.id]) > 2 for seq in seqs):
+            return None
+        starts = [Start(s.id, len(s.tokens), (s.tokens[-2], s.tokens[-1]), s.seed, s.params.temperature) for s in seqs]
+        chains = self.model.draft_chains(starts, self.config.k)
+        if chains is None:
+            return None
+        for seq, chain in zip(seqs, chains, strict=True):
+            self._held[seq.id] = [*seq.tokens, *chain[:-1]]
+        return [self._draft(chain, []) for chain in chains]
 
     def _chains(self, seqs: Seq[Sequence], budgets: Seq[int]) -> list[Draft]:
         """All sequences a token at a time, one batched pass a step."""

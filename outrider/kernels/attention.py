@@ -46,6 +46,7 @@ def _capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap
     """Scores squashed into (-softcap, softcap) before the mask, as Gemma 2 does; SDPA has no such option."""
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-    scores = (q.float() @ k.float().transpose(-1, -2)) * scale
+    wide = torch.promote_types(q.dtype, torch.float32)
+    scores = (q.to(wide) @ k.to(wide).transpose(-1, -2)) * scale
     scores = torch.tanh(scores / softcap) * softcap + mask
-    return (scores.softmax(-1) @ v.float()).to(q.dtype)
+    return (scores.softmax(-1) @ v.to(wide)).to(q.dtype)

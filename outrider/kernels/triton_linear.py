@@ -166,7 +166,7 @@ def few_rows_tile(n: int, k: int, gated: bool) -> Tile | None:
     if not block:
         return None
     tiles = -(-n // 64)
-    splits = next((s for s in (1, 2, 4) if gated or s == 4 or tiles * s >= 128), 4)
+    splits = next((s for s in (1, 2, 4) if gated or s == 4 or tiles * s >= 90), 4)
     while k % (block * splits):
         splits //= 2
     return Tile(64, block, splits, 4, 4 if gated else 6)

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from outrider.core import Span
+from outrider.core import Span, Token
 from outrider.target.pages import PagePool
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where one sequence's chain begins: all but its last two tokens are cached."""
+
+    seq_id: int
+    length: int
+    last: tuple[Token, Token]
+    seed: int
+    temperature: float
 
 
 class Target(Protocol):
@@ -47,4 +59,8 @@ class Target(Protocol):
 
     def release(self, seq_id: int, *, unpublish: bool = False) -> None:
         """Forget the sequence and close its pages; `unpublish`: what they hold is offered to nobody."""
+        ...
+
+    def draft_chains(self, starts: Seq[Start], steps: int) -> list[list[Token]] | None:
+        """As a draft model: guess `steps` tokens after each start without asking the host; None if it cannot."""
         ...

@@ -7,6 +7,8 @@ up to a few sizes; what is added only fills up and is written to a page of its o
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
@@ -68,7 +70,7 @@ class Captured:
             _fold(layer.mlp_norm, cast(Linear, layer.gate_up))
         self.head = cast(Linear, weights.head).weight
         self.scratch = Scratch(max(self.head.shape[0], 2 * self.config.intermediate_size), self.decoder.device)
-        self.recorded: dict[Shape, _Recording] = {}
+        self.recorded: dict[Shape, tuple[Pass, torch.cuda.CUDAGraph]] = {}
 
     def score(self, spans: Seq[Span]) -> Tensor | None:
         """As NativeTarget.score; None where the pass is of another kind: a prompt being read, or too many rows."""
@@ -79,8 +81,12 @@ class Captured:
         chunks = -(-(max(span.start for span in spans) + width) // CHUNK)
         shape = Shape(batch, width, 1 << max(2, (chunks - 1).bit_length()))
         if shape not in self.recorded:
-            self.recorded[shape] = _Recording(self, shape)
-        return self.recorded[shape].replay(spans)
+            made = Pass(self, shape)
+            self.recorded[shape] = made, record(made.forward)
+        made, graph = self.recorded[shape]
+        made.load(spans)
+        graph.replay()
+        return made.rows(spans)
 
 
 def _fold(norm: Norm, product: Linear) -> None:
@@ -89,8 +95,27 @@ def _fold(norm: Norm, product: Linear) -> None:
     norm.weight.fill_(1)
 
 
-class _Recording:
-    """One shape's inputs, buffers and graph."""
+def record(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    """A graph of `work`, which is run twice before: kernels are compiled and libraries warmed up then."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.inference_mode(), torch.cuda.stream(stream):
+        work()
+        work()
+    torch.cuda.current_stream().wait_stream(stream)
+    gc.collect()
+    graph = torch.cuda.CUDAGraph()
+    gc.disable()  # an old graph thrown away while another is recorded would spoil it
+    try:
+        with torch.inference_mode(), torch.cuda.graph(graph):
+            work()
+    finally:
+        gc.enable()
+    return graph
+
+
+class Pass:
+    """One shape's inputs and buffers, and the launches that go from one to the other."""
 
     def __init__(self, owner: Captured, shape: Shape) -> None:
         self.owner, self.shape = owner, shape
@@ -109,13 +134,15 @@ class _Recording:
         self.q, self.attended = (torch.empty(n, heads, dim, dtype=dtype, device=device) for _ in range(2))
         self.wide = torch.empty(n, config.intermediate_size, dtype=dtype, device=device)
         self.logits = torch.empty(n, config.vocab_size, dtype=torch.float32, device=device)
-        self.graph = self._record()
 
     @torch.inference_mode()
-    def replay(self, spans: Seq[Span]) -> Tensor:
-        """float32 [rows wanted, vocab]"""
+    def load(self, spans: Seq[Span]) -> None:
+        """Bring a batch's inputs to the device: one copy, not waited for."""
         self.inputs.copy_(self._pack(spans), non_blocking=True)
-        self.graph.replay()
+
+    @torch.inference_mode()
+    def rows(self, spans: Seq[Span]) -> Tensor:
+        """The logits the spans asked for, float32 [rows wanted, vocab]"""
         width = self.shape.width
         if all(span.rows == width for span in spans):
             return self.logits[: len(spans) * width].clone()
@@ -150,19 +177,8 @@ class _Recording:
         self.host.copy_(torch.tensor(packed, dtype=torch.int64))
         return self.host
 
-    def _record(self) -> torch.cuda.CUDAGraph:
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.inference_mode(), torch.cuda.stream(stream):
-            for _ in range(2):  # compiles the kernels
-                self._forward()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.inference_mode(), torch.cuda.graph(graph):
-            self._forward()
-        return graph
-
-    def _forward(self) -> None:
+    def forward(self) -> None:
+        """Launch everything: from the inputs to the logits [N, vocab]."""
         owner = self.owner
         weights, config, target = owner.decoder.weights, owner.config, owner.target
         x = F.embedding(self.ids, weights.embedding)

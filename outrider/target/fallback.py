@@ -17,6 +17,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from outrider.core import MAX_TOKENS, Span, Token
 from outrider.errors import ConfigError, OutriderError
+from outrider.target.base import Start
 from outrider.target.pages import PagePool
 
 log = logging.getLogger(__name__)
@@ -89,6 +90,9 @@ class FallbackTarget:
         text.copies.clear()
         self.pool.trim(span.seq_id, span.start + len(span.tokens) + len(path))  # what is read again keeps its pages
         return text.length
+
+    def draft_chains(self, starts: Seq[Start], steps: int) -> None:
+        """Not here: the drafter asks step by step."""
 
     def release(self, seq_id: int, *, unpublish: bool = False) -> None:
         self._texts.pop(seq_id, None)

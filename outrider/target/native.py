@@ -10,14 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.core import EMPTY, Span
+from outrider.core import EMPTY, Span, Token
 from outrider.kernels.attention import attend_block, attend_rows
 from outrider.models.decoder import Decoder
+from outrider.target.base import Start
 from outrider.target.layout import Layout, lay_out
 from outrider.target.pages import PagePool
 
 if TYPE_CHECKING:
     from outrider.target.captured import Captured
+    from outrider.target.drafting import ChainLoops
 
 
 class NativeTarget:
@@ -43,6 +45,7 @@ class NativeTarget:
         # each layer's keys and values, [slots, kv_heads, head_dim] both
         self.caches = list(zip(self.keys.unbind(), self.values.unbind(), strict=True))
         self._captured = _captured(self)
+        self._loops: ChainLoops | None = None
 
     @torch.inference_mode()
     def score(self, spans: Seq[Span]) -> Tensor:
@@ -50,6 +53,20 @@ class NativeTarget:
             return logits
         logits, broken = self._pass(spans)
         return self._without_drafts(logits, spans, broken) if broken else logits
+
+    def draft_chains(self, starts: Seq[Start], steps: int) -> list[list[Token]] | None:
+        """Chains of `steps` tokens, drafted on the device in one go; None where that cannot be.
+
+        Each start's pages are reserved for its chain. Afterwards its text and all guesses but the
+        last are cached.
+        """
+        if self._captured is None:
+            return None
+        if self._loops is None:
+            from outrider.target.drafting import ChainLoops
+
+            self._loops = ChainLoops(self._captured)
+        return self._loops.run(starts, steps)
 
     def _pass(self, spans: Seq[Span]) -> tuple[Tensor, list[int]]:
         """Logits, and which spans have drafts beside rows that are no numbers."""

@@ -1,0 +1,115 @@
+"""Recorded passes against the plain decoder on the same weights and cache, and through the engine."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from outrider.core import EMPTY, Draft, SamplingParams, Span
+from outrider.drafters.base import Setting
+from outrider.drafters.draft_model import DraftModel, DraftModelConfig
+from outrider.drafters.none import NoDraft
+from outrider.engine.engine import Engine, Request
+from outrider.models.config import DecoderConfig, LayerConfig, RopeConfig
+from outrider.models.decoder import Decoder, Layer, Norm, Weights
+from outrider.models.linear import Linear
+from outrider.target.native import NativeTarget
+from outrider.testing import ByteTokenizer
+from outrider.verify.base import make_verifier
+
+pytestmark = pytest.mark.gpu
+VOCAB = 1000
+
+
+def decoder(layers: int = 3, *, bias: bool = False, window: int | None = None, seed: int = 0) -> Decoder:
+    """Random weights, sizes like SmolLM2's."""
+    device, hidden, wide, heads, kv, dim = torch.device("cuda"), 576, 1536, 9, 3, 64
+    g = torch.Generator(device).manual_seed(seed)
+
+    def matrix(rows: int, columns: int) -> torch.Tensor:
+        return (torch.randn(rows, columns, generator=g, device=device) * columns**-0.5).bfloat16()
+
+    def norm() -> Norm:
+        return Norm(torch.rand(hidden, generator=g, device=device) + 0.5, 1e-5, torch.bfloat16)
+
+    config = DecoderConfig(
+        model_type="llama", vocab_size=VOCAB, hidden_size=hidden, intermediate_size=wide, heads=heads, kv_heads=kv,
+        head_dim=dim, layers=(LayerConfig(window=window),) * layers, ropes=(RopeConfig(),), max_positions=2048,
+        norm_eps=1e-5, activation="silu", attention_scale=dim**-0.5, dtype=torch.bfloat16, qkv_bias=bias,
+    )  # fmt: skip
+    width = (heads + 2 * kv) * dim
+    blocks = [
+        Layer(
+            norm(),
+            Linear(matrix(width, hidden), matrix(1, width)[0] if bias else None),
+            Linear(matrix(hidden, heads * dim)),
+            norm(),
+            Linear(matrix(2 * wide, hidden)),
+            Linear(matrix(hidden, wide)),
+        )
+        for _ in range(layers)
+    ]
+    table = torch.randn(VOCAB, hidden, generator=g, device=device).bfloat16()
+    return Decoder(config, Weights(table, blocks, norm(), Linear(matrix(VOCAB, hidden))), torch.bfloat16)
+
+
+DRAFTS = {
+    "none": [EMPTY] * 3,
+    "chains": [Draft((3, 4, 5, 6, 7))] * 3,
+    "mixed": [EMPTY, Draft((5, 6, 7)), Draft((1, 2, 3, 4, 5, 6))],
+    "trees": [Draft((5, 6, 7, 8, 9), (-1, -1, 0, 1, 2)), Draft((1, 2), (-1, -1)), Draft((3, 4, 5), (-1, 0, 0))],
+    "wide": [Draft(tuple(range(20)))] * 3,
+}
+
+
+@pytest.mark.parametrize("drafts", DRAFTS)
+@pytest.mark.parametrize(("bias", "window"), [(False, None), (True, None), (False, 64)])
+@pytest.mark.parametrize("text", [1, 3])
+def test_a_recorded_pass_is_the_plain_one(drafts, bias, window, text):
+    target = NativeTarget(decoder(bias=bias, window=window), 4096)
+    captured = target._captured
+    assert captured is not None
+    rng = random.Random(1)
+    spans = []
+    for i, (length, draft) in enumerate(zip((5, 200, 700), DRAFTS[drafts], strict=True)):
+        prompt = [rng.randrange(VOCAB) for _ in range(length)]
+        target.pool.open(i, prompt, str(i))
+        assert target.pool.reserve(i, length + 40)
+        target._captured = None
+        target.score([Span(i, 0, tuple(prompt))])
+        spans.append(Span(i, length, tuple(rng.randrange(VOCAB) for _ in range(text)), draft))
+    plain = target.score(spans)
+    target._captured = captured
+    for _ in range(2):
+        got = target.score(spans)
+        assert got.shape == plain.shape
+        assert float((got - plain).norm() / plain.norm()) < 2e-2
+    assert len(captured.recorded) == 1
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_speculation_over_recorded_passes_differs_at_near_ties_only(temperature):
+    """bfloat16, unpinned: the first difference, if any, is where the target's own choices lay close together."""
+    target, draft = NativeTarget(decoder(), 8192), NativeTarget(decoder(1), 8192)
+    model = DraftModel(draft, Setting(vocab_size=VOCAB, context=2048), DraftModelConfig(model="-", k=4))
+    params = SamplingParams(max_tokens=60, temperature=temperature, seed=4, ignore_eos=True, logprobs=2)
+    told = []
+    for drafter in (NoDraft(), model):
+        engine = Engine(target, drafter, make_verifier("seeded"), ByteTokenizer())
+        ids = [engine.submit(Request(prompt=(i + 1, 2, 3), params=params, salt=drafter.name))[0] for i in range(4)]
+        events = {i: [] for i in ids}
+        while engine.busy:
+            for event in engine.step():
+                events[event.seq_id] += zip(event.tokens, event.logprobs, strict=True)
+        engine.check()
+        told.append(list(events.values()))
+    for plain, spec in zip(*told, strict=True):
+        assert len(plain) == len(spec) == 60
+        for (a, chance), (b, _) in zip(plain, spec, strict=True):
+            if a != b:
+                if temperature == 0:
+                    (_, best), (_, second) = chance.top
+                    assert best - second < 0.1
+                break
