@@ -48,7 +48,7 @@ def test_in_mixed_batches_of_eight(beds: Any, drafter: str):
         bed.check(drafter, requests[start : start + 8], tolerance=CLOSE)
 
 
-@pytest.mark.parametrize("drafter", SOME)
+@pytest.mark.parametrize("drafter", SOME[:2])
 def test_alone(beds: Any, drafter: str):
     bed = beds("llama")
     for asked in bed.pairwise_requests(designs=1):
@@ -59,7 +59,7 @@ def test_alone(beds: Any, drafter: str):
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "mistral", "gemma2"])
 def test_in_every_family(beds: Any, family: str, drafter: str):
     bed = beds(family)
-    bed.check(drafter, bed.pairwise_requests(designs=1)[:10], tolerance=CLOSE)
+    bed.check(drafter, bed.pairwise_requests(designs=1)[:8], tolerance=CLOSE)
 
 
 @pytest.mark.parametrize("drafter", SOME)
@@ -125,7 +125,7 @@ def test_packed_models_to_the_last_bit(beds: Any, packed: str, drafter: str):
         assert [one.logprobs for one in told] == [one.logprobs for one in plain_told]
 
 
-@pytest.mark.parametrize("drafter", [*SOME, "mix"])
+@pytest.mark.parametrize("drafter", [*SOME[1:], "mix"])
 @pytest.mark.parametrize("packed", ["int4", "int8"])
 def test_packed_models_with_every_option(beds: Any, packed: str, drafter: str):
     """Judged by one pass over the whole text for every token."""
