@@ -216,8 +216,14 @@ class Pass:
         if takes(out.shape[1], x.shape[1], len(x), gated):
             linear(x, w, out, self.owner.scratch, residual=residual, eps=eps, gated=gated)
             return
-        y = F.linear(x if eps is None else F.rms_norm(x, x.shape[-1:], None, eps), w)
+        if eps is not None:
+            x = F.rms_norm(x, x.shape[-1:], None, eps)
         if gated:
-            gate, up = y.chunk(2, -1)
-            y = F.silu(gate) * up
-        out.copy_(y if residual is None else y + residual)
+            gate, up = F.linear(x, w).chunk(2, -1)
+            torch.mul(F.silu(gate), up, out=out)
+        elif residual is not None:
+            torch.addmm(residual, x, w.t(), out=out)
+        elif out.dtype == x.dtype:
+            torch.mm(x, w.t(), out=out)
+        else:
+            out.copy_(torch.mm(x, w.t()))
