@@ -109,9 +109,8 @@ class Engine:
         scored = time.perf_counter()
         self._read([span for span, turn in zip(spans, turns, strict=True) if not turn.complete])
         rows = logits.split([span.rows for span in spans if span.wanted])
-        events = [
-            self._commit(spans[i], *each) for i, each in zip(ready, zip(verdicts, rows, strict=True), strict=True)
-        ]
+        answered = [span for span in spans if span.wanted]
+        events = [self._commit(*each) for each in zip(answered, verdicts, rows, strict=True)]
         self._observe(seqs, drafts, verdicts)
         self._account(turns, began, Times(draft=scoring - drafting, verify=scored - scoring, rounds=1))
         return [self._retire(event) if event.finish else event for event in events]

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from outrider.core import Token
 from outrider.errors import OutriderError
 
-Key = tuple[int, tuple[Token, ...]]  # (name of the text before the page, the page's own tokens)
+Name = int | str  # of a text in whole pages: a number; of no text yet: the salt
+Key = tuple[Name, tuple[Token, ...]]  # (name of the text before the page, the page's own tokens)
 
 
 @dataclass(slots=True)
@@ -22,7 +23,7 @@ class Holding:
 
     pages: list[int] = field(default_factory=list[int])
     names: list[int] = field(default_factory=list[int])
-    root: int = 0
+    salt: str = ""
 
 
 class PagePool:
@@ -37,7 +38,6 @@ class PagePool:
         self._holdings: dict[int, Holding] = {}
         self._shared: dict[Key, tuple[int, int]] = {}  # key -> (page, name of the text up to its end)
         self._keys: dict[int, Key] = {}  # published page -> key
-        self._roots: dict[str, int] = {}
         self._names = 0
 
     @property
@@ -55,8 +55,8 @@ class PagePool:
         Returns how many tokens those are: whole pages, and never all of the text, since
         the last token must be read to know what follows it.
         """
-        holding = self._holdings[seq_id] = Holding(root=self._root(salt))
-        name = holding.root
+        holding = self._holdings[seq_id] = Holding(salt=salt)
+        name: Name = salt
         for start in range(0, len(tokens) - self.size if self.share else 0, self.size):
             found = self._shared.get((name, tuple(tokens[start : start + self.size])))
             if found is None:
@@ -89,7 +89,7 @@ class PagePool:
         while self.share and (len(holding.names) + 1) * self.size <= cached:
             index = len(holding.names)
             key = (
-                holding.names[-1] if holding.names else holding.root,
+                holding.names[-1] if holding.names else holding.salt,
                 tuple(tokens[index * self.size : (index + 1) * self.size]),
             )
             if key in self._shared:  # another sequence wrote the same text first: follow its name
@@ -132,12 +132,6 @@ class PagePool:
             raise OutriderError("published pages and their keys disagree")
         if any(self._blank[page] for page in self._keys):
             raise OutriderError("a blank page is still published")
-
-    def _root(self, salt: str) -> int:
-        if salt not in self._roots:
-            self._names += 1
-            self._roots[salt] = self._names
-        return self._roots[salt]
 
     def _own(self, page: int) -> None:
         self._owners[page] += 1
