@@ -83,6 +83,7 @@ class Model:
 
     model: str = option("demo", "Folder, Hugging Face id or .gguf file")
     revision: str | None = option(None, "Of a Hugging Face model: branch, tag, commit")
+    pinned: bool = option(False, "Bit-identical with and without speculation on CUDA")
     device: str = option("auto", "cpu, cuda, cuda:1, mps")
     dtype: str = option("auto", "float32, bfloat16 or float16")
     quantize: str = option("auto", "int8 or int4 weights on the CPU, or none")
@@ -171,6 +172,7 @@ def build(model: Model, drafting: Drafting, progress: Progress | None = None) ->
         context=model.context,
         cache_tokens=model.cache_tokens,
         revision=model.revision,
+        pinned=model.pinned,
     )
 
 

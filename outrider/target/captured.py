@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 WIDTHS = (1, 2, 4, 6, 8, 12, 16, 32)
 MOST_ROWS = 256
+PINNED_ROWS = 16  # what the fused kernels take: beyond, the library picks its sums by the number of rows
 
 
 def fits(decoder: Decoder) -> bool:
@@ -61,8 +62,10 @@ class Shape:
 class Captured:
     """Replays passes over a NativeTarget's weights and cache. One replay at a time."""
 
-    def __init__(self, target: NativeTarget) -> None:
+    def __init__(self, target: NativeTarget, *, pinned: bool = False) -> None:
+        """pinned: every row by one path of arithmetic, so that its bits do not depend on the rows beside it."""
         self.target, self.decoder, self.config = target, target.decoder, target.decoder.config
+        self.pinned, self.most_rows = pinned, PINNED_ROWS if pinned else MOST_ROWS
         self.page, self.scratch_page = target.pool.size, target.pool.count
         weights = self.decoder.weights
         for layer in weights.layers:
@@ -75,9 +78,13 @@ class Captured:
     def score(self, spans: Seq[Span]) -> Tensor | None:
         """As NativeTarget.score; None where the pass is of another kind: a prompt being read, or too many rows."""
         width = next((w for w in WIDTHS if w >= max(span.width for span in spans)), 0)
-        batch = 1 << (len(spans) - 1).bit_length()
-        if not width or batch * width > MOST_ROWS:
+        if not 0 < width <= self.most_rows:
             return None
+        batch = 1 << (len(spans) - 1).bit_length()
+        if batch * width > self.most_rows:
+            half = len(spans) // 2
+            parts = [self.score(spans[:half]), self.score(spans[half:])]
+            return None if parts[0] is None or parts[1] is None else torch.cat([parts[0], parts[1]])
         chunks = -(-(max(span.start for span in spans) + width) // CHUNK)
         shape = Shape(batch, width, 1 << max(2, (chunks - 1).bit_length()))
         if shape not in self.recorded:
@@ -214,7 +221,8 @@ class Pass:
     ) -> None:
         """The fused kernel for up to 16 rows, the library's product and what goes around it beyond."""
         if takes(out.shape[1], x.shape[1], len(x), gated):
-            linear(x, w, out, self.owner.scratch, residual=residual, eps=eps, gated=gated)
+            one_path = self.owner.pinned
+            linear(x, w, out, self.owner.scratch, residual=residual, eps=eps, gated=gated, one_path=one_path)
             return
         if eps is not None:
             x = F.rms_norm(x, x.shape[-1:], None, eps)

@@ -51,6 +51,8 @@ class LoadOptions:
     """Most tokens of one text; None takes the model's own limit."""
     cache_tokens: int | None = None
     """Tokens the cache holds in all; None sizes it by what is free."""
+    pinned: bool = False
+    """Bit-identical text with and without speculation on CUDA, at some cost; refused where it cannot be had."""
     max_batch: int = 8
     """Sequences at once; an unset cache_tokens is never larger than so many contexts."""
     revision: str | None = None
@@ -79,7 +81,7 @@ def load(model: str, options: LoadOptions | None = None, *, progress: Progress |
             f"{model}: a cache of {tokens} tokens cannot hold one text of {context}; "
             f"a token takes {a_token} bytes: lower context or raise cache_tokens"
         )
-    target = NativeTarget(decoder, tokens, context=context)
+    target = NativeTarget(decoder, tokens, context=context, pinned=options.pinned)
     return Loaded(model, folder, target, tokenizer, quantize or _name(decoder.dtype))
 
 
@@ -94,6 +96,8 @@ def _load_fallback(
     """Everything else that Transformers can run. Its cache grows as it is used, so only tokens are counted."""
     from outrider.target.fallback import FallbackTarget
 
+    if options.pinned:
+        raise ConfigError(f"{model} runs on Transformers' code, which promises no bits: leave out pinned")
     dtype = dtype or torch.float32
     tokens = options.cache_tokens or 4096 * options.max_batch
     target = FallbackTarget.load(folder, device=device, dtype=dtype, cache_tokens=tokens)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from outrider.core import EMPTY, Span, Token
+from outrider.errors import ConfigError
 from outrider.kernels.attention import attend_block, attend_rows
 from outrider.models.decoder import Decoder
 from outrider.target.base import Start
@@ -28,8 +29,14 @@ class NativeTarget:
     scores_trees = True
     rewinds = True
 
-    def __init__(self, decoder: Decoder, cache_tokens: int, *, context: int = 0, page_size: int = 16) -> None:
-        """context: most tokens of one text; 0 takes the model's own limit."""
+    def __init__(
+        self, decoder: Decoder, cache_tokens: int, *, context: int = 0, pinned: bool = False, page_size: int = 16
+    ) -> None:
+        """context: most tokens of one text; 0 takes the model's own limit.
+
+        pinned: a row's bits do not depend on the rows scored beside it. ConfigError where that cannot
+        be promised. Packed weights on the CPU always keep to it.
+        """
         config = decoder.config
         self.decoder = decoder
         self.vocab_size, self.context = config.vocab_size, context or config.max_positions
@@ -44,7 +51,7 @@ class NativeTarget:
         self.keys, self.values = (_blank(shape, decoder.dtype, self.device) for _ in range(2))
         # each layer's keys and values, [slots, kv_heads, head_dim] both
         self.caches = list(zip(self.keys.unbind(), self.values.unbind(), strict=True))
-        self._captured = _captured(self)
+        self._captured = _captured(self, pinned)
         self._loops: ChainLoops | None = None
 
     @torch.inference_mode()
@@ -125,13 +132,20 @@ class NativeTarget:
                         self._tainted.remove(page)
 
 
-def _captured(target: NativeTarget) -> Captured | None:
+def _captured(target: NativeTarget, pinned: bool) -> Captured | None:
     """Recorded passes where the device and the model allow them. Triton is imported only there."""
-    if target.device.type != "cuda":
-        return None
-    from outrider.target import captured
+    if target.device.type == "cuda":
+        from outrider.target import captured
 
-    return captured.Captured(target) if captured.fits(target.decoder) else None
+        if captured.fits(target.decoder):
+            return captured.Captured(target, pinned=pinned)
+    if pinned and not target.decoder.weights.packed:
+        what = f"{target.decoder.config.model_type} in {target.decoder.dtype} on {target.device}"
+        raise ConfigError(
+            f"pinned: {what} has no path whose bits do not depend on the batch; use quantize='int4' on the CPU, or a "
+            "Llama-like model in bfloat16 on CUDA"
+        )
+    return None
 
 
 def _blank(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -12,6 +12,7 @@ from outrider.drafters.base import Setting
 from outrider.drafters.draft_model import DraftModel, DraftModelConfig
 from outrider.drafters.none import NoDraft
 from outrider.engine.engine import Engine, Request
+from outrider.errors import ConfigError
 from outrider.models.config import DecoderConfig, LayerConfig, RopeConfig
 from outrider.models.decoder import Decoder, Layer, Norm, Weights
 from outrider.models.linear import Linear
@@ -113,3 +114,34 @@ def test_speculation_over_recorded_passes_differs_at_near_ties_only(temperature)
                     (_, best), (_, second) = chance.top
                     assert best - second < 0.1
                 break
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_pinned_texts_are_identical_with_and_without_speculation(temperature):
+    """bfloat16, to the last token: a row's bits do not depend on the rows beside it."""
+    target, draft = NativeTarget(decoder(), 8192, pinned=True), NativeTarget(decoder(1), 8192)
+    told = []
+    for k in (0, 2, 5):
+        config = DraftModelConfig(model="-", k=max(1, k))
+        drafter = DraftModel(draft, Setting(vocab_size=VOCAB, context=2048), config) if k else NoDraft()
+        engine = Engine(target, drafter, make_verifier("seeded"), ByteTokenizer())
+        texts = []
+        for i in range(6):
+            params = SamplingParams(max_tokens=80, temperature=temperature, seed=i, ignore_eos=True)
+            engine.submit(Request(prompt=(i + 1, 2, 3, 4, 5), params=params, salt=str(k)))
+            texts.append([token for _ in range(90) for event in engine.step() for token in event.tokens])
+            engine.check()
+        told.append(texts)
+    assert told[0] == told[1] == told[2]
+    assert all(len(text) == 80 for text in told[0])
+
+
+def test_what_cannot_be_pinned_is_refused():
+    with pytest.raises(ConfigError, match="no path whose bits"):
+        NativeTarget(plain_float32(), 1024, pinned=True)
+
+
+def plain_float32() -> Decoder:
+    made = decoder(1)
+    made.dtype = torch.float32
+    return made
