@@ -34,7 +34,7 @@ class DraftModelConfig:
     dtype: str = ""
     """float32, bfloat16 or float16; empty: as for a target."""
     quantize: str = ""
-    """int4 or int8 on the CPU; empty: none."""
+    """int4 or int8 on the CPU, or none; empty: as for a target."""
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -49,7 +49,7 @@ class DraftModelConfig:
         if setting.load_target is None:
             raise ConfigError("draft-model: no loader for models was given")
         loaded = setting.load_target(
-            self.model, device=self.device or "", dtype=self.dtype or "auto", quantize=self.quantize or "none"
+            self.model, device=self.device or "", dtype=self.dtype or "auto", quantize=self.quantize or "auto"
         )
         check_same_vocabulary(setting.tokenizer, loaded.tokenizer, setting.vocab_size, loaded.target.vocab_size)
         if not loaded.target.rewinds:
