@@ -135,10 +135,11 @@ def test_a_failed_request_ends_with_1(cli, stage):
 
 def test_options_reach_the_loader(cli, stage):
     words = ["--model", "org/name", "--revision", "v1", "--device", "cpu", "--dtype", "float32", "--quantize", "none"]
-    words += ["--context", "64", "--cache-tokens", "128", "--max-batch", "3"]
+    words += ["--context", "64", "--cache-tokens", "128", "--max-batch", "3", "--pinned"]
     assert cli("run", ASK, "--json", *words).code == 0
     del stage.asked["progress"]
     assert stage.asked == {
+        "pinned": True,
         "model": "org/name",
         "revision": "v1",
         "device": "cpu",
