@@ -102,7 +102,7 @@ class DraftModel:
 
     def _at_once(self, seqs: Seq[Sequence], budgets: Seq[int]) -> list[Draft] | None:
         """Whole chains drafted on the device, where model and requests allow it; None: step by step."""
-        simple = self.mode == "seeded" and not self.config.min_prob and min(budgets) == self.config.k
+        simple = self.mode == "seeded" and not self.config.min_prob and min(budgets, default=0) == self.config.k
         if not simple or not all(seq.params.plain_logits and len(seq.tokens) > 1 for seq in seqs):
             return None
         if not all(self._hold(seq, self.config.k) for seq in seqs):

@@ -178,9 +178,13 @@ class Engine:
         return [drafts.get(turn.seq.id, EMPTY) for turn in turns]
 
     def _trim(self, draft: Draft) -> Draft:
-        """Leave out a last guess that alone would begin a new block of rows: it costs more than it can bring."""
+        """Leave out a last guess that alone would begin a new block of rows: it costs more than it can bring.
+
+        Never one that was sampled: where a drafter stopped because of the token it drew, leaving
+        that token out would bias the text.
+        """
         spills = self.target.row_block > 1 and len(draft) > 1 and len(draft) % self.target.row_block == 0
-        return draft.first_nodes(len(draft) - 1) if spills else draft
+        return draft.first_nodes(len(draft) - 1) if spills and draft.probs is None else draft
 
     def _legal(self, draft: Draft, budget: int) -> Draft:
         if not self.target.scores_trees:

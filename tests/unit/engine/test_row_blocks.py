@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from outrider.core import Draft, SamplingParams
 from outrider.engine.engine import Engine, Request
@@ -10,7 +11,7 @@ from outrider.testing import ByteTokenizer, ScriptedDrafter, ToyTarget
 from outrider.verify.base import make_verifier
 
 
-def widths(block: int, draft: int, requests: int = 1) -> set[int]:
+def widths(block: int, draft: int, requests: int = 1, *, sampled: bool = False) -> set[int]:
     """Rows of the spans that were scored with a draft."""
     seen: set[int] = set()
 
@@ -21,8 +22,12 @@ def widths(block: int, draft: int, requests: int = 1) -> set[int]:
             seen.update(span.rows for span in spans if len(span.draft))
             return super().score(spans)
 
-    guess = ScriptedDrafter(lambda seq, budget: Draft((1,) * min(draft, budget)), max_tokens=draft)
-    engine = Engine(Watched(), guess, make_verifier("seeded"), ByteTokenizer())
+    def script(seq, budget: int) -> Draft:
+        tokens = (1,) * min(draft, budget)
+        return Draft(tokens, probs=torch.full((len(tokens), 64), 1 / 64, dtype=torch.float64) if sampled else None)
+
+    guess = ScriptedDrafter(script, max_tokens=draft)
+    engine = Engine(Watched(), guess, make_verifier("distribution" if sampled else "seeded"), ByteTokenizer())
     for i in range(requests):
         engine.submit(Request(prompt=(2, i), params=SamplingParams(max_tokens=40, ignore_eos=True)))
     for _ in range(8):
@@ -41,3 +46,8 @@ def test_where_each_row_costs_the_same_nothing_is_left_out():
 
 def test_together_rows_add_up_differently_and_nothing_is_left_out():
     assert widths(4, 4, requests=2) == {5}
+
+
+def test_a_sampled_guess_is_never_left_out():
+    """It may have ended the draft because of its own chance; without it the text would be biased."""
+    assert widths(4, 4, sampled=True) == {5}
