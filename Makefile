@@ -35,7 +35,7 @@ types: install
 
 unit: install
 	$(BIN)/outrider pull demo
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -rs
 
 fix: install  ## mend what lint can mend
 	$(BIN)/ruff check --fix .

@@ -9,13 +9,15 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Literal, cast, overload
 
-from outrider.core import FinishReason, Provenance, SamplingParams, Token, TokenLogprob, derive_seeds
+from outrider.core import Constraint, FinishReason, Provenance, SamplingParams, Token, TokenLogprob, derive_seeds
 from outrider.drafters.base import DrafterConfig, Setting
 from outrider.drafters.registry import parse_drafter
 from outrider.engine.engine import Engine, Limits, Request
 from outrider.engine.events import Event
+from outrider.engine.scoring import Scoring
 from outrider.engine.stats import Stats
 from outrider.errors import OutriderError, RequestError
+from outrider.grammar import GrammarSpec, compile_constraint, read_response_format
 from outrider.target.load import Loaded, load
 from outrider.verify.base import make_verifier
 
@@ -185,7 +187,9 @@ class LLM:
         """Complete one prompt, or several together; a prompt is text or token ids.
 
         `options`: prediction (text the answer is expected to hold), max_draft (0 turns
-        speculation off), salt (caches are shared only between equal salts).
+        speculation off), salt (caches are shared only between equal salts), response_format
+        (what the answer must look like, as in OpenAI's interface) or constraint (the same as
+        a `GrammarSpec`, or a constraint of one's own).
         """
         single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
         requests = [self.request(prompt, params, **options) for prompt in ([prompts] if single else prompts)]
@@ -235,6 +239,8 @@ class LLM:
         prediction: str | None = None,
         max_draft: int | None = None,
         salt: str = "",
+        response_format: Mapping[str, Any] | None = None,
+        constraint: GrammarSpec | Constraint | None = None,
     ) -> Request:
         """What the engine is asked for this prompt."""
         if prediction is not None and not getattr(self.drafter, "uses_prediction", False):
@@ -245,7 +251,33 @@ class LLM:
             prediction=tuple(self.tokenizer.encode(prediction, special=False)) if prediction else (),
             max_draft=max_draft,
             salt=salt,
+            constraint=self._constraint(response_format, constraint),
         )
+
+    def _constraint(
+        self, response_format: Mapping[str, Any] | None, constraint: GrammarSpec | Constraint | None
+    ) -> Constraint | None:
+        """The one of the two that was given, compiled."""
+        if response_format is not None and constraint is not None:
+            raise RequestError("response_format and constraint both say what the answer may be; give one of them")
+        wanted = read_response_format(response_format) if constraint is None else constraint
+        return compile_constraint(wanted, self.tokenizer) if isinstance(wanted, GrammarSpec) else wanted
+
+    def score_prompt(self, prompt: Prompt, top: int = 0) -> tuple[TokenLogprob, ...]:
+        """How likely the model finds each token of a text but the first, with the `top` likeliest at its place."""
+        scoring = self.scoring(tuple(self._encode(prompt)), top)
+        try:
+            while not scoring.done:
+                if not scoring.step():
+                    raise RequestError(f"the cache has no room for a text of {len(scoring.tokens)} tokens; enlarge it")
+        finally:
+            scoring.close()
+        return tuple(scoring.logprobs)
+
+    def scoring(self, tokens: tuple[Token, ...], top: int = 0, salt: str = "") -> Scoring:
+        """The same piece by piece, for whoever runs rounds in between. RequestError if it cannot be done at all."""
+        self.engine.limit(Request(prompt=tokens, params=SamplingParams(logprobs=top)))
+        return Scoring(self.engine.target, tokens, top, salt)
 
     @property
     def stats(self) -> Stats:

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, Protocol, Self
 
 from torch import Tensor
 
@@ -186,7 +186,8 @@ class Draft:
     hold different tokens.
     """
 
-    tokens: tuple[Token, ...] = ()
+    tokens: Seq[Token] = ()
+    """They may still be on a device: their number is known, and reading them waits."""
     parents: tuple[int, ...] | None = None
     probs: Tensor | None = None
     """[len(tokens), vocab]: the law each token was drawn from; None: certain of each token.
@@ -197,6 +198,8 @@ class Draft:
     """The drafter's registered name."""
     expected: float = 0.0
     """How many of these tokens the drafter expects to stand; what `mix` compares."""
+    known: bool = False
+    """Every token is one of the target's: nobody needs to look."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -218,9 +221,10 @@ class Draft:
 
     def depths(self) -> tuple[int, ...]:
         """How far each node lies beyond the text: 1 for a first guess."""
+        if self.parents is None:
+            return tuple(range(1, len(self.tokens) + 1))
         out: list[int] = []
-        for i in range(len(self.tokens)):
-            p = self.parent(i)
+        for p in self.parents:
             out.append(1 if p < 0 else out[p] + 1)
         return tuple(out)
 
@@ -290,6 +294,47 @@ class Provenance:
     position: int
     """Place in the draft, from 0; where the target spoke, how many had been accepted."""
     round: int
+    drafted: int
+    """Tokens drafted in that round."""
+
+
+class Constraint(Protocol):
+    """What one text may say: a grammar, and how far the text has come in it.
+
+    Kept with the sequence, so that a preempted text loses nothing. Asking changes nothing:
+    the same text and path always give the same answer, whatever was asked in between.
+    """
+
+    @property
+    def done(self) -> bool:
+        """The text is complete and nothing may follow it: it ends here, stop token or not."""
+        ...
+
+    @property
+    def problem(self) -> str:
+        """Why the grammar cannot be followed any further; empty where it can."""
+        ...
+
+    def allowed(self, paths: Seq[tuple[Token, ...]], stops: frozenset[Token]) -> Tensor:
+        """bool [len(paths), vocab] on the CPU: the tokens that may follow the text and then each path.
+
+        `stops` end the text: allowed exactly where the grammar can end and could also go on.
+        Where the text is done, and behind a path that breaks the grammar or holds a stop,
+        nothing is allowed: such rows are never reached.
+        """
+        ...
+
+    def advance(self, tokens: Seq[Token]) -> None:
+        """Take in committed text, each token of it allowed; no stop token among them."""
+        ...
+
+    def forced(self) -> tuple[Token, ...]:
+        """The tokens that must come next, a run of them; empty where there is a choice. To draft from."""
+        ...
+
+    def fork(self) -> Self:
+        """A copy that goes its own way from here."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -310,6 +355,8 @@ class Sequence:
     """Most tokens drafted a round for this request; None leaves it to the drafter."""
     salt: str = ""
     """Caches are never shared between sequences of different salt."""
+    constraint: Constraint | None = None
+    """What the text may say; None: anything."""
     cached: int = 0
     """How many of tokens have keys and values in the target's cache."""
     round: int = 0
@@ -320,6 +367,11 @@ class Sequence:
     @property
     def generated(self) -> int:
         return len(self.tokens) - self.prompt_len
+
+    @property
+    def plain_logits(self) -> bool:
+        """Neither options nor a constraint touch the logits; temperature may."""
+        return self.constraint is None and self.params.plain_logits
 
     @property
     def pending(self) -> int:

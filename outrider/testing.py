@@ -1,12 +1,13 @@
-"""Fakes to build and test with: a toy target, scripted drafters, a byte tokenizer.
+"""Fakes to build and test with: a toy target, scripted drafters, a byte tokenizer, a synthetic pair of models.
 
-They keep the real contracts, so that a new drafter can be tried without a model.
+They keep the real contracts, so that a new drafter can be tried without a model, and speed
+measured without weights.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from functools import lru_cache
 
@@ -15,8 +16,21 @@ from torch import Tensor
 
 from outrider.core import EMPTY, Draft, Sequence, Span, Token, Verdict
 from outrider.errors import OutriderError
+from outrider.synthetic import SyntheticPair, measured_agreement, synthetic_pair
 from outrider.target.base import Start
 from outrider.target.pages import PagePool
+
+__all__ = [
+    "ByteTokenizer",
+    "ScriptedDrafter",
+    "SyntheticPair",
+    "ToyTarget",
+    "liar",
+    "measured_agreement",
+    "oracle",
+    "random_trees",
+    "synthetic_pair",
+]
 
 
 class ByteTokenizer:
@@ -24,6 +38,7 @@ class ByteTokenizer:
 
     vocab_size = 257
     eos_ids = frozenset({256})
+    token_bytes = (*(bytes([i]) for i in range(256)), b"")
 
     def encode(self, text: str) -> list[Token]:
         return list(text.encode())
@@ -41,6 +56,7 @@ class ToyTarget:
 
     scores_trees = True
     row_block = 1
+    launches = False
     rewinds = True
 
     def __init__(self, vocab_size: int = 64, *, context: int = 512, cache_tokens: int = 4096, order: int = 2) -> None:
@@ -76,6 +92,10 @@ class ToyTarget:
 
     def draft_chains(self, starts: Seq[Start], steps: int) -> None:
         """Not here: the drafter asks step by step."""
+
+    def prepare(self, batch: int, width: int, steps: int = 0) -> Iterator[str]:
+        """Nothing to get ready."""
+        return iter(())
 
     def release(self, seq_id: int, *, unpublish: bool = False) -> None:
         self.pool.close(seq_id, unpublish=unpublish)

@@ -13,11 +13,13 @@ from rich.console import Console
 from rich.text import Text
 
 from outrider import __version__
+from outrider.cli.bench import bench
 from outrider.cli.chat import chat
 from outrider.cli.list import list_drafters, list_models
 from outrider.cli.options import grouped
 from outrider.cli.pull import pull
 from outrider.cli.run import run
+from outrider.cli.serve import serve
 from outrider.cli.show import clean
 from outrider.cli.usage import UsageError, explain
 from outrider.errors import ConfigError, LosslessError, OutriderError
@@ -33,6 +35,8 @@ app = typer.Typer(
 )
 app.command("run")(grouped(run))
 app.command("chat")(grouped(chat))
+app.command("bench")(grouped(bench))
+app.command("serve")(grouped(serve))
 app.command("pull")(pull)
 app.command("list")(list_models)
 app.command("drafters")(list_drafters)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -81,6 +81,8 @@ class DraftModel:
         self.max_tokens = config.k if config.beams == 1 else config.k * config.beams
         self.chunk = 512
         self._held: dict[int, list[Token]] = {}
+        self._ahead: dict[int, Seq[Token]] = {}
+        """Guesses of the last round that are cached too, behind what is held; perhaps still on the device."""
         self._usual = 1.0
         """Tokens that stood of late, on average over rounds."""
 
@@ -97,25 +99,31 @@ class DraftModel:
                 self._usual += 0.05 * (verdict.accepted - self._usual)
 
     def forget(self, seq: Sequence) -> None:
+        self._ahead.pop(seq.id, None)
         if self._held.pop(seq.id, None) is not None:
             self.model.release(seq.id)
 
     def _at_once(self, seqs: Seq[Sequence], budgets: Seq[int]) -> list[Draft] | None:
         """Whole chains drafted on the device, where model and requests allow it; None: step by step."""
-        simple = self.mode == "seeded" and not self.config.min_prob and min(budgets, default=0) == self.config.k
-        if not simple or not all(seq.params.plain_logits and len(seq.tokens) > 1 for seq in seqs):
+        simple = self.mode == "seeded" and not self.config.min_prob and min(budgets, default=0) > 0
+        fits = self.model.launches and self.model.vocab_size <= self.target_vocab
+        if not (simple and fits) or not all(seq.plain_logits and len(seq.tokens) > 1 for seq in seqs):
             return None
         if not all(self._hold(seq, self.config.k) for seq in seqs):
             return None
-        if any(len(seq.tokens) - len(self._held[seq.id]) > 2 for seq in seqs):
-            return None
+        self._catch_up([seq for seq in seqs if len(seq.tokens) - len(self._held[seq.id]) > 2])
         starts = [Start(s.id, len(s.tokens), (s.tokens[-2], s.tokens[-1]), s.seed, s.params.temperature) for s in seqs]
         chains = self.model.draft_chains(starts, self.config.k)
         if chains is None:
             return None
         for seq, chain in zip(seqs, chains, strict=True):
-            self._held[seq.id] = [*seq.tokens, *chain[:-1]]
-        return [self._draft(chain, []) for chain in chains]
+            held = self._held[seq.id]
+            held += seq.tokens[len(held) :]
+            self._ahead[seq.id] = chain[:-1]
+        return [
+            replace(self._draft(chain, []), known=True).first_nodes(budget)
+            for chain, budget in zip(chains, budgets, strict=True)
+        ]
 
     def _chains(self, seqs: Seq[Sequence], budgets: Seq[int]) -> list[Draft]:
         """All sequences a token at a time, one batched pass a step."""
@@ -136,14 +144,14 @@ class DraftModel:
                 chances[i].append(sure[row])
                 if probs is not None:
                     laws[i].append(self._widen(probs[row]))
-        return [self._draft(*each) for each in zip(guesses, laws, strict=True)]
+        return [self._draft(tuple(tokens), each) for tokens, each in zip(guesses, laws, strict=True)]
 
     def _worth(self, chances: list[float]) -> bool:
         """Whether to go on after the tokens so far: decided by them, never by the one to come."""
         return not chances or chances[-1] >= self.config.min_prob
 
-    def _draft(self, tokens: list[Token], laws: list[Any]) -> Draft:
-        return Draft(tuple(tokens), None, torch.stack(laws) if laws else None, self.name, self._expect(len(tokens)))
+    def _draft(self, tokens: Seq[Token], laws: list[Any]) -> Draft:
+        return Draft(tokens, None, torch.stack(laws) if laws else None, self.name, self._expect(len(tokens)))
 
     def _expect(self, drafted: int) -> float:
         """How many tokens are expected to stand: what stood of late, and no more than were drafted.
@@ -214,6 +222,8 @@ class DraftModel:
     def _hold(self, seq: Sequence, budget: int) -> bool:
         """Own pages for the text and the guesses; drop what turned out wrong. False: no room, so no draft."""
         held = self._held.get(seq.id)
+        if held is not None and seq.id in self._ahead:
+            held += self._ahead.pop(seq.id)
         if held is None:
             held = self._held[seq.id] = list(seq.tokens[: self.model.pool.open(seq.id, seq.tokens, seq.salt)])
         else:
@@ -226,6 +236,14 @@ class DraftModel:
             return True
         self.forget(seq)
         return False
+
+    def _catch_up(self, seqs: Seq[Sequence]) -> None:
+        """Read all but the last token of each text."""
+        while seqs := [seq for seq in seqs if len(seq.tokens) - 1 > len(self._held[seq.id])]:
+            pieces = [tuple(seq.tokens[len(self._held[seq.id]) : -1][: self.chunk]) for seq in seqs]
+            self._read(
+                [Span(s.id, len(self._held[s.id]), piece, wanted=False) for s, piece in zip(seqs, pieces, strict=True)]
+            )
 
     def _advance(self, work: list[tuple[Sequence, tuple[Token, ...]]]) -> torch.Tensor:
         """Read what each cache lacks of its text and guesses; logits after the last of them, [len(work), vocab]."""

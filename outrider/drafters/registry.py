@@ -21,6 +21,7 @@ _PLACES = {
     "prompt-lookup": "prompt_lookup:PromptLookupConfig",
     "suffix": "suffix:SuffixConfig",
     "prediction": "prediction:PredictionConfig",
+    "grammar": "grammar:GrammarConfig",
     "draft-model": "draft_model:DraftModelConfig",
     "mix": "mix:MixConfig",
 }

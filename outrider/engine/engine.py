@@ -11,6 +11,7 @@ import torch
 
 from outrider.core import (
     EMPTY,
+    Constraint,
     Draft,
     SamplingParams,
     Sequence,
@@ -22,7 +23,8 @@ from outrider.core import (
     is_whole,
 )
 from outrider.drafters.base import Drafter
-from outrider.engine.events import Event, extend, logprobs_of, provenance_of
+from outrider.drafters.grammar import ForcedFirst
+from outrider.engine.events import Event, Live, Outcome, describe, extend, logprobs_of
 from outrider.engine.scheduler import Scheduler, Turn
 from outrider.engine.stats import Stats, Times
 from outrider.engine.text import Decoder as TokenDecoder
@@ -44,6 +46,8 @@ class Request:
     """Most tokens drafted a round; 0 turns speculation off for this request."""
     salt: str = ""
     """Caches are never shared between requests of different salt."""
+    constraint: Constraint | None = None
+    """What the answer may say; each of the n texts gets a copy of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +66,15 @@ class Limits:
 
 
 @dataclass(slots=True)
-class Live:
-    """A sequence in the engine, with its text and figures."""
+class Flight:
+    """A round on its way: who takes part, and the logits that will decide."""
 
-    seq: Sequence
-    text: TextStream
-    stats: Stats
+    turns: list[Turn]
+    spans: list[Span]
+    logits: torch.Tensor
+    scored: float
+    """When scoring began."""
+    times: Times
 
 
 class Engine:
@@ -85,39 +92,76 @@ class Engine:
     ) -> None:
         limits = limits or Limits()
         self.target, self.drafter, self.verifier, self.tokenizer = target, drafter, verifier, tokenizer
+        self._proposer = ForcedFirst(drafter)
         self.eos_ids = frozenset(eos_ids)
         self.scheduler = Scheduler(target, max_batch=limits.max_batch, max_round_tokens=limits.max_round_tokens)
         self.stats = Stats()
         """The figures of every request that has ended, summed."""
         self._live: dict[int, Live] = {}
+        self._flight: Flight | None = None
         self._ids = count()
 
     def step(self) -> list[Event]:
-        """One round: every sequence in it reads on, and once read moves on by at least one token."""
+        """One round: every sequence in it reads on, and once read moves on by at least one token.
+
+        Where passes are launched and not waited for, a step ends the round in flight, launches the
+        next, and puts what the first brought into words while the device works.
+        """
+        outcomes = self._land()
+        self._flight = self._launch()
+        if not self.target.launches:
+            outcomes = self._land()
+        return [self._tell(outcome) for outcome in outcomes]
+
+    def _launch(self) -> Flight | None:
+        """Schedule, propose, score: a round on its way. None where there is nothing to do."""
         began = time.perf_counter()
         turns = self.scheduler.next_round(self.drafter.max_tokens)
         if not turns:
-            return []
+            return None
+        for seq in self.scheduler.preempted:
+            self._live[seq.id].stats.preemptions += 1
         drafting = time.perf_counter()
         drafts = self._propose(turns)
         scoring = time.perf_counter()
         spans = [_span(turn, draft) for turn, draft in zip(turns, drafts, strict=True)]
         logits = self.target.score(spans)
-        ready = [i for i, turn in enumerate(turns) if turn.complete]
-        seqs, drafts = [turns[i].seq for i in ready], [drafts[i] for i in ready]
-        verdicts = self.verifier.judge(seqs, drafts, logits)
-        scored = time.perf_counter()
-        self._read([span for span, turn in zip(spans, turns, strict=True) if not turn.complete])
-        rows = logits.split([span.rows for span in spans if span.wanted])
-        answered = [span for span in spans if span.wanted]
-        events = [self._commit(*each) for each in zip(answered, verdicts, rows, strict=True)]
-        self._observe(seqs, drafts, verdicts)
-        self._account(turns, began, Times(draft=scoring - drafting, verify=scored - scoring, rounds=1))
-        return [self._retire(event) if event.finish else event for event in events]
+        return Flight(turns, spans, logits, scoring, Times(draft=scoring - drafting, host=drafting - began, rounds=1))
+
+    def _land(self) -> list[Outcome]:
+        """Verify and commit the round in flight. What was cancelled meanwhile is left out."""
+        flight, self._flight = self._flight, None
+        if flight is None:
+            return []
+        seqs, drafts = [turn.seq for turn in flight.turns if turn.complete], [s.draft for s in flight.spans if s.wanted]
+        verdicts = self.verifier.judge(seqs, drafts, flight.logits)
+        landed = time.perf_counter()
+        flight.times.verify = landed - flight.scored
+        self._read([span for span in flight.spans if not span.wanted and span.seq_id in self._live])
+        outcomes: list[Outcome] = []
+        row = 0
+        for span, verdict in zip((s for s in flight.spans if s.wanted), verdicts, strict=True):
+            if span.seq_id in self._live:
+                outcomes.append(self._commit(span, verdict, flight.logits[row:], landed))
+            row += span.rows
+        self._observe(outcomes)
+        self._account(flight, landed)
+        for outcome in outcomes:
+            if outcome.live.seq.finish is not None:
+                self._retire(outcome.live)
+        return outcomes
+
+    def _tell(self, outcome: Outcome) -> Event:
+        """Put into words what a round brought a sequence; with its last event go its figures."""
+        event = describe(outcome)
+        if event.finish is None:
+            return event
+        self.stats.add(outcome.live.stats)
+        return replace(event, stats=outcome.live.stats)
 
     def submit(self, request: Request) -> list[int]:
         """Queue a request; returns a sequence id for each of its n texts. RequestError if it cannot be served."""
-        params, limit = request.params, self._limit(request)
+        params, limit = request.params, self.limit(request)
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_ids)
         ids: list[int] = []
         for seed in derive_seeds(params):
@@ -132,6 +176,7 @@ class Engine:
                 prediction=request.prediction,
                 max_draft=request.max_draft,
                 salt=request.salt,
+                constraint=None if request.constraint is None else request.constraint.fork(),
             )
             stats = Stats(prompt_tokens=seq.prompt_len, started=time.perf_counter())
             self._live[seq.id] = Live(seq, TextStream(self.tokenizer, request.prompt, params.stop), stats)
@@ -146,7 +191,8 @@ class Engine:
         live = self._live[seq_id]
         live.seq.finish = "cancelled"
         live.stats.ended = time.perf_counter()
-        return self._retire(Event(seq_id, text=live.text.flush(), finish="cancelled"))
+        self._retire(live)
+        return self._tell(Outcome(live))
 
     @property
     def busy(self) -> bool:
@@ -171,7 +217,7 @@ class Engine:
         asked = [turn for turn in turns if turn.budget > 0]
         if not asked:
             return [EMPTY] * len(turns)
-        guesses = self.drafter.propose([turn.seq for turn in asked], [turn.budget for turn in asked])
+        guesses = self._proposer.propose([turn.seq for turn in asked], [turn.budget for turn in asked])
         drafts = {t.seq.id: self._legal(d, t.budget) for t, d in zip(asked, guesses, strict=True)}
         if len(turns) == 1:
             return [self._trim(drafts[turns[0].seq.id])]
@@ -190,8 +236,10 @@ class Engine:
         if not self.target.scores_trees:
             draft = draft.first_chain()
         vocab = self.target.vocab_size
-        unknown = next((i for i, token in enumerate(draft.tokens) if not 0 <= token < vocab), len(draft))
-        return draft.first_nodes(min(budget, unknown))
+        legal = len(draft)
+        if not draft.known:
+            legal = next((i for i, token in enumerate(draft.tokens) if not 0 <= token < vocab), legal)
+        return draft.first_nodes(min(budget, legal))
 
     def _read(self, spans: list[Span]) -> None:
         """Note text that was read but not to its end."""
@@ -200,51 +248,47 @@ class Engine:
             seq.cached = self.target.keep(span, ())
             self.target.pool.publish(seq.id, seq.tokens, seq.cached)
 
-    def _commit(self, span: Span, verdict: Verdict | RequestError, logits: torch.Tensor) -> Event:
-        """Roll the cache to what stands, extend the text, and say what happened. logits [1 + draft, vocab]"""
+    def _commit(self, span: Span, verdict: Verdict | RequestError, logits: torch.Tensor, now: float) -> Outcome:
+        """Extend the text and roll the cache to what stands. logits [1 + draft, vocab]"""
         live = self._live[span.seq_id]
-        seq, stats = live.seq, live.stats
+        seq = live.seq
         if isinstance(verdict, RequestError):
             seq.finish = "error"
-            stats.ended = time.perf_counter()
-            return Event(seq.id, text=live.text.flush(), finish="error", error=str(verdict))
-        pieces = extend(seq, verdict.tokens, live.text)
-        kept = verdict.tokens[: len(pieces)]
-        stats.count(span.draft, Verdict(kept, verdict.path[: len(kept)]))
-        seq.cached = self.target.keep(span, verdict.path[: max(0, len(kept) - 1)])
+            live.stats.ended = now
+            return Outcome(live, span.draft, error=str(verdict))
+        count, pieces = extend(seq, verdict.tokens, live.text)
+        kept = verdict.tokens[:count]
+        seq.cached = self.target.keep(span, verdict.path[: count - 1])
         self.target.pool.publish(seq.id, seq.tokens, seq.cached)
-        stats.tell(len(kept), time.perf_counter())
-        provenance = provenance_of(span.draft, verdict, seq.round)[: len(kept)]
-        seq.round += 1
+        live.stats.tell(count, now)
         logprobs = logprobs_of(seq, verdict, kept, logits)
-        return Event(seq.id, kept, pieces, "".join(pieces), logprobs, provenance, seq.finish, seq.stop_reason)
+        seq.round += 1
+        return Outcome(live, span.draft, verdict, kept, pieces, logprobs)
 
-    def _observe(self, seqs: list[Sequence], drafts: list[Draft], verdicts: list[Verdict | RequestError]) -> None:
-        told = [(s, d, v) for s, d, v in zip(seqs, drafts, verdicts, strict=True) if isinstance(v, Verdict)]
+    def _observe(self, outcomes: list[Outcome]) -> None:
+        told = [(o.live.seq, o.draft, o.verdict) for o in outcomes if o.verdict is not None]
         if told:
-            self.drafter.observe([s for s, _, _ in told], [d for _, d, _ in told], [v for _, _, v in told])
+            self._proposer.observe([s for s, _, _ in told], [d for _, d, _ in told], [v for _, _, v in told])
 
-    def _account(self, turns: list[Turn], began: float, times: Times) -> None:
-        times.host = time.perf_counter() - began - times.draft - times.verify
-        for turn in turns:
-            stats = self._live[turn.seq.id].stats
-            stats.shared_tokens += 0 if stats.passes else turn.shared  # not what is found again after a preemption
-            stats.passes += 1
-            stats.times.add(times if turn.decodes else Times(read=times.total))
-        for seq in self.scheduler.preempted:
-            self._live[seq.id].stats.preemptions += 1
+    def _account(self, flight: Flight, landed: float) -> None:
+        times = flight.times
+        times.host += time.perf_counter() - landed
+        for turn in flight.turns:
+            if turn.seq.id in self._live:
+                stats = self._live[turn.seq.id].stats
+                stats.shared_tokens += 0 if stats.passes else turn.shared  # not what is found again after a preemption
+                stats.passes += 1
+                stats.times.add(times if turn.decodes else Times(read=times.total))
 
-    def _retire(self, event: Event) -> Event:
-        """Free all an ended sequence held; its figures go out with its last event and join the engine's."""
-        live = self._live.pop(event.seq_id)
+    def _retire(self, live: Live) -> None:
+        """Free all an ended sequence held."""
+        del self._live[live.seq.id]
         self.scheduler.remove(live.seq)
         if live.seq.id in self.target.pool:
             self.target.release(live.seq.id, unpublish=live.seq.finish == "error")
-        self.drafter.forget(live.seq)
-        self.stats.add(live.stats)
-        return replace(event, stats=live.stats)
+        self._proposer.forget(live.seq)
 
-    def _limit(self, request: Request) -> int:
+    def limit(self, request: Request) -> int:
         """Most tokens the text may have; RequestError where the request cannot be served at all."""
         length, vocab = len(request.prompt), self.target.vocab_size
         capacity = self.target.pool.count * self.target.pool.size
@@ -256,6 +300,8 @@ class Engine:
         if request.max_draft is not None and (not is_whole(request.max_draft) or request.max_draft < 0):
             raise RequestError(f"max_draft must be a whole number, at least 0; got {request.max_draft!r}")
         check_token_ids(request.params, vocab)
+        if request.constraint is not None and (request.constraint.problem or request.constraint.done):
+            raise RequestError(request.constraint.problem or "the constraint allows nothing but the empty text")
         room = min(self.target.context, capacity)
         if length >= room:
             raise RequestError(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from outrider.core import Draft, FinishReason, Provenance, Sequence, Token, TokenLogprob, Verdict
+from outrider.core import EMPTY, Draft, FinishReason, Provenance, Sequence, Token, TokenLogprob, Verdict
 from outrider.engine.stats import Stats, ends_in_refusal
 from outrider.engine.text import TextStream
 from outrider.verify.law import token_logprobs
@@ -32,43 +32,96 @@ class Event:
     """The request's figures, with its last event."""
 
 
-def extend(seq: Sequence, tokens: tuple[Token, ...], stream: TextStream) -> tuple[str, ...]:
-    """Append tokens up to the first stop or the length limit: the one place that decides where text ends.
+@dataclass(slots=True)
+class Live:
+    """A sequence in the engine, with its text and figures."""
 
-    Returns the text each kept token makes ready to show. A stop token is kept and not
+    seq: Sequence
+    text: TextStream
+    stats: Stats
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a round brought one sequence, committed and not yet put into words."""
+
+    live: Live
+    draft: Draft = EMPTY
+    verdict: Verdict | None = None
+    """None where nothing was decided: an error, or a cancelled text."""
+    kept: tuple[Token, ...] = ()
+    """The verdict's tokens up to where the text ends."""
+    pieces: tuple[str, ...] = ()
+    """The text of each, where stop strings had to be looked for; else not spelled out yet."""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    error: str = ""
+
+
+def describe(outcome: Outcome) -> Event:
+    """The event of an outcome: its tokens spelled out, who brought them, and the figures counted."""
+    live, verdict, kept = outcome.live, outcome.verdict, outcome.kept
+    seq = live.seq
+    if verdict is None:
+        return Event(seq.id, text=live.text.flush(), finish=seq.finish, error=outcome.error)
+    pieces = outcome.pieces or spell(seq, kept, live.text)
+    live.stats.count(outcome.draft, Verdict(kept, verdict.path[: len(kept)]))
+    provenance = provenance_of(outcome.draft, verdict, seq.round - 1)[: len(kept)]
+    return Event(seq.id, kept, pieces, "".join(pieces), outcome.logprobs, provenance, seq.finish, seq.stop_reason)
+
+
+def extend(seq: Sequence, tokens: tuple[Token, ...], stream: TextStream) -> tuple[int, tuple[str, ...]]:
+    """Append tokens up to the first stop, the constraint's end or the length limit: the one place that decides.
+
+    Returns how many are kept and, where stop strings must be looked for, the text each makes
+    ready to show; elsewhere `spell` does that when there is time. A stop token is kept and not
     shown; a stop string is neither shown nor followed by any token.
     """
-    pieces: list[str] = []
+    kept, pieces, watch = 0, [], bool(seq.params.stop)
     for token in tokens:
         seq.tokens.append(token)
+        kept += 1
         may_stop = seq.generated >= seq.params.min_tokens
         if may_stop and token in seq.stop_ids:
             seq.finish, seq.stop_reason = "stop", token
-            pieces.append("")
             break
-        pieces.append(stream.push(token, may_stop=may_stop))
-        if stream.stopped is not None:
-            seq.finish, seq.stop_reason = "stop", stream.stopped
-            return tuple(pieces)
+        if watch:
+            pieces.append(stream.push(token, may_stop=may_stop))
+            if stream.stopped is not None:
+                seq.finish, seq.stop_reason = "stop", stream.stopped
+                return kept, tuple(pieces)
         if seq.room <= 0:
             seq.finish = "length"
             break
-    if seq.finish is not None:
+    if seq.constraint is not None and seq.stop_reason is None:
+        seq.constraint.advance(tokens[:kept])
+        if seq.constraint.done:  # only the last token can get there: nothing is allowed behind it
+            seq.finish = "stop"
+    if watch and seq.finish is not None:
+        pieces += [""] * (kept - len(pieces))
         pieces[-1] += stream.flush()
         if stream.stopped is not None:  # a stop string that only the end of the text could complete
             seq.finish, seq.stop_reason = "stop", stream.stopped
+    return kept, tuple(pieces)
+
+
+def spell(seq: Sequence, kept: tuple[Token, ...], stream: TextStream) -> tuple[str, ...]:
+    """The text each token of a round makes ready to show, for a sequence without stop strings."""
+    shown = kept[:-1] if seq.stop_reason is not None else kept  # by a stop token, the last of them
+    pieces = [stream.push(token) for token in shown] + [""] * (len(kept) - len(shown))
+    if seq.finish is not None:
+        pieces[-1] += stream.flush()
     return tuple(pieces)
 
 
 def provenance_of(draft: Draft, verdict: Verdict, round_: int) -> tuple[Provenance, ...]:
     """Who brought each token of the verdict."""
-    accepted = tuple(Provenance("accepted", draft.source, i, round_) for i in range(verdict.accepted))
+    accepted = tuple(Provenance("accepted", draft.source, i, round_, len(draft)) for i in range(verdict.accepted))
     if not len(draft):
-        last = Provenance("plain", "", 0, round_)
+        last = Provenance("plain", "", 0, round_, 0)
     elif ends_in_refusal(draft, verdict):
-        last = Provenance("recovered", draft.source, verdict.accepted, round_)
+        last = Provenance("recovered", draft.source, verdict.accepted, round_, len(draft))
     else:
-        last = Provenance("bonus", draft.source, verdict.accepted, round_)
+        last = Provenance("bonus", draft.source, verdict.accepted, round_, len(draft))
     return (*accepted, last)
 
 

@@ -200,11 +200,12 @@ def total(parts: Iterable[Stats]) -> Stats:
 
 
 def ends_in_refusal(draft: Draft, verdict: Verdict) -> bool:
-    """Whether the target's own token stands where a draft had guessed another."""
-    last = verdict.path[-1] if verdict.path else -1
-    if draft.parents is None:
-        return last + 1 < len(draft)
-    return last in draft.parents[last + 1 :]
+    """Whether the target's own token stands where a draft had guessed another.
+
+    Where nothing can follow the last kept guess, it is told as the target's own: no refusal.
+    """
+    guesses = [draft.tokens[node] for node in draft.children(verdict.path[-1] if verdict.path else -1)]
+    return bool(guesses) and verdict.tokens[-1] not in guesses
 
 
 def meaning(alpha: float) -> str:

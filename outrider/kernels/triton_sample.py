@@ -1,8 +1,9 @@
-"""A token for each row, in Triton: the best of logits / T + noise over the vocabulary.
+"""A token from each row of logits, in Triton: the best of logits / T + noise over the vocabulary.
 
 The noise is that of verify/noise.py, in the same integer arithmetic and in float64; a row of
-temperature 0 takes the best logit. Each program takes a part of the vocabulary; the parts' best
-are compared afterwards, the lowest id first among equals.
+temperature 0 takes the best logit. Each program takes a part of the vocabulary; a second kernel
+compares the parts' best, the lowest id first among equals. A row that holds a NaN, or no finite
+best, yields NOTHING.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 4096
+NOTHING = -1
 
 
 @triton.jit
@@ -24,37 +26,68 @@ def _mix(x):
 
 @triton.jit
 def _best_of_part(
-    logits, temperatures, seeds, positions, values, tokens, vocab, stride, PARTS: tl.constexpr, BLOCK: tl.constexpr
+    logits, temperatures, seeds, positions, values, tokens, vocab, stride,
+    PARTS: tl.constexpr, SAMPLED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The best noisy value of one part of one row, and its token."""
+    """The best noisy value of one part of one row, and its token; NaN where the part holds one."""
     row = tl.program_id(0)
     part = tl.program_id(1)
     token = part * BLOCK + tl.arange(0, BLOCK)
     inside = token < vocab
-    x = tl.load(logits + row.to(tl.int64) * stride + token, mask=inside, other=float("-inf")).to(tl.float64)
-    temperature = tl.load(temperatures + row)
-    if temperature > 0:
-        golden = tl.full((), 0x9E3779B97F4A7C15, dtype=tl.uint64)
-        key = _mix(tl.load(seeds + row).to(tl.uint64, bitcast=True) + golden)
-        key = _mix(key + tl.load(positions + row).to(tl.uint64) * golden)
-        key = _mix(key)  # stream 0, the target's own
-        bits = _mix(key + token.to(tl.uint64) * golden) >> 12
-        v = (bits.to(tl.float64) + 0.5) * (1.0 / 4503599627370496.0)
-        x = x / temperature - tl.log(-tl.log(1.0 - v))
-    x = tl.where(inside, x, float("-inf"))
-    best = tl.max(x, 0)
+    raw = tl.load(logits + row.to(tl.int64) * stride + token, mask=inside, other=float("-inf"))
+    x = raw.to(tl.float64)
+    if SAMPLED:
+        temperature = tl.load(temperatures + row)
+        if temperature > 0:
+            golden = tl.full((), 0x9E3779B97F4A7C15, dtype=tl.uint64)
+            key = _mix(tl.load(seeds + row).to(tl.uint64, bitcast=True) + golden)
+            key = _mix(key + tl.load(positions + row).to(tl.uint64) * golden)
+            key = _mix(key)  # stream 0, the target's own
+            bits = _mix(key + token.to(tl.uint64) * golden) >> 12
+            v = (bits.to(tl.float64) + 0.5) * (1.0 / 4503599627370496.0)
+            x = x / temperature - tl.log(-tl.log(1.0 - v))
+            x = tl.where(inside, x, float("-inf"))
+    broken = tl.max((raw != raw).to(tl.int32), 0)
+    best = tl.max(tl.where(x == x, x, float("-inf")), 0)
     first = tl.min(tl.where(x == best, token, vocab), 0)
-    tl.store(values + row * PARTS + part, best)
-    tl.store(tokens + row * PARTS + part, first.to(tl.int64))
+    tl.store(values + row * PARTS + part, tl.where(broken > 0, float("nan"), best))
+    tl.store(tokens + row * PARTS + part, first)
 
 
-def choose(logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-    """[R]: each row's token. logits [R, vocab]; temperatures float64 [R]; seeds and positions int64 [R]."""
+@triton.jit
+def _best_of_parts(values, tokens, out, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+    """One row's token: of the best part, the first among equals."""
+    row = tl.program_id(0)
+    part = tl.arange(0, BLOCK)
+    value = tl.load(values + row * PARTS + part, mask=part < PARTS, other=float("-inf"))
+    token = tl.load(tokens + row * PARTS + part, mask=part < PARTS, other=0)
+    broken = tl.max((value != value).to(tl.int32), 0)
+    best = tl.max(tl.where(value == value, value, float("-inf")), 0)
+    first = tl.min(tl.where(value == best, token, 2147483647), 0)
+    fine = (broken == 0) & (best > float("-inf")) & (best < float("inf"))
+    tl.store(out + row, tl.where(fine, first, -1).to(tl.int64))
+
+
+def choose(
+    logits: Tensor,
+    temperatures: Tensor | None = None,
+    seeds: Tensor | None = None,
+    positions: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """[R]: each row's token, NOTHING where there is none. logits [R, vocab], rows contiguous.
+
+    temperatures float64 [R]; seeds and positions int64 [R]; without them every row takes its best.
+    """
     rows, vocab = logits.shape
     parts = triton.cdiv(vocab, BLOCK)
     values = torch.empty(rows, parts, dtype=torch.float64, device=logits.device)
-    tokens = torch.empty(rows, parts, dtype=torch.int64, device=logits.device)
+    tokens = torch.empty(rows, parts, dtype=torch.int32, device=logits.device)
+    out = torch.empty(rows, dtype=torch.int64, device=logits.device) if out is None else out
+    sampled = temperatures is not None
+    noise = (temperatures, seeds, positions) if sampled else (values, tokens, tokens)
     _best_of_part[(rows, parts)](
-        logits, temperatures, seeds, positions, values, tokens, vocab, logits.stride(0), parts, BLOCK, num_warps=8
+        logits, *noise, values, tokens, vocab, logits.stride(0), parts, sampled, BLOCK, num_warps=8
     )
-    return tokens.gather(1, values.argmax(1, keepdim=True))[:, 0].clamp_(max=vocab - 1)
+    _best_of_parts[(rows,)](values, tokens, out, parts, triton.next_power_of_2(parts), num_warps=1)
+    return out

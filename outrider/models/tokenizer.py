@@ -86,6 +86,10 @@ class Tokenizer:
         """A token as spelled in the vocabulary; None where there is none."""
         return self.tokens[token] if 0 <= token < len(self.tokens) else None
 
+    def to_json(self) -> str:
+        """The tokenizer as Hugging Face's `tokenizer.json` writes it; for libraries that read vocabularies."""
+        return self._backend.to_str()
+
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Text to ids. Special tokens written in the text become tokens.
 
@@ -148,6 +152,11 @@ class Tokenizer:
         """A conversation as ids. The template writes its own beginning-of-text token, so none is added."""
         text = self.chat(messages, add_generation_prompt=add_generation_prompt, tools=tools, **kwargs)
         return self.encode(text, special=False)
+
+    def template_text(self, *, tools: bool = False) -> str:
+        """The source of the chat template that would be used; empty where there is none."""
+        name = "tool_use" if tools and "tool_use" in self._sources else "default"
+        return self._sources.get(name, "")
 
     @property
     def has_chat_template(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
@@ -37,6 +38,8 @@ class Target(Protocol):
     """Rows are computed so many at a time: a pass of one row more costs as much as a whole block more."""
     rewinds: bool
     """Whether a span may start before the end of what is cached, which then goes; a draft model must."""
+    launches: bool
+    """Passes are launched and not waited for, so that the host may work meanwhile; `draft_chains` works too."""
     device: torch.device
     pool: PagePool
     """Who owns which page. The engine opens, reserves and closes; the target reads the tables."""
@@ -61,6 +64,16 @@ class Target(Protocol):
         """Forget the sequence and close its pages; `unpublish`: what they hold is offered to nobody."""
         ...
 
-    def draft_chains(self, starts: Seq[Start], steps: int) -> list[list[Token]] | None:
-        """As a draft model: guess `steps` tokens after each start without asking the host; None if it cannot."""
+    def draft_chains(self, starts: Seq[Start], steps: int) -> Seq[Seq[Token]] | None:
+        """As a draft model: guess `steps` tokens after each start without asking the host; None if it cannot.
+
+        The guesses may still be on the device: their number is known, and reading them waits.
+        """
+        ...
+
+    def prepare(self, batch: int, width: int, steps: int = 0) -> Iterator[str]:
+        """Get ready for passes of up to `batch` sequences of `width` rows, and chains of `steps`.
+
+        Yields what was got ready, piece by piece. Afterwards nothing is compiled or allocated for them.
+        """
         ...

@@ -2,41 +2,53 @@
 
 The same sums as `Decoder.forward` and `logits`, spelled with the fused kernels: seven launches a
 layer, none of them waited for by the host. A pass takes B sequences of W rows each, both rounded
-up to a few sizes; what is added only fills up and is written to a page of its own.
+up to a few sizes; what is added only fills up and is written to a page of its own. One recorded
+pass serves texts of every length.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.core import Span
-from outrider.kernels.triton_attention import CHUNK, Batch, Workspace, attend_pages, rotate_and_store
-from outrider.kernels.triton_linear import Scratch, linear, takes
+from outrider.kernels.triton_attention import (
+    ROWS_TIMES_SPLITS,
+    Batch,
+    Workspace,
+    attend_pages,
+    rotate_and_store,
+    splits_for,
+)
+from outrider.kernels.triton_linear import Scratch, gate_rows, linear, norm_rows, takes
+from outrider.models.config import DecoderConfig
 from outrider.models.decoder import Decoder, Layer, Norm
 from outrider.models.linear import Linear
+from outrider.target.device_tokens import DeviceTokens
+from outrider.target.tables import Tables
 
 if TYPE_CHECKING:
     from outrider.target.native import NativeTarget
 
 WIDTHS = (1, 2, 4, 6, 8, 12, 16, 32)
 MOST_ROWS = 256
-PINNED_ROWS = 16  # what the fused kernels take: beyond, the library picks its sums by the number of rows
+PINNED_ROWS = 64  # what the fused kernels take: beyond, the library picks its sums by the number of rows
+PINNED_SPLITS = 32
+PDL = True  # kernels begin while the one before ends: programmatic dependent launch
 
 
 def fits(decoder: Decoder) -> bool:
     """Whether the fused kernels say all that this decoder says."""
     config = decoder.config
-    plain = not (config.qk_norm or config.sandwich_norms or config.out_bias or config.mlp_bias)
     return (
-        plain
+        not (config.sandwich_norms or config.out_bias or config.mlp_bias)
         and decoder.device.type == "cuda"
         and decoder.dtype in (torch.bfloat16, torch.float16)
         and config.activation == "silu"
@@ -48,15 +60,37 @@ def fits(decoder: Decoder) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One size of pass: sequences, rows each, and chunks of keys the longest text may need."""
+    """One size of pass: sequences, and rows each."""
 
     batch: int
     width: int
-    chunks: int
 
     @property
     def rows(self) -> int:
         return self.batch * self.width
+
+
+def bucket(batch: int, width: int) -> Shape:
+    """The recorded size that takes so many sequences of so many rows."""
+    return Shape(1 << (batch - 1).bit_length(), next(w for w in WIDTHS if w >= width))
+
+
+class Arena:
+    """What passes write between their launches: one for all sizes, since one pass runs at a time."""
+
+    def __init__(self, config: DecoderConfig, rows: int, dtype: torch.dtype, device: torch.device) -> None:
+        def room(*shape: int, kind: torch.dtype = dtype) -> Tensor:
+            return torch.empty(rows, *shape, dtype=kind, device=device)
+
+        heads, kv, dim = config.heads, config.kv_heads, config.head_dim
+        self.x, self.normed = room(config.hidden_size), room(config.hidden_size)
+        self.qkv = room((heads + 2 * kv) * dim)
+        self.q, self.attended = room(heads, dim), room(heads, dim)
+        self.both, self.wide = room(2 * config.intermediate_size), room(config.intermediate_size)
+        self.logits = room(config.vocab_size, kind=torch.float32)
+        self.narrow_logits = room(config.vocab_size)
+        self.work = Workspace(ROWS_TIMES_SPLITS, heads, dim, device)
+        self.scratch = Scratch(device)
 
 
 class Captured:
@@ -66,34 +100,63 @@ class Captured:
         """pinned: every row by one path of arithmetic, so that its bits do not depend on the rows beside it."""
         self.target, self.decoder, self.config = target, target.decoder, target.decoder.config
         self.pinned, self.most_rows = pinned, PINNED_ROWS if pinned else MOST_ROWS
-        self.page, self.scratch_page = target.pool.size, target.pool.count
+        self.page, self.nowhere = target.pool.size, target.pool.count * target.pool.size
         weights = self.decoder.weights
         for layer in weights.layers:
             _fold(layer.attention_norm, cast(Linear, layer.qkv))
             _fold(layer.mlp_norm, cast(Linear, layer.gate_up))
         self.head = cast(Linear, weights.head).weight
-        self.scratch = Scratch(max(self.head.shape[0], 2 * self.config.intermediate_size), self.decoder.device)
+        self.arena = Arena(self.config, self.most_rows, self.decoder.dtype, self.decoder.device)
+        self.tables = Tables(target.pool, MOST_ROWS, target.context, self.decoder.device)
+        self.graph_pool = torch.cuda.graph_pool_handle()
         self.recorded: dict[Shape, tuple[Pass, torch.cuda.CUDAGraph]] = {}
 
-    def score(self, spans: Seq[Span]) -> Tensor | None:
-        """As NativeTarget.score; None where the pass is of another kind: a prompt being read, or too many rows."""
-        width = next((w for w in WIDTHS if w >= max(span.width for span in spans)), 0)
-        if not 0 < width <= self.most_rows:
-            return None
-        batch = 1 << (len(spans) - 1).bit_length()
-        if batch * width > self.most_rows:
+    def takes(self, span: Span) -> bool:
+        """Whether the span is narrow: a text that goes on, not a prompt being read."""
+        return span.width <= WIDTHS[-1]
+
+    def cut(self, spans: Seq[Span]) -> Seq[Span]:
+        """The spans to score; where rows are pinned, all but the end of each prompt is read here, by the same path.
+
+        Then the bits of a key or value are a function of the text alone, however it was read.
+        """
+        if not self.pinned:
+            return spans
+        return [self._read_ahead(span) for span in spans]
+
+    def _read_ahead(self, span: Span) -> Span:
+        while span.width > WIDTHS[-1]:
+            piece = min(WIDTHS[-1], len(span.tokens) - 1)
+            if piece < 1:
+                raise ValueError(f"a draft of {len(span.draft)} is too wide to be pinned; the most is {WIDTHS[-1] - 1}")
+            self.score([Span(span.seq_id, span.start, span.tokens[:piece], wanted=False)])
+            span = replace(span, start=span.start + piece, tokens=span.tokens[piece:])
+        return span
+
+    def prepare(self, batch: int, width: int) -> Iterator[Shape]:
+        """Record every size that passes of up to so many sequences and rows need; yields each once it is there."""
+        for b in (1 << i for i in range((batch - 1).bit_length() + 1)):
+            for w in WIDTHS:
+                if (w == 1 or w <= bucket(1, min(width, WIDTHS[-1])).width) and b * w <= self.most_rows:
+                    self._recorded(Shape(b, w))
+                    yield Shape(b, w)
+
+    def score(self, spans: Seq[Span]) -> Tensor:
+        """As NativeTarget.score, for spans it takes; in several passes where one would have too many rows."""
+        shape = bucket(len(spans), max(span.width for span in spans))
+        if shape.rows > self.most_rows:
             half = len(spans) // 2
-            parts = [self.score(spans[:half]), self.score(spans[half:])]
-            return None if parts[0] is None or parts[1] is None else torch.cat([parts[0], parts[1]])
-        chunks = -(-(max(span.start for span in spans) + width) // CHUNK)
-        shape = Shape(batch, width, 1 << max(2, (chunks - 1).bit_length()))
-        if shape not in self.recorded:
-            made = Pass(self, shape)
-            self.recorded[shape] = made, record(made.forward)
-        made, graph = self.recorded[shape]
+            return torch.cat([self.score(spans[:half]), self.score(spans[half:])])
+        made, graph = self._recorded(shape)
         made.load(spans)
         graph.replay()
         return made.rows(spans)
+
+    def _recorded(self, shape: Shape) -> tuple[Pass, torch.cuda.CUDAGraph]:
+        if shape not in self.recorded:
+            made = Pass(self, shape)
+            self.recorded[shape] = made, record(made.forward, self.graph_pool)
+        return self.recorded[shape]
 
 
 def _fold(norm: Norm, product: Linear) -> None:
@@ -102,7 +165,7 @@ def _fold(norm: Norm, product: Linear) -> None:
     norm.weight.fill_(1)
 
 
-def record(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+def record(work: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
     """A graph of `work`, which is run twice before: kernels are compiled and libraries warmed up then."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -114,11 +177,34 @@ def record(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
     gc.disable()  # an old graph thrown away while another is recorded would spoil it
     try:
-        with torch.inference_mode(), torch.cuda.graph(graph):
+        with torch.inference_mode(), torch.cuda.graph(graph, pool=pool):
             work()
     finally:
         gc.enable()
     return graph
+
+
+class Inputs:
+    """A pass's whole numbers: written on the host, sent in one copy that nobody waits for."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.ints = torch.zeros(size, dtype=torch.int64, device=device)
+        self._hosts = [torch.zeros(size, dtype=torch.int64, pin_memory=True) for _ in range(2)]
+        self._arrays = [host.numpy() for host in self._hosts]
+        self._arrived = [torch.cuda.Event() for _ in self._hosts]
+        self._stream = torch.cuda.current_stream(device)
+        self._turn = 0
+
+    def array(self) -> np.ndarray:
+        """Where to write the next ones; its last copy has arrived."""
+        self._turn ^= 1
+        if not self._arrived[self._turn].query():
+            self._arrived[self._turn].synchronize()
+        return self._arrays[self._turn]
+
+    def send(self) -> None:
+        self.ints.copy_(self._hosts[self._turn], non_blocking=True)
+        self._arrived[self._turn].record(self._stream)
 
 
 class Pass:
@@ -126,82 +212,84 @@ class Pass:
 
     def __init__(self, owner: Captured, shape: Shape) -> None:
         self.owner, self.shape = owner, shape
-        config, device, dtype = owner.config, owner.decoder.device, owner.decoder.dtype
-        n, self.pages = shape.rows, shape.chunks * CHUNK // owner.page
-        self.host = torch.empty(5 * n + shape.batch * (1 + self.pages), dtype=torch.int64, pin_memory=True)
-        self.inputs = torch.zeros_like(self.host, device=device, pin_memory=False)
-        parts = self.inputs.split([n, n, n, n, n, shape.batch, shape.batch * self.pages])
-        self.ids, self.positions, self.slots, ancestors, depths, starts, tables = parts
-        tables.fill_(owner.scratch_page)
-        self.slots.fill_(owner.scratch_page * owner.page)
-        self.batch = Batch(tables.view(shape.batch, -1), starts, ancestors, depths, shape.width, shape.chunks)
-        heads, kv, dim = config.heads, config.kv_heads, config.head_dim
-        self.work = Workspace(n, heads, dim, shape.chunks, device)
-        self.qkv = torch.empty(n, (heads + 2 * kv) * dim, dtype=dtype, device=device)
-        self.q, self.attended = (torch.empty(n, heads, dim, dtype=dtype, device=device) for _ in range(2))
-        self.wide = torch.empty(n, config.intermediate_size, dtype=dtype, device=device)
-        self.logits = torch.empty(n, config.vocab_size, dtype=torch.float32, device=device)
+        arena, n, batch = owner.arena, shape.rows, shape.batch
+        self.inputs = Inputs(3 * n + 3 * batch, owner.decoder.device)
+        self.ids, ancestors, depths, starts, widths, seats = self.inputs.ints.split([n, n, n, batch, batch, batch])
+        splits = PINNED_SPLITS if owner.pinned else splits_for(batch, shape.width, owner.config.kv_heads)
+        self.batch = Batch(owner.tables.pages, seats, starts, widths, ancestors, depths, shape.width, splits)
+        self.x, self.qkv, self.q, self.attended = (t[:n] for t in (arena.x, arena.qkv, arena.q, arena.attended))
+        self.wide, self.logits = arena.wide[:n], arena.logits[:n]
+        self._blank = np.zeros(3 * n + 3 * batch, dtype=np.int64)  # chains that only fill up
+        self._blank[n : 2 * n] = [(2 << w) - 1 for w in range(shape.width)] * batch
+        self._blank[2 * n : 3 * n] = [*range(shape.width)] * batch
+        self._blank[3 * n + 2 * batch :] = owner.tables.spare
 
-    @torch.inference_mode()
     def load(self, spans: Seq[Span]) -> None:
         """Bring a batch's inputs to the device: one copy, not waited for."""
-        self.inputs.copy_(self._pack(spans), non_blocking=True)
+        shape, count = self.shape, len(spans)
+        array, n = self.inputs.array(), shape.rows
+        array[:] = self._blank
+        ids, ancestors, depths = array[: 3 * n].reshape(3, shape.batch, shape.width)
+        starts, widths, seats = array[3 * n :].reshape(3, shape.batch)
+        seats[:count] = self.owner.tables.seat(span.seq_id for span in spans)
+        waiting: list[tuple[int, int, DeviceTokens]] = []
+        for i, span in enumerate(spans):
+            text, draft = len(span.tokens), span.draft
+            starts[i], widths[i] = span.start, span.width
+            ids[i, :text] = span.tokens
+            if isinstance(draft.tokens, DeviceTokens):
+                waiting.append((i, text, draft.tokens))
+            else:
+                ids[i, text : span.width] = draft.tokens
+            if draft.parents is not None:
+                _grow(draft.parents, text, ancestors[i], depths[i])
+        self.inputs.send()
+        if waiting:
+            self._fetch(waiting)
 
-    @torch.inference_mode()
+    def _fetch(self, waiting: list[tuple[int, int, DeviceTokens]]) -> None:
+        """Copy guesses that are on the device already; in one go where they lie side by side."""
+        ids = self.ids.view(self.shape.batch, self.shape.width)
+        (row, text, first), together = waiting[0], [(i, t, d.block, d.row) for i, t, d in waiting]
+        if together == [(row + i, text, first.block, first.row + i) for i in range(len(waiting))]:
+            block = first.block.tokens[first.row : first.row + len(waiting), : len(first)]
+            ids[row : row + len(waiting), text : text + len(first)].copy_(block)
+            return
+        for i, t, drafted in waiting:
+            ids[i, t : t + len(drafted)].copy_(drafted.block.tokens[drafted.row, : len(drafted)])
+
     def rows(self, spans: Seq[Span]) -> Tensor:
         """The logits the spans asked for, float32 [rows wanted, vocab]"""
         width = self.shape.width
         if all(span.rows == width for span in spans):
             return self.logits[: len(spans) * width].clone()
         wanted = [i * width + row for i, span in enumerate(spans) for row in range(span.width - span.rows, span.width)]
-        return self.logits[torch.tensor(wanted, device=self.logits.device)]
-
-    def _pack(self, spans: Seq[Span]) -> Tensor:
-        """All inputs of a pass in one piece of pinned memory."""
-        shape, page, pool = self.shape, self.owner.page, self.owner.target.pool
-        ids, positions, slots, ancestors, depths = ([] for _ in range(5))
-        starts, tables = [], []
-        nowhere = self.owner.scratch_page * page
-        for span in spans:
-            table, draft, start, text = pool.table(span.seq_id), span.draft, span.start, len(span.tokens)
-            depth = [*range(text), *(text - 1 + d for d in draft.depths())]
-            bits = [(2 << row) - 1 for row in range(text)]
-            for node in range(len(draft)):
-                bits.append(bits[draft.parent(node) + text] | 1 << (node + text))
-            spare = shape.width - span.width
-            ids += [*span.tokens, *draft.tokens] + [0] * spare
-            positions += [start + d for d in depth] + [start] * spare
-            slots += [table[p // page] * page + p % page for p in range(start, start + span.width)] + [nowhere] * spare
-            ancestors += bits + [0] * spare
-            depths += depth + [0] * spare
-            starts.append(start)
-            tables += table[: self.pages] + [self.owner.scratch_page] * (self.pages - len(table))
-        empty = shape.batch - len(spans)
-        fill = empty * shape.width
-        packed = ids + [0] * fill + positions + [0] * fill + slots + [nowhere] * fill
-        packed += ancestors + [1] * fill + depths + [0] * fill + starts + [0] * empty
-        packed += tables + [self.owner.scratch_page] * (empty * self.pages)
-        self.host.copy_(torch.tensor(packed, dtype=torch.int64))
-        return self.host
+        index = torch.tensor(wanted, dtype=torch.int64).pin_memory().to(self.logits.device, non_blocking=True)
+        return self.logits[index]
 
     def forward(self) -> None:
         """Launch everything: from the inputs to the logits [N, vocab]."""
-        owner = self.owner
+        owner, x = self.owner, self.x
         weights, config, target = owner.decoder.weights, owner.config, owner.target
-        x = F.embedding(self.ids, weights.embedding)
+        torch.index_select(weights.embedding, 0, self.ids, out=x)
         for i, layer in enumerate(weights.layers):
-            (keys, values), kind = target.caches[i], config.layers[i]
+            cache, kind = target.caches[i], config.layers[i]
             qkv = cast(Linear, layer.qkv)
             self._product(x, qkv.weight, self.qkv, residual=qkv.bias, eps=config.norm_eps)
-            turns = owner.decoder.turns(kind.rope)
-            rotate_and_store(self.qkv, turns, self.positions, self.slots, self.q, (keys, values))
+            norms = None if layer.qk_norm is None else layer.qk_norm.weight
+            rotate_and_store(
+                self.qkv, owner.decoder.turns(kind.rope), self.batch, self.q, cache,
+                nowhere=owner.nowhere, norms=norms, eps=config.norm_eps, page=owner.page, pdl=PDL,
+            )  # fmt: skip
             attend_pages(
-                self.q, keys, values, self.batch, self.attended, self.work,
+                self.q, *cache, self.batch, self.attended, owner.arena.work,
                 scale=config.attention_scale, softcap=config.attention_softcap or 0.0, window=kind.window or 0,
-                page=owner.page,
+                page=owner.page, pdl=PDL,
             )  # fmt: skip
             self._layer_rest(x, layer)
-        self._product(weights.norm(x), owner.head, self.logits)
+        normed = owner.arena.normed[: len(x)]
+        norm_rows(x, normed, config.norm_eps, weight=weights.norm.weight, pdl=PDL)
+        self._product(normed, owner.head, self.logits)
 
     def _layer_rest(self, x: Tensor, layer: Layer) -> None:
         out, gate_up, down = (cast(Linear, p).weight for p in (layer.out, layer.gate_up, layer.down))
@@ -219,19 +307,29 @@ class Pass:
         eps: float | None = None,
         gated: bool = False,
     ) -> None:
-        """The fused kernel for up to 16 rows, the library's product and what goes around it beyond."""
-        if takes(out.shape[1], x.shape[1], len(x), gated):
+        """The fused kernel for up to 64 rows, the library's product and what goes around it beyond."""
+        arena, rows = self.owner.arena, len(x)
+        if takes(out.shape[1], x.shape[1], rows, gated):
             one_path = self.owner.pinned
-            linear(x, w, out, self.owner.scratch, residual=residual, eps=eps, gated=gated, one_path=one_path)
+            linear(x, w, out, arena.scratch, residual=residual, eps=eps, gated=gated, one_path=one_path, pdl=PDL)
             return
         if eps is not None:
-            x = F.rms_norm(x, x.shape[-1:], None, eps)
+            norm_rows(x, arena.normed[:rows], eps, pdl=PDL)
+            x = arena.normed[:rows]
         if gated:
-            gate, up = F.linear(x, w).chunk(2, -1)
-            torch.mul(F.silu(gate), up, out=out)
+            torch.mm(x, w.t(), out=arena.both[:rows])
+            gate_rows(arena.both[:rows], out, pdl=PDL)
         elif residual is not None:
             torch.addmm(residual, x, w.t(), out=out)
         elif out.dtype == x.dtype:
             torch.mm(x, w.t(), out=out)
         else:
-            out.copy_(torch.mm(x, w.t()))
+            out.copy_(torch.mm(x, w.t(), out=arena.narrow_logits[:rows]))
+
+
+def _grow(parents: Seq[int], text: int, ancestors: np.ndarray, depths: np.ndarray) -> None:
+    """Fill in what a tree's rows see, and how deep they stand; the text's own rows are there already."""
+    for node, parent in enumerate(parents):
+        above = text + parent  # the parent's row: the text's last one for a first guess
+        ancestors[text + node] = int(ancestors[above]) | 1 << (text + node)
+        depths[text + node] = depths[above] + 1

@@ -1,72 +1,71 @@
 """A draft model's whole chain in one replay: each step's token is chosen and read on the device.
 
-Nothing comes back to the host before the last step. The first step reads the text's last two
-tokens, whatever of them is cached: after a round in which every guess stood both are new, and
-reading one again writes the same key and value.
+Nothing comes back to the host before the last step, and nobody waits for it then. The first step
+reads the text's last two tokens, whatever of them is cached: after a round in which every guess
+stood both are new, and reading one again writes the same key and value.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 
+import numpy as np
 import torch
 
-from outrider.core import Span, Token
-from outrider.kernels.triton_attention import CHUNK
+from outrider.core import Span
 from outrider.kernels.triton_sample import choose
 from outrider.target.base import Start
-from outrider.target.captured import Captured, Pass, Shape, record
+from outrider.target.captured import Captured, Inputs, Pass, Shape, bucket, record
+from outrider.target.device_tokens import DeviceTokens, TokenBlock
 
 
 class ChainLoop:
-    """Chains of `steps` tokens for up to `batch` sequences, recorded for one length of text."""
+    """Chains of `steps` tokens for up to `batch` sequences, recorded."""
 
-    def __init__(self, captured: Captured, shape: Shape, steps: int) -> None:
-        self.captured, self.shape, self.steps = captured, shape, steps
-        device, batch = captured.decoder.device, shape.batch
-        self.first = Pass(captured, Shape(batch, 2, shape.chunks))
-        self.later = Pass(captured, Shape(batch, 1, shape.chunks))
-        self.state = torch.zeros(2 * batch, dtype=torch.int64, device=device)
-        self.seeds, self.lengths = self.state.split(batch)
-        self.temperatures = torch.zeros(batch, dtype=torch.float64, device=device)
+    def __init__(self, captured: Captured, batch: int, steps: int) -> None:
+        self.captured, self.batch, self.steps = captured, batch, steps
+        device = captured.decoder.device
+        self.first, self.later = Pass(captured, Shape(batch, 2)), Pass(captured, Shape(batch, 1))
+        self.inputs = Inputs(3 * batch, device)
+        self.seeds, self.lengths, temperatures = self.inputs.ints.split(batch)
+        self.temperatures = temperatures.view(torch.float64)
         self.tokens = torch.zeros(batch, steps, dtype=torch.int64, device=device)
-        self.graph = record(self._loop)
+        self.graph = record(self._loop, captured.graph_pool)
 
     @torch.inference_mode()
-    def run(self, starts: Seq[Start]) -> list[list[Token]]:
-        """Draft for every start; one transfer each way."""
-        fill = self.shape.batch - len(starts)
+    def run(self, starts: Seq[Start]) -> list[DeviceTokens]:
+        """Draft for every start; one transfer each way, neither waited for."""
         self.first.load([Span(s.seq_id, s.length - 2, s.last) for s in starts])
-        state = [_signed(s.seed) for s in starts] + [0] * fill + [s.length for s in starts] + [2] * fill
-        temperatures = [s.temperature for s in starts] + [0.0] * fill
-        self.state.copy_(torch.tensor(state, dtype=torch.int64).pin_memory(), non_blocking=True)
-        self.temperatures.copy_(torch.tensor(temperatures, dtype=torch.float64).pin_memory(), non_blocking=True)
+        seeds, lengths, temperatures = self.inputs.array().reshape(3, self.batch)
+        count = len(starts)
+        seeds[:count] = np.array([s.seed for s in starts], dtype=np.uint64).view(np.int64)
+        lengths.fill(2)
+        lengths[:count] = [s.length for s in starts]
+        chances = temperatures.view(np.float64)
+        chances.fill(0)
+        chances[:count] = [s.temperature for s in starts]
+        self.inputs.send()
         self.graph.replay()
-        return self.tokens[: len(starts)].tolist()
+        block = TokenBlock(self.tokens[:count])
+        return [DeviceTokens(block, row, self.steps) for row in range(count)]
 
     def _loop(self) -> None:
-        first, later, page = self.first, self.later, self.captured.page
+        first, later = self.first, self.later
         first.forward()
         logits = first.logits[1::2]  # after the last token of each text
-        later.batch.tables.copy_(first.batch.tables)
+        later.batch.seats.copy_(first.batch.seats)
+        torch.clamp(first.batch.widths, max=1, out=later.batch.widths)
         later.batch.ancestors.fill_(1)
         for step in range(self.steps):
-            token = choose(logits, self.temperatures, self.seeds, self.lengths + step)
+            places = self.lengths + step
+            token = choose(logits, self.temperatures, self.seeds, places).clamp_(min=0)
             self.tokens[:, step] = token
-            if step + 1 == self.steps:
-                return
-            place = self.lengths + step
-            later.ids.copy_(token)
-            later.positions.copy_(place)
-            later.batch.starts.copy_(place)
-            pages = later.batch.tables.gather(1, (place // page)[:, None])[:, 0]
-            later.slots.copy_(pages * page + place % page)
-            later.forward()
-            logits = later.logits
-
-
-def _signed(x: int) -> int:
-    return x - (1 << 64) if x >> 63 else x
+            if step + 1 < self.steps:
+                later.ids.copy_(token)
+                later.batch.starts.copy_(places)
+                later.forward()
+                logits = later.logits
 
 
 class ChainLoops:
@@ -74,11 +73,24 @@ class ChainLoops:
 
     def __init__(self, captured: Captured) -> None:
         self.captured = captured
-        self.loops: dict[tuple[Shape, int], ChainLoop] = {}
+        self.loops: dict[tuple[int, int], ChainLoop] = {}
 
-    def run(self, starts: Seq[Start], steps: int) -> list[list[Token]]:
-        chunks = -(-(max(s.length for s in starts) + steps) // CHUNK)
-        shape = Shape(1 << (len(starts) - 1).bit_length(), 1, 1 << max(2, (chunks - 1).bit_length()))
-        if (shape, steps) not in self.loops:
-            self.loops[shape, steps] = ChainLoop(self.captured, shape, steps)
-        return self.loops[shape, steps].run(starts)
+    def run(self, starts: Seq[Start], steps: int) -> list[DeviceTokens]:
+        """Chains after every start; in two goes where one pass would have too many rows."""
+        batch = bucket(len(starts), 1).batch
+        if 2 * batch > self.captured.most_rows:
+            half = len(starts) // 2
+            return [*self.run(starts[:half], steps), *self.run(starts[half:], steps)]
+        return self._loop(batch, steps).run(starts)
+
+    def prepare(self, batch: int, steps: int) -> Iterator[int]:
+        """Record the loops for up to so many sequences; yields each size once it is there."""
+        for size in (1 << i for i in range((batch - 1).bit_length() + 1)):
+            if 2 * size <= self.captured.most_rows:
+                self._loop(size, steps)
+                yield size
+
+    def _loop(self, batch: int, steps: int) -> ChainLoop:
+        if (batch, steps) not in self.loops:
+            self.loops[batch, steps] = ChainLoop(self.captured, batch, steps)
+        return self.loops[batch, steps]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +39,7 @@ class FallbackTarget:
 
     scores_trees = False
     row_block = 1
+    launches = False
 
     def __init__(self, model: PreTrainedModel, cache_tokens: int, page_size: int = 16) -> None:
         """Raises ConfigError where the model does not read on from its cache as it reads from the start."""
@@ -94,6 +96,10 @@ class FallbackTarget:
     def draft_chains(self, starts: Seq[Start], steps: int) -> None:
         """Not here: the drafter asks step by step."""
 
+    def prepare(self, batch: int, width: int, steps: int = 0) -> Iterator[str]:
+        """Nothing is recorded here, so nothing can be got ready."""
+        return iter(())
+
     def release(self, seq_id: int, *, unpublish: bool = False) -> None:
         self._texts.pop(seq_id, None)
         self.pool.close(seq_id, unpublish=unpublish)
@@ -114,7 +120,7 @@ class FallbackTarget:
         long = self.one_by_one or len(span.tokens) > len(span.draft)
         apart = text.cache is None or (long and not text.croppable(span.width))
         head = [self._read(text, span.tokens, min(1, span.rows))] if apart else []
-        rest = span.draft.tokens if apart else span.tokens + span.draft.tokens
+        rest = span.draft.tokens if apart else (*span.tokens, *span.draft.tokens)
         text.save(len(rest))
         return torch.cat([*head, self._read(text, rest, span.rows - sum(map(len, head)))])
 

@@ -51,7 +51,8 @@ class Layout:
     positions: Tensor  # [N]
     slots: Tensor  # [N] where each row's key and value are written
     wanted: Tensor  # [M] rows
-    parts: list[Part]
+    rows: list[slice]
+    """Each span's own rows."""
 
 
 def lay_out(spans: Seq[Span], pool: PagePool, device: torch.device) -> Layout:
@@ -60,7 +61,7 @@ def lay_out(spans: Seq[Span], pool: PagePool, device: torch.device) -> Layout:
     positions: list[int] = []
     slots: list[int] = []
     wanted: list[int] = []
-    parts: list[Part] = []
+    rows: list[slice] = []
     size = pool.size
     for span in spans:
         first, table = len(ids), pool.table(span.seq_id)
@@ -72,16 +73,22 @@ def lay_out(spans: Seq[Span], pool: PagePool, device: torch.device) -> Layout:
         positions += [end - 1 + depth for depth in depths]
         slots += [table[p // size] * size + p % size for p in range(span.start, end + len(span.draft))]
         wanted += range(len(ids) - span.rows, len(ids))
-        parts.append(_part(span, slice(first, len(ids)), positions[first:], pool, device))
+        rows.append(slice(first, len(ids)))
 
     def tensor(values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.long, device=device)
+        return torch.tensor(values, dtype=torch.long).to(device, non_blocking=True)
 
-    return Layout(tensor(ids), tensor(positions), tensor(slots), tensor(wanted), parts)
+    return Layout(tensor(ids), tensor(positions), tensor(slots), tensor(wanted), rows)
 
 
-def _part(span: Span, rows: slice, positions: list[int], pool: PagePool, device: torch.device) -> Part:
-    table, size = pool.table(span.seq_id), pool.size
+def look_back(spans: Seq[Span], layout: Layout, pool: PagePool, device: torch.device) -> list[Part]:
+    """What each span's rows may see, spelled out for the reference attention."""
+    return [_part(span, rows, pool, device) for span, rows in zip(spans, layout.rows, strict=True)]
+
+
+def _part(span: Span, rows: slice, pool: PagePool, device: torch.device) -> Part:
+    table, size, end = pool.table(span.seq_id), pool.size, span.start + len(span.tokens)
+    positions = [*range(span.start, end), *(end - 1 + depth for depth in span.draft.depths())]
     pages = -(-(max(positions) + 1) // size)
     limits = torch.tensor(positions, dtype=torch.long, device=device) + 1
     if not span.draft.is_chain:

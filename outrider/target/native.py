@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -13,9 +14,9 @@ from torch import Tensor
 from outrider.core import EMPTY, Span, Token
 from outrider.errors import ConfigError
 from outrider.kernels.attention import attend_block, attend_rows
-from outrider.models.decoder import Decoder
+from outrider.models.decoder import Attend, Decoder
 from outrider.target.base import Start
-from outrider.target.layout import Layout, lay_out
+from outrider.target.layout import Layout, lay_out, look_back
 from outrider.target.pages import PagePool
 
 if TYPE_CHECKING:
@@ -52,42 +53,80 @@ class NativeTarget:
         # each layer's keys and values, [slots, kv_heads, head_dim] both
         self.caches = list(zip(self.keys.unbind(), self.values.unbind(), strict=True))
         self._captured = _captured(self, pinned)
+        self.launches = self._captured is not None
         self._loops: ChainLoops | None = None
 
     @torch.inference_mode()
     def score(self, spans: Seq[Span]) -> Tensor:
-        if self._captured is not None and (logits := self._captured.score(spans)) is not None:
-            return logits
-        logits, broken = self._pass(spans)
-        return self._without_drafts(logits, spans, broken) if broken else logits
+        if self._captured is None:
+            return self._plain(spans)
+        spans = self._captured.cut(spans)
+        narrow = [self._captured.takes(span) for span in spans]
+        if all(narrow):
+            return self._captured.score(spans)
+        if not any(narrow):
+            return self._plain(spans)
+        parts: dict[bool, list[Tensor]] = {}
+        for kind, score in ((True, self._captured.score), (False, self._plain)):
+            chosen = [span for span, mine in zip(spans, narrow, strict=True) if mine is kind]
+            parts[kind] = list(score(chosen).split([span.rows for span in chosen]))
+        return torch.cat([parts[mine].pop(0) for mine in narrow])
 
-    def draft_chains(self, starts: Seq[Start], steps: int) -> list[list[Token]] | None:
+    def prepare(self, batch: int, width: int, steps: int = 0) -> Iterator[str]:
+        """Get ready for passes of up to so many sequences of so many rows, and chains of `steps`; says what it does.
+
+        Afterwards nothing is compiled, recorded or allocated for them. Nothing to do where nothing is recorded.
+        """
+        if self._captured is None:
+            return
+        for shape in self._captured.prepare(batch, width):
+            yield f"passes of {shape.batch} x {shape.width}"
+        if steps:
+            for size in self._chain_loops(self._captured).prepare(batch, steps):
+                yield f"drafts of {size} x {steps}"
+
+    def draft_chains(self, starts: Seq[Start], steps: int) -> Seq[Seq[Token]] | None:
         """Chains of `steps` tokens, drafted on the device in one go; None where that cannot be.
 
         Each start's pages are reserved for its chain. Afterwards its text and all guesses but the
         last are cached.
         """
-        if self._captured is None:
-            return None
+        return None if self._captured is None else self._chain_loops(self._captured).run(starts, steps)
+
+    def _chain_loops(self, captured: Captured) -> ChainLoops:
         if self._loops is None:
             from outrider.target.drafting import ChainLoops
 
-            self._loops = ChainLoops(self._captured)
-        return self._loops.run(starts, steps)
+            self._loops = ChainLoops(captured)
+        return self._loops
+
+    def _plain(self, spans: Seq[Span]) -> Tensor:
+        """A pass that is not recorded: any device, any width."""
+        logits, broken = self._pass(spans)
+        return self._without_drafts(logits, spans, broken) if broken else logits
 
     def _pass(self, spans: Seq[Span]) -> tuple[Tensor, list[int]]:
         """Logits, and which spans have drafts beside rows that are no numbers."""
         if self._tainted:
             self._clean(spans)
         layout = lay_out(spans, self.pool, self.device)
-        hidden = self.decoder.forward(layout.ids, layout.positions, _Attend(self, layout))
+        attend = self._attend(spans, layout)
+        hidden = self.decoder.forward(layout.ids, layout.positions, attend)
         logits = self.decoder.logits(hidden[layout.wanted])
-        if bool(hidden.sum().isfinite()):
+        if not isinstance(attend, _Attend) or bool(hidden.sum().isfinite()):
             return logits, []
         bad = ~hidden.isfinite().all(-1)
         self._tainted.update((layout.slots[bad] // self.pool.size).tolist())
-        rows = [bool(bad[part.rows].any()) for part in layout.parts]
+        rows = [bool(bad[part].any()) for part in layout.rows]
         return logits, [i for i, span in enumerate(spans) if rows[i] and len(span.draft)]
+
+    def _attend(self, spans: Seq[Span], layout: Layout) -> Attend:
+        """The kernel where there is one: what a row does not see counts for nothing there, be it NaN."""
+        if self._captured is not None and all(span.draft.is_chain for span in spans):
+            from outrider.target.prompts import PromptAttend
+
+            return PromptAttend(self, self._captured.tables, spans, layout)
+        return _Attend(self, spans, layout)
 
     def _without_drafts(self, logits: Tensor, spans: Seq[Span], broken: list[int]) -> Tensor:
         """Score those spans again, bare: a guess that breaks the model must not break the text that refuses it.
@@ -159,17 +198,18 @@ def _blank(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
 class _Attend:
     """One pass's view of the cache: writes each layer's keys and values, then attends part by part."""
 
-    def __init__(self, target: NativeTarget, layout: Layout) -> None:
+    def __init__(self, target: NativeTarget, spans: Seq[Span], layout: Layout) -> None:
         self.caches = target.caches
-        self.layout, config = layout, target.decoder.config
+        self.slots, self.parts = layout.slots, look_back(spans, layout, target.pool, target.device)
+        config = target.decoder.config
         self.windows = [layer.window or 0 for layer in config.layers]
         self.scale, self.softcap = config.attention_scale, config.attention_softcap or 0.0
         self.attend = attend_rows if target.device.type == "cpu" else attend_block
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        (keys, values), window, parts = self.caches[layer], self.windows[layer], self.layout.parts
-        keys.index_copy_(0, self.layout.slots, k)
-        values.index_copy_(0, self.layout.slots, v)
+        (keys, values), window, parts = self.caches[layer], self.windows[layer], self.parts
+        keys.index_copy_(0, self.slots, k)
+        values.index_copy_(0, self.slots, v)
         rows = [q] if len(parts) == 1 else [q[part.rows] for part in parts]
         out = [
             self.attend(own, keys[part.keys], values[part.keys], part.mask(window, q.dtype), self.scale, self.softcap)

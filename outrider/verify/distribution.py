@@ -33,7 +33,7 @@ class Distribution:
     def _judge_one(self, seq: Sequence, draft: Draft, logits: Tensor) -> Verdict | RequestError:
         if seq.params.greedy:  # the rules would say the same, with all weight on one token
             return self._greedy.judge([seq], [draft], logits)[0]
-        return settle(decide(seq, draft, logits, self._rule, RoundDice(seq)), logits, seq)
+        return settle(decide(seq, draft, logits, self._rule, RoundDice(seq)), logits, 0, seq)
 
 
 def decide(seq: Sequence, draft: Draft, logits: Tensor, rule: ChainRule, dice: Dice) -> Verdict:

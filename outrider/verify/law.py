@@ -1,7 +1,7 @@
 """From logits to the law the next token is drawn from: one ordered pipeline, one row per position.
 
 Order: logit bias; repetition, frequency and presence penalties; the caller's own logits
-processors; masks (allowed, banned, min_tokens); then, above temperature 0, temperature, top-k,
+processors; masks (allowed, banned, min_tokens, the constraint); then, above temperature 0, temperature, top-k,
 top-p, min-p, typical-p. Each truncation sees the law the one before it left, as in Transformers.
 
 Ties are never broken by chance or by device: top-k, top-p and typical-p keep every token that
@@ -24,7 +24,7 @@ Path = tuple[Token, ...]
 NOTHING = -1  # stands for a token where none can be chosen
 
 _HEAD = 1024  # how many tokens truncation sorts at first
-_COLDEST = 1e-30  # below this float32 cannot divide; the law is the same
+COLDEST = 1e-30  # below this float32 cannot divide; the law is the same
 _NEVER = -math.inf
 
 
@@ -37,14 +37,15 @@ def shape_logits(logits: Tensor, seq: Sequence, paths: Seq[Path]) -> Tensor:
     """
     params = seq.params
     x = _fine(logits)
-    if not params.untouched:
+    untouched = params.untouched and seq.constraint is None
+    if not untouched:
         x = x.clone()
         _weigh(x, seq, paths)
         if params.logits_processors:
             _process_rows(x, seq, paths)
         _mask(x, seq, paths)
     if params.greedy:
-        return x.clone() if params.untouched else x
+        return x.clone() if untouched else x
     x = temper(x, [params.temperature] * len(paths))
     return x if params.untruncated else _truncate(x, params)
 
@@ -55,7 +56,7 @@ def temper(logits: Tensor, temperatures: Seq[float]) -> Tensor:
     Taking the maximum away first keeps small temperatures from overflowing.
     """
     x = _fine(logits)
-    column = torch.tensor([max(t, _COLDEST) for t in temperatures], dtype=x.dtype, device=x.device)[:, None]
+    column = torch.tensor([max(t, COLDEST) for t in temperatures], dtype=x.dtype, device=x.device)[:, None]
     return (x - x.amax(-1, keepdim=True)).div_(column)
 
 
@@ -111,8 +112,11 @@ def explain(logits: Tensor, seq: Sequence) -> RequestError:
         _process(x[0], seq, ())
     except RequestError as error:
         return RequestError(f"{where}: {error}")
+    if seq.constraint is not None and seq.constraint.problem:
+        return RequestError(f"{where}: {seq.constraint.problem}")
+    also = "" if seq.constraint is None else "the constraint, "
     return RequestError(
-        f"{where}: no token is left to choose; allowed_token_ids, banned_token_ids, min_tokens and "
+        f"{where}: no token is left to choose; {also}allowed_token_ids, banned_token_ids, min_tokens and "
         f"logits_processors together rule out all {logits.shape[-1]}, so loosen one of them"
     )
 
@@ -195,6 +199,15 @@ def _mask(x: Tensor, seq: Sequence, paths: Seq[Path]) -> None:
     if early and seq.stop_ids:
         rows = torch.tensor(early, dtype=torch.int64, device=x.device)
         x[rows[:, None], _ids(seq.stop_ids, x)] = _NEVER
+    if seq.constraint is not None:
+        _hold(x, seq.constraint.allowed(paths, seq.stop_ids))
+
+
+def _hold(x: Tensor, allowed: Tensor) -> None:
+    """Rule out, in place, what `allowed` [R, vocab] does not name; rows of padding have no token to name."""
+    known = min(x.shape[-1], allowed.shape[-1])
+    x[:, :known].masked_fill_(~allowed[:, :known].to(x.device), _NEVER)
+    x[:, known:] = _NEVER
 
 
 def _truncate(x: Tensor, params: SamplingParams) -> Tensor:

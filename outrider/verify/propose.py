@@ -57,7 +57,7 @@ def draft_top(logits: Tensor, seq: Sequence, path: Path, k: int, mode: Mode) -> 
 
 def _laws_after(logits: Tensor, seqs: Seq[Sequence], paths: Seq[Path]) -> Tensor:
     """The law of each row of logits: float64 [R, vocab]; certain of token 0 where a row offers nothing."""
-    if all(seq.params.plain_logits and not seq.params.greedy for seq in seqs):
+    if all(seq.plain_logits and not seq.params.greedy for seq in seqs):
         laws = law(temper(logits, [seq.params.temperature for seq in seqs]))
     else:
         rows = zip(logits.split(1), seqs, paths, strict=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 
 import pytest
 import torch
@@ -24,7 +25,9 @@ pytestmark = pytest.mark.gpu
 VOCAB = 1000
 
 
-def decoder(layers: int = 3, *, bias: bool = False, window: int | None = None, seed: int = 0) -> Decoder:
+def decoder(
+    layers: int = 3, *, bias: bool = False, window: int | None = None, qk_norm: bool = False, seed: int = 0
+) -> Decoder:
     """Random weights, sizes like SmolLM2's."""
     device, hidden, wide, heads, kv, dim = torch.device("cuda"), 576, 1536, 9, 3, 64
     g = torch.Generator(device).manual_seed(seed)
@@ -39,6 +42,7 @@ def decoder(layers: int = 3, *, bias: bool = False, window: int | None = None, s
         model_type="llama", vocab_size=VOCAB, hidden_size=hidden, intermediate_size=wide, heads=heads, kv_heads=kv,
         head_dim=dim, layers=(LayerConfig(window=window),) * layers, ropes=(RopeConfig(),), max_positions=2048,
         norm_eps=1e-5, activation="silu", attention_scale=dim**-0.5, dtype=torch.bfloat16, qkv_bias=bias,
+        qk_norm=qk_norm,
     )  # fmt: skip
     width = (heads + 2 * kv) * dim
     blocks = [
@@ -49,6 +53,7 @@ def decoder(layers: int = 3, *, bias: bool = False, window: int | None = None, s
             norm(),
             Linear(matrix(2 * wide, hidden)),
             Linear(matrix(hidden, wide)),
+            Norm(torch.rand(heads + kv, dim, generator=g, device=device) + 0.5, 1e-5) if qk_norm else None,
         )
         for _ in range(layers)
     ]
@@ -66,10 +71,10 @@ DRAFTS = {
 
 
 @pytest.mark.parametrize("drafts", DRAFTS)
-@pytest.mark.parametrize(("bias", "window"), [(False, None), (True, None), (False, 64)])
+@pytest.mark.parametrize("kind", [{}, {"bias": True}, {"window": 64}, {"qk_norm": True}], ids=str)
 @pytest.mark.parametrize("text", [1, 3])
-def test_a_recorded_pass_is_the_plain_one(drafts, bias, window, text):
-    target = NativeTarget(decoder(bias=bias, window=window), 4096)
+def test_a_recorded_pass_is_the_plain_one(drafts, kind, text):
+    target = NativeTarget(decoder(**kind), 4096)
     captured = target._captured
     assert captured is not None
     rng = random.Random(1)
@@ -88,6 +93,30 @@ def test_a_recorded_pass_is_the_plain_one(drafts, bias, window, text):
         assert got.shape == plain.shape
         assert float((got - plain).norm() / plain.norm()) < 2e-2
     assert len(captured.recorded) == 1
+
+
+@pytest.mark.parametrize("window", [None, 64])
+def test_a_prompt_is_read_as_plainly_and_beside_texts_that_go_on(window):
+    """Prompts by the kernel, a text that goes on by a recorded pass, in one call: as one by one without either."""
+    target = NativeTarget(decoder(window=window), 4096)
+    captured = target._captured
+    rng = random.Random(2)
+    texts = [[rng.randrange(VOCAB) for _ in range(length)] for length in (300, 77, 400, 150)]
+    cuts, drafts = (150, 70, 399, 0), (EMPTY, EMPTY, Draft((3, 4, 5)), EMPTY)
+    told = []
+    for kernels in (False, True):
+        target._captured = captured if kernels else None
+        spans = []
+        for i, (text, cut, draft) in enumerate(zip(texts, cuts, drafts, strict=True)):
+            seq = i + 10 * kernels
+            target.pool.open(seq, text, f"{seq}")
+            assert target.pool.reserve(seq, len(text) + 8)
+            if cut:
+                target.score([Span(seq, 0, tuple(text[:cut]), wanted=False)])
+            spans.append(Span(seq, cut, tuple(text[cut:]), draft))
+        told.append(target.score(spans) if kernels else torch.cat([target.score([span]) for span in spans]))
+    assert told[0].shape == told[1].shape == (7, VOCAB)
+    assert float((told[0] - told[1]).norm() / told[0].norm()) < 2e-2
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -145,3 +174,82 @@ def plain_float32() -> Decoder:
     made = decoder(1)
     made.dtype = torch.float32
     return made
+
+
+def test_what_is_got_ready_is_all_a_run_needs():
+    """After `prepare`, serving records no pass and takes no memory from the device."""
+    target, draft = NativeTarget(decoder(), 8192), NativeTarget(decoder(1), 8192)
+    assert list(target.prepare(4, 5))
+    assert list(draft.prepare(4, 1, steps=4))
+    model = DraftModel(draft, Setting(vocab_size=VOCAB, context=2048), DraftModelConfig(model="-", k=4))
+    engine = Engine(target, model, make_verifier("seeded"), ByteTokenizer())
+
+    def serve(salt: str) -> None:
+        for i in range(4):
+            params = SamplingParams(max_tokens=30 + i, temperature=0.5 * (i % 2), seed=i, ignore_eos=True)
+            engine.submit(Request(prompt=tuple(range(1, 60 + i)), params=params, salt=salt))
+        while engine.busy:
+            engine.step()
+
+    serve("first")
+    recorded, reserved = set(target._captured.recorded), torch.cuda.memory_reserved()
+    for i in range(5):
+        serve(str(i))
+    assert set(target._captured.recorded) == recorded == {s for s in recorded if s.batch <= 4 and s.width <= 6}
+    assert torch.cuda.memory_reserved() == reserved
+
+
+def test_a_round_waits_for_the_device_once():
+    """Draft, pass and choice are launched one after the other; the host waits for the choices alone."""
+    target, draft = NativeTarget(decoder(), 8192), NativeTarget(decoder(1), 8192)
+    model = DraftModel(draft, Setting(vocab_size=VOCAB, context=2048), DraftModelConfig(model="-", k=4))
+    engine = Engine(target, model, make_verifier("seeded"), ByteTokenizer())
+    for i in range(3):
+        engine.submit(Request(prompt=(1, 2, 3, i), params=SamplingParams(max_tokens=200, ignore_eos=True)))
+    for _ in range(6):
+        engine.step()
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            for _ in range(4):
+                engine.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(told) == 4, [str(w.message) for w in told]
+
+
+def test_a_draft_model_may_run_elsewhere():
+    """A draft on the CPU for a target on CUDA: the same pinned text as without it, and some guesses stand."""
+    target = NativeTarget(decoder(), 4096, pinned=True)
+    far = decoder(1)
+    there = Decoder(far.config, _moved(far.weights, "cpu"), torch.bfloat16)
+    told = []
+    for drafter in (
+        NoDraft(),
+        DraftModel(
+            NativeTarget(there, 4096), Setting(vocab_size=VOCAB, context=2048), DraftModelConfig(model="-", k=3)
+        ),
+    ):
+        engine = Engine(target, drafter, make_verifier("seeded"), ByteTokenizer())
+        engine.submit(Request(prompt=(5, 6, 7), params=SamplingParams(max_tokens=60, ignore_eos=True)))
+        tokens = []
+        while engine.busy:
+            tokens += [token for event in engine.step() for token in event.tokens]
+        told.append(tokens)
+    assert told[0] == told[1]
+    assert engine.stats.all.drafted > 0
+
+
+def _moved(weights: Weights, device: str) -> Weights:
+    def norm(n: Norm) -> Norm:
+        return Norm(n.weight.to(device), 1e-5, torch.bfloat16)
+
+    def linear(p: Linear) -> Linear:
+        return Linear(p.weight.to(device), None if p.bias is None else p.bias.to(device))
+
+    layers = [
+        Layer(norm(x.attention_norm), linear(x.qkv), linear(x.out), norm(x.mlp_norm), linear(x.gate_up), linear(x.down))
+        for x in weights.layers
+    ]
+    return Weights(weights.embedding.to(device), layers, norm(weights.norm), linear(weights.head))

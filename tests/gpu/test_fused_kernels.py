@@ -1,6 +1,11 @@
-"""The Triton kernels against their plain references: fresh random inputs, poisoned outputs, float64 judges."""
+"""The Triton kernels against their plain references: fresh random inputs, poisoned outputs, float64 judges.
+
+On a CUDA device, or anywhere in Triton's interpreter (TRITON_INTERPRET=1), which runs the small cases.
+"""
 
 from __future__ import annotations
+
+import os
 
 import pytest
 import torch
@@ -8,95 +13,130 @@ import torch
 from outrider.kernels.attention import attend_block
 
 pytestmark = pytest.mark.gpu
-DEVICE = "cuda"
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+PDL = not INTERPRETED
+HALF = torch.float16 if INTERPRETED else torch.bfloat16  # the interpreter reads bfloat16 wrongly
 
 PRODUCTS = [  # outputs, inputs, gated, normed, added: an 8B model's, SmolLM2's, and one that fits no tile
     (6144, 4096, False, True, False),
     (4096, 4096, False, False, True),
     (14336, 4096, True, True, False),
     (4096, 14336, False, False, True),
+    (70000, 256, False, False, False),
     (960, 576, False, True, False),
     (1536, 576, True, True, False),
     (576, 1536, False, False, True),
     (130, 96, False, True, True),
 ]
+if INTERPRETED:
+    PRODUCTS = [(192, 256, False, True, False), (128, 256, True, True, False), (130, 96, False, True, True)]
 
 
 def distance(out: torch.Tensor, judge: torch.Tensor) -> float:
     return float((out.double() - judge).norm() / judge.norm())
 
 
-@pytest.mark.parametrize("rows", [1, 2, 6, 16])
+def random(*shape: int, seed: int, scale: float = 1.0) -> torch.Tensor:
+    g = torch.Generator(DEVICE).manual_seed(seed)
+    return (torch.randn(*shape, generator=g, device=DEVICE) * scale).to(HALF)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 6, 16, 17, 32, 50, 64])
 @pytest.mark.parametrize("product", PRODUCTS, ids=str)
 def test_a_fused_product_is_the_plain_one(product, rows):
     from outrider.kernels.triton_linear import Scratch, linear, plain_linear
 
     n, k, gated, normed, added = product
-    g = torch.Generator(DEVICE).manual_seed(n + rows)
-    w = (torch.randn(n * (1 + gated), k, generator=g, device=DEVICE) * k**-0.5).bfloat16()
-    x = torch.randn(rows, k, generator=g, device=DEVICE).bfloat16()
-    residual = torch.randn(rows, n, generator=g, device=DEVICE).bfloat16() if added else None
+    w = random(n * (1 + gated), k, seed=n + rows, scale=k**-0.5)
+    x = random(rows, k, seed=rows)
+    residual = random(rows, n, seed=n) if added else None
     eps = 1e-5 if normed else None
     judge = plain_linear(
         x.double(), w.double(), residual=None if residual is None else residual.double(), eps=eps, gated=gated
     )
-    scratch = Scratch(2 * n, torch.device(DEVICE))
+    scratch = Scratch(torch.device(DEVICE))
     outs = []
     for one_path in (False, True, True):
-        out = torch.full((rows, n), torch.nan, device=DEVICE, dtype=torch.bfloat16)
-        linear(x, w, out, scratch, residual=residual, eps=eps, gated=gated, one_path=one_path)
+        out = torch.full((rows, n), torch.nan, device=DEVICE, dtype=HALF)
+        linear(x, w, out, scratch, residual=residual, eps=eps, gated=gated, one_path=one_path, pdl=PDL)
         assert distance(out, judge) < 5e-3
         outs.append(out)
     assert torch.equal(outs[1], outs[2])
-    for row in range(rows):  # alone, a row has the bits it has among others
-        alone = torch.empty(1, n, device=DEVICE, dtype=torch.bfloat16)
+    for row in sorted({0, rows // 2, rows - 1}):  # alone, a row has the bits it has among others
+        alone = torch.empty(1, n, device=DEVICE, dtype=HALF)
         own = None if residual is None else residual[row : row + 1].contiguous()
-        linear(x[row : row + 1].contiguous(), w, alone, scratch, residual=own, eps=eps, gated=gated, one_path=True)
+        one = x[row : row + 1].contiguous()
+        linear(one, w, alone, scratch, residual=own, eps=eps, gated=gated, one_path=True, pdl=PDL)
         assert torch.equal(alone[0], outs[1][row])
 
 
-@pytest.mark.parametrize(
-    ("sequences", "width", "text"), [(1, 1, 5), (1, 6, 511), (3, 6, 700), (2, 16, 1000), (1, 8, 4096)]
-)
-@pytest.mark.parametrize("tree", [False, True])
-@pytest.mark.parametrize(("softcap", "window"), [(0.0, 0), (5.0, 0), (0.0, 90)])
-def test_paged_attention_is_the_plain_one(sequences, width, text, tree, softcap, window):
-    from outrider.kernels.triton_attention import CHUNK, Batch, Workspace, attend_pages
+@pytest.mark.parametrize("weighted", [False, True])
+def test_normed_and_gated_rows_are_the_plain_ones(weighted):
+    from outrider.kernels.triton_linear import gate_rows, norm_rows
 
-    g = torch.Generator(DEVICE).manual_seed(text + width)
-    heads, kv, dim, page = 8, 2, 64, 16
-    pages = -(-(text + width) // page)
+    x, both = random(70, 576, seed=1), random(70, 2 * 1500, seed=2)
+    weight = torch.rand(576, device=DEVICE) + 0.5 if weighted else None
+    out = torch.full_like(x, torch.nan)
+    norm_rows(x, out, 1e-5, weight=weight, pdl=PDL)
+    judge = x.double() * torch.rsqrt(x.double().square().mean(-1, keepdim=True) + 1e-5)
+    assert distance(out, judge if weight is None else judge * weight) < 5e-3
+    gated = torch.full((70, 1500), torch.nan, device=DEVICE, dtype=HALF)
+    gate_rows(both, gated, pdl=PDL)
+    gate, up = both.double().chunk(2, -1)
+    assert distance(gated, torch.nn.functional.silu(gate) * up) < 5e-3
+
+
+def a_batch(sequences: int, width: int, text: int, *, tree: bool, splits: int):
+    """Random pages, lengths and trees; the last sequence has a row less than there is room for."""
+    from outrider.kernels.triton_attention import Batch
+
+    g = torch.Generator().manual_seed(text + width)
+    pages = -(-(text + width) // 16)
     count = sequences * pages + 3
-    keys, values = (torch.randn(count * page, kv, dim, generator=g, device=DEVICE).bfloat16() for _ in range(2))
-    tables = torch.randperm(count, generator=g, device=DEVICE)[: sequences * pages].view(sequences, pages)
-    starts = torch.randint(max(1, text // 2), text + 1, (sequences,), generator=g, device=DEVICE)
-    q = torch.randn(sequences * width, heads, dim, generator=g, device=DEVICE).bfloat16()
-    choose = torch.Generator().manual_seed(width)
+    tables = torch.randperm(count, generator=g)[: sequences * pages].view(sequences, pages)
+    seats = torch.randperm(sequences, generator=g)
+    starts = torch.randint(max(1, text // 2), text + 1, (sequences,), generator=g)
+    widths = torch.full((sequences,), width)
+    widths[-1] -= int(width > 1)
     ancestors, depths = [], []
     for _ in range(sequences):
         bits, depth = [1], [0]
         for w in range(1, width):
-            parent = int(torch.randint(0, w, (), generator=choose)) if tree else w - 1
+            parent = int(torch.randint(0, w, (), generator=g)) if tree else w - 1
             bits.append(bits[parent] | 1 << w)
             depth.append(depth[parent] + 1)
         ancestors += bits
         depths += depth
-    batch = Batch(
-        tables,
-        starts,
-        torch.tensor(ancestors, device=DEVICE),
-        torch.tensor(depths, device=DEVICE),
-        width,
-        -(-(text + width) // CHUNK),
-    )
-    work = Workspace(len(q), heads, dim, batch.chunks, torch.device(DEVICE))
+    ints = (seats, starts, widths, torch.tensor(ancestors), torch.tensor(depths))
+    return Batch(tables.int().to(DEVICE), *(t.to(DEVICE) for t in ints), width, splits), count
+
+
+CASES = [(1, 1, 5), (1, 6, 511), (3, 6, 700), (2, 16, 1000), (1, 8, 4096), (2, 32, 300), (40, 2, 130)]
+if INTERPRETED:
+    CASES = [(1, 1, 5), (2, 3, 150)]
+
+
+@pytest.mark.parametrize(("sequences", "width", "text"), CASES)
+@pytest.mark.parametrize("tree", [False, True])
+@pytest.mark.parametrize(("softcap", "window"), [(0.0, 0), (5.0, 0), (0.0, 90)])
+@pytest.mark.parametrize("splits", [1, 4, 32])
+def test_paged_attention_is_the_plain_one(sequences, width, text, tree, softcap, window, splits):
+    from outrider.kernels.triton_attention import Workspace, attend_pages
+
+    heads, kv, dim, page = 8, 2, 64, 16
+    batch, count = a_batch(sequences, width, text, tree=tree, splits=splits)
+    keys, values = (random(count * page, kv, dim, seed=s) for s in (1, 2))
+    q = random(sequences * width, heads, dim, seed=3)
+    work = Workspace(len(q) * splits, heads, dim, torch.device(DEVICE))
     out = torch.full_like(q, torch.nan)
-    attend_pages(q, keys, values, batch, out, work, scale=dim**-0.5, softcap=softcap, window=window)
+    attend_pages(q, keys, values, batch, out, work, scale=dim**-0.5, softcap=softcap, window=window, pdl=PDL)
     for b in range(sequences):
-        start = int(starts[b])
-        slots = (tables[b][:, None] * page + torch.arange(page, device=DEVICE)).flatten()[: start + width]
-        rows = slice(b * width, (b + 1) * width)
-        place = torch.arange(start + width, device=DEVICE)
+        start, real = int(batch.starts[b]), int(batch.widths[b])
+        table = batch.tables[batch.seats[b]].long()
+        slots = (table[:, None] * page + torch.arange(page, device=DEVICE)).flatten()[: start + real]
+        rows = slice(b * width, b * width + real)
+        place = torch.arange(start + real, device=DEVICE)
         seen = (place < start) | ((batch.ancestors[rows, None] >> (place - start).clamp(min=0)) & 1 == 1)
         if window:
             seen &= (place >= start) | (place > start + batch.depths[rows, None] - window)
@@ -106,18 +146,91 @@ def test_paged_attention_is_the_plain_one(sequences, width, text, tree, softcap,
         assert distance(out[rows], judge) < 1e-2
 
 
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize(("heads", "kv"), [(8, 2), (9, 3)])
+def test_heads_are_turned_and_stored_where_they_belong(heads, kv, normed):
+    from outrider.kernels.triton_attention import rotate_and_store
+
+    dim, page, width = 64, 16, 3
+    batch, count = a_batch(2, width, 50, tree=True, splits=1)
+    qkv = random(6, (heads + 2 * kv) * dim, seed=4)
+    angles = torch.rand(80, dim // 2, device=DEVICE) * 6
+    turns = torch.stack([angles.cos(), angles.sin()], -1)
+    norms = torch.rand(heads + kv, dim, device=DEVICE) + 0.5 if normed else None
+    nowhere = count * page
+    keys, values = (torch.full((nowhere + page, kv, dim), 7.0, device=DEVICE).to(HALF) for _ in range(2))
+    q = torch.full((6, heads, dim), torch.nan, device=DEVICE).to(HALF)
+    rotate_and_store(qkv, turns, batch, q, (keys, values), nowhere=nowhere, norms=norms, eps=1e-5, page=page, pdl=PDL)
+    x = qkv.double().view(6, heads + 2 * kv, dim)
+    if norms is not None:
+        scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5)
+        x = torch.cat([(x * scale)[:, : heads + kv] * norms, x[:, heads + kv :]], 1)
+    written = set()
+    for row in range(6):
+        b, w = divmod(row, width)
+        start = int(batch.starts[b])
+        c, s = turns[start + int(batch.depths[row])].double().unbind(-1)
+        even, odd = x[row, :, 0::2], x[row, :, 1::2]
+        turned = torch.stack([even * c - odd * s, odd * c + even * s], -1).flatten(-2)
+        assert distance(q[row], turned[:heads]) < 5e-3
+        if w < int(batch.widths[b]):
+            slot = int(batch.tables[batch.seats[b], (start + w) // page]) * page + (start + w) % page
+            assert distance(keys[slot], turned[heads : heads + kv]) < 5e-3
+            assert torch.equal(values[slot], qkv.view(6, -1, dim)[row, heads + kv :])
+            written.add(slot)
+    others = [slot for slot in range(nowhere) if slot not in written]
+    assert bool((keys[others] == 7).all())
+    assert bool((values[others] == 7).all())
+
+
+@pytest.mark.parametrize(("softcap", "window"), [(0.0, 0), (5.0, 0), (0.0, 90)])
+@pytest.mark.parametrize("texts", [[(0, 40)], [(0, 300), (130, 77), (5, 1)]], ids=str)
+def test_a_prompt_is_attended_as_plainly(texts, softcap, window):
+    from outrider.kernels.triton_prompt import attend_prompt, tiles_of
+
+    heads, kv, dim, page = 4, 2, 64, 16
+    pages = 32
+    g = torch.Generator().manual_seed(9)
+    tables = torch.randperm(pages * len(texts), generator=g).view(len(texts), pages)
+    keys, values = (random(pages * len(texts) * page, kv, dim, seed=s) for s in (1, 2))
+    total = sum(rows for _, rows in texts)
+    q = random(total, heads, dim, seed=3)
+    tiles, first = [], 0
+    for seat, (start, rows) in enumerate(texts):
+        tiles += tiles_of(seat, start, first, rows)
+        first += rows
+    out = torch.full_like(q, torch.nan)
+    attend_prompt(
+        q, keys, values, tables.int().to(DEVICE), torch.tensor(tiles, device=DEVICE), out,
+        scale=dim**-0.5, softcap=softcap, window=window, page=page,
+    )  # fmt: skip
+    first = 0
+    for seat, (start, rows) in enumerate(texts):
+        slots = (tables[seat][:, None] * page + torch.arange(page)).flatten()[: start + rows].to(DEVICE)
+        place, own = torch.arange(start + rows, device=DEVICE), torch.arange(start, start + rows, device=DEVICE)
+        seen = place <= own[:, None]
+        if window:
+            seen &= place > own[:, None] - window
+        mask = torch.zeros(seen.shape, device=DEVICE, dtype=torch.float64).masked_fill_(~seen, -torch.inf)
+        args = (t.double() for t in (q[first : first + rows], keys[slots], values[slots]))
+        judge = attend_block(*args, mask, dim**-0.5, softcap)
+        assert distance(out[first : first + rows], judge) < 1e-2
+        first += rows
+
+
 def test_a_broken_row_reaches_nobody_who_does_not_see_it():
     from outrider.kernels.triton_attention import Batch, Workspace, attend_pages
 
-    keys, values = (torch.randn(64, 1, 64, device=DEVICE).bfloat16() for _ in range(2))
+    keys, values = (random(64, 1, 64, seed=s) for s in (1, 2))
     keys[21:] = values[21:] = torch.nan
-    q = torch.randn(2, 2, 64, device=DEVICE).bfloat16()
-    tables = torch.tensor([[0, 1, 2, 3]], device=DEVICE)
-    batch = Batch(
-        tables, torch.tensor([20], device=DEVICE), torch.tensor([1, 3], device=DEVICE),
-        torch.tensor([0, 1], device=DEVICE), 2, 1,
-    )  # fmt: skip
+    q = random(2, 2, 64, seed=3)
+
+    def ints(*values: int) -> torch.Tensor:
+        return torch.tensor(values, device=DEVICE)
+
+    tables = torch.tensor([[0, 1, 2, 3]], device=DEVICE, dtype=torch.int32)
+    batch = Batch(tables, ints(0), ints(20), ints(2), ints(1, 3), ints(0, 1), 2, 1)
     out = torch.empty_like(q)
-    attend_pages(q, keys, values, batch, out, Workspace(2, 2, 64, 1, torch.device(DEVICE)), scale=0.125)
+    attend_pages(q, keys, values, batch, out, Workspace(2, 2, 64, torch.device(DEVICE)), scale=0.125, pdl=PDL)
     assert out[0].isfinite().all()
     assert out[1].isnan().all()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
 from outrider.verify.noise import gumbel_rows
 
 pytestmark = pytest.mark.gpu
+DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 
 
 @pytest.mark.parametrize("vocab", [97, 4096, 49152, 128256])
@@ -25,18 +28,37 @@ def test_the_kernel_takes_what_the_plain_rule_takes(vocab: int):
         for x, t, n in zip(logits, temperatures, noise, strict=True)
     ]
     got = choose(
-        logits.cuda(),
-        torch.tensor(temperatures, dtype=torch.float64).cuda(),
-        torch.tensor([s - (1 << 64) if s >> 63 else s for s in seeds]).cuda(),
-        torch.tensor(positions).cuda(),
+        logits.to(DEVICE),
+        torch.tensor(temperatures, dtype=torch.float64).to(DEVICE),
+        torch.tensor([s - (1 << 64) if s >> 63 else s for s in seeds]).to(DEVICE),
+        torch.tensor(positions).to(DEVICE),
     )
     assert got.tolist() == expected
+    assert choose(logits.to(DEVICE)).tolist() == [int(x.argmax()) for x in logits]
 
 
 def test_among_equals_the_lowest_id_is_taken():
     from outrider.kernels.triton_sample import choose
 
-    logits = torch.zeros(1, 10_000).cuda()
+    logits = torch.zeros(1, 10_000).to(DEVICE)
     logits[0, [5, 4100, 9999]] = 1.0
-    zeros = torch.zeros(1, dtype=torch.int64).cuda()
-    assert choose(logits, torch.zeros(1, dtype=torch.float64).cuda(), zeros, zeros).tolist() == [5]
+    zeros = torch.zeros(1, dtype=torch.int64).to(DEVICE)
+    assert choose(logits, torch.zeros(1, dtype=torch.float64).to(DEVICE), zeros, zeros).tolist() == [5]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_that_offers_nothing_yields_no_token(temperature):
+    from outrider.kernels.triton_sample import NOTHING, choose
+
+    logits = torch.randn(5, 9000)
+    logits[1, 4321] = torch.nan
+    logits[2] = -torch.inf
+    logits[3, 8999] = torch.inf
+    zeros = torch.zeros(5, dtype=torch.int64)
+    got = choose(
+        logits.to(DEVICE), torch.full((5,), temperature, dtype=torch.float64).to(DEVICE), zeros.to(DEVICE),
+        zeros.to(DEVICE),
+    ).tolist()  # fmt: skip
+    assert got[1:4] == [NOTHING] * 3
+    assert got[0] >= 0
+    assert got[4] >= 0

@@ -86,7 +86,7 @@ def test_every_name_is_a_class_that_its_own_name_makes(setting):
     for name in DRAFTERS:
         if name != "draft-model":  # needs a model to load
             assert DRAFTERS[name]().build(setting).name == name
-    assert len(DRAFTERS) == len(list(DRAFTERS)) == 6
+    assert len(DRAFTERS) == len(list(DRAFTERS)) == 7
 
 
 def test_every_drafter_and_every_option_is_described():

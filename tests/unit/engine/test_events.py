@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from outrider.core import Draft, SamplingParams, Sequence, Verdict
-from outrider.engine.events import extend, logprobs_of, provenance_of
+from outrider.engine.events import extend, logprobs_of, provenance_of, spell
 from outrider.engine.text import TextStream
 from outrider.testing import ByteTokenizer
 
@@ -26,6 +26,16 @@ def text_in_the_making(room: int = 100, **options: object) -> tuple[Sequence, Te
     params = SamplingParams(**options)  # pyright: ignore[reportArgumentType]
     seq = Sequence(0, [5, 5], 2, params, 0, frozenset({0, *params.stop_token_ids}), limit=2 + room)
     return seq, TextStream(Pieces(), [5, 5], params.stop)
+
+
+def grow(seq: Sequence, tokens: tuple[int, ...], stream: TextStream) -> tuple[str, ...]:
+    """Take a block of tokens as the engine does: decide where the text ends, then spell out what is kept."""
+    before = len(seq.tokens)
+    kept, pieces = extend(seq, tokens, stream)
+    assert seq.tokens[before:] == list(tokens[:kept])
+    told = pieces or spell(seq, tokens[:kept], stream)
+    assert len(told) == kept
+    return told
 
 
 def by_hand(tokens: list[int], room: int, params: SamplingParams) -> tuple[int, str, str | None, object]:
@@ -68,7 +78,7 @@ def test_any_blocks_end_where_single_tokens_would(
     seq, stream = text_in_the_making(room, **options)
     shown = ""
     for block in blocks:
-        pieces = extend(seq, tuple(block), stream)
+        pieces = grow(seq, tuple(block), stream)
         shown += "".join(pieces)
         if seq.finish:
             break
@@ -81,27 +91,27 @@ def test_any_blocks_end_where_single_tokens_would(
 
 def test_a_stop_token_is_kept_and_not_shown():
     seq, stream = text_in_the_making()
-    assert extend(seq, (1, 0, 2), stream) == ("a", "")
+    assert grow(seq, (1, 0, 2), stream) == ("a", "")
     assert seq.tokens == [5, 5, 1, 0]
     assert (seq.finish, seq.stop_reason) == ("stop", 0)
 
 
 def test_what_a_stop_string_held_back_is_shown_when_a_stop_token_ends_the_text():
     seq, stream = text_in_the_making(stop=("abc",))
-    assert extend(seq, (1, 2), stream) == ("", "")
-    assert extend(seq, (0,), stream) == ("ab",)
+    assert grow(seq, (1, 2), stream) == ("", "")
+    assert grow(seq, (0,), stream) == ("ab",)
 
 
 def test_what_a_stop_string_held_back_is_shown_at_the_limit():
     seq, stream = text_in_the_making(room=2, stop=("abc",))
-    assert extend(seq, (1, 2, 5), stream) == ("", "ab")
+    assert grow(seq, (1, 2, 5), stream) == ("", "ab")
     assert (seq.finish, seq.stop_reason) == ("length", None)
 
 
 def test_a_stop_string_hides_its_beginning_in_earlier_blocks():
     seq, stream = text_in_the_making(stop=("abc",))
-    assert extend(seq, (6, 1), stream) == (" ", "")
-    assert extend(seq, (2, 5, 1), stream) == ("", "")
+    assert grow(seq, (6, 1), stream) == (" ", "")
+    assert grow(seq, (2, 5, 1), stream) == ("", "")
     assert seq.tokens == [5, 5, 6, 1, 2, 5]
     assert seq.stop_reason == "abc"
 
@@ -109,13 +119,13 @@ def test_a_stop_string_hides_its_beginning_in_earlier_blocks():
 def test_a_stop_on_the_last_token_of_the_limit_is_a_stop():
     for token, options, reason in ((0, {}, 0), (5, {"stop": ("c",)}, "c")):
         seq, stream = text_in_the_making(room=2, **options)
-        extend(seq, (1, token, 1), stream)
+        grow(seq, (1, token, 1), stream)
         assert (seq.finish, seq.stop_reason, seq.generated) == ("stop", reason, 2)
 
 
 def test_before_min_tokens_nothing_ends_the_text():
     seq, stream = text_in_the_making(min_tokens=3, stop=("a",))
-    assert "".join(extend(seq, (1, 0, 2, 5), stream)) == "abc"
+    assert "".join(grow(seq, (1, 0, 2, 5), stream)) == "abc"
     assert seq.finish is None
 
 
@@ -141,7 +151,7 @@ def test_before_min_tokens_nothing_ends_the_text():
 def test_who_brought_each_token(draft: Draft, verdict: Verdict, expected: list[tuple[str, str, int]]):
     told = provenance_of(draft, verdict, 7)
     assert [(p.origin, p.drafter, p.position) for p in told] == expected
-    assert {p.round for p in told} == {7}
+    assert {(p.round, p.drafted) for p in told} == {(7, len(draft))}
 
 
 def test_log_probabilities_come_from_the_row_each_token_was_chosen_by():
@@ -184,6 +194,6 @@ def test_a_stop_string_that_shows_only_at_the_very_end_is_a_stop():
     """Half a character at the limit is shown as U+FFFD; where that is a stop string, the text ended at it."""
     params = SamplingParams(stop=("\N{REPLACEMENT CHARACTER}",))
     seq = Sequence(0, [104], 1, params, 0, frozenset(), limit=3)
-    pieces = extend(seq, (105, 0xC3), TextStream(ByteTokenizer(), [104], params.stop))
+    pieces = grow(seq, (105, 0xC3), TextStream(ByteTokenizer(), [104], params.stop))
     assert "".join(pieces) == "i"
     assert (seq.finish, seq.stop_reason) == ("stop", "\N{REPLACEMENT CHARACTER}")

@@ -1,0 +1,154 @@
+"""`outrider serve`: the engine behind OpenAI's protocol."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from outrider.cli.options import Drafting, Model, argument, build, option
+from outrider.cli.show import Screen, bars
+from outrider.errors import ConfigError
+
+if TYPE_CHECKING:
+    from outrider.api import LLM
+    from outrider.server.settings import Settings
+
+DRAFTER = "suffix+prediction"  # cheap for every text, and drafts from a client's `prediction`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """Server."""
+
+    name: str | None = argument(None, "Folder, Hugging Face id or .gguf file (demo)", metavar="MODEL")
+    host: str = option("127.0.0.1", "Address to listen on")
+    port: int = option(8000, "0 takes a free one")
+    api_key: list[str] = option((), "Let in who has it; repeatable, or OUTRIDER_API_KEY", metavar="KEY")  # noqa: RUF009 - a field
+    served_model_name: str | None = option(None, "What clients call the model", metavar="NAME")
+    max_queue: int = option(256, "Texts that may wait")
+    deadline: float = option(600.0, "Seconds a request may take")
+    drain_timeout: float = option(30.0, "Seconds open requests get after SIGTERM")
+    strict: bool = option(False, "Refuse fields that are not honoured")
+    allow_host: list[str] = option((), "Host header to accept; repeatable", metavar="NAME")  # noqa: RUF009 - a field
+    cors_origin: list[str] = option((), "Origin whose pages may call; repeatable", metavar="URL")  # noqa: RUF009 - a field
+    log_format: str = option("text", "text or json")
+    log_prompts: bool = option(False, "Write prompts into the log")
+    otlp_endpoint: str | None = option(None, "Where traces go: a collector's address", metavar="URL")
+
+    def settings(self, model: str) -> Settings:
+        from outrider.server.settings import Settings
+
+        keys = tuple(self.api_key) or tuple(filter(None, os.environ.get("OUTRIDER_API_KEY", "").split(",")))
+        return Settings(
+            served_name=self.served_model_name or model,
+            host=self.host,
+            port=self.port,
+            api_keys=keys,
+            allow_hosts=tuple(self.allow_host),
+            cors_origins=tuple(self.cors_origin),
+            max_queue=self.max_queue,
+            deadline=self.deadline,
+            drain_timeout=self.drain_timeout,
+            strict=self.strict,
+            log_format=_log_format(self.log_format),
+            log_prompts=self.log_prompts,
+            otlp_endpoint=self.otlp_endpoint or "",
+        )
+
+
+def serve(served: Served, drafting: Drafting, model: Model) -> None:
+    """Serve a model to OpenAI's clients, with a page at /.
+
+    Listens at once; /health says 503 until the model is loaded. Drafts with suffix+prediction
+    unless told otherwise. Other defaults stand in brackets.
+    """
+    _check_installed()
+    if served.name is not None:
+        if model.model not in ("demo", served.name):
+            raise ConfigError(f"MODEL {served.name} and --model {model.model} each name a model; give one of them")
+        model = replace(model, model=served.name)
+    if drafting.drafter is None and drafting.speculative_config is None:
+        drafting = replace(drafting, drafter=DRAFTER)
+    _check_drafter(drafting)
+    settings = served.settings(model.model)
+
+    from outrider.server.app import create_app
+    from outrider.server.logs import set_up_logs
+    from outrider.server.run import listen, run
+    from outrider.server.worker import ServeLimits, Worker
+
+    set_up_logs(settings.log_format, texts=settings.log_prompts)
+    screen, listening = Screen(), listen(settings)
+    settings = replace(settings, port=listening.getsockname()[1])
+
+    def load() -> LLM:
+        with bars(screen.notes) as progress:
+            llm = build(model, drafting, progress)
+            progress.start("warming up", None)
+            _warm_up(llm)
+            progress.done()
+        return llm
+
+    limits = ServeLimits(max_queue=settings.max_queue, deadline=settings.deadline)
+    worker = Worker(load, limits, lambda llm: _say_ready(screen, llm, settings))
+    screen.note(f"listening on {settings.address}, loading {model.model}")
+    run(create_app(worker, settings), worker, settings, listening)
+    if not worker.stopped.is_set():  # told to end while loading, which nothing interrupts and nobody needs any more
+        screen.notes.show_cursor()
+        os._exit(0)
+
+
+def _check_drafter(drafting: Drafting) -> None:
+    """A drafter that does not exist is told before anything listens."""
+    from outrider.drafters.registry import parse_drafter
+
+    config = drafting.config()
+    if isinstance(config, str):
+        parse_drafter(config)
+
+
+def _log_format(name: str) -> Literal["text", "json"]:
+    if name not in ("text", "json"):
+        raise ConfigError(f"--log-format has no {name!r}; choose text or json")
+    return name
+
+
+def _check_installed() -> None:
+    missing = [name for name in ("fastapi", "uvicorn", "prometheus_client") if not importlib.util.find_spec(name)]
+    if missing:
+        raise ConfigError(f"serving needs {', '.join(missing)}; install them with: pip install 'outrider[serve]'")
+
+
+def _warm_up(llm: LLM) -> None:
+    """A few rounds nobody sees, so that the first client does not pay what a first run costs."""
+    from outrider.core import SamplingParams
+    from outrider.engine.stats import Stats
+    from outrider.grammar import prepare
+
+    tokens = list(range(min(16, llm.engine.target.vocab_size))) * 2
+    room = llm.engine.target.context - 2
+    llm.generate(tokens[:room], SamplingParams(max_tokens=4, ignore_eos=True), salt="warm-up")
+    llm.engine.stats = Stats()
+    if importlib.util.find_spec("llguidance"):
+        prepare(llm.tokenizer)
+
+
+def _say_ready(screen: Screen, llm: LLM, settings: Settings) -> None:
+    """What runs, where, and what memory it may take."""
+    target, loaded = llm.engine.target, llm.loaded
+    stored = sum(file.stat().st_size for file in loaded.folder.glob("*.safetensors"))
+    pool = target.pool
+    lines = {
+        "model": f"{loaded.name} as {settings.served_name}, {loaded.format} on {target.device}",
+        "drafter": f"{llm.drafter.name}, up to {llm.drafter.max_tokens} tokens a round, mode {llm.mode}",
+        "weights": f"{stored / 1e6:.0f} MB on disk",
+        "cache": f"{pool.count * pool.size} tokens in {pool.count} pages, context {target.context}",
+        "batch": f"{llm.max_batch} texts at once, {settings.max_queue} may wait",
+        "address": f"{settings.address}/v1, page at /"
+        + (f", {len(settings.api_keys)} API keys" if settings.api_keys else ", no API key"),
+    }
+    for name, text in lines.items():
+        screen.note(f"{name:<8} {text}", "default")
+    screen.note("ready", "green")

@@ -1,0 +1,162 @@
+"""What a text is held to, as asked for: checked, of bounded size, and nothing compiled yet."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from outrider.errors import RequestError
+
+Kind = Literal["json_schema", "regex", "lark", "choice"]
+Whitespace = Literal["any", "line"]
+
+MAX_CHARS = 1 << 17  # of a schema, pattern or grammar, written out
+MAX_DEPTH = 64  # of a schema's nesting
+MAX_CHOICES = 4096
+
+# Keywords that restrict a value and that llguidance passes over in silence; those it names itself need no list.
+_PASSED_OVER = frozenset({"nullable", "divisibleBy", "disallow", "extends", "x-guidance"})
+_SCHEMA_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+_SCHEMA_LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems", "items"})
+_SCHEMAS = frozenset({"items", "additionalProperties", "additionalItems"})
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSpec:
+    """One thing to hold a text to. Made by the functions below, which check it."""
+
+    kind: Kind
+    source: str
+    """The schema as JSON, the pattern, the grammar, or the choices as a JSON list."""
+    whitespace: Whitespace = "any"
+    """JSON only. any: up to a line's indentation between tokens. line: one line, as Python's json.dumps writes it."""
+
+    @classmethod
+    def json_object(cls, *, whitespace: Whitespace = "any") -> GrammarSpec:
+        """Any JSON object."""
+        return cls.json_schema({"type": "object"}, whitespace=whitespace)
+
+    @classmethod
+    def json_schema(cls, schema: Mapping[str, Any] | bool, *, whitespace: Whitespace = "any") -> GrammarSpec:
+        """JSON that a schema accepts. RequestError where the schema is too large or holds what cannot be enforced."""
+        if schema is True:
+            schema = {}
+        if not isinstance(schema, Mapping):
+            raise RequestError(f"a JSON schema must be an object such as {{'type': 'object'}}, got {schema!r:.80}")
+        _check_depth(schema)
+        _check_keywords(schema)
+        try:
+            source = json.dumps(schema, ensure_ascii=False, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise RequestError(f"the JSON schema is not JSON itself: {error}") from error
+        return cls("json_schema", _sized(source, "the JSON schema"), whitespace)
+
+    @classmethod
+    def regex(cls, pattern: str) -> GrammarSpec:
+        """Text that the whole pattern matches (Rust's regex syntax: no look-around, no back-references)."""
+        return cls("regex", _sized(pattern, "the regex"))
+
+    @classmethod
+    def lark(cls, grammar: str) -> GrammarSpec:
+        """Text of a context-free grammar in llguidance's Lark syntax; it begins with the rule `start`."""
+        return cls("lark", _sized(grammar, "the grammar"))
+
+    @classmethod
+    def choice(cls, choices: Seq[str]) -> GrammarSpec:
+        """One of these texts."""
+        if isinstance(choices, str) or not isinstance(choices, Seq) or not 1 <= len(choices) <= MAX_CHOICES:
+            raise RequestError(f"choices must be a list of 1 to {MAX_CHOICES} texts, got {choices!r:.80}")
+        for each in choices:
+            if not isinstance(each, str) or not each:
+                raise RequestError(f"each of the choices must be a text of at least one character, got {each!r:.80}")
+        return cls("choice", _sized(json.dumps(list(choices), ensure_ascii=False), "the list of choices"))
+
+
+def read_response_format(given: Mapping[str, Any] | None) -> GrammarSpec | None:
+    """What OpenAI's `response_format` asks for; None for plain text.
+
+    Beside `text`, `json_object` (with a `schema`, if wanted) and `json_schema` it may be
+    `{"type": "regex", "regex": ...}`, `{"type": "grammar", "grammar": ...}` (Lark) or
+    `{"type": "choice", "choice": [...]}`.
+    """
+    if given is None:
+        return None
+    kind = given.get("type") if isinstance(given, Mapping) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return GrammarSpec.json_schema(given.get("schema", {"type": "object"}))
+    if kind == "json_schema":
+        wrapped = given.get("json_schema")
+        if not isinstance(wrapped, Mapping) or not isinstance(wrapped.get("schema"), (Mapping, bool)):
+            raise RequestError('response_format needs {"json_schema": {"name": ..., "schema": {...}}}')
+        return GrammarSpec.json_schema(wrapped["schema"])
+    if kind == "choice":
+        return GrammarSpec.choice(given.get("choice", ()))
+    if kind in ("regex", "grammar"):
+        source = given.get(kind)
+        return GrammarSpec.regex(_text(source, kind)) if kind == "regex" else GrammarSpec.lark(_text(source, kind))
+    raise RequestError(
+        f"response_format has no type {kind!r:.80}; choose one of: "
+        "text, json_object, json_schema, regex, grammar, choice"
+    )
+
+
+def _text(source: Any, name: str) -> str:
+    if not isinstance(source, str):
+        raise RequestError(f"response_format: {name} must be a string, got {type(source).__name__}")
+    return source
+
+
+def _sized(source: str, what: str) -> str:
+    if not isinstance(source, str) or not source:
+        raise RequestError(f"{what} must be a string of at least one character")
+    if len(source) > MAX_CHARS:
+        raise RequestError(f"{what} has {len(source)} characters; at most {MAX_CHARS} are taken")
+    try:
+        source.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(f"{what} holds half of a surrogate pair; send whole characters") from error
+    return source
+
+
+def _check_depth(schema: Mapping[str, Any]) -> None:
+    """Level by level, since whatever walks down by calling itself would not come back from a deep one."""
+    level: list[Any] = [schema]
+    for _ in range(MAX_DEPTH):
+        held = [each for each in level if isinstance(each, (Mapping, list, tuple))]
+        level = [inner for each in held for inner in (each.values() if isinstance(each, Mapping) else each)]
+        if not level:
+            return
+        if len(level) > MAX_CHARS:
+            raise RequestError(f"the JSON schema holds more than {MAX_CHARS} values; send a smaller one")
+    raise RequestError(f"the JSON schema is nested more than {MAX_DEPTH} deep; use $defs and $ref, or flatten it")
+
+
+def _check_keywords(schema: Mapping[str, Any]) -> None:
+    for part in _schemas_in(schema):
+        unknown = sorted(_PASSED_OVER & part.keys())
+        if unknown:
+            raise RequestError(
+                f"the JSON schema uses {', '.join(unknown)}, which cannot be enforced here; leave it out"
+            )
+
+
+def _schemas_in(schema: Any) -> Iterator[Mapping[str, Any]]:
+    """The schema and every schema inside it; depth has been checked before."""
+    if not isinstance(schema, Mapping):
+        return
+    yield schema
+    for key, value in schema.items():
+        inside: list[Any] = []
+        if key in _SCHEMA_MAPS and isinstance(value, Mapping):
+            inside = list(value.values())
+        elif key in _SCHEMA_LISTS and isinstance(value, (list, tuple)):
+            inside = list(value)
+        elif key in _SCHEMAS:
+            inside = [value]
+        for each in inside:
+            yield from _schemas_in(each)

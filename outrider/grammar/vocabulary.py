@@ -1,0 +1,98 @@
+"""A model's tokens as llguidance wants them: bytes by id, and which of them end a text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from outrider.core import Token
+from outrider.errors import ConfigError, RequestError
+
+
+class Vocabulary:
+    """Reads `tokenizer.to_json()` (Hugging Face's format), or `tokenizer.token_bytes`, a list of bytes by id.
+
+    Both have `vocab_size` and `eos_ids`. Making one takes a second or two for a large
+    vocabulary. ConfigError where llguidance is not installed, RequestError where it cannot
+    read this tokenizer.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.size: int = tokenizer.vocab_size
+        self.eos_ids: frozenset[Token] = frozenset(tokenizer.eos_ids)
+        try:
+            import llguidance
+        except ImportError as error:
+            raise ConfigError("structured output needs llguidance: pip install llguidance") from error
+        ends = sorted(i for i in self.eos_ids if i < self.size)
+        missing = not ends
+        ends = ends or [self.size]  # a token beyond the last stands in where none ends a text
+        try:
+            if hasattr(tokenizer, "to_json"):
+                source = _with_end(tokenizer.to_json(), ends[0], missing=missing)
+            else:
+                source = llguidance.TokenizerWrapper(_Bytes(tokenizer.token_bytes, ends))
+            self.ll = llguidance.LLTokenizer(source, eos_token=ends)
+        except Exception as error:  # whatever it trips over, this model has no structured output
+            raise RequestError(f"this model's tokenizer cannot be used for structured output: {error}") from error
+
+    def is_special(self, text: str) -> bool:
+        """Whether this is a token that stands for itself and is never spelled by others."""
+        tokens = self.ll.tokenize_str(text, parse_special=True)
+        return len(tokens) == 1 and self.ll.is_special_token(tokens[0])
+
+    @cached_property
+    def text_bits(self) -> np.ndarray:
+        """uint8 [size / 8, rounded up], a bit for each token: 1 where it does not end a text."""
+        flags = np.ones(self.size, dtype=np.uint8)
+        flags[[i for i in self.eos_ids if i < self.size]] = 0
+        return np.packbits(flags, bitorder="little")
+
+
+def _with_end(source: str, end: Token, *, missing: bool) -> str:
+    """A tokenizer.json, with an end-of-text token added where it has none."""
+    if not missing:
+        return source
+    data = json.loads(source)
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    data["added_tokens"] = [*data["added_tokens"], {"id": end, "content": "<|no end|>", "special": True, **plain}]
+    return json.dumps(data)
+
+
+class _Bytes:
+    """What TokenizerWrapper asks of a tokenizer that is a list of bytes: greedy, longest token first."""
+
+    bos_token_id = None
+
+    def __init__(self, tokens: Iterable[bytes], ends: Seq[Token]) -> None:
+        known = list(tokens)
+        known += [b""] * (ends[-1] + 1 - len(known))
+        # a token without bytes can never be text; spelled as special, it is kept out
+        self.special_token_ids = sorted({*ends, *(i for i, token in enumerate(known) if not token)})
+        for i in self.special_token_ids:
+            known[i] = b"<special %d>" % i
+        self.tokens = known
+        self.eos_token_id = ends[0]
+        plain = [i for i in range(len(known)) if i not in set(self.special_token_ids)]
+        self._by_bytes = {known[i]: i for i in reversed(plain)}  # the lowest id of equals
+        self._longest = max(map(len, self._by_bytes), default=0)
+
+    def __call__(self, text: bytes | str) -> list[Token]:
+        data = text.encode() if isinstance(text, str) else text
+        out: list[Token] = []
+        at = 0
+        while at < len(data):
+            for width in range(self._longest, 0, -1):
+                token = self._by_bytes.get(data[at : at + width])
+                if token is not None:
+                    out.append(token)
+                    break
+            else:
+                width = 1  # nothing spells this byte: it can be no draft, and is left out
+            at += width
+        return out

@@ -1,0 +1,95 @@
+"""Attention of a prompt being read, over the paged cache, in Triton.
+
+One program takes up to TILE rows of one sequence and one query head, and walks the keys they may
+see. Rows stand one after another in the text: no trees. `attend_block` is the plain reference.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+TILE = 128  # rows a program takes
+BLOCK = 64  # keys it takes at a time
+
+
+@triton.jit
+def _attend_prompt(
+    q, keys, values, tables, tiles, out, scale, softcap, window, pages,
+    HEADS: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr,
+    TILE: tl.constexpr, BLOCK: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr,
+):  # fmt: skip
+    """tiles[t] = (seat, position of the first row, first row, rows)."""
+    tile = tiles + tl.program_id(0) * 4
+    h = tl.program_id(1)
+    g = h // (HEADS // KV)
+    table = tables + tl.load(tile) * pages
+    start = tl.load(tile + 1)
+    first = tl.load(tile + 2)
+    count = tl.load(tile + 3)
+    r = tl.arange(0, TILE)
+    d = tl.arange(0, DIM)
+    real = (r < count)[:, None]
+    at = ((first + r) * HEADS + h)[:, None] * DIM + d[None, :]
+    qt = tl.load(q + at, mask=real, other=0.0)
+    own = start + r
+    end = start + count
+    peak = tl.full((TILE,), float("-inf"), dtype=tl.float32)
+    total = tl.zeros((TILE,), dtype=tl.float32)
+    acc = tl.zeros((TILE, DIM), dtype=tl.float32)
+    begin = tl.full((), 0, dtype=tl.int64)
+    if WINDOWED:
+        begin = tl.maximum(start - window + 1, 0) // BLOCK * BLOCK
+    for block in range(begin, end, BLOCK):
+        p = block + tl.arange(0, BLOCK)
+        inside = p < end
+        page = tl.load(table + p // PAGE, mask=inside, other=0)
+        slot = page.to(tl.int64) * PAGE + p % PAGE
+        kt = tl.load(keys + (slot[None, :] * KV + g) * DIM + d[:, None], mask=inside[None, :], other=0.0)
+        vt = tl.load(values + (slot[:, None] * KV + g) * DIM + d[None, :], mask=inside[:, None], other=0.0)
+        s = tl.dot(qt, kt) * scale  # [TILE, BLOCK]
+        if CAPPED:
+            s = softcap * (2 * tl.sigmoid(2 * s / softcap) - 1)
+        seen = p[None, :] <= own[:, None]
+        if WINDOWED:
+            seen = seen & (p[None, :] > own[:, None] - window)
+        s = tl.where(seen, s, float("-inf"))
+        top = tl.maximum(peak, tl.max(s, 1))
+        safe = tl.where(top == float("-inf"), 0.0, top)
+        keep = tl.exp(peak - safe)
+        e = tl.exp(s - safe[:, None])
+        vt = tl.where(vt == vt, vt, 0.0)  # what a row does not see counts for nothing, be it NaN
+        acc = acc * keep[:, None] + tl.dot(e.to(vt.dtype), vt)
+        total = total * keep + tl.sum(e, 1)
+        peak = top
+    tl.store(out + at, (acc / total[:, None]).to(out.dtype.element_ty), mask=real)
+
+
+def tiles_of(seat: int, start: int, first: int, rows: int) -> list[tuple[int, int, int, int]]:
+    """One sequence's tiles: `rows` rows from row `first` of the pass on, the first at position `start`."""
+    return [(seat, start + i, first + i, min(TILE, rows - i)) for i in range(0, rows, TILE)]
+
+
+def attend_prompt(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    tables: Tensor,
+    tiles: Tensor,
+    out: Tensor,
+    *,
+    scale: float,
+    softcap: float = 0.0,
+    window: int = 0,
+    page: int = 16,
+) -> None:
+    """q [N, H, D] over cached keys and values [slots, KV, D] -> out [N, H, D], all contiguous.
+
+    tables int32 [seats, pages]; tiles int64 [T, 4], see `tiles_of`.
+    """
+    _, heads, dim = q.shape
+    _attend_prompt[(len(tiles), heads)](
+        q, keys, values, tables, tiles, out, scale, softcap, window, tables.shape[1],
+        heads, keys.shape[1], dim, page, TILE, BLOCK, softcap > 0, window > 0, num_warps=8, num_stages=3,
+    )  # fmt: skip

@@ -1,0 +1,101 @@
+// One answer in the making: its tokens, its rounds and its figures. No document, no network.
+
+export const ORIGINS = {
+  accepted: { name: "accepted", says: "drafted, and the target chose the same" },
+  recovered: { name: "corrected", says: "the target chose against the draft" },
+  bonus: { name: "bonus", says: "the target's own, after a draft that stood whole" },
+  plain: { name: "plain", says: "no draft in this round" },
+};
+
+/** What a round drafted and what of it stood. */
+function newRound(number) {
+  return { number, drafted: 0, accepted: 0, emitted: 0, last: "plain", drafter: "" };
+}
+
+/** The tokens of an answer, counted as they come. Times are milliseconds of one clock. */
+export class Run {
+  tokens = [];
+  rounds = [];
+  text = "";
+  began = null;
+  first = null;
+  firstTokens = 0;
+  ended = null;
+
+  begin(now) {
+    this.began = now;
+  }
+
+  /** Takes the provenance entries and the text of one chunk; returns the tokens to show. */
+  add(entries, content, now) {
+    const shown = withLeftover(entries, content);
+    this.text += content;
+    if (!entries.length) return shown;
+    if (this.first === null) {
+      this.first = now;
+      this.firstTokens = entries.length;
+    }
+    for (const entry of entries) this.#count(entry);
+    this.tokens.push(...entries);
+    return shown;
+  }
+
+  end(now) {
+    this.ended ??= now;
+  }
+
+  #count(entry) {
+    let round = this.rounds.at(-1);
+    if (round?.number !== entry.round) this.rounds.push((round = newRound(entry.round)));
+    round.emitted += 1;
+    round.last = entry.origin;
+    if (entry.drafter) round.drafter = entry.drafter;
+    if (entry.origin === "accepted") round.accepted += 1;
+    round.drafted = entry.drafted;
+  }
+
+  /** The figures so far. Rates are null before there is anything to divide. */
+  figures(now) {
+    const end = this.ended ?? now;
+    const sum = (key) => this.rounds.reduce((total, round) => total + round[key], 0);
+    const [drafted, accepted] = [sum("drafted"), sum("accepted")];
+    const refused = this.tokens.filter((token) => token.origin === "recovered").length;
+    const seconds = this.began === null ? 0 : (end - this.began) / 1000;
+    const decoding = this.first === null ? 0 : (end - this.first) / 1000;
+    return {
+      tokens: this.tokens.length,
+      rounds: this.rounds.length,
+      drafted,
+      accepted,
+      seconds,
+      firstMs: this.first === null ? null : this.first - this.began,
+      rate: ratio(this.tokens.length - this.firstTokens, decoding), // what came with the first round had no time
+      alpha: ratio(accepted, accepted + refused),
+      tau: ratio(this.tokens.length, this.rounds.length),
+    };
+  }
+}
+
+function ratio(part, whole) {
+  return whole > 0 ? part / whole : null;
+}
+
+/** The entries, and one more without origin for text that no token claims (held back when a text ends early). */
+function withLeftover(entries, content) {
+  const claimed = entries.map((entry) => entry.token).join("");
+  const left = content.startsWith(claimed) ? content.slice(claimed.length) : "";
+  return left ? [...entries, { token: left, origin: "plain" }] : entries;
+}
+
+/** Where two answers first differ, as a token count from 0; null where they are the same. */
+export function firstDifference(one, other) {
+  if (one.text === other.text) return null;
+  const length = Math.min(one.tokens.length, other.tokens.length);
+  for (let i = 0; i < length; i += 1) if (one.tokens[i].token_id !== other.tokens[i].token_id) return i;
+  return length;
+}
+
+/** A figure with its digits, or a dash. */
+export function digits(value, places) {
+  return value === null || value === undefined || !Number.isFinite(value) ? "–" : value.toFixed(places);
+}

@@ -1,0 +1,115 @@
+"""The connection itself, bounded: uvicorn's HTTP protocol with limits on headers that have yet to end.
+
+uvicorn keeps every header until the last has come, however many and however slow; the app
+and its middlewares are only asked then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, ClassVar
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from outrider.server.asgi import body_of
+from outrider.server.limits import HttpLimits, too_large_headers
+from outrider.server.logs import log
+from outrider.server.problems import Problem
+
+
+def bounded_protocol(limits: HttpLimits) -> type[HttpToolsProtocol]:
+    """What `uvicorn.Config(http=...)` takes, with these limits."""
+    return type("BoundedHttp", (BoundedHttp,), {"limits": limits})
+
+
+class HeadTooLargeError(Exception):
+    """Raised inside the parser, which gives up the connection."""
+
+
+class BoundedHttp(HttpToolsProtocol):
+    """Answers 431 to headers, or trailers, without end, and 408 to headers that do not come."""
+
+    limits: ClassVar[HttpLimits] = HttpLimits()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        self._timer: asyncio.TimerHandle | None = None
+        self._why: Problem | None = None
+        self._silent = True
+        self._begin_head()
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end_head()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        self._silent = False
+        was_head = self._in_head
+        super().data_received(data)
+        if was_head and self._in_head:  # a header that has yet to end is in the parser's hands alone
+            self._unfinished += len(data)
+            if self._unfinished > self.limits.max_header_bytes and not self.transport.is_closing():
+                self._give_up(too_large_headers(self.limits))
+
+    def on_message_begin(self) -> None:
+        self._begin_head()
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url), headers=0)
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value) + 4, headers=1)
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._end_head()
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Every request that cannot be read ends here; answered in OpenAI's shape like all others."""
+        self._give_up(self._why or Problem(400, f"this is not HTTP: {msg}", code="bad_http"))
+
+    def _begin_head(self) -> None:
+        self._end_head()
+        self._in_head, self._unfinished, self._bytes, self._headers = True, 0, 0, 0
+        self._timer = self.loop.call_later(self.limits.head_seconds, self._too_slow)
+
+    def _end_head(self) -> None:
+        self._in_head = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _count(self, size: int, *, headers: int) -> None:
+        """Headers and trailers count together: both are kept until the request ends."""
+        self._bytes += size
+        self._headers += headers
+        # One beyond the limit passes, for the app to refuse with the request's own id.
+        if self._headers > self.limits.max_headers + 1 or self._bytes > 2 * self.limits.max_header_bytes:
+            self._why = too_large_headers(self.limits)
+            raise HeadTooLargeError
+
+    def _too_slow(self) -> None:
+        self._timer = None
+        if self._silent:  # browsers connect ahead of need; nothing was asked, so nothing is answered
+            self.transport.close()
+        elif not self.transport.is_closing():
+            seconds = self.limits.head_seconds
+            self._give_up(Problem(408, f"the headers did not arrive within {seconds:g} seconds", code="head_timeout"))
+
+    def _give_up(self, why: Problem) -> None:
+        """Answer where no answer has begun, and close. No app is ever asked, so it is logged here."""
+        log("refused", status=why.status_code, code=why.code)
+        answering: Any = self.cycle
+        if answering is None or answering.response_complete or not answering.response_started:
+            body = body_of(why)
+            head = (
+                b"content-type: application/json\r\nx-content-type-options: nosniff\r\n"
+                b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+            )
+            self.transport.write(STATUS_LINE[why.status_code] + head + body)
+        self.transport.close()

@@ -1,0 +1,199 @@
+"""A server on a toy target, run in a thread of this process, and plain sockets to knock on it with."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+
+from outrider.api import LLM
+from outrider.core import Token
+from outrider.server.app import create_app
+from outrider.server.limits import HttpLimits
+from outrider.server.logs import Lines
+from outrider.server.operation import uvicorn_options
+from outrider.server.protocol import bounded_protocol
+from outrider.server.settings import Settings
+from outrider.server.worker import ServeLimits, Worker
+from outrider.target.load import Loaded
+from outrider.testing import ByteTokenizer, ToyTarget
+
+KEY = "sk-outrider-test-key"
+OTHER_KEY = "sk-another-test-key"
+
+
+class ChatBytes(ByteTokenizer):
+    """The byte tokenizer with a chat template of the plainest kind."""
+
+    bos_id = None
+    tokens = (*(chr(i) for i in range(256)), "")
+
+    def encode(self, text: str, *, special: bool = True) -> list[Token]:
+        return list(text.encode())
+
+    def token_text(self, token: Token) -> str:
+        return self.tokens[token]
+
+    def encode_chat(self, messages: Sequence[Any], **options: Any) -> list[Token]:
+        return self.encode("".join(f"{message['role']}: {message['content']}\n" for message in messages))
+
+
+def toy_llm(target: ToyTarget | None = None, drafter: str = "suffix") -> LLM:
+    made = target or ToyTarget(257, context=512, cache_tokens=4096, order=1)
+    loaded = Loaded("toy", Path("toy"), made, ChatBytes(), "float32")  # pyright: ignore[reportArgumentType]
+    return LLM(loaded, drafter=drafter, max_batch=4)
+
+
+class Heard(logging.Handler):
+    """Every line of the log, and a way to wait for one: a request's comes after its answer."""
+
+    def __init__(self, lines: Lines) -> None:
+        super().__init__()
+        self.setFormatter(lines)
+        self.lines: list[str] = []
+        self.more = threading.Condition()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.name.startswith(("httpx", "httpcore")):
+            return  # the client, which lives in this process too
+        with self.more:
+            self.lines.append(self.format(record))
+            self.more.notify_all()
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+    def parsed(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in list(self.lines)]
+
+    def of(self, request_id: str) -> dict[str, Any]:
+        """The one line about a request, when it is there."""
+        found: list[dict[str, Any]] = []
+
+        def there() -> bool:
+            found[:] = [each for each in self.parsed() if (each["event"], each.get("id")) == ("request", request_id)]
+            return bool(found)
+
+        with self.more:
+            if not self.more.wait_for(there, 10):
+                raise TimeoutError(f"nothing was logged of {request_id}")
+        (line,) = found
+        return line
+
+    def requests(self, count: int) -> list[dict[str, Any]]:
+        """The lines about requests, when there are so many."""
+
+        def found() -> list[dict[str, Any]]:
+            return [each for each in self.parsed() if each["event"] == "request"]
+
+        with self.more:
+            if not self.more.wait_for(lambda: len(found()) >= count, 10):
+                raise TimeoutError(f"{len(found())} requests were logged, not {count}")
+        return found()
+
+
+class Running:
+    """A server that answers, and what it has logged."""
+
+    def __init__(self, port: int, worker: Worker, app: Any, heard: Heard) -> None:
+        self.port, self.worker, self.app, self.heard = port, worker, app, heard
+        self.url = f"http://127.0.0.1:{port}"
+
+    def client(self, key: str | None = KEY) -> httpx.Client:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=20, trust_env=False)
+
+    def socket(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
+
+
+@contextmanager
+def captured_log(*, texts: bool = False) -> Iterator[Heard]:
+    """All that any logger of this process says, as the server writes it."""
+    handler = Heard(Lines("json", texts=texts))
+    root, server = logging.getLogger(), logging.getLogger("outrider.server")
+    before = root.level, server.level
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    server.setLevel(logging.INFO)
+    try:
+        yield handler
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(before[0])
+        server.setLevel(before[1])
+
+
+@contextmanager
+def serving(llm: LLM | None = None, protocol: HttpLimits | None = None, **options: Any) -> Iterator[Running]:
+    """A server with these settings on a free port of the loopback address. protocol: limits of its connections."""
+    settings = Settings(served_name="toy", **{"api_keys": (KEY, OTHER_KEY), **options})
+    made = llm or toy_llm()
+    worker = Worker(lambda: made, ServeLimits(max_queue=settings.max_queue, deadline=settings.deadline))
+    app = create_app(worker, settings)
+    tuned: dict[str, Any] = uvicorn_options(settings) | ({"http": bounded_protocol(protocol)} if protocol else {})
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, lifespan="on", **tuned)
+    server = uvicorn.Server(config)
+    listener = socket.create_server(("127.0.0.1", 0))
+    with captured_log(texts=settings.log_prompts) as heard:
+        worker.start()
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        if not worker.loaded.wait(20):
+            raise TimeoutError("the toy model did not load")
+        try:
+            yield Running(listener.getsockname()[1], worker, app, heard)
+        finally:
+            server.should_exit = True
+            thread.join(20)
+            worker.drain(0)
+            worker.stopped.wait(20)
+
+
+def exchange(running: Running, request: bytes | Iterator[bytes], *, half_close: bool = False) -> tuple[int, bytes]:
+    """Send bytes as they are; the status and the body that come back. An answer may come before all is sent."""
+    with running.socket() as sock:
+        try:
+            for piece in [request] if isinstance(request, bytes) else request:
+                sock.sendall(piece)
+            if half_close:
+                sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # the server has closed already; its answer is still to be read
+        return read_answer(sock)
+
+
+def read_answer(sock: socket.socket) -> tuple[int, bytes]:
+    data = b""
+    while b"\r\n\r\n" not in data:
+        piece = sock.recv(65536)
+        if not piece:
+            raise ConnectionError(f"no whole answer: {data!r}")
+        data += piece
+    head, _, body = data.partition(b"\r\n\r\n")
+    fields = {k.strip().lower(): v.strip() for k, _, v in (line.partition(b":") for line in head.split(b"\r\n")[1:])}
+    while len(body) < int(fields.get(b"content-length", b"0")):
+        piece = sock.recv(65536)
+        if not piece:
+            break
+        body += piece
+    return int(head.split(b" ", 2)[1]), body
+
+
+def post(body: bytes, *headers: str, path: str = "/v1/completions", host: str = "localhost", key: str = KEY) -> bytes:
+    """A request as bytes; its length is said unless headers say otherwise."""
+    lines = [f"POST {path} HTTP/1.1", f"Host: {host}", f"Authorization: Bearer {key}", *headers]
+    if not any(line.lower().startswith("content-type") for line in lines):
+        lines.append("Content-Type: application/json")
+    if not any(line.lower().startswith(("content-length", "transfer-encoding")) for line in lines):
+        lines.append(f"Content-Length: {len(body)}")
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + body

@@ -1,0 +1,124 @@
+"""A server that says what a test told it to: the page's files with the strict policy, and scripted answers."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
+from typing import Any, ClassVar
+
+PAGE = files("outrider.server") / "page"
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
+HOSTILE = ["<img src=x onerror=\"document.title='owned'\">", "<script>document.title='owned'</script>", " &amp; </div>"]
+
+
+def entry(token: str, origin: str, round_: int, position: int = 0, **more: Any) -> dict[str, Any]:
+    """One token's provenance, as the server writes it."""
+    drafter = "" if origin == "plain" else "suffix"
+    known = {"token_id": len(token), "drafted": 0, "target_prob": 0.75, "draft_prob": None}
+    place = {"origin": origin, "drafter": drafter, "round": round_, "position": position}
+    return {"token": token, **known, **place, **more}
+
+
+def chunk(entries: list[dict[str, Any]], finish: str | None = None) -> dict[str, Any]:
+    text = "".join(each["token"] for each in entries)
+    return {"choices": [{"delta": {"content": text}, "provenance": entries, "finish_reason": finish}]}
+
+
+class Scripted(ThreadingHTTPServer):
+    """Answers by the words of the last message; keeps what it was asked."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.asked: list[dict[str, Any]] = []
+        self.key = ""
+        self.loading = False
+        self.gone = threading.Event()
+        """Set when a client walks away from an endless answer."""
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Scripted  # pyright: ignore[reportIncompatibleVariableOverride]
+    refusals: ClassVar[dict[str, int]] = {"busy": 429, "loading": 503, "large": 413}
+
+    def do_GET(self) -> None:
+        path = "/page/index.html" if self.path == "/" else self.path
+        if path.startswith("/page/"):
+            name = path.removeprefix("/page/")
+            self._send(200, (PAGE / name).read_bytes(), TYPES[name.rsplit(".", 1)[1]])
+        elif self.server.key and self.headers.get("Authorization") != f"Bearer {self.server.key}":
+            self._refuse(401, "no key or a wrong one")
+        elif path == "/v1/models" and self.server.loading:
+            self._refuse(503, "loading the model")
+        elif path == "/v1/models":
+            card = {"id": "scripted", "drafter": "suffix"}
+            self._send(200, json.dumps({"data": [card]}).encode(), "application/json")
+        else:
+            self._send(200, b"outrider_requests_running 1\n", "text/plain")
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append(body)
+        word = body["messages"][-1]["content"]
+        if self.server.key and self.headers.get("Authorization") != f"Bearer {self.server.key}":
+            return self._refuse(401, "no key or a wrong one")
+        if word in self.refusals:
+            return self._refuse(self.refusals[word], f"scripted to be {word}")
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        try:
+            for each in self._script(word):
+                self.wfile.write(f"data: {each}\n\n".encode())
+                self.wfile.flush()
+        except OSError:
+            self.server.gone.set()
+        return None
+
+    def _script(self, word: str) -> Iterator[str]:
+        if word == "endless":
+            for i in range(1 << 20):
+                yield json.dumps(chunk([entry(f"{i} ", "plain", i)]))
+                self.server.gone.wait(0.02)
+        elif word == "break":
+            yield json.dumps(chunk([entry("half", "plain", 0)]))
+            yield json.dumps({"error": {"message": "the engine has failed", "type": "server_error"}})
+        elif word == "hostile":
+            yield json.dumps(chunk([entry(text, "plain", i) for i, text in enumerate(HOSTILE)], "stop"))
+            yield "[DONE]"
+        else:
+            yield json.dumps(chunk([entry("one", "plain", 0)]))
+            stood = [entry(f" {word}", "accepted", 1, i, drafted=5, draft_prob=0.5) for i in range(3)]
+            yield json.dumps(chunk([*stood, entry(" four", "recovered", 1, 3, drafted=5)]))
+            whole = [entry(" five", "accepted", 2, drafted=1), entry(".", "bonus", 2, 1, drafted=1)]
+            yield json.dumps(chunk(whole, "stop"))
+            yield "[DONE]"
+
+    def _refuse(self, status: int, message: str) -> None:
+        self._send(status, json.dumps({"error": {"message": message}}).encode(), "application/json")
+
+    def _send(self, status: int, body: bytes, kind: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Security-Policy", POLICY)
+        self.send_header("Content-Length", str(len(body)))
+        if status == 429:
+            self.send_header("Retry-After", "3")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name is the base class's
+        """Quiet: the tests look at `asked`."""

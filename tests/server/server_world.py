@@ -1,0 +1,166 @@
+"""A server in a test: a toy model with a real tokenizer, a real worker, a real uvicorn on a free port."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import tokenizers
+import torch
+from torch import Tensor
+
+from outrider.api import LLM
+from outrider.core import Span, Token
+from outrider.models.tokenizer import Tokenizer
+from outrider.server.app import create_app
+from outrider.server.run import Server, listen, server
+from outrider.server.settings import Settings
+from outrider.server.tokens import byte_alphabet
+from outrider.server.worker import ServeLimits, Worker
+from outrider.target.load import Loaded
+from outrider.testing import ToyTarget
+
+NAME = "toy"
+TEMPLATE = (
+    "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+END = 257
+VOCAB = 258
+LIKELY = frozenset(b"etaoin srhldcum\n.,") | {0xC3, 0xA9, END}
+
+BIAS = torch.full((VOCAB,), -12.0)
+BIAS[sorted(LIKELY)] = 0.0
+BIAS[END] = -4.0
+
+
+def make_tokenizer() -> Tokenizer:
+    """One token a byte, and two special ones; a chat template."""
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=byte_alphabet(), merges=[]))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    backend.add_special_tokens(["<|start|>", "<|end|>"])
+    return Tokenizer(backend, named={"eos_token": "<|end|>"}, templates={"default": TEMPLATE})
+
+
+class ToyWriter(ToyTarget):
+    """Writes letters for the most part, and now and then an é. Reading `poison` makes it say NaN.
+
+    While `gate` is closed no pass begins; `crash` ends the next one with an exception.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(VOCAB, **{"context": 256, "cache_tokens": 4096} | options)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Event()
+        self.poison: Token | None = None
+        self.crash = False
+        self.passes = 0
+
+    def score(self, spans: Seq[Span]) -> Tensor:
+        self.entered.set()
+        if not self.gate.wait(timeout=20):
+            raise RuntimeError("the gate was never opened")
+        if self.crash:
+            raise RuntimeError("a fault at 0x7f00dead in /some/secret/path")
+        self.passes += 1
+        logits = super().score(spans)
+        if self.poison is not None:
+            rows = iter(range(len(logits)))
+            for span in spans:
+                for row in [next(rows) for _ in range(span.rows)]:
+                    if self.poison in (*span.tokens, *span.draft.tokens):
+                        logits[row] = float("nan")
+        return logits
+
+    def _make_row(self, tail: tuple[Token, ...]) -> Tensor:
+        return super()._make_row(tail) + BIAS
+
+
+@dataclass
+class Running:
+    """A server that answers."""
+
+    llm: LLM
+    target: ToyWriter
+    worker: Worker
+    settings: Settings
+    server: Server
+    thread: threading.Thread
+    url: str
+    http: httpx.Client = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.http = httpx.Client(base_url=self.url, timeout=20)
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        return self.http.post(path, json=body)
+
+    def stop(self) -> None:
+        self.http.close()
+        self.target.gate.set()
+        self.worker.drain(0)
+        self.server.should_exit = True
+        self.thread.join(timeout=10)
+
+
+def make_llm(target: ToyWriter | None = None, *, drafter: str = "suffix+prediction", max_batch: int = 4) -> LLM:
+    loaded = Loaded(NAME, Path(NAME), target or ToyWriter(), make_tokenizer(), "float32")
+    return LLM(loaded, drafter=drafter, max_batch=max_batch)
+
+
+def start(
+    target: ToyWriter | None = None,
+    *,
+    max_batch: int = 4,
+    drafter: str = "suffix+prediction",
+    load: Callable[[], LLM] | None = None,
+    wait: bool = True,
+    **options: Any,
+) -> Running:
+    """Run a server in a thread; `options` are those of Settings."""
+    target = target or ToyWriter()
+    llm = make_llm(target, drafter=drafter, max_batch=max_batch)
+    settings = Settings(served_name=NAME, port=0, **options)
+    worker = Worker(load or (lambda: llm), ServeLimits(max_queue=settings.max_queue, deadline=settings.deadline))
+    listening = listen(settings)
+    running = server(create_app(worker, settings), worker, settings)
+    worker.start()
+    thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    if wait and not worker.loaded.wait(10):
+        raise RuntimeError("the toy was not loaded")
+    return Running(llm, target, worker, settings, running, thread, url)
+
+
+def until(true: Callable[[], Any], seconds: float = 10.0) -> None:
+    """Wait for another thread to have done something."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.002)
+
+
+def lines_of(served: Running, path: str, body: dict[str, Any]) -> list[str]:
+    with served.http.stream("POST", path, json=body) as answer:
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        raw = answer.read()
+    assert raw.endswith(b"\n\n")
+    return raw.decode().removesuffix("\n\n").split("\n\n")
+
+
+def chunks_of(served: Running, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    *told, done = lines_of(served, path, body)
+    assert done == "data: [DONE]"
+    for line in told:
+        yield json.loads(line.removeprefix("data: "))

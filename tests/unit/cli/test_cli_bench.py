@@ -1,0 +1,63 @@
+"""`outrider bench`: the table, the profile, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+
+def test_plain_and_speculative_side_by_side(cli):
+    done = cli("bench", "synthetic", "--batch", "2", "--max-tokens", "24", "--device", "cpu")
+    assert done.code == 0, done.err
+    lines = {line.split("  ")[0].strip(): line for line in done.out.splitlines()}
+    assert "2 of 2" in lines["identical"]
+    assert "1.00" in lines["α"]
+    for name in ("tok/s", "τ", "ms a round", "draft", "verify", "host", "speed-up"):
+        assert any(line.strip().startswith(name) for line in done.out.splitlines()), name
+
+
+def test_json_of_both(cli):
+    done = cli("bench", "synthetic:tiny", "--max-tokens", "30", "--device", "cpu", "--json")
+    told = json.loads(done.out)
+    assert told["identical"] == 1.0
+    assert (told["plain"]["tau"], told["plain"]["gamma"]) == (1.0, 0.0)
+    assert told["speculative"]["tau"] > 5
+    assert told["speculative"]["alpha"] == 1.0
+    assert told["speedup"] == pytest.approx(
+        told["speculative"]["tokens_per_second"] / told["plain"]["tokens_per_second"]
+    )
+
+
+def test_another_drafter_may_be_named(cli):
+    told = json.loads(cli("bench", "synthetic", "--drafter", "none", "--max-tokens", "8", "--json").out)
+    assert told["speculative"]["gamma"] == 0
+
+
+def test_profile_names_operators(cli):
+    done = cli("bench", "synthetic", "--profile", "--rounds", "2", "--device", "cpu")
+    assert done.code == 0, done.err
+    assert "operators of a round" in done.out
+    assert "aten::mm" in done.out
+    told = json.loads(cli("bench", "synthetic", "--profile", "--rounds", "2", "--device", "cpu", "--json").out)
+    assert (told["model"], told["rounds"], told["device"]) == ("synthetic", 2, "cpu")
+    assert told["tokens"] == 6.0  # five guesses that stand, and one token of the target's own
+    assert any(cost["name"] == "aten::mm" for cost in told["costs"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["synthetic:huge"], "choose one of: llama-8b"),
+        (["synthetic", "--batch", "0"], "--batch must be 1 to 1024"),
+        (["synthetic", "--profile", "--rounds", "900"], "at most 211"),
+        (["synthetic", "--prompt", "a"], "asked random tokens"),
+        (["synthetic", "--quantize", "int4"], "float weights"),
+        (["synthetic", "--dtype", "int3"], "no dtype called 'int3'"),
+        (["synthetic", "--device", "cpu", "--pinned"], "pinned"),
+    ],
+)
+def test_what_cannot_be_is_said(cli, words, said):
+    done = cli("bench", *words)
+    assert done.code == 2
+    assert said in done.err
