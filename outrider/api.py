@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Literal, cast, overload
 
 from outrider.core import Constraint, FinishReason, Provenance, SamplingParams, Token, TokenLogprob, derive_seeds
-from outrider.drafters.base import DrafterConfig, Setting
+from outrider.drafters.base import DrafterConfig, Setting, models_loaded
 from outrider.drafters.registry import parse_drafter
 from outrider.engine.engine import Engine, Limits, Request
 from outrider.engine.events import Event
@@ -18,7 +18,8 @@ from outrider.engine.scoring import Scoring
 from outrider.engine.stats import Stats
 from outrider.errors import OutriderError, RequestError
 from outrider.grammar import GrammarSpec, compile_constraint, read_response_format
-from outrider.target.load import Loaded, load
+from outrider.target.load import Loaded, choose_device, load
+from outrider.target.memory import Beside, beside_of
 from outrider.verify.base import make_verifier
 
 Message = Mapping[str, Any]
@@ -125,6 +126,15 @@ def _result(events: list[Event], seed: int, others: tuple[Result, ...] = ()) -> 
     )
 
 
+def _beside(config: DrafterConfig, options: Mapping[str, Any]) -> Beside:
+    """What a drafter's models will take of the target's device, where that is a CUDA one."""
+    device = choose_device(options.get("device", "auto"))
+    if device.type != "cuda":
+        return Beside()
+    sizes = [beside_of(model) for model, where in models_loaded(config) if not where or choose_device(where) == device]
+    return sum(sizes, Beside())
+
+
 class LLM:
     """A model and a drafter, ready to answer.
 
@@ -150,7 +160,8 @@ class LLM:
         verifier = make_verifier(mode, rule)
         config = parse_drafter(drafter) if isinstance(drafter, str) else drafter
         if isinstance(model, str):
-            model = load(model, progress=progress, max_batch=max_batch, **options)
+            sizes = {"max_batch": max_batch, "max_round_tokens": max_round_tokens or 2048}
+            model = load(model, progress=progress, **sizes, beside=_beside(config, options), **options)
         self.loaded = model
         target, self.tokenizer = self.loaded.target, self.loaded.tokenizer
         setting = Setting(
@@ -160,6 +171,7 @@ class LLM:
             tokenizer=self.tokenizer,
             device=target.device,
             load_target=self._load_draft,
+            max_batch=max_batch,
         )
         self.max_batch, self.mode = max_batch, mode
         self.drafter = config.build(setting)
@@ -174,6 +186,7 @@ class LLM:
                 max_round_tokens=max_round_tokens or (128 if target.device.type == "cpu" else 2048),
             ),
         )
+        self._prepare(progress)
         self._salts = 0
         self._inbox: dict[int, list[Event]] = {}
 
@@ -283,6 +296,16 @@ class LLM:
     def stats(self) -> Stats:
         """The figures of everything answered so far."""
         return self.engine.stats
+
+    def _prepare(self, progress: Any) -> None:
+        """Compile, record and allocate now what rounds will need, where the target does such things."""
+        for i, what in enumerate(self.loaded.target.prepare(self.max_batch, self.drafter.max_tokens + 1)):
+            if progress is not None and i == 0:
+                progress.start(f"recording {what.split()[0]}", None)
+            if progress is not None:
+                progress.advance(1)
+        if progress is not None and self.loaded.target.launches:
+            progress.done()
 
     def _cold(self, request: Request) -> Request:
         """The same request, with a salt that no cache has seen."""

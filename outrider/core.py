@@ -374,6 +374,11 @@ class Sequence:
         return self.constraint is None and self.params.plain_logits
 
     @property
+    def untouched(self) -> bool:
+        """Neither options nor a constraint change logits before temperature."""
+        return self.constraint is None and self.params.untouched
+
+    @property
     def pending(self) -> int:
         """Tokens the target has yet to read: 1 while decoding, more while reading the prompt."""
         return len(self.tokens) - self.cached

@@ -31,7 +31,8 @@ class Waits:
     def __enter__(self) -> Waits:
         if not torch.cuda.is_available():
             return self
-        self._warned = self._stack.enter_context(warnings.catch_warnings(record=True)) or []
+        told = self._stack.enter_context(warnings.catch_warnings(record=True))
+        self._warned = [] if told is None else told
         warnings.simplefilter("always")
         self._stack.callback(torch.cuda.set_sync_debug_mode, torch.cuda.get_sync_debug_mode())
         torch.cuda.set_sync_debug_mode("warn")

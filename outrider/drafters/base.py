@@ -53,6 +53,11 @@ def is_dear(drafter: Drafter) -> bool:
     return bool(getattr(drafter, "dear", False))
 
 
+def models_loaded(config: DrafterConfig) -> tuple[tuple[str, str], ...]:
+    """The models a drafter will load and the device of each, empty: the target's. Room must be left for them."""
+    return getattr(config, "loads", ())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """What a drafter may know of the engine it drafts for."""
@@ -65,10 +70,15 @@ class Setting:
     device: Any = "cpu"
     load_target: Callable[..., Any] | None = None
     """Loads a draft model by name; only a drafter that runs a model calls it."""
+    max_batch: int = 8
+    """Most texts it is asked for at once."""
 
 
 class DrafterConfig(Protocol):
-    """The options of one drafter: frozen, checked when made. Nothing is loaded before `build`."""
+    """The options of one drafter: frozen, checked when made. Nothing is loaded before `build`.
+
+    A drafter that loads models names them in a property `loads`, see `models_loaded`.
+    """
 
     def build(self, setting: Setting) -> Drafter:
         """The drafter, ready to draft for an engine of this setting."""

@@ -45,6 +45,10 @@ class DraftModelConfig:
         if not 0 <= self.min_prob < 1:
             raise ConfigError(f"draft-model: min_prob must be at least 0 and below 1, got {self.min_prob}")
 
+    @property
+    def loads(self) -> tuple[tuple[str, str], ...]:
+        return ((self.model, self.device),)
+
     def build(self, setting: Setting) -> DraftModel:
         if setting.load_target is None:
             raise ConfigError("draft-model: no loader for models was given")
@@ -61,6 +65,8 @@ class DraftModelConfig:
                 f"draft-model: {self.model} was made for {loaded.target.context} tokens and the target serves texts of "
                 f"up to {setting.context}: give the target context={loaded.target.context}, or choose another draft"
             )
+        for _ in loaded.target.prepare(setting.max_batch, 2, steps=self.k if self.beams == 1 else 0):
+            pass
         return DraftModel(loaded.target, setting, self)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
 from outrider.core import EMPTY, Draft, Sequence, Token, Verdict
-from outrider.drafters.base import Drafter, DrafterConfig, Setting, is_dear
+from outrider.drafters.base import Drafter, DrafterConfig, Setting, is_dear, models_loaded
 from outrider.drafters.prediction import PredictionConfig
 from outrider.drafters.prompt_lookup import PromptLookupConfig
 from outrider.drafters.suffix import SuffixConfig
@@ -33,6 +33,10 @@ class MixConfig:
     def __post_init__(self) -> None:
         if not self.of:
             raise ConfigError("mix: of names no drafter; for example mix:of=suffix+prediction")
+
+    @property
+    def loads(self) -> tuple[tuple[str, str], ...]:
+        return tuple(each for config in self.of for each in models_loaded(config))
 
     def build(self, setting: Setting) -> Mix:
         return Mix([config.build(setting) for config in self.of])

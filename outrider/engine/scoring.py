@@ -45,7 +45,7 @@ class Scoring:
         said = self.tokens[len(self.logprobs) + 1 : self._cached + len(piece) + 1]
         found = token_logprobs(logits[first : first + len(said)], list(said), self.top)
         if any(each.logprob != each.logprob for each in found):
-            raise RequestError("the model's scores of this text are no numbers; try another text")
+            raise RequestError("the model's scores of this text are NaN or infinite; try another text")
         self.logprobs += found
         self._cached = self.target.keep(span, range(len(piece) - 1))
         return True

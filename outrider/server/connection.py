@@ -15,7 +15,6 @@ from outrider.server.jobs import Job
 from outrider.server.problems import problem_of
 from outrider.server.sse import DONE, encode
 
-STALLED_SECONDS = 60.0  # a reader that takes nothing for so long has gone
 GONE = 499  # for logs: the client hung up before its answer
 T = TypeVar("T")
 
@@ -106,13 +105,12 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await unless_gone(receive, self._send(send))
-        except (ClientGone, TimeoutError, OSError):
+        except (ClientGone, OSError):
             return  # nobody is left to tell
 
     async def _send(self, send: Send) -> None:
         async with aclosing(self.stream):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             async for data in self.stream:
-                async with asyncio.timeout(STALLED_SECONDS):
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
+                await send({"type": "http.response.body", "body": data, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -35,6 +35,8 @@ class HttpLimits:
     """Time for the request line and the headers to arrive."""
     body_seconds: float = 30.0
     """Time for the whole body to arrive."""
+    stall_seconds: float = 60.0
+    """A client that takes nothing of a waiting answer for so long is cut off."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:

@@ -11,10 +11,9 @@ from dataclasses import dataclass, field, replace
 from outrider.engine.events import Event
 from outrider.engine.stats import Stats, Tally, total
 from outrider.server.jobs import Unavailable
-from outrider.server.record import reason_of
+from outrider.server.record import is_corrupted, reason_of
 from outrider.server.worker import Finished, Round, Worker
 
-CORRUPTED = "NaN or infinite"
 SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 PACES = (0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5)
 
@@ -129,7 +128,7 @@ class Metrics:
         self._told.pop(event.seq_id, None)
         self._live.pop(event.seq_id, None)
         f.finished[reason_of(event)] += 1
-        f.corrupted += CORRUPTED in event.error
+        f.corrupted += is_corrupted(event)
         f.whole.observe(now - what.arrived)
         if what.admitted is not None:
             f.queue.observe(what.admitted - what.arrived)

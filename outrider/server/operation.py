@@ -15,6 +15,7 @@ from outrider.server.limits import BodyLimit, HeaderLimit, HostCheck, HttpLimits
 from outrider.server.metrics import Metrics
 from outrider.server.protocol import bounded_protocol
 from outrider.server.record import note_body
+from outrider.server.routes import ERRORS
 from outrider.server.settings import Settings
 from outrider.server.telemetry import connect
 from outrider.server.worker import Worker
@@ -70,4 +71,5 @@ def _add_metrics_route(app: FastAPI, exposition: Exposition) -> None:
         """The server's figures, as Prometheus reads them."""
         return Response(exposition.text(), headers={"content-type": CONTENT_TYPE})
 
-    app.add_api_route("/metrics", metrics, methods=["GET"], response_class=Response)
+    text = {"content": {"text/plain": {"schema": {"type": "string"}}}}
+    app.add_api_route("/metrics", metrics, methods=["GET"], response_class=Response, responses=ERRORS | {200: text})

@@ -1,7 +1,8 @@
-"""The connection itself, bounded: uvicorn's HTTP protocol with limits on headers that have yet to end.
+"""The connection itself, bounded: uvicorn's HTTP protocol with limits on headers that have yet to end, and on readers.
 
 uvicorn keeps every header until the last has come, however many and however slow; the app
-and its middlewares are only asked then.
+and its middlewares are only asked then. And it closes a connection only when its reader
+has taken all that was written, which one that never reads never does.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ class HeadTooLargeError(Exception):
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """Answers 431 to headers, or trailers, without end, and 408 to headers that do not come."""
+    """Answers 431 to headers, or trailers, without end, and 408 to headers that do not come; cuts off who never reads."""
 
     limits: ClassVar[HttpLimits] = HttpLimits()
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         self._timer: asyncio.TimerHandle | None = None
+        self._stall: asyncio.TimerHandle | None = None
         self._why: Problem | None = None
         self._silent = True
         self._begin_head()
@@ -40,6 +42,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_head()
+        self._end_stall()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -52,6 +55,21 @@ class BoundedHttp(HttpToolsProtocol):
             self._unfinished += len(data)
             if self._unfinished > self.limits.max_header_bytes and not self.transport.is_closing():
                 self._give_up(too_large_headers(self.limits))
+
+    def pause_writing(self) -> None:
+        """More waits to be read than should; from here on the reader has to take some of it in time."""
+        super().pause_writing()
+        self._end_stall()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        self._end_stall()
+        super().resume_writing()
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        if self.transport.get_write_buffer_size() and self._stall is None:  # the last of an answer is yet to be read
+            self._watch_reader()
 
     def on_message_begin(self) -> None:
         self._begin_head()
@@ -83,6 +101,21 @@ class BoundedHttp(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _watch_reader(self) -> None:
+        left = self.transport.get_write_buffer_size()
+        self._stall = self.loop.call_later(self.limits.stall_seconds, self._check_reader, left)
+
+    def _check_reader(self, before: int) -> None:
+        if self.transport.get_write_buffer_size() < before:
+            return self._watch_reader()
+        log("refused", code="reader_stalled")
+        self.transport.abort()  # close would wait for the reader
+
+    def _end_stall(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
 
     def _count(self, size: int, *, headers: int) -> None:
         """Headers and trailers count together: both are kept until the request ends."""

@@ -14,6 +14,7 @@ from outrider.engine.stats import Stats
 CURRENT: ContextVar[Record | None] = ContextVar("the request being answered", default=None)
 LEFT = 499  # the client left before any answer began; nginx's number for it
 MAX_BODY_CHARS = 1 << 16  # of a body in the log, where the operator asked for it
+CORRUPTED = "NaN or infinite"  # the engine's words where the model's logits are no numbers
 GRACE = 2.0  # seconds the figures of texts that nobody waits for any more may take to come
 
 
@@ -86,6 +87,11 @@ class Record:
 def reason_of(event: Event) -> str:
     """Why a text ended; one that was only scored wrote nothing and has no figures."""
     return "scored" if event.finish == "stop" and event.stats is None else event.finish or "error"
+
+
+def is_corrupted(event: Event) -> bool:
+    """Whether the model's numbers ended the text, and not what the request asked for."""
+    return CORRUPTED in event.error
 
 
 def note_body(body: bytes) -> None:

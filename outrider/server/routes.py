@@ -31,7 +31,12 @@ STATUSES = {
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": answers.Error, "description": says} for status, says in STATUSES.items()
 }
-STREAM = {"text/event-stream": {"schema": {"type": "string", "description": "Server-sent events to [DONE]"}}}
+EVENT = {
+    "type": "object",
+    "properties": {"data": {"type": "string", "description": "A chunk as JSON, or an error; [DONE] is the last"}},
+    "required": ["data"],
+}
+STREAM = {"text/event-stream": {"itemSchema": EVENT}}  # of each event, as FastAPI itself writes it
 
 
 def _gives(model: type, *, stream: bool = False) -> dict[int | str, dict[str, Any]]:

@@ -24,6 +24,10 @@ StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 Count = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Share = Annotated[float, Field(gt=0, le=1)]
+Bias = Annotated[
+    dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]],
+    Field(max_length=MAX_IDS, json_schema_extra={"additionalProperties": False}),
+]
 PromptIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_TOKENS)]
 
 
@@ -81,9 +85,7 @@ class Common(Open):
     repetition_penalty: float | None = Field(None, gt=0, le=100)
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]] | None = (
-        Field(None, max_length=MAX_IDS)
-    )
+    logit_bias: Bias | None = None
     allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_IDS)] | None = None
     banned_token_ids: Ids | None = None
     min_tokens: int | None = Field(None, ge=0, le=MAX_TOKENS)
@@ -238,6 +240,19 @@ HARMLESS: dict[str, Callable[[Any], bool]] = {
     "add_generation_prompt": _one_of(True),
 }
 """Fields of OpenAI's and vLLM's that need nothing done where they hold one of these values."""
+
+
+REFUSED = {
+    "chat_template": "the model's own template is used",
+    "prompt_embeds": "send the prompt as text or token ids",
+}
+"""Fields that are never only named: what they bring would have to be run or unpacked, and without it the answer is to
+another question."""
+
+
+def refused(body: Open) -> str | None:
+    """The field of REFUSED that a request has, if any."""
+    return next((name for name in REFUSED if (body.model_extra or {}).get(name) is not None), None)
 
 
 def unhonoured(body: Open) -> list[str]:

@@ -19,7 +19,7 @@ from outrider.server.completions import CompletionTeller, Echo
 from outrider.server.connection import GONE, ClientGone, EventStream, Teller, chunks, unless_gone, whole
 from outrider.server.jobs import Score
 from outrider.server.problems import Problem
-from outrider.server.schema import ChatRequest, Common, CompletionRequest, Open, unhonoured
+from outrider.server.schema import REFUSED, ChatRequest, Common, CompletionRequest, Open, refused, unhonoured
 from outrider.server.settings import Settings
 from outrider.server.structure import FREE, asks_for_structure, structure_of
 from outrider.server.telling import Head, Told, Wishes
@@ -74,7 +74,7 @@ class Service:
         return await self._answer(body, request, asked, teller, headers)
 
     def admit(self, body: Open) -> dict[str, str]:
-        """Headers that name what is not honoured. A Problem: another model is meant, or the server is strict."""
+        """Headers that name what is not honoured. A Problem: another model is meant, or what is asked is refused."""
         model = getattr(body, "model", None)
         if model not in (None, self.settings.served_name):
             raise Problem(
@@ -83,9 +83,12 @@ class Service:
                 code="model_not_found",
                 param="model",
             )
+        name = refused(body)
+        if name is not None:
+            raise Problem(400, f"{name} is not taken from clients: {REFUSED[name]}", param=name, code="not_allowed")
         names = unhonoured(body)
         if names and self.settings.strict:
-            raise Problem(400, f"not honoured here: {', '.join(names)}", param=names[0], code="unknown_parameter")
+            raise Problem(400, f"not honoured here: {', '.join(names)}", param=names[0][:64], code="unknown_parameter")
         return {"x-outrider-ignored": _header(names)} if names else {}
 
     def client(self, request: Request) -> str:

@@ -13,6 +13,7 @@ from outrider.core import Provenance
 from outrider.engine.events import Event
 from outrider.engine.stats import Stats, Tally, total
 from outrider.server.problems import Problem
+from outrider.server.record import is_corrupted
 from outrider.server.tokens import bounded
 
 
@@ -34,7 +35,9 @@ class Told:
     events: list[Event] = field(default_factory=list[Event])
 
     def add(self, event: Event) -> None:
-        """A Problem where the engine gave the text up."""
+        """A Problem where the engine gave the text up: the client's own where its options left no token to choose."""
+        if event.finish == "error" and not is_corrupted(event):
+            raise Problem(400, event.error, code="invalid_value")
         if event.finish == "error":
             raise Problem(500, f"the model failed on this request alone: {event.error}", code="model_error")
         self.events.append(event)

@@ -276,6 +276,8 @@ class Worker:
     def _fail_all(self) -> None:
         """Tell everyone still waiting that nothing more will come."""
         with self._changed:
-            jobs, self._jobs = list(self._jobs), {}
+            jobs, self._jobs, self._queue = list(self._jobs), {}, FairQueue()
+        self._running.clear()
+        self._scoring.clear()
         for job in jobs:
             job.fail(self._unavailable())

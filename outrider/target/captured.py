@@ -31,7 +31,7 @@ from outrider.kernels.triton_linear import Scratch, gate_rows, linear, norm_rows
 from outrider.models.config import DecoderConfig
 from outrider.models.decoder import Decoder, Layer, Norm
 from outrider.models.linear import Linear
-from outrider.target.device_tokens import DeviceTokens
+from outrider.target.device_tokens import DeviceTokens, copy_guesses
 from outrider.target.tables import Tables
 
 if TYPE_CHECKING:
@@ -245,7 +245,188 @@ class Pass:
                 _grow(draft.parents, text, ancestors[i], depths[i])
         self.inputs.send()
         if waiting:
-            self._fetch(waiting)
+            copy_guesses(self.ids.view(shape.batch, shape.width), waiting)
+
+    def rows(self) -> int:
+        return self.batch * self.width
+
+
+def bucket(batch: int, width: int) -> Shape:
+    """The recorded size that takes so many sequences of so many rows."""
+    return Shape(1 << (batch - 1).bit_length(), next(w for w in WIDTHS if w >= width))
+
+
+class Arena:
+    """What passes write between their launches: one for all sizes, since one pass runs at a time."""
+
+    def __init__(self, config: DecoderConfig, rows: int, dtype: torch.dtype, device: torch.device) -> None:
+        def room(*shape: int, kind: torch.dtype = dtype) -> Tensor:
+            return torch.empty(rows, *shape, dtype=kind, device=device)
+
+        heads, kv, dim = config.heads, config.kv_heads, config.head_dim
+        self.x, self.normed = room(config.hidden_size), room(config.hidden_size)
+        self.qkv = room((heads + 2 * kv) * dim)
+        self.q, self.attended = room(heads, dim), room(heads, dim)
+        self.both, self.wide = room(2 * config.intermediate_size), room(config.intermediate_size)
+        self.logits = room(config.vocab_size, kind=torch.float32)
+        self.narrow_logits = room(config.vocab_size)
+        self.work = Workspace(ROWS_TIMES_SPLITS, heads, dim, device)
+        self.scratch = Scratch(device)
+
+
+class Captured:
+    """Replays passes over a NativeTarget's weights and cache. One replay at a time."""
+
+    def __init__(self, target: NativeTarget, *, pinned: bool = False) -> None:
+        """pinned: every row by one path of arithmetic, so that its bits do not depend on the rows beside it."""
+        self.target, self.decoder, self.config = target, target.decoder, target.decoder.config
+        self.pinned, self.most_rows = pinned, PINNED_ROWS if pinned else MOST_ROWS
+        self.page, self.nowhere = target.pool.size, target.pool.count * target.pool.size
+        weights = self.decoder.weights
+        for layer in weights.layers:
+            _fold(layer.attention_norm, cast(Linear, layer.qkv))
+            _fold(layer.mlp_norm, cast(Linear, layer.gate_up))
+        self.head = cast(Linear, weights.head).weight
+        self.arena = Arena(self.config, self.most_rows, self.decoder.dtype, self.decoder.device)
+        self.tables = Tables(target.pool, MOST_ROWS, target.context, self.decoder.device)
+        self.graph_pool = torch.cuda.graph_pool_handle()
+        self.recorded: dict[Shape, tuple[Pass, torch.cuda.CUDAGraph]] = {}
+
+    def takes(self, span: Span) -> bool:
+        """Whether the span is narrow: a text that goes on, not a prompt being read."""
+        return span.width <= WIDTHS[-1]
+
+    def cut(self, spans: Seq[Span]) -> Seq[Span]:
+        """The spans to score; where rows are pinned, all but the end of each prompt is read here, by the same path.
+
+        Then the bits of a key or value are a function of the text alone, however it was read.
+        """
+        if not self.pinned:
+            return spans
+        return [self._read_ahead(span) for span in spans]
+
+    def _read_ahead(self, span: Span) -> Span:
+        while span.width > WIDTHS[-1]:
+            piece = min(WIDTHS[-1], len(span.tokens) - 1)
+            if piece < 1:
+                raise ValueError(f"a draft of {len(span.draft)} is too wide to be pinned; the most is {WIDTHS[-1] - 1}")
+            self.score([Span(span.seq_id, span.start, span.tokens[:piece], wanted=False)])
+            span = replace(span, start=span.start + piece, tokens=span.tokens[piece:])
+        return span
+
+    def prepare(self, batch: int, width: int) -> Iterator[Shape]:
+        """Record every size that passes of up to so many sequences and rows need; yields each once it is there."""
+        for b in (1 << i for i in range((batch - 1).bit_length() + 1)):
+            for w in WIDTHS:
+                if (w == 1 or w <= bucket(1, min(width, WIDTHS[-1])).width) and b * w <= self.most_rows:
+                    self._recorded(Shape(b, w))
+                    yield Shape(b, w)
+
+    def score(self, spans: Seq[Span]) -> Tensor:
+        """As NativeTarget.score, for spans it takes; in several passes where one would have too many rows."""
+        shape = bucket(len(spans), max(span.width for span in spans))
+        if shape.rows > self.most_rows:
+            half = len(spans) // 2
+            return torch.cat([self.score(spans[:half]), self.score(spans[half:])])
+        made, graph = self._recorded(shape)
+        made.load(spans)
+        graph.replay()
+        return made.rows(spans)
+
+    def _recorded(self, shape: Shape) -> tuple[Pass, torch.cuda.CUDAGraph]:
+        if shape not in self.recorded:
+            made = Pass(self, shape)
+            self.recorded[shape] = made, record(made.forward, self.graph_pool)
+        return self.recorded[shape]
+
+
+def _fold(norm: Norm, product: Linear) -> None:
+    """Multiply a norm's weight into the matrix behind it, so that the norm's is all ones."""
+    product.weight.copy_(product.weight.float() * norm.weight)
+    norm.weight.fill_(1)
+
+
+def record(work: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
+    """A graph of `work`, which is run twice before: kernels are compiled and libraries warmed up then."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.inference_mode(), torch.cuda.stream(stream):
+        work()
+        work()
+    torch.cuda.current_stream().wait_stream(stream)
+    gc.collect()
+    graph = torch.cuda.CUDAGraph()
+    gc.disable()  # an old graph thrown away while another is recorded would spoil it
+    try:
+        with torch.inference_mode(), torch.cuda.graph(graph, pool=pool):
+            work()
+    finally:
+        gc.enable()
+    return graph
+
+
+class Inputs:
+    """A pass's whole numbers: written on the host, sent in one copy that nobody waits for."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.ints = torch.zeros(size, dtype=torch.int64, device=device)
+        self._hosts = [torch.zeros(size, dtype=torch.int64, pin_memory=True) for _ in range(2)]
+        self._arrays = [host.numpy() for host in self._hosts]
+        self._arrived = [torch.cuda.Event() for _ in self._hosts]
+        self._stream = torch.cuda.current_stream(device)
+        self._turn = 0
+
+    def array(self) -> np.ndarray:
+        """Where to write the next ones; its last copy has arrived."""
+        self._turn ^= 1
+        if not self._arrived[self._turn].query():
+            self._arrived[self._turn].synchronize()
+        return self._arrays[self._turn]
+
+    def send(self) -> None:
+        self.ints.copy_(self._hosts[self._turn], non_blocking=True)
+        self._arrived[self._turn].record(self._stream)
+
+
+class Pass:
+    """One shape's inputs and buffers, and the launches that go from one to the other."""
+
+    def __init__(self, owner: Captured, shape: Shape) -> None:
+        self.owner, self.shape = owner, shape
+        arena, n, batch = owner.arena, shape.rows, shape.batch
+        self.inputs = Inputs(3 * n + 3 * batch, owner.decoder.device)
+        self.ids, ancestors, depths, starts, widths, seats = self.inputs.ints.split([n, n, n, batch, batch, batch])
+        splits = PINNED_SPLITS if owner.pinned else splits_for(batch, shape.width, owner.config.kv_heads)
+        self.batch = Batch(owner.tables.pages, seats, starts, widths, ancestors, depths, shape.width, splits)
+        self.x, self.qkv, self.q, self.attended = (t[:n] for t in (arena.x, arena.qkv, arena.q, arena.attended))
+        self.wide, self.logits = arena.wide[:n], arena.logits[:n]
+        self._blank = np.zeros(3 * n + 3 * batch, dtype=np.int64)  # chains that only fill up
+        self._blank[n : 2 * n] = [(2 << w) - 1 for w in range(shape.width)] * batch
+        self._blank[2 * n : 3 * n] = [*range(shape.width)] * batch
+        self._blank[3 * n + 2 * batch :] = owner.tables.spare
+
+    def load(self, spans: Seq[Span]) -> None:
+        """Bring a batch's inputs to the device: one copy, not waited for."""
+        shape, count = self.shape, len(spans)
+        array, n = self.inputs.array(), shape.rows
+        array[:] = self._blank
+        ids, ancestors, depths = array[: 3 * n].reshape(3, shape.batch, shape.width)
+        starts, widths, seats = array[3 * n :].reshape(3, shape.batch)
+        seats[:count] = self.owner.tables.seat(span.seq_id for span in spans)
+        waiting: list[tuple[int, int, DeviceTokens]] = []
+        for i, span in enumerate(spans):
+            text, draft = len(span.tokens), span.draft
+            starts[i], widths[i] = span.start, span.width
+            ids[i, :text] = span.tokens
+            if isinstance(draft.tokens, DeviceTokens):
+                waiting.append((i, text, draft.tokens))
+            else:
+                ids[i, text : span.width] = draft.tokens
+            if draft.parents is not None:
+                _grow(draft.parents, text, ancestors[i], depths[i])
+        self.inputs.send()
+        if waiting:
+            copy_guesses(self.ids.view(shape.batch, shape.width), waiting)
 
     def _fetch(self, waiting: list[tuple[int, int, DeviceTokens]]) -> None:
         """Copy guesses that are on the device already; in one go where they lie side by side."""

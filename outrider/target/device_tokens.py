@@ -52,3 +52,18 @@ class DeviceTokens(Sequence[Token]):
         if isinstance(index, slice) and index.start in (None, 0) and index.step in (None, 1):
             return DeviceTokens(self.block, self.row, len(range(self._count)[index]))
         return tuple(self)[index]
+
+
+def copy_guesses(ids: Tensor, waiting: list[tuple[int, int, DeviceTokens]]) -> None:
+    """Copy guesses into ids [texts, width]: each (row, column, guesses) from its column on.
+
+    In one go where they lie side by side and are equally long.
+    """
+    row, column, first = waiting[0]
+    together = [(i, c, d.block, d.row, len(d)) for i, c, d in waiting]
+    if together == [(row + i, column, first.block, first.row + i, len(first)) for i in range(len(waiting))]:
+        source = first.block.tokens[first.row : first.row + len(waiting), : len(first)]
+        ids[row : row + len(waiting), column : column + len(first)].copy_(source)
+        return
+    for i, c, guesses in waiting:
+        ids[i, c : c + len(guesses)].copy_(guesses.block.tokens[guesses.row, : len(guesses)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -13,6 +13,7 @@ import torch
 
 from outrider.errors import ConfigError
 from outrider.models.cache import Progress
+from outrider.models.decoder import Decoder
 from outrider.models.families import read_config
 from outrider.models.folder import source_bits
 from outrider.models.hub import resolve
@@ -20,6 +21,7 @@ from outrider.models.linear import Quantization
 from outrider.models.load import load_decoder
 from outrider.models.tokenizer import Tokenizer
 from outrider.target.base import Target
+from outrider.target.memory import LEAST_TOKENS, Beside, MemoryPlan, plan_memory
 from outrider.target.native import NativeTarget
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -35,6 +37,8 @@ class Loaded:
     tokenizer: Tokenizer
     format: str
     """The numbers it computes with: float32, bfloat16, float16, int8 or int4."""
+    memory: MemoryPlan | None = None
+    """How a CUDA device's memory is shared out; None elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +59,10 @@ class LoadOptions:
     """Bit-identical text with and without speculation on CUDA, at some cost; refused where it cannot be had."""
     max_batch: int = 8
     """Sequences at once; an unset cache_tokens is never larger than so many contexts."""
+    max_round_tokens: int = 2048
+    """Most tokens read in one pass; on CUDA, what the workspace is measured for."""
+    beside: Beside = field(default_factory=Beside)
+    """On CUDA, what will be loaded next to the model."""
     revision: str | None = None
     """Branch, tag or commit of a Hugging Face model."""
 
@@ -75,14 +83,26 @@ def load(model: str, options: LoadOptions | None = None, *, progress: Progress |
     context = _context(options.context, native.max_positions, model)
     decoder = load_decoder(folder, device=device, dtype=dtype, quantize=quantize, progress=_layers(progress))
     a_token = 2 * len(native.layers) * native.kv_heads * native.head_dim * decoder.dtype.itemsize
-    tokens = options.cache_tokens or _affordable(a_token, context * options.max_batch, device)
+    plan = _plan(decoder, context, options) if device.type == "cuda" else None
+    tokens = plan.tokens if plan else options.cache_tokens or _affordable(a_token, context * options.max_batch)
     if options.context is not None and tokens < context:
         raise ConfigError(
             f"{model}: a cache of {tokens} tokens cannot hold one text of {context}; "
             f"a token takes {a_token} bytes: lower context or raise cache_tokens"
         )
     target = NativeTarget(decoder, tokens, context=context, pinned=options.pinned)
-    return Loaded(model, folder, target, tokenizer, quantize or _name(decoder.dtype))
+    return Loaded(model, folder, target, tokenizer, quantize or _name(decoder.dtype), plan)
+
+
+def _plan(decoder: Decoder, context: int, options: LoadOptions) -> MemoryPlan:
+    return plan_memory(
+        decoder,
+        context,
+        round_tokens=options.max_round_tokens,
+        wanted=context * options.max_batch,
+        asked=options.cache_tokens,
+        beside=options.beside,
+    )
 
 
 def _load_fallback(
@@ -174,16 +194,13 @@ def _context(asked: int | None, own: int, model: str) -> int:
     return asked or own
 
 
-def _affordable(a_token: int, wanted: int, device: torch.device) -> int:
-    """Tokens of cache: what is wanted, or as many as fit in the memory left."""
-    if device.type == "cuda":
-        free = int(torch.cuda.mem_get_info(device)[0] * 0.85)
-    else:
-        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") // 4 if hasattr(os, "sysconf") else 1 << 31
+def _affordable(a_token: int, wanted: int) -> int:
+    """Tokens of cache in the machine's memory: what is wanted, or as many as a quarter of what is left holds."""
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") // 4 if hasattr(os, "sysconf") else 1 << 31
     tokens = min(wanted, free // a_token)
-    if tokens < 64:
+    if tokens < LEAST_TOKENS:
         raise ConfigError(
-            f"{device} has room for {tokens} tokens of cache ({free} bytes, {a_token} a token): free memory first"
+            f"there is room for {tokens} tokens of cache ({free} bytes, {a_token} a token): free memory first"
         )
     return tokens
 

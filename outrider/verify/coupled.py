@@ -8,20 +8,20 @@ arrive at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from outrider.core import Draft, Sequence, Token, Verdict
 from outrider.errors import RequestError
-from outrider.verify.law import COLDEST, NOTHING, Path, explain, shape_logits, temper
+from outrider.verify.law import NOTHING, Path, Rows, explain, shape_logits, temper
 from outrider.verify.noise import TARGET, gumbel_rows, rows_at_once
+from outrider.verify.on_device import choose_rows
 
 Place = tuple[int, int]  # a seed and a position: where noise is looked up
 
@@ -37,15 +37,6 @@ class Seeded:
             verdicts.append(settle(match(draft, chosen), logits, row, seq))
             row += 1 + len(draft)
         return verdicts
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """The rows of logits of one text: how many guesses lie before each, and which."""
-
-    depths: Seq[int]
-    paths: Callable[[], Seq[Path]]
-    """Asked only where options look at the guesses: those may still be on a device."""
 
 
 def choose(logits: Tensor, seqs: Seq[Sequence], drafts: Seq[Draft]) -> list[list[Token]]:
@@ -66,15 +57,7 @@ def _choose(logits: Tensor, seqs: Seq[Sequence], texts: Seq[Rows]) -> list[list[
     total = sum(len(text.depths) for text in texts)
     if total != len(logits):
         raise ValueError(f"{total} rows of logits are needed, 1 for each text and draft node; got {len(logits)}")
-    rows: list[int] = []
-    taken: list[Tensor] = []
-    for part in _parts(logits, seqs, texts):
-        rows += part.rows
-        taken.append(part.best())
-    flat = [NOTHING] * total
-    tokens = (taken[0] if len(taken) == 1 else torch.cat(taken)).tolist() if taken else []  # the one transfer
-    for row, token in zip(rows, tokens, strict=True):
-        flat[row] = token
+    flat = choose_rows(logits, seqs, texts).tolist() if logits.is_cuda else _by_parts(logits, seqs, texts)
     each = iter(flat)
     return [list(islice(each, len(text.depths))) for text in texts]
 
@@ -86,7 +69,7 @@ def match(draft: Draft, choices: Seq[Token]) -> Verdict:
     """
     if draft.parents is None:
         pairs = enumerate(zip(draft.tokens, choices, strict=False))
-        stood = next((i for i, (token, chosen) in pairs if token != chosen), len(draft))
+        stood = next((i for i, (token, chosen) in pairs if token != chosen or chosen == NOTHING), len(draft))
         return Verdict(tuple(choices[: stood + 1]), tuple(range(stood)))
     child = {(draft.parent(node), token): node for node, token in enumerate(draft.tokens)}
     path: list[int] = []
@@ -149,48 +132,28 @@ def noisy_best(shaped: Tensor, places: Seq[Place], *, stream: int = TARGET) -> t
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Rows that are maximised together."""
+    """Rows that are maximised together; `places` where noise is added first."""
 
     rows: Seq[int]
-    logits: Tensor  # [len(rows), vocab]
-    places: Seq[Place]
-    temperatures: Seq[float]
-    """Of each row, to divide its logits by before its place's noise is added; 0 takes the best logit as it is."""
-
-    def best(self) -> Tensor:
-        """The token of each row, NOTHING where the best value is no number: int64 [R]."""
-        if self.logits.is_cuda:
-            return _choose_on_device(self)
-        if not any(self.temperatures):
-            values, tokens = self.logits.max(-1)
-        elif all(t == 1 for t in self.temperatures):
-            values, tokens = noisy_best(self.logits, self.places)
-        else:
-            values, tokens = noisy_best(temper(self.logits, self.temperatures), self.places)
-        return tokens.masked_fill(~values.isfinite(), NOTHING)
+    shaped: Tensor  # [len(rows), vocab]
+    places: Seq[Place] | None
 
 
-def _choose_on_device(part: _Part) -> Tensor:
-    """One kernel for scaling, noise and choice; nothing is waited for."""
-    from outrider.kernels import triton_sample
-
-    if not any(part.temperatures):
-        return triton_sample.choose(part.logits)
-    words = torch.empty(3, len(part.rows), dtype=torch.int64, pin_memory=True)
-    array = words.numpy()
-    array[0] = np.array([seed for seed, _ in part.places], dtype=np.uint64).view(np.int64)
-    array[1] = [position for _, position in part.places]
-    array[2].view(np.float64)[:] = [max(t, COLDEST) if t else 0.0 for t in part.temperatures]
-    seeds, positions, temperatures = words.to(part.logits.device, non_blocking=True)
-    return triton_sample.choose(part.logits, temperatures.view(torch.float64), seeds, positions)
+def _by_parts(logits: Tensor, seqs: Seq[Sequence], texts: Seq[Rows]) -> list[Token]:
+    """The token of every row of logits [N, vocab], in order; NOTHING where there is none."""
+    flat = [NOTHING] * len(logits)
+    for part in _parts(logits, seqs, texts):
+        for row, token in zip(part.rows, _best(part).tolist(), strict=True):
+            flat[row] = token
+    return flat
 
 
 def _parts(logits: Tensor, seqs: Seq[Sequence], texts: Seq[Rows]) -> Iterator[_Part]:
-    """Sequences with options of their own one by one; all plain greedy and all plain sampled rows at once.
-
-    A device's kernel takes greedy and sampled rows together.
-    """
-    plain: dict[bool, tuple[list[int], list[Place], list[float]]] = {}
+    """Sequences with options of their own one by one; all plain greedy and all plain sampled rows at once."""
+    greedy: list[int] = []
+    sampled: list[int] = []
+    places: list[Place] = []
+    temperatures: list[float] = []
     start = 0
     for seq, text in zip(seqs, texts, strict=True):
         rows = range(start, start + len(text.depths))
@@ -198,15 +161,23 @@ def _parts(logits: Tensor, seqs: Seq[Sequence], texts: Seq[Rows]) -> Iterator[_P
         here = [(seq.seed, len(seq.tokens) + depth) for depth in text.depths]
         if not seq.plain_logits:
             shaped = shape_logits(logits[rows.start : rows.stop], seq, text.paths())
-            yield _Part(rows, shaped, here, [0.0 if seq.params.greedy else 1.0] * len(rows))
-            continue
-        kind = seq.params.greedy and not logits.is_cuda
-        own, places, temperatures = plain.setdefault(kind, ([], [], []))
-        own += rows
-        places += here
-        temperatures += [seq.params.temperature] * len(rows)
-    for own, places, temperatures in plain.values():
-        yield _Part(own, _take(logits, own), places, temperatures)
+            yield _Part(rows, shaped, None if seq.params.greedy else here)
+        elif seq.params.greedy:
+            greedy += rows
+        else:
+            sampled += rows
+            places += here
+            temperatures += [seq.params.temperature] * len(rows)
+    if greedy:
+        yield _Part(greedy, _take(logits, greedy), None)
+    if sampled:
+        yield _Part(sampled, temper(_take(logits, sampled), temperatures), places)
+
+
+def _best(part: _Part) -> Tensor:
+    """The token of each row, NOTHING where the best value is no number: int64 [R]."""
+    values, tokens = part.shaped.max(-1) if part.places is None else noisy_best(part.shaped, part.places)
+    return tokens.masked_fill(~values.isfinite(), NOTHING)
 
 
 def _take(rows: Tensor, index: Seq[int]) -> Tensor:

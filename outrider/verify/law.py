@@ -11,7 +11,9 @@ ties with the last one kept; where one token must be taken, the lowest id among 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -28,6 +30,15 @@ COLDEST = 1e-30  # below this float32 cannot divide; the law is the same
 _NEVER = -math.inf
 
 
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of logits of one text: how many guesses lie before each, and which."""
+
+    depths: Seq[int]
+    paths: Callable[[], Seq[Path]]
+    """Asked only where options look at the guesses: those may still be on a device."""
+
+
 def shape_logits(logits: Tensor, seq: Sequence, paths: Seq[Path]) -> Tensor:
     """The logits of the law itself: float32 or finer [R, vocab], a new tensor.
 
@@ -35,19 +46,24 @@ def shape_logits(logits: Tensor, seq: Sequence, paths: Seq[Path]) -> Tensor:
     path were text already. Removed tokens are -inf. A row that leaves nothing to choose, or
     whose processors fail, has no finite maximum; `explain` says why.
     """
-    params = seq.params
-    x = _fine(logits)
-    untouched = params.untouched and seq.constraint is None
-    if not untouched:
+    params, x = seq.params, _fine(logits)
+    if params.greedy or not seq.untouched:
         x = x.clone()
-        _weigh(x, seq, paths)
-        if params.logits_processors:
-            _process_rows(x, seq, paths)
-        _mask(x, seq, paths)
+        touch(x, seq, paths)
     if params.greedy:
-        return x.clone() if untouched else x
+        return x
     x = temper(x, [params.temperature] * len(paths))
     return x if params.untruncated else _truncate(x, params)
+
+
+def touch(x: Tensor, seq: Sequence, paths: Seq[Path]) -> None:
+    """All that comes before temperature, in place: bias, penalties, processors, masks."""
+    if seq.untouched:
+        return
+    _weigh(x, seq, paths)
+    if seq.params.logits_processors:
+        _process_rows(x, seq, paths)
+    _mask(x, seq, paths)
 
 
 def temper(logits: Tensor, temperatures: Seq[float]) -> Tensor:
@@ -128,8 +144,17 @@ def _fine(logits: Tensor) -> Tensor:
 
 def _ids(tokens: Seq[Token] | frozenset[Token], like: Tensor) -> Tensor:
     """Those tokens that have a column in `like`, as an index."""
-    vocab = like.shape[-1]
-    return torch.tensor([t for t in tokens if 0 <= t < vocab], dtype=torch.int64, device=like.device)
+    return _send(_here(tokens, like.shape[-1]), like.device)
+
+
+def _here(tokens: Seq[Token] | frozenset[Token], vocab: int) -> Tensor:
+    """Those tokens that a row of so many has, on the host."""
+    return torch.tensor([t for t in tokens if 0 <= t < vocab], dtype=torch.int64)
+
+
+def _send(values: Tensor, device: torch.device) -> Tensor:
+    """To the device, without waiting for what it is doing."""
+    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)
 
 
 def _weigh(x: Tensor, seq: Sequence, paths: Seq[Path]) -> None:
@@ -137,26 +162,30 @@ def _weigh(x: Tensor, seq: Sequence, paths: Seq[Path]) -> None:
     params = seq.params
     if params.logit_bias:
         bias = [(t, b) for t, b in params.logit_bias.items() if 0 <= t < x.shape[-1]]
-        values = torch.tensor([b for _, b in bias], dtype=x.dtype, device=x.device)
+        values = _send(torch.tensor([b for _, b in bias], dtype=x.dtype), x.device)
         x.index_add_(1, _ids([t for t, _ in bias], x), values.expand(len(x), -1))
     if params.repetition_penalty != 1 or params.frequency_penalty or params.presence_penalty:
         _penalise(x, seq, paths)
 
 
 def _penalise(x: Tensor, seq: Sequence, paths: Seq[Path]) -> None:
-    """Penalties, in place, each row counting its own path; only the columns of tokens seen are touched."""
-    params = seq.params
-    prompt, output = _ids(seq.tokens[: seq.prompt_len], x), _ids(seq.tokens[seq.prompt_len :], x)
-    steps = [(r, t) for r, path in enumerate(paths) for t in path if 0 <= t < x.shape[-1]]
-    rows = torch.tensor([r for r, _ in steps], dtype=torch.int64, device=x.device)
-    drafted = _ids([t for _, t in steps], x)
+    """Penalties, in place, each row counting its own path; only the columns of tokens seen are touched.
+
+    Tokens are counted on the host, where they are: a device that is busy would have to be waited for.
+    """
+    params, vocab = seq.params, x.shape[-1]
+    prompt, output = _here(seq.tokens[: seq.prompt_len], vocab), _here(seq.tokens[seq.prompt_len :], vocab)
+    steps = [(r, t) for r, path in enumerate(paths) for t in path if 0 <= t < vocab]
+    rows = torch.tensor([r for r, _ in steps], dtype=torch.int64)
+    drafted = _here([t for _, t in steps], vocab)
     ids, place = torch.cat([prompt, output, drafted]).unique(return_inverse=True)  # [seen]
     in_prompt, in_output, in_path = place.split([len(prompt), len(output), len(drafted)])
     count = torch.bincount(in_output, minlength=len(ids)).to(x.dtype).repeat(len(paths), 1)  # [R, seen]
     count.index_put_((rows, in_path), torch.ones_like(rows, dtype=x.dtype), accumulate=True)
+    repeated = _send((count > 0) | (torch.bincount(in_prompt, minlength=len(ids)) > 0), x.device)
+    ids, count = _send(ids, x.device), _send(count, x.device)
     values = x[:, ids]
     if params.repetition_penalty != 1:
-        repeated = (count > 0) | (torch.bincount(in_prompt, minlength=len(ids)) > 0)
         penalised = torch.where(values < 0, values * params.repetition_penalty, values / params.repetition_penalty)
         values = torch.where(repeated, penalised, values)
     x[:, ids] = values - (params.frequency_penalty * count + params.presence_penalty * (count > 0))
@@ -191,14 +220,14 @@ def _mask(x: Tensor, seq: Sequence, paths: Seq[Path]) -> None:
     params = seq.params
     if params.allowed_token_ids is not None:
         refused = torch.ones(x.shape[-1], dtype=torch.bool, device=x.device)
-        refused[_ids(params.allowed_token_ids, x)] = False
+        refused.index_fill_(0, _ids(params.allowed_token_ids, x), False)
         x.masked_fill_(refused, _NEVER)
     if params.banned_token_ids:
         x.index_fill_(1, _ids(params.banned_token_ids, x), _NEVER)
     early = [r for r, path in enumerate(paths) if seq.generated + len(path) < params.min_tokens]
     if early and seq.stop_ids:
-        rows = torch.tensor(early, dtype=torch.int64, device=x.device)
-        x[rows[:, None], _ids(seq.stop_ids, x)] = _NEVER
+        rows = _send(torch.tensor(early, dtype=torch.int64), x.device)
+        x[rows] = x[rows].index_fill(1, _ids(seq.stop_ids, x), _NEVER)
     if seq.constraint is not None:
         _hold(x, seq.constraint.allowed(paths, seq.stop_ids))
 

@@ -12,7 +12,7 @@ from outrider.core import EMPTY, Draft, SamplingParams, Span
 from outrider.drafters.base import Setting
 from outrider.drafters.draft_model import DraftModel, DraftModelConfig
 from outrider.drafters.none import NoDraft
-from outrider.engine.engine import Engine, Request
+from outrider.engine.engine import Engine, Limits, Request
 from outrider.errors import ConfigError
 from outrider.models.config import DecoderConfig, LayerConfig, RopeConfig
 from outrider.models.decoder import Decoder, Layer, Norm, Weights
@@ -163,6 +163,30 @@ def test_pinned_texts_are_identical_with_and_without_speculation(temperature):
         told.append(texts)
     assert told[0] == told[1] == told[2]
     assert all(len(text) == 80 for text in told[0])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_pinned_texts_are_identical_in_any_company(temperature):
+    """Batches whose texts begin and end at different times, prompts read in between: as one by one, undrafted."""
+    target, draft = NativeTarget(decoder(), 16384, pinned=True), NativeTarget(decoder(1), 16384)
+    rng = random.Random(3)
+    prompts = [tuple(rng.randrange(VOCAB) for _ in range(rng.randrange(2, 150))) for _ in range(14)]
+    told = []
+    for batch, k in ((1, 0), (5, 0), (5, 4), (8, 5)):
+        config = DraftModelConfig(model="-", k=max(1, k))
+        drafter = DraftModel(draft, Setting(vocab_size=VOCAB, context=2048), config) if k else NoDraft()
+        limits = Limits(max_batch=batch, max_round_tokens=100)
+        engine = Engine(target, drafter, make_verifier("seeded"), ByteTokenizer(), limits=limits)
+        texts: dict[int, list[int]] = {}
+        for i, prompt in enumerate(prompts):
+            params = SamplingParams(max_tokens=20 + 7 * i, temperature=temperature, seed=i, ignore_eos=True)
+            texts[engine.submit(Request(prompt=prompt, params=params, salt=f"{batch} {k}"))[0]] = []
+        while engine.busy:
+            for event in engine.step():
+                texts[event.seq_id] += event.tokens
+        engine.check()
+        told.append(list(texts.values()))
+    assert told[0] == told[1] == told[2] == told[3]
 
 
 def test_what_cannot_be_pinned_is_refused():

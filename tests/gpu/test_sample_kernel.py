@@ -7,6 +7,7 @@ import os
 import pytest
 import torch
 
+from outrider.core import SamplingParams, Sequence
 from outrider.verify.noise import gumbel_rows
 
 pytestmark = pytest.mark.gpu
@@ -62,3 +63,44 @@ def test_a_row_that_offers_nothing_yields_no_token(temperature):
     assert got[1:4] == [NOTHING] * 3
     assert got[0] >= 0
     assert got[4] >= 0
+
+
+CUTS = [(0, 1.0, 0.0), (5, 1.0, 0.0), (0, 0.9, 0.0), (40, 0.8, 0.0), (0, 1.0, 0.1), (50, 0.95, 0.02), (1, 1.0, 0.0)]
+
+
+@pytest.mark.parametrize("vocab", [97, 5000] if DEVICE == "cpu" else [97, 5000, 49152, 128256])
+@pytest.mark.parametrize("temperature", [0.3, 1.0])
+@pytest.mark.parametrize("head", [8, 1024], ids=["walked", "told by the best"])
+def test_truncation_keeps_what_the_plain_rule_keeps(vocab, temperature, head):
+    """Top-k to the token; top-p and min-p up to tokens whose place is a matter of rounding."""
+    from outrider.kernels.triton_sample import cutoffs
+    from outrider.verify.law import shape_logits
+
+    g = torch.Generator().manual_seed(vocab)
+    logits = torch.randn(len(CUTS), vocab, generator=g) * 4
+    k, p, m = (list(each) for each in zip(*CUTS, strict=True))
+    got = cutoffs(
+        logits.to(DEVICE), torch.full((len(CUTS),), temperature).to(DEVICE), torch.tensor(k).to(DEVICE),
+        torch.tensor(p, dtype=torch.float64).to(DEVICE), torch.tensor(m).to(DEVICE), head=head,
+    ).cpu()  # fmt: skip
+    for row, (top_k, top_p, min_p) in enumerate(CUTS):
+        params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=0)
+        shaped = shape_logits(logits[row : row + 1], Sequence(0, [1], 1, params, 0), [()])[0]
+        kept, judge = logits[row] >= got[row], shaped > -torch.inf
+        different = (kept != judge).sum()
+        assert different <= (0 if top_p == 1 and min_p == 0 else 1), (row, int(kept.sum()), int(judge.sum()))
+        assert bool(kept[logits[row].argmax()])
+
+
+def test_rows_without_a_law_are_left_alone():
+    from outrider.kernels.triton_sample import cutoffs
+
+    logits = torch.randn(3, 500)
+    logits[1] = -torch.inf
+    logits[2, 3] = torch.inf
+    ones = torch.ones(3)
+    got = cutoffs(
+        logits.to(DEVICE), torch.tensor([0.0, 1.0, 1.0]).to(DEVICE), torch.full((3,), 5).to(DEVICE),
+        (ones * 0.5).double().to(DEVICE), (ones * 0.1).to(DEVICE),
+    )  # fmt: skip
+    assert got.tolist() == [-torch.inf] * 3

@@ -62,7 +62,9 @@ def test_arrows_point_one_way(path):
             assert other == part or other in KNOWS[part], f"{part} must not know {other}"
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if part_of(p) not in ("cli", "server")], ids=lambda p: str(p.relative_to(PACKAGE)))
+@pytest.mark.parametrize(
+    "path", [p for p in FILES if part_of(p) not in ("cli", "server")], ids=lambda p: str(p.relative_to(PACKAGE))
+)
 def test_the_core_imports_only_what_a_bare_gpu_image_has(path):
     for module, top in imports(path):
         name = module.split(".")[0]

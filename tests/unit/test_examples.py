@@ -1,0 +1,117 @@
+"""The examples run as they stand, on a tiny model, and what they print is what the engine says."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "tests" / "server"))
+
+from process_world import (  # noqa: E402 - found by the line above  # pyright: ignore[reportMissingImports]
+    ENVIRONMENT,
+    Process,
+    process,
+    write_tiny_model,
+)
+
+from outrider import LLM, SamplingParams  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("tiny"), context=8192)
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Process]:
+    with process(folder, "--cache-tokens", "32768") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def offline(folder: Path) -> LLM:
+    return LLM(str(folder), drafter="none")
+
+
+def run(script: str, *words: str, stdin: str = "") -> str:
+    command = [sys.executable, str(ROOT / "examples" / script), *words]
+    env = os.environ | ENVIRONMENT
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, timeout=120, env=env)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def at(server: Process) -> tuple[str, ...]:
+    return "--base-url", f"{server.url}/v1", "--model", "tiny"
+
+
+def test_chat_remembers_what_was_said(server: Process, offline: LLM):
+    words = (*at(server), "--seed", "5", "--max-tokens", "30", "--temperature", "0.8")
+    said = run("chat.py", *words, stdin="who goes there\nand you\n")
+    messages = [{"role": "system", "content": "You are a helpful assistant."}]
+    params = SamplingParams(temperature=0.8, seed=5, max_tokens=30)
+    for question in ("who goes there", "and you"):
+        messages.append({"role": "user", "content": question})
+        result = offline.chat(messages, params)
+        assert f"{result.text}\n[{len(result.tokens)} tokens in " in said
+        messages.append({"role": "assistant", "content": result.text})
+
+
+def test_code_completion_counts_what_the_prediction_brought(server: Process, offline: LLM, tmp_path: Path):
+    """The file holds what this model will write, so that there is something to accept."""
+    file, fence = tmp_path / "code.py", "```"
+    task = f"{fence}\n\nTask: tidy up.\nThe edited file:\n{fence}python\n"
+    params = SamplingParams(max_tokens=60, stop=(fence,))
+    code = "x = 1\n"
+    for _ in range(3):  # the prompt holds the file, so the answer moves with it; its words stay alike
+        code = offline.generate(f"A file:\n{fence}python\n{code}{task}", params).text + "\n"
+    file.write_text(code)
+    wanted = offline.generate(f"A file:\n{fence}python\n{code}{task}", params).text
+    said = run("code_completion.py", *at(server), "--file", str(file), "--instruction", "tidy up", "--max-tokens", "60")
+    assert said.startswith(wanted)
+    assert "identical: yes" in said
+    figures = re.search(r"prediction: (\d+) tokens accepted, (\d+) rejected, (\d+) written", said)
+    passes = re.search(r"passes: (\d+) without it, (\d+) with it", said)
+    assert figures
+    assert passes
+    accepted, _, written = map(int, figures.groups())
+    assert int(passes[1]) >= written == 60  # one token a pass, and those that read the prompt
+    assert int(passes[2]) <= int(passes[1]) - accepted
+
+
+def test_batch_documents_reads_the_document_once(folder: Path, offline: LLM, tmp_path: Path):
+    document = tmp_path / "document.txt"
+    document.write_text("The outrider rides ahead of the column and comes back with news.\n" * 20)
+    words = ("--model", str(folder), "--document", str(document), "--max-tokens", "20")
+    said = run("batch_documents.py", *words)
+    question = "What is this document about?"
+    messages = [{"role": "user", "content": f"{document.read_text()}\n\n{question}"}]
+    first = offline.chat(messages, SamplingParams(max_tokens=20))
+    assert f"{question}\n    {first.text.strip()}\n" in said
+    figures = re.search(r"prompts: (\d+) tokens, (\d+) of them read only once", said)
+    assert figures
+    length = len(document.read_text())
+    assert int(figures[2]) >= 7 * (length - 16)  # to within a page, for all questions but the first
+
+
+def test_game_dialogue_can_be_played_again(server: Process):
+    words = (*at(server), "--deadline", "60", "--max-tokens", "800")
+    games = [run("game_dialogue.py", *words, "--seed", seed) for seed in ("7", "7", "8")]
+    spoken = [[line for line in game.splitlines() if not line.startswith("[turn")] for game in games]
+    assert spoken[0] == spoken[1] != spoken[2]
+    said = re.compile(r"^(Mira|Tam|Odo) \((friendly|wary|afraid), (nods|points|steps back|shrugs)\): ", re.MULTILINE)
+    assert len(said.findall(games[0])) == 9
+    assert games[0].count(", 0 had nothing to say in time]") == 3
+
+
+def test_game_dialogue_goes_on_without_those_who_are_late(server: Process):
+    said = run("game_dialogue.py", *at(server), "--deadline", "0.001")
+    assert said.count(", 3 had nothing to say in time]") == 3
+    assert said.count("(wary, shrugs): ...") == 9
