@@ -9,7 +9,6 @@ from typing import Any, Literal
 import openai
 import pytest
 from client_world import (
-    Serve,
     ENDLESS,
     LONG,
     LONG_TOKENS,
@@ -20,6 +19,7 @@ from client_world import (
     SEED,
     TOKENIZER,
     TOOLS,
+    Serve,
     a_stop,
     offline,
     offline_call,
@@ -28,17 +28,18 @@ from client_world import (
 )
 from langchain_core.messages import AIMessageChunk, HumanMessage, SystemMessage
 from langchain_openai import ChatOpenAI, OpenAI
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 from server_world import NAME, Running, make_llm
 
 from outrider.core import SamplingParams
 
+KEY = SecretStr("none")
 PROMPT = [(message["role"], message["content"]) for message in MESSAGES]
 
 
 def make_model(running: Running, **more: Any) -> ChatOpenAI:
     options: dict[str, Any] = {"model": NAME, "seed": SEED, "max_tokens": MAX_TOKENS, "temperature": 1.0} | more
-    return ChatOpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0, timeout=30, **options)
+    return ChatOpenAI(base_url=f"{running.url}/v1", api_key=KEY, max_retries=0, timeout=30, **options)
 
 
 def test_a_whole_chat(served: Running):
@@ -134,8 +135,8 @@ def test_errors(served: Running):
 
 
 def test_leaving_a_stream_frees_the_request(serve: Serve):
-    server = watched(serve: Serve)
-    stream = make_model(server.running, max_tokens=LONG_TOKENS, logit_bias=ENDLESS).stream(PROMPT)
+    server = watched(serve)
+    stream: Any = make_model(server.running, max_tokens=LONG_TOKENS, logit_bias=ENDLESS).stream(PROMPT)
     next(stream)
     stream.close()
     server.expect_cancelled()
@@ -163,7 +164,7 @@ def test_a_prediction_is_counted(served: Running):
 
 
 def test_plain_completions(served: Running):
-    model = OpenAI(base_url=f"{served.url}/v1", api_key="none", model=NAME, seed=SEED, max_tokens=8, temperature=0)
+    model = OpenAI(base_url=f"{served.url}/v1", api_key=KEY, model=NAME, seed=SEED, max_tokens=8, temperature=0)
     whole = model.invoke("the sea")
     assert "".join(model.stream("the sea")) == whole
     assert whole == make_llm(drafter="none").generate("the sea", SamplingParams(max_tokens=8)).text

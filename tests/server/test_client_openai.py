@@ -9,7 +9,6 @@ from typing import Any, Literal
 import openai
 import pytest
 from client_world import (
-    Serve,
     ASK,
     ENDLESS,
     FORMAT,
@@ -21,6 +20,7 @@ from client_world import (
     SEED,
     TOKENIZER,
     TOOLS,
+    Serve,
     a_stop,
     offline,
     offline_call,
@@ -182,7 +182,7 @@ def test_a_wrong_key(serve: Serve):
 
 
 def test_leaving_a_stream_frees_the_request(serve: Serve):
-    server = watched(serve: Serve)
+    server = watched(serve)
     with make_client(server.running) as client:
         stream = chat(client, max_tokens=LONG_TOKENS, logit_bias=ENDLESS, stream=True)
         next(iter(stream))

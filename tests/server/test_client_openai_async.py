@@ -10,7 +10,6 @@ from typing import Any
 import openai
 import pytest
 from client_world import (
-    Serve,
     ASK,
     ENDLESS,
     FORMAT,
@@ -22,6 +21,7 @@ from client_world import (
     SEED,
     TOKENIZER,
     TOOLS,
+    Serve,
     a_stop,
     offline,
     offline_call,
@@ -143,7 +143,7 @@ def test_errors(served: Running):
 
 @pytest.mark.parametrize("streamed", [True, False], ids=["streamed", "whole"])
 def test_a_cancelled_task_frees_the_request(serve: Serve, streamed: bool):
-    server = watched(serve: Serve)
+    server = watched(serve)
 
     async def leave(client: AsyncOpenAI) -> None:
         asked = ASK | {"max_tokens": LONG_TOKENS, "logit_bias": ENDLESS}

@@ -151,13 +151,9 @@ def _run(ask: Callable[..., None], operation: Operation, mode: GenerationMode, c
     nothing = st.just({})
     stray = (STRAY, STRAY_HEADERS) if operation.method == "get" else (nothing, nothing)
     run = given(made, *stray)(ask)
-    run = settings(
-        max_examples=cases,
-        database=None,
-        deadline=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )(run)
+    slow_or_large: Any = list(HealthCheck)  # what schemathesis makes is both
+    limits = {"database": None, "deadline": None, "suppress_health_check": slow_or_large}
+    run = settings(max_examples=cases, phases=[Phase.generate], **limits)(run)
     seed(SEED)(run)()
 
 

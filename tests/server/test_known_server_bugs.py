@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 import pytest
-from client_world import Serve, LONG_TOKENS, watched
+from client_world import LONG_TOKENS, Serve, watched
 from server_world import END, Running, lines_of, make_llm
 
 from outrider.api import Result
@@ -200,7 +200,7 @@ def test_a_grammar_holds_inside_a_draft(served: Running, pattern: str, predicted
 
 def test_a_cancelled_text_leaves_no_page_that_another_would_read(serve: Serve):
     """lucebox #677: its prefix is shared pages of the same prompt; half a draft must not be among them."""
-    server = watched(serve: Serve)
+    server = watched(serve)
     running, prompt = server.running, "the sea " * 12
     body = BODY | {"prompt": prompt, "prediction": {"type": "content", "content": FREE * 4}}
     endless = body | {"max_tokens": LONG_TOKENS, "stream": True}

@@ -1,7 +1,5 @@
 """Guesses that may stay on a device: their number is known without reading them, and each goes where it belongs."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -10,10 +8,11 @@ from outrider.target.device_tokens import DeviceTokens, copy_guesses
 TOKENS = torch.arange(20).view(4, 5) + 100
 
 
-class Block(SimpleNamespace):
+class Block:
     """Stands for a block on a device; counts how often it is read."""
 
-    reads = 0
+    def __init__(self, tokens: torch.Tensor) -> None:
+        self.tokens, self.reads = tokens, 0
 
     def lists(self) -> list[list[int]]:
         self.reads += 1
@@ -21,7 +20,7 @@ class Block(SimpleNamespace):
 
 
 def test_counting_and_cutting_reads_nothing():
-    block = Block(tokens=TOKENS)
+    block = Block(TOKENS)
     guesses = DeviceTokens(block, 2, 5)
     assert len(guesses) == 5
     assert len(guesses[:3]) == 3
@@ -39,7 +38,7 @@ def test_counting_and_cutting_reads_nothing():
 @pytest.mark.parametrize("columns", [(1, 1, 1, 1), (2, 1, 1, 1)], ids=str)
 def test_every_guess_is_copied_to_its_place(lengths, rows, columns):
     """Also where a text near its end asked for fewer guesses than the others: those keep all of theirs."""
-    block = Block(tokens=TOKENS)
+    block = Block(TOKENS)
     ids = torch.zeros(6, 8, dtype=torch.int64)
     copy_guesses(ids, [(rows[i], columns[i], DeviceTokens(block, i, lengths[i])) for i in range(4)])
     for i, row in enumerate(rows):
@@ -48,7 +47,7 @@ def test_every_guess_is_copied_to_its_place(lengths, rows, columns):
 
 
 def test_guesses_of_different_blocks_are_not_mixed_up():
-    one, other = Block(tokens=TOKENS), Block(tokens=TOKENS + 50)
+    one, other = Block(TOKENS), Block(TOKENS + 50)
     ids = torch.zeros(2, 6, dtype=torch.int64)
     copy_guesses(ids, [(0, 1, DeviceTokens(one, 0, 5)), (1, 1, DeviceTokens(other, 1, 5))])
     assert ids[:, 1:].tolist() == [TOKENS[0].tolist(), (TOKENS[1] + 50).tolist()]
