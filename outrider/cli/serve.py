@@ -144,6 +144,7 @@ def _say_ready(screen: Screen, llm: LLM, settings: Settings) -> None:
         "model": f"{loaded.name} as {settings.served_name}, {loaded.format} on {target.device}",
         "drafter": f"{llm.drafter.name}, up to {llm.drafter.max_tokens} tokens a round, mode {llm.mode}",
         "weights": f"{stored / 1e6:.0f} MB on disk",
+        **({"memory": str(loaded.memory)} if loaded.memory else {}),
         "cache": f"{pool.count * pool.size} tokens in {pool.count} pages, context {target.context}",
         "batch": f"{llm.max_batch} texts at once, {settings.max_queue} may wait",
         "address": f"{settings.address}/v1, page at /"

@@ -42,7 +42,7 @@ def random(*shape: int, seed: int, scale: float = 1.0) -> torch.Tensor:
     return (torch.randn(*shape, generator=g, device=DEVICE) * scale).to(HALF)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 6, 16, 17, 32, 50, 64])
+@pytest.mark.parametrize("rows", [1, 6, 20, 64] if INTERPRETED else [1, 2, 6, 16, 17, 32, 50, 64])
 @pytest.mark.parametrize("product", PRODUCTS, ids=str)
 def test_a_fused_product_is_the_plain_one(product, rows):
     from outrider.kernels.triton_linear import Scratch, linear, plain_linear
@@ -114,13 +114,13 @@ def a_batch(sequences: int, width: int, text: int, *, tree: bool, splits: int):
 
 CASES = [(1, 1, 5), (1, 6, 511), (3, 6, 700), (2, 16, 1000), (1, 8, 4096), (2, 32, 300), (40, 2, 130)]
 if INTERPRETED:
-    CASES = [(1, 1, 5), (2, 3, 150)]
+    CASES = [(2, 3, 150)]
 
 
 @pytest.mark.parametrize(("sequences", "width", "text"), CASES)
 @pytest.mark.parametrize("tree", [False, True])
 @pytest.mark.parametrize(("softcap", "window"), [(0.0, 0), (5.0, 0), (0.0, 90)])
-@pytest.mark.parametrize("splits", [1, 4, 32])
+@pytest.mark.parametrize("splits", [1, 4] if INTERPRETED else [1, 4, 32])
 def test_paged_attention_is_the_plain_one(sequences, width, text, tree, softcap, window, splits):
     from outrider.kernels.triton_attention import Workspace, attend_pages
 

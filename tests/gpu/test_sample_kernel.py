@@ -14,7 +14,7 @@ pytestmark = pytest.mark.gpu
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 
 
-@pytest.mark.parametrize("vocab", [97, 4096, 49152, 128256])
+@pytest.mark.parametrize("vocab", [97, 9000] if DEVICE == "cpu" else [97, 4096, 49152, 128256])
 def test_the_kernel_takes_what_the_plain_rule_takes(vocab: int):
     from outrider.kernels.triton_sample import choose
 
