@@ -296,6 +296,8 @@ class Provenance:
     round: int
     drafted: int
     """Tokens drafted in that round."""
+    draft_prob: float | None = None
+    """What the drafter gave an accepted token; None where it stated no law."""
 
 
 class Constraint(Protocol):

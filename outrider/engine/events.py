@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from outrider.core import EMPTY, Draft, FinishReason, Provenance, Sequence, Token, TokenLogprob, Verdict
@@ -115,7 +116,10 @@ def spell(seq: Sequence, kept: tuple[Token, ...], stream: TextStream) -> tuple[s
 
 def provenance_of(draft: Draft, verdict: Verdict, round_: int) -> tuple[Provenance, ...]:
     """Who brought each token of the verdict."""
-    accepted = tuple(Provenance("accepted", draft.source, i, round_, len(draft)) for i in range(verdict.accepted))
+    accepted = tuple(
+        Provenance("accepted", draft.source, i, round_, len(draft), prob)
+        for i, prob in enumerate(_stated(draft, verdict))
+    )
     if not len(draft):
         last = Provenance("plain", "", 0, round_, 0)
     elif ends_in_refusal(draft, verdict):
@@ -123,6 +127,15 @@ def provenance_of(draft: Draft, verdict: Verdict, round_: int) -> tuple[Provenan
     else:
         last = Provenance("bonus", draft.source, verdict.accepted, round_, len(draft))
     return (*accepted, last)
+
+
+def _stated(draft: Draft, verdict: Verdict) -> list[float | None]:
+    """What the drafter's own law gave each accepted token."""
+    if draft.probs is None:
+        return [None] * verdict.accepted
+    nodes = list(verdict.path)
+    tokens = torch.tensor(verdict.tokens[: len(nodes)], dtype=torch.int64, device=draft.probs.device)
+    return draft.probs[nodes].gather(-1, tokens[:, None])[:, 0].tolist()
 
 
 def logprobs_of(seq: Sequence, verdict: Verdict, kept: tuple[Token, ...], logits: Tensor) -> tuple[TokenLogprob, ...]:

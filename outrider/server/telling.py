@@ -145,7 +145,7 @@ def provenance(event: Event) -> list[dict[str, Any]]:
             "round": who.round,
             "drafted": who.drafted,
             "target_prob": prob,
-            "draft_prob": None,  # the engine's drafts keep no law of their own after the round
+            "draft_prob": who.draft_prob,
         }
         for token, piece, who, prob in zip(event.tokens, event.pieces, event.provenance, probs, strict=True)
     ]

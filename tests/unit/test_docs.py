@@ -49,13 +49,30 @@ def test_the_readme_s_three_lines_of_python_run():
 
 
 @needs_demo
-@pytest.mark.parametrize("command", [c for c in commands() if "Qwen" not in c])
+@pytest.mark.parametrize("command", [c for c in commands() if "Qwen" not in c and " serve " not in c])
 def test_the_readme_s_commands_run(command: str):
     _, *args = shlex.split(command)
     done = outrider(*args, stdin="/quit\n")
     assert done.returncode == 0, done.stderr
     if "--compare" in args:
         assert re.search(r"identical\W+yes", done.stdout + done.stderr)
+
+
+@needs_demo
+def test_the_readme_s_server_starts_and_ends():
+    (command,) = [c for c in commands() if " serve " in c]
+    _, *args = shlex.split(command)
+    with subprocess.Popen(
+        [sys.executable, "-m", "outrider", *args, "--port", "0"], stderr=subprocess.PIPE, text=True
+    ) as server:
+        said: list[str] = []
+        for line in server.stderr or ():
+            said.append(line)
+            if line.strip() == "ready":
+                server.terminate()
+        assert server.wait(60) == 0, said
+    assert any("ready" in line for line in said)
+    assert any("http://127.0.0.1:" in line for line in said)
 
 
 def test_every_drafter_the_readme_lists_is_there_and_the_other_way_round():

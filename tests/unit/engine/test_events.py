@@ -154,6 +154,14 @@ def test_who_brought_each_token(draft: Draft, verdict: Verdict, expected: list[t
     assert {(p.round, p.drafted) for p in told} == {(7, len(draft))}
 
 
+def test_a_law_that_was_stated_is_told_of_accepted_tokens():
+    law = torch.tensor([[0.1, 0.9, 0.0], [0.5, 0.2, 0.3], [0.25, 0.25, 0.5]])
+    draft = Draft((1, 0, 2), (-1, -1, 1), law, "d")
+    told = provenance_of(draft, Verdict((0, 2, 1), (1, 2)), 3)
+    assert [p.draft_prob for p in told] == pytest.approx([0.5, 0.5, None])
+    assert [p.draft_prob for p in provenance_of(Draft((1,)), Verdict((1, 2), (0,)), 3)] == [None, None]
+
+
 def test_log_probabilities_come_from_the_row_each_token_was_chosen_by():
     """Along the kept branch of a tree: after the text, then after each kept node."""
     logits = torch.randn(5, 8, generator=torch.Generator().manual_seed(1))
