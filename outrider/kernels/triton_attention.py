@@ -70,6 +70,41 @@ def _rotate_and_store(
     tl.store(to_v, y, mask=still & inside)
 
 
+@triton.jit
+def keys_and_values(
+    keys, values, table, p, end, g, KV: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr
+):  # fmt: skip
+    """Of key/value head g at positions p below `end`: keys [DIM, len(p)] and values [len(p), DIM]; 0 beyond."""
+    d = tl.arange(0, DIM)
+    inside = p < end
+    page = tl.load(table + p // PAGE, mask=inside, other=0)
+    slot = page.to(tl.int64) * PAGE + p % PAGE
+    kt = tl.load(keys + (slot[None, :] * KV + g) * DIM + d[:, None], mask=inside[None, :], other=0.0)
+    vt = tl.load(values + (slot[:, None] * KV + g) * DIM + d[None, :], mask=inside[:, None], other=0.0)
+    return kt, vt
+
+
+@triton.jit
+def scores(qt, kt, scale, softcap, CAPPED: tl.constexpr):
+    """[rows, keys] of queries [rows, DIM] and keys [DIM, keys]."""
+    s = tl.dot(qt, kt) * scale
+    if CAPPED:
+        s = softcap * (2 * tl.sigmoid(2 * s / softcap) - 1)
+    return s
+
+
+@triton.jit
+def take_in(s, vt, peak, total, acc):
+    """A softmax goes on over more keys: scores [rows, keys], -inf where unseen, and values [keys, DIM]."""
+    top = tl.maximum(peak, tl.max(s, 1))
+    safe = tl.where(top == float("-inf"), 0.0, top)
+    keep = tl.exp(peak - safe)
+    e = tl.exp(s - safe[:, None])
+    vt = tl.where(vt == vt, vt, 0.0)  # nothing times NaN would be NaN; who sees the row has NaN from its key
+    acc = acc * keep[:, None] + tl.dot(e.to(vt.dtype), vt)
+    return top, total * keep + tl.sum(e, 1), acc
+
+
 @triton.jit(do_not_specialize=["width"])
 def _attend_split(
     q, keys, values, tables, seats, starts, widths, ancestors, depths, parts, peaks, sums,
@@ -111,27 +146,14 @@ def _attend_split(
             first = (split + tl.maximum(unseen - split + SPLITS - 1, 0) // SPLITS * SPLITS) * BLOCK
         for block in range(first, end, SPLITS * BLOCK):
             p = block + tl.arange(0, BLOCK)
-            inside = p < end
-            page = tl.load(table + p // PAGE, mask=inside, other=0)
-            slot = page.to(tl.int64) * PAGE + p % PAGE
-            kt = tl.load(keys + (slot[None, :] * KV + g) * DIM + d[:, None], mask=inside[None, :], other=0.0)
-            vt = tl.load(values + (slot[:, None] * KV + g) * DIM + d[None, :], mask=inside[:, None], other=0.0)
-            s = tl.dot(qt, kt) * scale  # [ROWS, BLOCK]
-            if CAPPED:
-                s = softcap * (2 * tl.sigmoid(2 * s / softcap) - 1)
+            kt, vt = keys_and_values(keys, values, table, p, end, g, KV, DIM, PAGE)
+            s = scores(qt, kt, scale, softcap, CAPPED)  # [ROWS, BLOCK]
             ahead = p[None, :] - start
             seen = (ahead < 0) | (((bits[:, None] >> tl.maximum(ahead, 0)) & 1) == 1)
             if WINDOWED:
                 seen = seen & ((ahead >= 0) | (p[None, :] > own[:, None] - window))
-            s = tl.where(seen & inside[None, :], s, float("-inf"))
-            top = tl.maximum(peak, tl.max(s, 1))
-            safe = tl.where(top == float("-inf"), 0.0, top)
-            keep = tl.exp(peak - safe)
-            e = tl.exp(s - safe[:, None])
-            vt = tl.where(vt == vt, vt, 0.0)  # nothing times NaN would be NaN; who sees the row has NaN from its key
-            acc = acc * keep[:, None] + tl.dot(e.to(vt.dtype), vt)
-            total = total * keep + tl.sum(e, 1)
-            peak = top
+            s = tl.where(seen & (p < end)[None, :], s, float("-inf"))
+            peak, total, acc = take_in(s, vt, peak, total, acc)
         out = at * SPLITS + split
         tl.store(parts + out[:, None] * DIM + d[None, :], acc, mask=real[:, None])
         tl.store(peaks + out, peak, mask=real)

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from outrider.kernels.triton_attention import keys_and_values, scores, take_in
+
 TILE = 128  # rows a program takes
 BLOCK = 64  # keys it takes at a time
 
@@ -43,26 +45,13 @@ def _attend_prompt(
         begin = tl.maximum(start - window + 1, 0) // BLOCK * BLOCK
     for block in range(begin, end, BLOCK):
         p = block + tl.arange(0, BLOCK)
-        inside = p < end
-        page = tl.load(table + p // PAGE, mask=inside, other=0)
-        slot = page.to(tl.int64) * PAGE + p % PAGE
-        kt = tl.load(keys + (slot[None, :] * KV + g) * DIM + d[:, None], mask=inside[None, :], other=0.0)
-        vt = tl.load(values + (slot[:, None] * KV + g) * DIM + d[None, :], mask=inside[:, None], other=0.0)
-        s = tl.dot(qt, kt) * scale  # [TILE, BLOCK]
-        if CAPPED:
-            s = softcap * (2 * tl.sigmoid(2 * s / softcap) - 1)
+        kt, vt = keys_and_values(keys, values, table, p, end, g, KV, DIM, PAGE)
+        s = scores(qt, kt, scale, softcap, CAPPED)  # [TILE, BLOCK]
         seen = p[None, :] <= own[:, None]
         if WINDOWED:
             seen = seen & (p[None, :] > own[:, None] - window)
         s = tl.where(seen, s, float("-inf"))
-        top = tl.maximum(peak, tl.max(s, 1))
-        safe = tl.where(top == float("-inf"), 0.0, top)
-        keep = tl.exp(peak - safe)
-        e = tl.exp(s - safe[:, None])
-        vt = tl.where(vt == vt, vt, 0.0)  # what a row does not see counts for nothing, be it NaN
-        acc = acc * keep[:, None] + tl.dot(e.to(vt.dtype), vt)
-        total = total * keep + tl.sum(e, 1)
-        peak = top
+        peak, total, acc = take_in(s, vt, peak, total, acc)
     tl.store(out + at, (acc / total[:, None]).to(out.dtype.element_ty), mask=real)
 
 
