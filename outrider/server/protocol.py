@@ -28,7 +28,7 @@ class HeadTooLargeError(Exception):
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """Answers 431 to headers, or trailers, without end, and 408 to headers that do not come; cuts off who never reads."""
+    """Answers 431 to headers, or trailers, without end, and 408 to headers that do not come; cuts off idle readers."""
 
     limits: ClassVar[HttpLimits] = HttpLimits()
 
@@ -108,9 +108,10 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _check_reader(self, before: int) -> None:
         if self.transport.get_write_buffer_size() < before:
-            return self._watch_reader()
-        log("refused", code="reader_stalled")
-        self.transport.abort()  # close would wait for the reader
+            self._watch_reader()
+        else:
+            log("refused", code="reader_stalled")
+            self.transport.abort()  # close would wait for the reader
 
     def _end_stall(self) -> None:
         if self._stall is not None:

@@ -64,8 +64,8 @@ def test_chat_remembers_what_was_said(server: Process, offline: LLM):
         messages.append({"role": "assistant", "content": result.text})
 
 
-def test_code_completion_counts_what_the_prediction_brought(server: Process, offline: LLM, tmp_path: Path):
-    """The file holds what this model will write, so that there is something to accept."""
+def test_code_completion_counts_what_the_prediction_brought(folder: Path, offline: LLM, tmp_path: Path):
+    """The file is like what this model will write, and nobody else drafts: there is something to accept."""
     file, fence = tmp_path / "code.py", "```"
     task = f"{fence}\n\nTask: tidy up.\nThe edited file:\n{fence}python\n"
     params = SamplingParams(max_tokens=60, stop=(fence,))
@@ -82,6 +82,7 @@ def test_code_completion_counts_what_the_prediction_brought(server: Process, off
     assert figures
     assert passes
     accepted, _, written = map(int, figures.groups())
+    assert accepted > 0
     assert int(passes[1]) >= written == 60  # one token a pass, and those that read the prompt
     assert int(passes[2]) <= int(passes[1]) - accepted
 
