@@ -74,7 +74,9 @@ def test_code_completion_counts_what_the_prediction_brought(folder: Path, offlin
         code = offline.generate(f"A file:\n{fence}python\n{code}{task}", params).text + "\n"
     file.write_text(code)
     wanted = offline.generate(f"A file:\n{fence}python\n{code}{task}", params).text
-    said = run("code_completion.py", *at(server), "--file", str(file), "--instruction", "tidy up", "--max-tokens", "60")
+    words = ("--file", str(file), "--instruction", "tidy up", "--max-tokens", "60")
+    with process(folder, "--drafter", "prediction") as server:
+        said = run("code_completion.py", *at(server), *words)
     assert said.startswith(wanted)
     assert "identical: yes" in said
     figures = re.search(r"prediction: (\d+) tokens accepted, (\d+) rejected, (\d+) written", said)
