@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from math import prod
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +23,8 @@ from outrider.target.pages import PagePool
 if TYPE_CHECKING:
     from outrider.target.captured import Captured
     from outrider.target.drafting import ChainLoops
+
+WHOLE_PROMPT = 32  # rows from which on a part is a prompt being read, and its rows share their keys
 
 
 class NativeTarget:
@@ -188,11 +191,17 @@ def _captured(target: NativeTarget, pinned: bool) -> Captured | None:
 
 
 def _blank(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros. On the CPU the memory is taken only as it is written, so that a roomy cache costs nothing at start."""
+    """Zeros. On the CPU the memory is taken only as it is written, so that a roomy cache costs nothing at start.
+
+    And in small pages there: a text that begins where none was before would else wait for 2 MB of
+    zeros in every layer, which takes longer than to read a short prompt.
+    """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    raw = np.zeros((*shape[:-1], shape[-1] * dtype.itemsize), dtype=np.uint8)
-    return torch.from_numpy(raw).view(dtype)
+    memory = mmap.mmap(-1, max(1, prod(shape) * dtype.itemsize))
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype, count=prod(shape)).view(shape)
 
 
 class _Attend:
@@ -204,7 +213,9 @@ class _Attend:
         config = target.decoder.config
         self.windows = [layer.window or 0 for layer in config.layers]
         self.scale, self.softcap = config.attention_scale, config.attention_softcap or 0.0
-        self.attend = attend_rows if target.device.type == "cpu" else attend_block
+        self.shared = target.device.type != "cpu"
+        """Whether rows always share their keys."""
+        self.whole = WHOLE_PROMPT if not target.decoder.weights.packed else 1 << 30
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         (keys, values), window, parts = self.caches[layer], self.windows[layer], self.parts
@@ -212,7 +223,9 @@ class _Attend:
         values.index_copy_(0, self.slots, v)
         rows = [q] if len(parts) == 1 else [q[part.rows] for part in parts]
         out = [
-            self.attend(own, keys[part.keys], values[part.keys], part.mask(window, q.dtype), self.scale, self.softcap)
+            (attend_block if self.shared or len(own) >= self.whole else attend_rows)(
+                own, keys[part.keys], values[part.keys], part.mask(window, q.dtype), self.scale, self.softcap
+            )
             for own, part in zip(rows, parts, strict=True)
         ]
         return (out[0] if len(out) == 1 else torch.cat(out)).reshape(q.shape[0], -1)
