@@ -173,11 +173,11 @@ def test_errors(client: OpenAI):
 
 
 def test_a_wrong_key(serve: Serve):
-    running = serve(api_keys=("right",))
-    with make_client(running, "wrong") as wrong, pytest.raises(openai.AuthenticationError) as refused:
+    running = serve(api_keys=("right-key",))
+    with make_client(running, "wrong-key") as wrong, pytest.raises(openai.AuthenticationError) as refused:
         chat(wrong)
     assert refused.value.code == "invalid_api_key"
-    with make_client(running, "right") as right:
+    with make_client(running, "right-key") as right:
         assert chat(right).choices[0].message.content == offline().text
 
 

@@ -111,10 +111,10 @@ def test_stop_frees_the_request(page: Page, running: Running) -> None:
 
 
 def test_locked_server_still_shows_the_page(driver: Chrome, serve: Callable[..., Running]) -> None:
-    locked = serve(api_keys=("sesame",))
+    locked = serve(api_keys=("open-sesame",))
     page = Page(driver, locked.url)
     assert "wants an API key" in page.text("#fact-server")
-    page.set("key", "sesame")
+    page.set("key", "open-sesame")
     page.wait(lambda: page.text("#fact-server") == "ready")
     page.ask("a")
     assert page.all(".error") == []

@@ -137,8 +137,9 @@ def test_options_reach_the_loader(cli, stage):
     words = ["--model", "org/name", "--revision", "v1", "--device", "cpu", "--dtype", "float32", "--quantize", "none"]
     words += ["--context", "64", "--cache-tokens", "128", "--max-batch", "3", "--pinned"]
     assert cli("run", ASK, "--json", *words).code == 0
-    del stage.asked["progress"]
+    del stage.asked["progress"], stage.asked["beside"]
     assert stage.asked == {
+        "max_round_tokens": 2048,
         "pinned": True,
         "model": "org/name",
         "revision": "v1",
