@@ -57,6 +57,8 @@ def _choose(logits: Tensor, seqs: Seq[Sequence], texts: Seq[Rows]) -> list[list[
     total = sum(len(text.depths) for text in texts)
     if total != len(logits):
         raise ValueError(f"{total} rows of logits are needed, 1 for each text and draft node; got {len(logits)}")
+    if not total:  # a round that only reads
+        return []
     flat = choose_rows(logits, seqs, texts).tolist() if logits.is_cuda else _by_parts(logits, seqs, texts)
     each = iter(flat)
     return [list(islice(each, len(text.depths))) for text in texts]
