@@ -21,6 +21,7 @@ MAX_AT_ONCE = 4  # compilations, those included that ran out of time and have no
 MAX_KEPT = 32  # compiled grammars for each tokenizer
 MAX_KEPT_CHARS = 1 << 20  # of their sources, all together
 MAX_STATES = 30_000  # of a grammar's lexer; each takes 1 to 2 KB
+MAX_FUEL = 200_000  # steps in building its patterns; each may leave 170 bytes, and (a{1000}){1000} would take a million
 QUICK = 0.05  # seconds: what compiles within them may be compiled again between two rounds
 
 _INDENTATION = r"[\x20\x0A\x0D\x09]{0,64}"  # unbounded, a model can go on with it for ever
@@ -131,7 +132,7 @@ def _compile(spec: GrammarSpec, vocabulary: Vocabulary) -> Any:
     """A matcher at the grammar's beginning that has found its first row, so that its first user need not wait."""
     import llguidance
 
-    limits = llguidance.LLParserLimits(max_lexer_states=MAX_STATES, verbose_errors=False)
+    limits = llguidance.LLParserLimits(initial_lexer_fuel=MAX_FUEL, max_lexer_states=MAX_STATES, verbose_errors=False)
     start = llguidance.LLMatcher(vocabulary.ll, _grammar(spec), log_level=0, limits=limits)
     start.compute_bitmask()
     if start.is_error():

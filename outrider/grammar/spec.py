@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ Whitespace = Literal["any", "line"]
 MAX_CHARS = 1 << 17  # of a schema, pattern or grammar, written out
 MAX_DEPTH = 64  # of a schema's nesting
 MAX_CHOICES = 4096
+MAX_COMBINED = 12  # patterns that one text must fit at once; llguidance's time and memory double with each
 
 # Keywords that restrict a value and that llguidance passes over in silence; those it names itself need no list.
 _PASSED_OVER = frozenset({"nullable", "divisibleBy", "disallow", "extends", "x-guidance"})
@@ -48,6 +50,7 @@ class GrammarSpec:
             raise RequestError(f"a JSON schema must be an object such as {{'type': 'object'}}, got {schema!r:.80}")
         _check_depth(schema)
         _check_keywords(schema)
+        _check_combined(schema)
         try:
             source = json.dumps(schema, ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError) as error:
@@ -98,7 +101,10 @@ def read_response_format(given: Mapping[str, Any] | None) -> GrammarSpec | None:
         return GrammarSpec.choice(given.get("choice", ()))
     if kind in ("regex", "grammar"):
         source = given.get(kind)
-        return GrammarSpec.regex(_text(source, kind)) if kind == "regex" else GrammarSpec.lark(_text(source, kind))
+        if kind == "regex":
+            return GrammarSpec.regex(_text(source, kind))
+        _check_lark(_text(source, kind))
+        return GrammarSpec.lark(_text(source, kind))
     raise RequestError(
         f"response_format has no type {kind!r:.80}; choose one of: "
         "text, json_object, json_schema, regex, grammar, choice"
@@ -143,6 +149,41 @@ def _check_keywords(schema: Mapping[str, Any]) -> None:
             raise RequestError(
                 f"the JSON schema uses {', '.join(unknown)}, which cannot be enforced here; leave it out"
             )
+
+
+_PATTERNS = ("pattern", "format")
+_STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
+_ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})")
+
+
+def _check_combined(schema: Mapping[str, Any]) -> None:
+    """Wherever in the schema they are: a $ref may lead to any place in it. Depth has been checked before."""
+    patterns, combines = 0, False
+    level: list[Any] = [schema]
+    while level:
+        for each in level:
+            if isinstance(each, Mapping):
+                own = sum(isinstance(each.get(key), str) for key in _PATTERNS)
+                patterns += own
+                combines |= "allOf" in each or (own > 0 and not {"anyOf", "oneOf", "$ref"}.isdisjoint(each))
+        held = [each for each in level if isinstance(each, (Mapping, list, tuple))]
+        level = [inner for each in held for inner in (each.values() if isinstance(each, Mapping) else each)]
+    if combines and patterns > MAX_COMBINED:
+        raise _too_combined(f"the JSON schema has {patterns} patterns and formats, and combines some")
+
+
+def _check_lark(source: str) -> None:
+    """The same for a grammar from outside, going by its text alone: its own `&`, and the schemas written in it."""
+    plain = _ESCAPE.sub(lambda found: chr(int(found[1], 16)), source)
+    if _STRING.sub("", source).count("&") >= MAX_COMBINED:
+        raise _too_combined("the grammar combines patterns with &")
+    patterns = sum(plain.count(f'"{key}"') for key in _PATTERNS)
+    if patterns > MAX_COMBINED and any(f'"{key}"' in plain for key in ("allOf", "anyOf", "oneOf", "$ref")):
+        raise _too_combined("the JSON schemas in the grammar have many patterns and formats, and combine some")
+
+
+def _too_combined(what: str) -> RequestError:
+    return RequestError(f"{what}; at most {MAX_COMBINED} can be combined, so write fewer, or each where it holds alone")
 
 
 def _schemas_in(schema: Any) -> Iterator[Mapping[str, Any]]:

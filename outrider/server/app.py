@@ -19,7 +19,8 @@ from outrider.server.worker import Worker
 
 def create_app(worker: Worker, settings: Settings) -> FastAPI:
     """The server's application. The worker is started by whoever runs it."""
-    app = FastAPI(title="Outrider", version=__version__, docs_url=None, redoc_url=None)
+    # no redirects: behind a proxy they would point at http, and a client would send its key there in the clear
+    app = FastAPI(title="Outrider", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     problems.install(app)
     app.include_router(routes(Service(worker, settings)))
     app.include_router(page_routes())
@@ -45,6 +46,7 @@ def _document(app: FastAPI, worker: Worker, settings: Settings) -> dict[str, Any
     if worker.state == "ready":  # before, the vocabulary is not known
         _bound_ids(schemas["CompletionRequest"], worker.llm.engine.target.vocab_size - 1)
         _bound_ids(schemas["ChatRequest"], worker.llm.engine.target.vocab_size - 1)
+        _bound_ids(schemas["DetokenizeRequest"], worker.llm.engine.target.vocab_size - 1)
         app.openapi_schema = made
     return made
 

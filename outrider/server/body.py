@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
@@ -16,6 +17,8 @@ from outrider.server.problems import Problem
 
 MAX_DEPTH = 64
 MAX_INT = 1 << 64
+MAX_VALUES = (1 << 20) + (1 << 16)  # all prompts as ids, and what comes beside them
+LARGE = 1 << 16  # bytes that take long enough to read for others to notice
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -39,9 +42,12 @@ def parse(raw: bytes) -> Any:
 
 def _check(value: Any, *, surrogates: bool) -> None:
     """Walk the value without recursion; its own depth is what is in question."""
-    level = [value]
+    level, values = [value], 0
     for _ in range(MAX_DEPTH + 1):
         below: list[Any] = []
+        values += len(level)
+        if values > MAX_VALUES:
+            raise _malformed(f"the body holds more than {MAX_VALUES} values")
         for each in level:
             if isinstance(each, dict):
                 below += each
@@ -86,7 +92,9 @@ def _malformed(message: str) -> Problem:
 
 class StrictRequest(Request):
     async def json(self) -> Any:
-        return parse(await self.body())
+        """A large body is read in a thread, so that nobody else's stream stands still meanwhile."""
+        raw = await self.body()
+        return parse(raw) if len(raw) < LARGE else await asyncio.to_thread(parse, raw)
 
 
 class StrictRoute(APIRoute):

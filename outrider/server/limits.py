@@ -18,6 +18,8 @@ LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 HOST = re.compile(rb"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(?::[0-9]{1,5})?")
 ORIGIN = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(:[0-9]{1,5})?")
 WINDOW = 1 << 15
+SMALL = 1 << 16  # bytes of body that are always taken
+MAX_OPENED = 1 << 16  # arrays and objects of one body; millions of them take seconds to read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,10 @@ class HttpLimits:
     """Time for the whole body to arrive."""
     stall_seconds: float = 60.0
     """A client that takes nothing of a waiting answer for so long is cut off."""
+    max_open: int = 1024
+    """Requests being answered at once; as many connections more may stand idle."""
+    max_held: int = 256 << 20
+    """Bytes of all large bodies together, from the first that is read to the end of its answer."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -81,6 +87,29 @@ class HostCheck:
         return Problem(403, f"this server does not answer to {host!r}; start it with --allow-host {host}", code="host")
 
 
+class OpenLimit:
+    """Answers so many requests at once and no more. /health is always answered: it takes no time."""
+
+    def __init__(self, app: ASGIApp, limits: HttpLimits) -> None:
+        self.app, self.limits, self.open = app, limits, 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] == "/health":
+            return await self.app(scope, receive, send)
+        if self.open >= self.limits.max_open:
+            return await refuse(scope, receive, send, _busy(f"{self.open} requests are being answered"))
+        self.open += 1
+        try:
+            return await self.app(scope, receive, send)
+        finally:
+            self.open -= 1
+
+
+def _busy(why: str) -> Problem:
+    message = f"{why}, as many as this server takes at once; try again soon"
+    return Problem(503, message, code="too_busy", headers={"Retry-After": "5"})
+
+
 class HeaderLimit:
     """Refuses too many or too large headers."""
 
@@ -111,6 +140,8 @@ class BodyLimit:
     def __init__(self, app: ASGIApp, limits: HttpLimits, note: Callable[[bytes], None] | None = None) -> None:
         """note: told each body that is let in."""
         self.app, self.limits, self.note = app, limits, note
+        self.held = 0
+        """Bytes of large bodies whose requests have not ended."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -119,13 +150,21 @@ class BodyLimit:
             return await refuse(scope, receive, send, why)
         if not has_body(scope):
             return await self.app(scope, receive, send)
-        body = await self._read(receive)
+        share = Share(self)
+        try:
+            return await self._pass_on(scope, receive, send, share)
+        finally:
+            self.held -= share.size
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send, share: Share) -> None:
+        body = await self._read(receive, share)
         if body is None:  # the client left
             return None
         if isinstance(body, Problem):
             return await refuse(scope, receive, send, body)
         if depth_exceeds(body, self.limits.max_depth):
-            why = Problem(400, f"the JSON is nested more than {self.limits.max_depth} deep", code="json_too_deep")
+            message = f"the JSON is nested more than {self.limits.max_depth} deep, or has over {MAX_OPENED} brackets"
+            why = Problem(400, message, code="json_too_deep")
             return await refuse(scope, receive, send, why, unread=False)
         if self.note is not None:
             self.note(body)
@@ -147,7 +186,7 @@ class BodyLimit:
     def _too_large(self) -> Problem:
         return Problem(413, f"the body is larger than {self.limits.max_body} bytes", code="body_too_large")
 
-    async def _read(self, receive: Receive) -> bytes | Problem | None:
+    async def _read(self, receive: Receive, share: Share) -> bytes | Problem | None:
         body = bytearray()
         try:
             async with asyncio.timeout(self.limits.body_seconds):
@@ -158,11 +197,29 @@ class BodyLimit:
                     body += message.get("body", b"")
                     if len(body) > self.limits.max_body:
                         return self._too_large()
+                    if not share.grow(len(body)):
+                        return _busy("the bodies of other requests take all the room there is")
                     if not message.get("more_body", False):
                         return bytes(body)
         except TimeoutError:
             seconds = self.limits.body_seconds
             return Problem(408, f"the body did not arrive within {seconds:g} seconds", code="body_timeout")
+
+
+class Share:
+    """What one body takes of the room for all. A small one takes none of it, so that large ones never keep it out."""
+
+    def __init__(self, room: BodyLimit) -> None:
+        self.room, self.size = room, 0
+
+    def grow(self, size: int) -> bool:
+        """Whether the body may be so large."""
+        more = size - self.size if size > SMALL else 0
+        if self.room.held + more > self.room.limits.max_held:
+            return False
+        self.room.held += more
+        self.size += more
+        return True
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
@@ -184,9 +241,9 @@ STEPS = bytes(1 if c in b"[{" else 255 if c in b"]}" else 0 for c in range(256))
 
 
 def depth_exceeds(body: bytes, limit: int) -> bool:
-    """Whether JSON text opens more than `limit` brackets inside one another, those in strings left out.
+    """Whether JSON text opens more than `limit` brackets inside one another, or more than MAX_OPENED in all.
 
-    Nothing is parsed, and text that is not JSON may be judged either way. At most a few
+    Those in strings do not count. Nothing is parsed, and text that is not JSON may be judged either way. At most a few
     passes over the bytes, in windows, so that neither time nor memory depends on what
     they hold.
     """
@@ -194,14 +251,15 @@ def depth_exceeds(body: bytes, limit: int) -> bool:
         return False
     escaped = body.replace(b"\\\\", b"").replace(b'\\"', b"")  # every quote left opens or closes a string
     marks = escaped.translate(None, OTHERS)
-    depth, inside = 0, 0
+    depth, inside, opened = 0, 0, 0
     for start in range(0, len(marks), WINDOW):
         window = marks[start : start + WINDOW]
         quotes = np.frombuffer(window, np.uint8) == ord('"')
         in_string = np.bitwise_xor.accumulate(quotes) ^ bool(inside)
         steps = np.frombuffer(window.translate(STEPS), np.int8) * ~in_string
         depths = depth + np.cumsum(steps, dtype=np.int32)
-        if depths.max() > limit:
+        opened += np.count_nonzero(steps == 1)
+        if depths.max() > limit or opened > MAX_OPENED:
             return True
         depth, inside = int(depths[-1]), int(in_string[-1])
     return False

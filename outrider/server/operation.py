@@ -11,7 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 from outrider.server.auth import Auth, Keys
 from outrider.server.envelope import Envelope
 from outrider.server.exposition import CONTENT_TYPE, Exposition
-from outrider.server.limits import BodyLimit, HeaderLimit, HostCheck, HttpLimits, check_origins
+from outrider.server.limits import BodyLimit, HeaderLimit, HostCheck, HttpLimits, OpenLimit, check_origins
 from outrider.server.metrics import Metrics
 from outrider.server.protocol import bounded_protocol
 from outrider.server.record import note_body
@@ -36,10 +36,11 @@ def install(app: FastAPI, worker: Worker, settings: Settings) -> None:
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
             allow_credentials=False,
-            expose_headers=["X-Request-Id", "Retry-After"],
+            expose_headers=["X-Request-Id", "Retry-After", "X-Outrider-Ignored"],
         )
     app.add_middleware(HeaderLimit, limits=limits)
     app.add_middleware(HostCheck, hosts=(settings.host, *settings.allow_hosts))
+    app.add_middleware(OpenLimit, limits=limits)
     about = {
         "model": settings.served_name,
         "host": settings.host,
@@ -50,7 +51,8 @@ def install(app: FastAPI, worker: Worker, settings: Settings) -> None:
 
 
 def http_limits(settings: Settings) -> HttpLimits:
-    return HttpLimits(max_body=settings.max_body, body_seconds=settings.body_timeout)
+    held = max(HttpLimits().max_held, 4 * settings.max_body)
+    return HttpLimits(max_body=settings.max_body, body_seconds=settings.body_timeout, max_held=held)
 
 
 def uvicorn_options(settings: Settings) -> dict[str, Any]:

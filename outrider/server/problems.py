@@ -96,7 +96,7 @@ def _of_validation(error: RequestValidationError) -> Problem:
     # a field of several forms fails as each of them: a form that fits but for its value says most
     telling = [each for each in same if not str(each["type"]).endswith("_type")] or same
     message = ", or: ".join(dict.fromkeys(str(each["msg"]) for each in telling))
-    return Problem(400, f"{field}: {message}" if field else message, code="invalid_value", param=field or None)
+    return Problem(400, f"{field or 'the body'}: {message}", code="invalid_value", param=field or None)
 
 
 def _field(found: Mapping[str, Any]) -> str:

@@ -1,13 +1,17 @@
-"""The connection itself, bounded: uvicorn's HTTP protocol with limits on headers that have yet to end, and on readers.
+"""The connection itself, bounded: uvicorn's HTTP protocol with limits on how many there are, on headers that have yet
+to end, and on readers.
 
 uvicorn keeps every header until the last has come, however many and however slow; the app
 and its middlewares are only asked then. And it closes a connection only when its reader
-has taken all that was written, which one that never reads never does.
+has taken all that was written, which one that never reads never does. It drops the body of a
+request that would rather speak another protocol; here such a wish is passed over, as HTTP allows.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
+import time
 from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -23,6 +27,10 @@ def bounded_protocol(limits: HttpLimits) -> type[HttpToolsProtocol]:
     return type("BoundedHttp", (BoundedHttp,), {"limits": limits})
 
 
+IDLE_SECONDS = 1.0  # a connection is never closed for another before
+UPGRADE = re.compile(rb"(?i)(?<=\r\n)upgrade(?=:)")
+
+
 class HeadTooLargeError(Exception):
     """Raised inside the parser, which gives up the connection."""
 
@@ -31,14 +39,18 @@ class BoundedHttp(HttpToolsProtocol):
     """Answers 431 to headers, or trailers, without end, and 408 to headers that do not come; cuts off idle readers."""
 
     limits: ClassVar[HttpLimits] = HttpLimits()
+    idle_since: float | None = None
+    """When the connection was made or its last answer ended; None: a request is being answered."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         self._timer: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
         self._why: Problem | None = None
         self._silent = True
+        self.idle_since = time.monotonic()
         self._begin_head()
         super().connection_made(transport)
+        self._make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_head()
@@ -50,7 +62,7 @@ class BoundedHttp(HttpToolsProtocol):
             return
         self._silent = False
         was_head = self._in_head
-        super().data_received(data)
+        super().data_received(_without_upgrade(data) if was_head or self.idle_since is not None else data)
         if was_head and self._in_head:  # a header that has yet to end is in the parser's hands alone
             self._unfinished += len(data)
             if self._unfinished > self.limits.max_header_bytes and not self.transport.is_closing():
@@ -85,11 +97,32 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._end_head()
+        self.idle_since = None
         super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        if not self.pipeline:
+            self.idle_since = time.monotonic()
+        super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
         """Every request that cannot be read ends here; answered in OpenAI's shape like all others."""
         self._give_up(self._why or Problem(400, f"this is not HTTP: {msg}", code="bad_http"))
+
+    def _make_room(self) -> None:
+        """Close the connection that has been idle longest where there are more than may be open.
+
+        Where all of them are in use the new one may stay, to be told so, up to twice as many.
+        """
+        if len(self.connections) <= self.limits.max_open:
+            return
+        before = time.monotonic() - IDLE_SECONDS
+        others = (each for each in self.connections if isinstance(each, BoundedHttp))
+        idle = [(each.idle_since, id(each), each) for each in others if each.idle_since and each.idle_since < before]
+        if idle:
+            min(idle)[-1].transport.abort()
+        elif len(self.connections) > 2 * self.limits.max_open:
+            self.transport.abort()
 
     def _begin_head(self) -> None:
         self._end_head()
@@ -147,3 +180,9 @@ class BoundedHttp(HttpToolsProtocol):
             )
             self.transport.write(STATUS_LINE[why.status_code] + head + body)
         self.transport.close()
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """A head, and what follows it, with the header that asks for another protocol made one without meaning."""
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return UPGRADE.sub(b"x-grade", head) + end + rest

@@ -67,6 +67,9 @@ def routes(service: Service) -> APIRouter:
     async def detokenize(body: DetokenizeRequest) -> Response:
         """Ids to text."""
         headers, llm = service.admit(body), service.worker.llm
+        last = llm.engine.target.vocab_size - 1
+        if body.tokens and max(body.tokens) > last:
+            raise Problem(400, f"tokens: ids run from 0 to {last} here", param="tokens", code="invalid_value")
         text = await asyncio.to_thread(llm.tokenizer.decode_all, body.tokens)
         return JSONResponse({"prompt": text}, headers=headers)
 
@@ -95,6 +98,7 @@ def routes(service: Service) -> APIRouter:
             )
         return JSONResponse(card())
 
+    @router.head("/health", include_in_schema=False)
     @router.get("/health", responses=_gives(answers.Health))
     async def health() -> Response:
         """200 when requests are taken; 503 while loading, draining, or dead."""

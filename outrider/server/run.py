@@ -15,6 +15,7 @@ from outrider.server.operation import uvicorn_options
 from outrider.server.settings import Settings
 from outrider.server.worker import Worker
 
+MIN_FILES = 4096  # twice as many as there are connections
 CLOSING_SECONDS = 5  # what connections get to take the last of their answers
 
 
@@ -65,8 +66,20 @@ def server(app: FastAPI, worker: Worker, settings: Settings) -> Server:
     return Server(config, worker, settings.drain_timeout)
 
 
+def allow_files() -> None:
+    """Let this process open as many files as its connections may need, as far as the machine lets it."""
+    try:
+        import resource
+    except ImportError:  # not on Windows, which has no such limit
+        return
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= now < MIN_FILES and (most < 0 or now < most):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (MIN_FILES if most < 0 else min(MIN_FILES, most), most))
+
+
 def run(app: FastAPI, worker: Worker, settings: Settings, listening: socket.socket) -> None:
     """Serve until told to stop. Raises what kept the model from being loaded."""
+    allow_files()
     worker.start()
     server(app, worker, settings).run(sockets=[listening])
     if worker.failure is not None and not worker.served:

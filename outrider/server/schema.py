@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from outrider.core import MAX_STOP_CHARS, MAX_TOKENS
 
@@ -24,8 +24,18 @@ StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 Count = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Share = Annotated[float, Field(gt=0, le=1)]
+
+
+def _few(value: Any) -> Any:
+    """Before the entries are looked at: of each that is wrong there would be an error to write."""
+    if isinstance(value, dict) and len(value) > MAX_IDS:
+        raise ValueError(f"at most {MAX_IDS} tokens can be given a bias")
+    return value
+
+
 Bias = Annotated[
-    dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]],
+    dict[Annotated[str, Field(pattern="^(0|[1-9][0-9]{0,8})$")], Annotated[float, Field(ge=-100, le=100)]],
+    BeforeValidator(_few),
     Field(max_length=MAX_IDS, json_schema_extra={"additionalProperties": False}),
 ]
 PromptIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_TOKENS)]
@@ -62,7 +72,7 @@ class TextPart(Open):
     text: str
 
 
-Content = str | list[TextPart]
+Content = str | Annotated[list[TextPart], Field(fail_fast=True)]
 
 
 class Prediction(Closed):
@@ -142,10 +152,13 @@ class Message(Open):
     content: Content | None = None
     name: str | None = Field(None, max_length=256)
     tool_call_id: str | None = Field(None, max_length=256)
-    tool_calls: Annotated[list[ToolCall], Field(max_length=128)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=128, fail_fast=True)] | None = None
 
 
-class JsonSchema(Open):
+Messages = Annotated[list[Message], Field(min_length=1, max_length=4096, fail_fast=True)]
+
+
+class JsonSchema(Closed):
     name: str | None = Field(None, max_length=64)
     description: str | None = None
     schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
@@ -164,13 +177,13 @@ class ResponseFormat(Closed):
 
 
 class ChatRequest(Common):
-    messages: list[Message] = Field(min_length=1, max_length=4096)
+    messages: Messages
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP)
     response_format: ResponseFormat | None = None
-    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=128, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     prediction: Prediction | None = None
@@ -207,7 +220,7 @@ class TokenizeRequest(Open):
 
     model: str | None = Field(None, max_length=1024)
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
@@ -265,4 +278,6 @@ def unhonoured(body: Open) -> list[str]:
     options = getattr(body, "stream_options", None)
     if options is not None:
         names += [f"stream_options.{name}" for name in options.model_extra or {}]
+        if not getattr(body, "stream", None):
+            names.append("stream_options")
     return sorted(names)

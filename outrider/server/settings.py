@@ -10,6 +10,8 @@ from outrider.errors import ConfigError
 
 MAX_BODY = 8 << 20  # bytes of one request; a context of a million tokens fits
 
+MIN_KEY = 8  # characters; shorter ones are found by trying
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -55,8 +57,11 @@ class Settings:
         ):
             if not low <= getattr(self, name) <= high:
                 raise ConfigError(f"{name} must be {low} to {high}, got {getattr(self, name)}")
-        if any(len(key) < 1 or not key.isascii() or not key.isprintable() or " " in key for key in self.api_keys):
-            raise ConfigError("an API key is one or more printable ASCII characters without spaces")
+        if any(len(key) < MIN_KEY or not key.isascii() or not key.isprintable() or " " in key for key in self.api_keys):
+            raise ConfigError(
+                f"an API key is {MIN_KEY} or more printable ASCII characters without spaces; "
+                "make one with: openssl rand -hex 32"
+            )
         if not self.api_keys and not is_loopback(self.host):
             raise ConfigError(
                 f"host {self.host} can be reached from other machines, and no API key is set: "

@@ -21,6 +21,7 @@ class Structure:
 
 
 FREE = Structure()
+OWN_FIELDS = ("json_schema", "regex", "grammar", "choice")
 
 
 def asks_for_structure(body: ChatRequest) -> bool:
@@ -30,6 +31,10 @@ def asks_for_structure(body: ChatRequest) -> bool:
 def structure_of(body: ChatRequest, tokenizer: Any) -> Structure:
     """Compiled within the grammar package's own time limit. Not for an event loop. RequestError or Problem."""
     wanted = body.response_format.model_dump(by_alias=True, exclude_none=True) if body.response_format else None
+    astray = [name for name in OWN_FIELDS if wanted and name in wanted and name != wanted["type"]]
+    if wanted and astray:
+        message = f"response_format of type {wanted['type']} has no {astray[0]}; its type would have to be {astray[0]}"
+        raise Problem(400, message, param="response_format", code="invalid_value")
     spec = read_response_format(wanted)
     if not body.tools and body.tool_choice not in (None, "none", "auto"):
         raise Problem(400, "tool_choice asks for a call, and there are no tools", param="tool_choice")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import secrets
 import time
 from collections.abc import Iterable
@@ -37,9 +38,9 @@ class Told:
     def add(self, event: Event) -> None:
         """A Problem where the engine gave the text up: the client's own where its options left no token to choose."""
         if event.finish == "error" and not is_corrupted(event):
-            raise Problem(400, event.error, code="invalid_value")
+            raise Problem(400, _own_words(event), code="invalid_value")
         if event.finish == "error":
-            raise Problem(500, f"the model failed on this request alone: {event.error}", code="model_error")
+            raise Problem(500, f"the model failed on this request alone: {_own_words(event)}", code="model_error")
         self.events.append(event)
 
     @property
@@ -57,6 +58,11 @@ class Told:
     @property
     def provenance(self) -> Iterable[Provenance]:
         return (each for event in self.events for each in event.provenance)
+
+
+def _own_words(event: Event) -> str:
+    """Why the engine gave a text up, without its number there, which tells how many others have asked."""
+    return re.sub(r"^request \d+ ", "this request ", event.error)
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ def translate_chat(body: ChatRequest, llm: LLM, salt: str, constraint: Constrain
     given = [template_message(message) for message in body.messages]
     prompt = tuple(llm.tokenizer.encode_chat(given, tools=None if body.tool_choice == "none" else tools or None))
     room = room_for(prompt, llm, "messages")
-    most = body.max_completion_tokens or body.max_tokens or room
+    most = min(body.max_completion_tokens or room, body.max_tokens or room)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     asked = _asked(body, [prompt], sampling(body, min(most, room), logprobs), llm, salt)
     if constraint is None:
@@ -169,10 +169,16 @@ def _predicted(prediction: Prediction | None) -> str | None:
 def _max_draft(speculation: Speculation | None, llm: LLM) -> int | None:
     if speculation is None:
         return None
-    if speculation.drafter not in (None, "none", llm.drafter.name):
+    if speculation.drafter not in (None, "none") and not _is_own(speculation.drafter, llm):
         raise Problem(
             400,
             f"this server drafts with {llm.drafter.name!r}; drafter may be that or 'none'",
             param="speculation.drafter",
         )
     return 0 if speculation.off or speculation.drafter == "none" else speculation.max_tokens
+
+
+def _is_own(name: str, llm: LLM) -> bool:
+    """Whether the server's drafter goes by this name: its own, or those of its members, as it was asked for."""
+    members = [member.drafter.name for member in getattr(llm.drafter, "members", ())]
+    return name == llm.drafter.name or sorted(name.split("+")) == sorted(members)

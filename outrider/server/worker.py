@@ -81,7 +81,7 @@ class Worker:
             room = self.limits.max_queue + self._llm.max_batch
             if len(asks) > room:
                 raise RequestError(f"{len(asks)} texts at once; this server takes {room}: ask for fewer")
-            if len(asks) + self._unfinished() > room:
+            if len(asks) + self._unfinished() > room and not self._is_owed(len(asks), client, room):
                 raise QueueFull(self._retry_after())
             job = Job(self._cancel, asks, client, time.perf_counter() + self.limits.deadline)
             self._jobs[job] = None
@@ -110,6 +110,13 @@ class Worker:
             pages_total=pool.count if pool else 0,
             stats=self._llm.stats if self._llm else None,
         )
+
+    def _is_owed(self, texts: int, client: str, room: int) -> bool:
+        """Whether a full queue still takes these: no client can keep another from its share, one that has
+        had it excepted. Where many come for theirs at once there is an end to it too, at twice the room."""
+        clients = {client, *(job.client for job in self._jobs)}
+        own = sum(job.left for job in self._jobs if job.client == client)
+        return own + texts <= room // len(clients) and self._unfinished() + texts <= 2 * room
 
     def _unfinished(self) -> int:
         return len(self._queue) + len(self._running) + len(self._scoring)
