@@ -7,52 +7,36 @@ from typing import Any
 
 from outrider.engine.events import Event
 from outrider.grammar import ToolFormat, ToolParser, parse_tool_calls
-from outrider.server.telling import Head, Told, Wishes, metrics, provenance, usage
+from outrider.server.teller import AnswerTeller
+from outrider.server.telling import Head, Told, Wishes, provenance
 from outrider.server.tokens import TokenTexts
 from outrider.server.translate import Asked
 
 
-class ChatTeller:
-    """Puts one request's answer together from its events."""
+class ChatTeller(AnswerTeller):
+    """Tells an answer as a message, tool calls apart from its text."""
 
     def __init__(
         self, head: Head, asked: Asked, wishes: Wishes, texts: TokenTexts, form: ToolFormat | None = None
     ) -> None:
         """form: how the answer writes tool calls; None: it is text throughout."""
-        self.head, self.asked, self.wishes, self.texts = head, asked, wishes, texts
+        super().__init__(head, asked, wishes, texts)
         self.form: ToolFormat | None = form
-        self.told = [Told() for _ in asked.requests]
         self._parsers = [ToolParser(form) for _ in asked.requests] if form else []
 
     def begin(self) -> Iterator[dict[str, Any]]:
         """The chunks before any text: each choice's role."""
         for index in range(len(self.told)):
-            yield self._chunk(index, {"role": "assistant", "content": "", "refusal": None})
-
-    def add(self, index: int, event: Event) -> None:
-        """Take an event. A Problem where the text failed."""
-        self.told[index].add(event)
+            yield self._wrap(index, {"delta": {"role": "assistant", "content": "", "refusal": None}})
 
     def chunks(self, index: int, event: Event) -> Iterator[dict[str, Any]]:
         """The chunks of a stream that an event makes."""
         delta = self._delta(index, event)
         if delta or (event.tokens and (self.wishes.logprobs is not None or self.wishes.provenance)):
-            yield self._chunk(index, delta or {"content": ""}, **self._extras([event]))
+            yield self._wrap(index, {"delta": delta or {"content": ""}}, **self._extras([event]))
         if event.finish:
             called = bool(self._parsers) and self._parsers[index].calls > 0
-            end = self._chunk(index, {}, finish_reason=_reason(event, called), stop_reason=event.stop_reason)
-            yield end | {"metrics": metrics([self.told[index].stats])}
-
-    def end(self) -> Iterator[dict[str, Any]]:
-        """The chunk after all choices have ended, where it is wanted."""
-        if self.wishes.usage:
-            yield self.head.wrap([], chunk=True) | {"usage": self._usage()}
-
-    def answer(self) -> dict[str, Any]:
-        """The whole answer, when every text has ended."""
-        choices = [self._choice(i, told) for i, told in enumerate(self.told)]
-        figures = metrics([told.stats for told in self.told])
-        return self.head.wrap(choices) | {"usage": self._usage(), "metrics": figures}
+            yield self._last(index, {"delta": {}}, _reason(event, called), event.stop_reason)
 
     def _delta(self, index: int, event: Event) -> dict[str, Any]:
         """What an event adds to the message."""
@@ -80,11 +64,6 @@ class ChatTeller:
             **extras,
         }
 
-    def _chunk(self, index: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None} | more
-        chunk = self.head.wrap([choice], chunk=True)
-        return chunk | {"usage": None} if self.wishes.usage else chunk
-
     def _extras(self, events: list[Event]) -> dict[str, Any]:
         """What is told of the tokens beside their text, as far as it is wanted."""
         out: dict[str, Any] = {}
@@ -99,9 +78,6 @@ class ChatTeller:
         if self.wishes.provenance:
             out["provenance"] = [each for event in events for each in provenance(event)]
         return out
-
-    def _usage(self) -> dict[str, Any]:
-        return usage(map(len, self.asked.prompts), self.told, self.asked.n)
 
 
 def _reason(event: Event, called: bool) -> str | None:

@@ -9,7 +9,8 @@ from typing import Any
 from outrider.core import Token, TokenLogprob
 from outrider.engine.events import Event
 from outrider.engine.text import TextStream
-from outrider.server.telling import Head, Told, Wishes, metrics, provenance, usage
+from outrider.server.teller import AnswerTeller
+from outrider.server.telling import Head, Told, Wishes, provenance
 from outrider.server.tokens import TokenTexts, bounded
 from outrider.server.translate import Asked
 
@@ -33,12 +34,12 @@ class Echo:
             self.scored = list(zip(tokens, pieces, (None, *scores), strict=True))
 
 
-class CompletionTeller:
-    """Puts one request's answer together from its events."""
+class CompletionTeller(AnswerTeller):
+    """Tells an answer as text, the prompt before it where it is echoed."""
 
     def __init__(self, head: Head, asked: Asked, wishes: Wishes, texts: TokenTexts, echoes: Seq[Echo] = ()) -> None:
-        self.head, self.asked, self.wishes, self.texts, self.echoes = head, asked, wishes, texts, echoes
-        self.told = [Told() for _ in range(len(asked.prompts) * asked.n)]
+        super().__init__(head, asked, wishes, texts)
+        self.echoes = echoes
         self._offsets = [0] * len(self.told)
         self._only_echo = not asked.requests
 
@@ -46,33 +47,18 @@ class CompletionTeller:
         """The chunks before any text: the prompts, where they are echoed."""
         for index in range(len(self.told)) if self.echoes else ():
             echo = self.echoes[index // self.asked.n]
-            yield self._chunk(index, echo.text, logprobs=self._logprobs(index, echo.scored))
+            yield self._wrap(index, {"text": echo.text}, logprobs=self._logprobs(index, echo.scored))
             if self._only_echo:
-                yield self._chunk(index, "", finish_reason="length", stop_reason=None) | {"metrics": metrics([])}
-
-    def add(self, index: int, event: Event) -> None:
-        """Take an event. A Problem where the text failed."""
-        self.told[index].add(event)
+                yield self._last(index, {"text": ""}, "length", None)
 
     def chunks(self, index: int, event: Event) -> Iterator[dict[str, Any]]:
         """The chunks of a stream that an event makes."""
         if event.text or (event.tokens and (self.wishes.logprobs is not None or self.wishes.provenance)):
             more = {"provenance": provenance(event)} if self.wishes.provenance else {}
-            yield self._chunk(index, event.text, logprobs=self._logprobs(index, _scored([event])), **more)
+            scored = self._logprobs(index, _scored([event]))
+            yield self._wrap(index, {"text": event.text}, logprobs=scored, **more)
         if event.finish:
-            end = self._chunk(index, "", finish_reason=event.finish, stop_reason=event.stop_reason)
-            yield end | {"metrics": metrics([self.told[index].stats])}
-
-    def end(self) -> Iterator[dict[str, Any]]:
-        """The chunk after all choices have ended, where it is wanted."""
-        if self.wishes.usage:
-            yield self.head.wrap([], chunk=True) | {"usage": self._usage()}
-
-    def answer(self) -> dict[str, Any]:
-        """The whole answer, when every text has ended."""
-        choices = [self._choice(i, told) for i, told in enumerate(self.told)]
-        figures = metrics([told.stats for told in self.told])
-        return self.head.wrap(choices) | {"usage": self._usage(), "metrics": figures}
+            yield self._last(index, {"text": ""}, event.finish, event.stop_reason)
 
     def _choice(self, index: int, told: Told) -> dict[str, Any]:
         echo = self.echoes[index // self.asked.n] if self.echoes else None
@@ -86,11 +72,6 @@ class CompletionTeller:
             "stop_reason": told.events[-1].stop_reason if told.events else None,
             **(more if self.wishes.provenance else {}),
         }
-
-    def _chunk(self, index: int, text: str, **more: Any) -> dict[str, Any]:
-        choice = {"index": index, "text": text, "logprobs": None, "finish_reason": None} | more
-        chunk = self.head.wrap([choice], chunk=True)
-        return chunk | {"usage": None} if self.wishes.usage else chunk
 
     def _logprobs(self, index: int, scored: Iterable[Scored]) -> dict[str, Any] | None:
         """OpenAI's four lists; offsets go on from the tokens told before."""
@@ -111,9 +92,6 @@ class CompletionTeller:
         for token, value in sorted((*score.top, (score.token, score.logprob)), key=lambda each: -each[1]):
             out.setdefault(self.texts.text(token), bounded(value))
         return out
-
-    def _usage(self) -> dict[str, Any]:
-        return usage(map(len, self.asked.prompts), self.told, self.asked.n)
 
 
 def _scored(events: Iterable[Event]) -> list[Scored]:

@@ -42,9 +42,6 @@ class Asked:
     """One for each choice: the n choices of the first prompt, then those of the next."""
     n: int
 
-    def prompt_of(self, choice: int) -> tuple[Token, ...]:
-        return self.prompts[choice // self.n]
-
 
 def translate_chat(body: ChatRequest, llm: LLM, salt: str, constraint: Constraint | None = None) -> Asked:
     """RequestError or Problem where it cannot be served."""

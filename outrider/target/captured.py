@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from outrider.core import Span
+from outrider.errors import ConfigError
 from outrider.kernels.triton_attention import (
     ROWS_TIMES_SPLITS,
     Batch,
@@ -124,11 +125,18 @@ class Captured:
             return spans
         return [self._read_ahead(span) for span in spans]
 
+    def check_width(self, width: int) -> None:
+        """ConfigError where texts of so many rows cannot be pinned."""
+        if self.pinned and width > WIDTHS[-1]:
+            raise ConfigError(
+                f"pinned: drafts of {width - 1} tokens are too wide; it takes {WIDTHS[-1] - 1} at most, so lower the "
+                "drafter's k, or leave out pinned"
+            )
+
     def _read_ahead(self, span: Span) -> Span:
         while span.width > WIDTHS[-1]:
+            self.check_width(1 + len(span.draft))
             piece = min(WIDTHS[-1], len(span.tokens) - 1)
-            if piece < 1:
-                raise ValueError(f"a draft of {len(span.draft)} is too wide to be pinned; the most is {WIDTHS[-1] - 1}")
             self.score([Span(span.seq_id, span.start, span.tokens[:piece], wanted=False)])
             span = replace(span, start=span.start + piece, tokens=span.tokens[piece:])
         return span

@@ -79,9 +79,11 @@ class NativeTarget:
         """Get ready for passes of up to so many sequences of so many rows, and chains of `steps`; says what it does.
 
         Afterwards nothing is compiled, recorded or allocated for them. Nothing to do where nothing is recorded.
+        ConfigError where passes are pinned and so many rows cannot be.
         """
         if self._captured is None:
             return
+        self._captured.check_width(width)
         for shape in self._captured.prepare(batch, width):
             yield f"passes of {shape.batch} x {shape.width}"
         if steps:

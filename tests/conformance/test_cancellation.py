@@ -7,7 +7,7 @@ import random
 import pytest
 from drafter_cast import EVERYBODY, SCRIPTED
 from plain_decoding import Told, assert_same, request, run, told_by
-from testbed import TOKENIZER, VOCAB
+from testbed import TOKENIZER, VOCAB, Testbed
 from toy_world import TOY
 
 from outrider.core import Token
@@ -56,21 +56,24 @@ def run_with_cancels(
     return {i: (made, told_by(heard[i]), n) for i, (made, n) in asked.items()}
 
 
-@everybody
-def test_at_random_with_everything_tight(drafter: str):
+def check_at_random(world: Testbed, drafter: str) -> None:
     """Small pool, small rounds, random cancels: every text is the judge's, whole or up to where it was cancelled."""
-    rng = random.Random(drafter)
-    requests = list(TOY.pairwise_requests()[:14])
-    tried = TOY.engine(drafter, requests, limits=SMALL, cache_tokens=96)
+    requests = list(world.pairwise_requests()[:14])
+    tried = world.engine(drafter, requests, limits=SMALL, cache_tokens=96)
     ends: set[str] = set()
-    for made, told, n in run_with_cancels(tried, requests, rng).values():
+    for made, told, n in run_with_cancels(tried, requests, random.Random(drafter)).values():
         ends.add(told.finish)
         if told.finish == "cancelled":
-            assert_begins(told, TOY.judged(made)[n], made.prompt)
+            assert_begins(told, world.judged(made)[n], made.prompt)
         else:
-            assert_same([told], [TOY.judged(made)[n]])
+            assert_same([told], [world.judged(made)[n]])
     assert "cancelled" in ends
     assert len(ends) > 1
+
+
+@everybody
+def test_at_random_with_everything_tight(drafter: str):
+    check_at_random(TOY, drafter)
 
 
 def test_while_waiting_reading_decoding_and_preempted():

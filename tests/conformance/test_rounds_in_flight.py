@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 from drafter_cast import EVERYBODY
-from plain_decoding import assert_same, request, told_by
-from test_cancellation import SMALL, assert_begins, run_with_cancels
+from plain_decoding import request, told_by
+from test_cancellation import check_at_random
 from testbed import CONTEXT, TOKENIZER, VOCAB, Testbed
 from toy_world import TOY, WORLD
 
@@ -41,17 +39,7 @@ def test_every_option_tells_the_same_text(drafter: str):
 @everybody
 def test_at_random_with_everything_tight(drafter: str):
     """Small pool, small rounds, texts cancelled while their round is in flight."""
-    rng = random.Random(drafter)
-    requests = list(FLYING.pairwise_requests()[:14])
-    tried = FLYING.engine(drafter, requests, limits=SMALL, cache_tokens=96)
-    ends: set[str] = set()
-    for made, told, n in run_with_cancels(tried, requests, rng).values():
-        ends.add(told.finish)
-        if told.finish == "cancelled":
-            assert_begins(told, FLYING.judged(made)[n], made.prompt)
-        else:
-            assert_same([told], [FLYING.judged(made)[n]])
-    assert len(ends) > 1
+    check_at_random(FLYING, drafter)
 
 
 def test_a_round_is_told_when_the_next_one_is_on_its_way():

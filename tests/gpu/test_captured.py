@@ -194,6 +194,12 @@ def test_what_cannot_be_pinned_is_refused():
         NativeTarget(plain_float32(), 1024, pinned=True)
 
 
+def test_a_draft_too_wide_to_be_pinned_is_refused_at_start():
+    target = NativeTarget(decoder(1), 1024, pinned=True)
+    with pytest.raises(ConfigError, match="drafts of 32 tokens are too wide; it takes 31 at most"):
+        list(target.prepare(2, 33))
+
+
 def plain_float32() -> Decoder:
     made = decoder(1)
     made.dtype = torch.float32

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -15,8 +14,9 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from server_world import TEMPLATE, VOCAB, make_tokenizer, until
-from transformers import LlamaConfig, LlamaForCausalLM
+from process_world import write_tiny_model
+from server_world import until
+from transformers import LlamaForCausalLM
 
 from outrider.cli.main import main
 from outrider.server import logs
@@ -25,23 +25,7 @@ from outrider.server import logs
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random Llama with a byte tokenizer."""
-    path = tmp_path_factory.mktemp("tiny")
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=2048,
-        bos_token_id=None,
-        eos_token_id=257,
-    )
-    torch.manual_seed(0)
-    LlamaForCausalLM(config).save_pretrained(path)
-    (path / "tokenizer.json").write_text(make_tokenizer().to_json())
-    (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>", "chat_template": TEMPLATE}))
-    return path
+    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 class Process:
