@@ -10,10 +10,11 @@ from functools import partial
 from typing import Any, Literal, cast, overload
 
 from outrider.core import Constraint, FinishReason, Provenance, SamplingParams, Token, TokenLogprob, derive_seeds
-from outrider.drafters.base import DrafterConfig, Setting, models_loaded
+from outrider.drafters.base import DrafterConfig, Setting, models_loaded, most_drafted
 from outrider.drafters.registry import parse_drafter
-from outrider.engine.engine import Engine, Limits, Request
+from outrider.engine.engine import Engine
 from outrider.engine.events import Event
+from outrider.engine.request import Limits, Request, longest
 from outrider.engine.scoring import Scoring
 from outrider.engine.stats import Stats
 from outrider.errors import OutriderError, RequestError
@@ -131,8 +132,8 @@ def _beside(config: DrafterConfig, options: Mapping[str, Any]) -> Beside:
     device = choose_device(options.get("device", "auto"))
     if device.type != "cuda":
         return Beside()
-    sizes = [beside_of(model) for model, where in models_loaded(config) if not where or choose_device(where) == device]
-    return sum(sizes, Beside())
+    here = [each for each in models_loaded(config) if not each.device or choose_device(each.device) == device]
+    return sum((beside_of(each.model, vocab=each.vocab) for each in here), Beside())
 
 
 class LLM:
@@ -160,8 +161,15 @@ class LLM:
         verifier = make_verifier(mode, rule)
         config = parse_drafter(drafter) if isinstance(drafter, str) else drafter
         if isinstance(model, str):
-            sizes = {"max_batch": max_batch, "max_round_tokens": max_round_tokens or 2048}
-            model = load(model, progress=progress, **sizes, beside=_beside(config, options), **options)
+            model = load(
+                model,
+                progress=progress,
+                max_batch=max_batch,
+                max_round_tokens=max_round_tokens or 2048,
+                max_draft=most_drafted(config),
+                beside=_beside(config, options),
+                **options,
+            )
         self.loaded = model
         target, self.tokenizer = self.loaded.target, self.loaded.tokenizer
         setting = Setting(
@@ -289,7 +297,7 @@ class LLM:
 
     def scoring(self, tokens: tuple[Token, ...], top: int = 0, salt: str = "") -> Scoring:
         """The same piece by piece, for whoever runs rounds in between. RequestError if it cannot be done at all."""
-        self.engine.limit(Request(prompt=tokens, params=SamplingParams(logprobs=top)))
+        longest(Request(prompt=tokens, params=SamplingParams(logprobs=top)), self.engine.target)
         return Scoring(self.engine.target, tokens, top, salt)
 
     @property
@@ -373,4 +381,5 @@ class LLM:
             quantize=quantize,
             cache_tokens=pool.count * pool.size,
             max_batch=self.max_batch,
+            max_draft=1,  # all it reads of a text that goes on are its last two tokens
         )

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -95,13 +96,15 @@ def synthetic_pair(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     seed: int = 0,
+    frequent: int = 0,
+    coverage: float = 0.98,
 ) -> SyntheticPair:
     """A target of this shape with random weights, and a draft made of its first `layers` layers.
 
     agreement: how often the draft's best token should be the target's, above 0 and at most 1.
     At 1 it always is; below, it is aimed at by `epsilon_for` and met roughly: `measured_agreement`
     says how nearly. dtype None is float32 on the CPU and bfloat16 elsewhere. Weights are drawn on
-    the device.
+    the device. frequent: see `rare_words`; 0 says every token alike.
     """
     device = torch.device(device)
     if dtype is None:
@@ -112,6 +115,8 @@ def synthetic_pair(
         raise ConfigError(f"layers must be 1 to {len(config.layers) - 1}, fewer than the target's; got {layers}")
     epsilon = epsilon_for(agreement, config, layers, device)
     weights = _Dice(config, device, dtype, seed).weights([1.0] * layers + [epsilon] * (len(config.layers) - layers))
+    if frequent:
+        cast(Linear, weights.head).weight[frequent:] *= shrinking(frequent, config.vocab_size, coverage)
     shared = Weights(weights.embedding, weights.layers[:layers], weights.norm, weights.head)
     small = _understood(config_json | {"num_hidden_layers": layers})
     tokenizer = byte_tokenizer(config.vocab_size)
@@ -141,6 +146,46 @@ def epsilon_for(agreement: float, config: DecoderConfig, layers: int, device: to
         low, high = (middle, high) if met < agreement else (low, middle)
     correlation = (low + high) / 2
     return math.sqrt(1 / correlation**2 - 1) * math.sqrt(layers / (len(config.layers) - layers))
+
+
+@contextmanager
+def rare_words(pair: SyntheticPair, frequent: int, coverage: float = 0.98) -> Iterator[None]:
+    """Meanwhile, ids from `frequent` on are the best in only 1 - coverage of all places, in both models.
+
+    A model of real text, where most of the vocabulary is hardly ever said: for measuring a draft's
+    narrow head (`vocab`). It knows two kinds of tokens only. The pair's head is changed in place.
+    """
+    rare = cast(Linear, pair.target.weights.head).weight[frequent:]
+    before = rare.clone()
+    rare *= shrinking(frequent, pair.target.config.vocab_size, coverage)
+    try:
+        yield
+    finally:
+        rare.copy_(before)
+
+
+def shrinking(frequent: int, vocab_size: int, coverage: float) -> float:
+    """What the logits from `frequent` on are multiplied by for the best to lie below this often; 1 if there are none.
+
+    Logits by random rows are independent and normal. Where u is uniform, the best of n is the point x
+    below which one of them lies with chance u^(1/n); the m others, shrunk by s, all lie below it with
+    chance Phi(x / s)^m.
+    """
+    rare = vocab_size - frequent
+    if rare <= 0:
+        return 1.0
+    if frequent < 1 or not frequent / vocab_size <= coverage < 1:
+        raise ConfigError(
+            f"coverage must be at least frequent / vocabulary ({frequent} / {vocab_size}) and below 1, got {coverage}"
+        )
+    u = (torch.arange(TRIALS**2, dtype=torch.float64) + 0.5) / TRIALS**2
+    best = torch.special.ndtri(u ** (1 / frequent))
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        met = float((rare * torch.special.log_ndtr(best / middle)).exp().mean())
+        low, high = (middle, high) if met > coverage else (low, middle)
+    return (low + high) / 2
 
 
 @torch.inference_mode()

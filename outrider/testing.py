@@ -19,6 +19,7 @@ from outrider.errors import OutriderError
 from outrider.synthetic import SyntheticPair, measured_agreement, synthetic_pair
 from outrider.target.base import Start
 from outrider.target.pages import PagePool
+from outrider.target.standing import Standing
 
 __all__ = [
     "ByteTokenizer",
@@ -82,16 +83,28 @@ class ToyTarget:
                     rows.append(self._row(tuple((text + way)[-self.order :])))
         return torch.stack(rows) if rows else torch.empty(0, self.vocab_size)
 
-    def keep(self, span: Span, path: Seq[int]) -> int:
+    def stand(self, choices: Tensor) -> Standing | None:
+        """Not here: passes are waited for."""
+
+    def score_behind(self, standing: Standing, seq_ids: Seq[int], drafts: Seq[Draft]) -> Tensor:
+        """As if the device had said where the texts stand."""
+        told = zip(seq_ids, standing.lengths.tolist(), standing.last.tolist(), drafts, strict=True)
+        return self.score([Span(i, length - 1, (last[1],), draft) for i, length, last, draft in told])
+
+    def keep(self, span: Span, path: Seq[int], *, trim: bool = True) -> int:
         end = span.start + len(span.tokens)
         kept = [self.slots[self._slot(span.seq_id, end + node)] for node in path]
         for i, token in enumerate(kept):
             self.slots[self._slot(span.seq_id, end + i)] = token
-        self.pool.trim(span.seq_id, end + len(path))
+        if trim:
+            self.pool.trim(span.seq_id, end + len(path))
         return end + len(path)
 
-    def draft_chains(self, starts: Seq[Start], steps: int) -> None:
+    def draft_chains(self, starts: Seq[Start], steps: int, behind: Standing | None = None) -> None:
         """Not here: the drafter asks step by step."""
+
+    def narrow(self, tokens: Seq[Token]) -> None:
+        """Not here: there is no head."""
 
     def prepare(self, batch: int, width: int, steps: int = 0) -> Iterator[str]:
         """Nothing to get ready."""

@@ -8,8 +8,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
 from outrider.core import SamplingParams, Token
-from outrider.engine.engine import Engine, Request
+from outrider.engine.engine import Engine
 from outrider.engine.events import Event
+from outrider.engine.request import Request
 from outrider.engine.stats import Stats, Times, total
 from outrider.errors import ConfigError
 

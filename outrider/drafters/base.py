@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 from outrider.core import Draft, Sequence, Verdict
+from outrider.target.standing import Standing
 
 
 class Drafter(Protocol):
@@ -48,14 +49,45 @@ class Drafter(Protocol):
         ...
 
 
+class Follower(Protocol):
+    """A drafter that can guess before the host knows what the round in flight brought: a method besides the others."""
+
+    def follow(self, seqs: Seq[Sequence], budgets: Seq[int], standing: Standing) -> list[Draft] | None:
+        """As `propose`, after where the device says that each text stands; chains only. None: wait and ask again.
+
+        The sequences are as they were before the round in flight, whose outcome `observe` tells next.
+        """
+        ...
+
+
+def follower(drafter: Drafter) -> Follower | None:
+    """The drafter, if it can follow a round in flight."""
+    return cast(Follower, drafter) if hasattr(drafter, "follow") else None
+
+
 def is_dear(drafter: Drafter) -> bool:
     """Whether asking this drafter costs enough that it should be asked last."""
     return bool(getattr(drafter, "dear", False))
 
 
-def models_loaded(config: DrafterConfig) -> tuple[tuple[str, str], ...]:
-    """The models a drafter will load and the device of each, empty: the target's. Room must be left for them."""
+class ModelLoaded(NamedTuple):
+    """A model that a drafter will load."""
+
+    model: str
+    device: str = ""
+    """Empty: the target's."""
+    vocab: int = 0
+    """Rows of its head that will be copied."""
+
+
+def models_loaded(config: DrafterConfig) -> tuple[ModelLoaded, ...]:
+    """The models a drafter will load. Room must be left for them."""
     return getattr(config, "loads", ())
+
+
+def most_drafted(config: DrafterConfig) -> int | None:
+    """Most tokens the drafter will propose for one text in a round: its `max_tokens`, else its `k`; None: not said."""
+    return getattr(config, "max_tokens", getattr(config, "k", None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +109,8 @@ class Setting:
 class DrafterConfig(Protocol):
     """The options of one drafter: frozen, checked when made. Nothing is loaded before `build`.
 
-    A drafter that loads models names them in a property `loads`, see `models_loaded`.
+    A drafter that loads models names them in a property `loads`, see `models_loaded`. One whose most
+    tokens are not an option `k` says them in a property `max_tokens`, see `most_drafted`.
     """
 
     def build(self, setting: Setting) -> Drafter:

@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 
-from outrider.core import EMPTY, Draft, Sequence, Span, Token, Verdict
-from outrider.drafters.base import Setting
+from outrider.core import EMPTY, MAX_TOKENS, Draft, Sequence, Span, Token, Verdict, is_whole
+from outrider.drafters.base import ModelLoaded, Setting
+from outrider.drafters.frequent import LEAST_TOKENS, read_ranking, say_only
 from outrider.errors import ConfigError
 from outrider.models.tokenizer import check_same_vocabulary
 from outrider.target.base import Start, Target
+from outrider.target.standing import Standing
 from outrider.verify.base import Mode
 from outrider.verify.propose import draft_token, draft_top
 
@@ -35,6 +37,10 @@ class DraftModelConfig:
     """float32, bfloat16 or float16; empty: as for a target."""
     quantize: str = ""
     """int4 or int8 on the CPU, or none; empty: as for a target."""
+    vocab: int = 0
+    """Say only so many tokens, frequent or seen lately, which is faster; 0: all."""
+    ranking: str = ""
+    """JSON file of token ids, most frequent first; empty: in the order of ids."""
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -44,14 +50,23 @@ class DraftModelConfig:
                 raise ConfigError(f"draft-model: {name} must be {low} to 64, got {getattr(self, name)}")
         if not 0 <= self.min_prob < 1:
             raise ConfigError(f"draft-model: min_prob must be at least 0 and below 1, got {self.min_prob}")
+        if not is_whole(self.vocab) or (self.vocab and not LEAST_TOKENS <= self.vocab <= MAX_TOKENS):
+            raise ConfigError(f"draft-model: vocab must be 0 or {LEAST_TOKENS} to {MAX_TOKENS}, got {self.vocab!r}")
+        if self.ranking and not self.vocab:
+            raise ConfigError("draft-model: ranking orders what vocab keeps; give vocab too, such as vocab=32768")
 
     @property
-    def loads(self) -> tuple[tuple[str, str], ...]:
-        return ((self.model, self.device),)
+    def loads(self) -> tuple[ModelLoaded, ...]:
+        return (ModelLoaded(self.model, self.device, self.vocab),)
+
+    @property
+    def max_tokens(self) -> int:
+        return self.k * self.beams
 
     def build(self, setting: Setting) -> DraftModel:
         if setting.load_target is None:
             raise ConfigError("draft-model: no loader for models was given")
+        ranking = read_ranking(self.ranking, setting.vocab_size)
         loaded = setting.load_target(
             self.model, device=self.device or "", dtype=self.dtype or "auto", quantize=self.quantize or "auto"
         )
@@ -65,9 +80,10 @@ class DraftModelConfig:
                 f"draft-model: {self.model} was made for {loaded.target.context} tokens and the target serves texts of "
                 f"up to {setting.context}: give the target context={loaded.target.context}, or choose another draft"
             )
+        drafter = DraftModel(loaded.target, setting, self, ranking)
         for _ in loaded.target.prepare(setting.max_batch, 2, steps=self.k if self.beams == 1 else 0):
             pass
-        return DraftModel(loaded.target, setting, self)
+        return drafter
 
 
 class DraftModel:
@@ -80,32 +96,84 @@ class DraftModel:
     name = "draft-model"
     dear = True
 
-    def __init__(self, model: Target, setting: Setting, config: DraftModelConfig) -> None:
+    def __init__(self, model: Target, setting: Setting, config: DraftModelConfig, ranking: Seq[Token] = ()) -> None:
+        """ranking: tokens, the most frequent first, where `config.vocab` leaves some out; the rest rank by id."""
         self.model, self.config = model, config
         self.mode: Mode = setting.mode
         self.target_vocab, self.vocab_size = setting.vocab_size, min(setting.vocab_size, model.vocab_size)
-        self.max_tokens = config.k if config.beams == 1 else config.k * config.beams
+        self.max_tokens = config.max_tokens
         self.chunk = 512
         self._held: dict[int, list[Token]] = {}
         self._ahead: dict[int, Seq[Token]] = {}
         """Guesses of the last round that are cached too, behind what is held; perhaps still on the device."""
+        self._behind: dict[int, Seq[Token]] = {}
+        """As `_ahead`, of chains that follow a round in flight: where they begin is told by `observe`."""
         self._usual = 1.0
         """Tokens that stood of late, on average over rounds."""
+        ends = sorted(getattr(setting.tokenizer, "eos_ids", ()))  # rare, but sure to come once in a text
+        self._frequent = say_only(model, config.vocab, (*ends, *ranking), self.vocab_size)
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[int]) -> list[Draft]:
+        if self._frequent is not None:
+            self._frequent.note(seqs)
         if self.config.beams > 1 and self.model.scores_trees:
             return [self._tree(seq, budget) for seq, budget in zip(seqs, budgets, strict=True)]
         budgets = [min(budget, self.config.k) for budget in budgets]
         return self._at_once(seqs, budgets) or self._chains(seqs, budgets)
 
+    def follow(self, seqs: Seq[Sequence], budgets: Seq[int], standing: Standing) -> list[Draft] | None:
+        """Chains behind chains: all the draft model has not read yet are a text's last two tokens, at most.
+
+        None where a text that may be drafted for has no chain in flight: `propose` begins one.
+        """
+        if standing.lengths.device != self.model.device:
+            return None
+        if self._frequent is not None:
+            self._frequent.note(seqs)
+        rows = [i for i, seq in enumerate(seqs) if budgets[i] and (seq.id not in self._held or self._room_behind(seq))]
+        if not all(self._is_chained(seqs[i]) for i in rows):
+            return None
+        drafts = [EMPTY] * len(seqs)
+        if rows:
+            starts = [Start(seq.id, seq.seed, seq.params.temperature) for seq in (seqs[i] for i in rows)]
+            chains = self.model.draft_chains(starts, self.config.k, standing.take(rows))
+            for i, chain in zip(rows, chains or (), strict=True):
+                self._behind[seqs[i].id] = chain[:-1]
+                drafts[i] = self._whole(chain, budgets[i])
+        return drafts
+
+    def _is_chained(self, seq: Sequence) -> bool:
+        """Whether the round in flight holds a chain drafted on the device for this text."""
+        return seq.id in self._ahead and len(self._held[seq.id]) == len(seq.tokens)
+
+    def _room_behind(self, seq: Sequence) -> bool:
+        """Pages for a chain after the longest text the round in flight can make."""
+        length = len(seq.tokens) + 1 + 2 * self.config.k
+        return length <= self.model.context and self.model.pool.reserve(seq.id, length)
+
+    def _whole(self, chain: Seq[Token], budget: int) -> Draft:
+        """A chain drafted on the device, as far as it may be used."""
+        return replace(self._draft(chain, []), known=True).first_nodes(budget)
+
     def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
         """Note how many stood; the committed text itself says which cached tokens still hold."""
+        for seq in seqs:
+            if seq.id in self._behind:  # chains that begin where the text stands now
+                held = self._held[seq.id]
+                held += seq.tokens[len(held) :]
+                self._ahead[seq.id] = self._behind.pop(seq.id)
         for draft, verdict in zip(drafts, verdicts, strict=True):
             if len(draft):
                 self._usual += 0.05 * (verdict.accepted - self._usual)
 
     def forget(self, seq: Sequence) -> None:
+        self._drop(seq)
+        if self._frequent is not None:
+            self._frequent.forget(seq)
+
+    def _drop(self, seq: Sequence) -> None:
         self._ahead.pop(seq.id, None)
+        self._behind.pop(seq.id, None)
         if self._held.pop(seq.id, None) is not None:
             self.model.release(seq.id)
 
@@ -118,7 +186,7 @@ class DraftModel:
         if not all(self._hold(seq, self.config.k) for seq in seqs):
             return None
         self._catch_up([seq for seq in seqs if len(seq.tokens) - len(self._held[seq.id]) > 2])
-        starts = [Start(s.id, len(s.tokens), (s.tokens[-2], s.tokens[-1]), s.seed, s.params.temperature) for s in seqs]
+        starts = [Start(s.id, s.seed, s.params.temperature, len(s.tokens), (s.tokens[-2], s.tokens[-1])) for s in seqs]
         chains = self.model.draft_chains(starts, self.config.k)
         if chains is None:
             return None
@@ -126,10 +194,7 @@ class DraftModel:
             held = self._held[seq.id]
             held += seq.tokens[len(held) :]
             self._ahead[seq.id] = chain[:-1]
-        return [
-            replace(self._draft(chain, []), known=True).first_nodes(budget)
-            for chain, budget in zip(chains, budgets, strict=True)
-        ]
+        return [self._whole(chain, budget) for chain, budget in zip(chains, budgets, strict=True)]
 
     def _chains(self, seqs: Seq[Sequence], budgets: Seq[int]) -> list[Draft]:
         """All sequences a token at a time, one batched pass a step."""
@@ -240,7 +305,7 @@ class DraftModel:
         known = max(seq.tokens[len(held) :]) < self.model.vocab_size  # the target may have more rows than the draft
         if known and length <= self.model.context and self.model.pool.reserve(seq.id, length):
             return True
-        self.forget(seq)
+        self._drop(seq)
         return False
 
     def _catch_up(self, seqs: Seq[Sequence]) -> None:

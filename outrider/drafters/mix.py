@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
 from outrider.core import EMPTY, Draft, Sequence, Token, Verdict
-from outrider.drafters.base import Drafter, DrafterConfig, Setting, is_dear, models_loaded
+from outrider.drafters.base import Drafter, DrafterConfig, ModelLoaded, Setting, is_dear, models_loaded, most_drafted
 from outrider.drafters.prediction import PredictionConfig
 from outrider.drafters.prompt_lookup import PromptLookupConfig
 from outrider.drafters.suffix import SuffixConfig
@@ -35,8 +35,13 @@ class MixConfig:
             raise ConfigError("mix: of names no drafter; for example mix:of=suffix+prediction")
 
     @property
-    def loads(self) -> tuple[tuple[str, str], ...]:
+    def loads(self) -> tuple[ModelLoaded, ...]:
         return tuple(each for config in self.of for each in models_loaded(config))
+
+    @property
+    def max_tokens(self) -> int | None:
+        each = [most_drafted(config) for config in self.of]
+        return None if None in each else max(most for most in each if most is not None)
 
     def build(self, setting: Setting) -> Mix:
         return Mix([config.build(setting) for config in self.of])

@@ -3,78 +3,35 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import count
 
 import torch
 
 from outrider.core import (
     EMPTY,
-    Constraint,
     Draft,
-    SamplingParams,
     Sequence,
     Span,
     Token,
     Verdict,
-    check_token_ids,
     derive_seeds,
-    is_whole,
 )
-from outrider.drafters.base import Drafter
+from outrider.drafters.base import Drafter, follower
 from outrider.drafters.grammar import ForcedFirst
 from outrider.engine.events import Event, Live, Outcome, describe, extend, logprobs_of
+from outrider.engine.flight import Flight, spans_of
+from outrider.engine.request import Limits, Request, longest
 from outrider.engine.scheduler import Scheduler, Turn
 from outrider.engine.stats import Stats, Times
 from outrider.engine.text import Decoder as TokenDecoder
 from outrider.engine.text import TextStream
-from outrider.errors import ConfigError, OutriderError, RequestError
+from outrider.errors import OutriderError, RequestError
 from outrider.target.base import Target
+from outrider.target.standing import Standing
 from outrider.verify.base import Verifier
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """What a caller asks for: a prompt, how to choose, and what it expects to hear."""
-
-    prompt: tuple[Token, ...]
-    params: SamplingParams = field(default_factory=SamplingParams)
-    prediction: tuple[Token, ...] = ()
-    """Text the answer is expected to hold; drafted from, never forced."""
-    max_draft: int | None = None
-    """Most tokens drafted a round; 0 turns speculation off for this request."""
-    salt: str = ""
-    """Caches are never shared between requests of different salt."""
-    constraint: Constraint | None = None
-    """What the answer may say; each of the n texts gets a copy of its own."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """How much one round takes on."""
-
-    max_batch: int = 8
-    """Most sequences in one round."""
-    max_round_tokens: int = 512
-    """Most tokens read in one pass; longer prompts are read in several."""
-
-    def __post_init__(self) -> None:
-        for name in ("max_batch", "max_round_tokens"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-
-
-@dataclass(slots=True)
-class Flight:
-    """A round on its way: who takes part, and the logits that will decide."""
-
-    turns: list[Turn]
-    spans: list[Span]
-    logits: torch.Tensor
-    scored: float
-    """When scoring began."""
-    times: Times
 
 
 class Engine:
@@ -98,20 +55,34 @@ class Engine:
         self.stats = Stats()
         """The figures of every request that has ended, summed."""
         self._live: dict[int, Live] = {}
-        self._flight: Flight | None = None
+        self._flights: deque[Flight] = deque()
+        """Rounds on their way, the oldest first: two at most."""
+        self._landed = 0.0
+        """When the last one was through."""
         self._ids = count()
 
     def step(self) -> list[Event]:
         """One round: every sequence in it reads on, and once read moves on by at least one token.
 
-        Where passes are launched and not waited for, a step ends the round in flight, launches the
-        next, and puts what the first brought into words while the device works.
+        Where passes are launched and not waited for, a step ends the round in flight and puts what it
+        brought into words while the device works on the next: launched behind it where the device
+        itself knows how its texts go on, else once it has landed.
         """
-        outcomes = self._land()
-        self._flight = self._launch()
+        self._enqueue(self._follow())
+        try:
+            outcomes = self._land()
+        except BaseException:  # a round that did not land is scored again; none behind it is good without it
+            self._flights.clear()
+            raise
+        if not self._flights:
+            self._enqueue(self._launch())
         if not self.target.launches:
             outcomes = self._land()
         return [self._tell(outcome) for outcome in outcomes]
+
+    def _enqueue(self, flight: Flight | None) -> None:
+        if flight is not None:
+            self._flights.append(flight)
 
     def _launch(self) -> Flight | None:
         """Schedule, propose, score: a round on its way. None where there is nothing to do."""
@@ -124,23 +95,52 @@ class Engine:
         drafting = time.perf_counter()
         drafts = self._propose(turns)
         scoring = time.perf_counter()
-        spans = [_span(turn, draft) for turn, draft in zip(turns, drafts, strict=True)]
-        logits = self.target.score(spans)
-        return Flight(turns, spans, logits, scoring, Times(draft=scoring - drafting, host=drafting - began, rounds=1))
+        times = Times(draft=scoring - drafting, host=drafting - began, rounds=1)
+        flight = Flight(turns, drafts, self.target.score(spans_of(turns, drafts)), scoring, times)
+        return self._decide(flight) if self.target.launches else flight
+
+    def _follow(self) -> Flight | None:
+        """The next round, launched behind the one in flight; None where the host must hear of that one first."""
+        drafter, before = follower(self.drafter), self._flights[0] if len(self._flights) == 1 else None
+        if drafter is None or before is None or before.standing is None:
+            return None
+        rows = [i for i, turn in enumerate(before.turns) if turn.seq.id in self._live]
+        turns = self.scheduler.next_behind([before.turns[i] for i in rows], self.drafter.max_tokens)
+        if not turns:
+            return None
+        seqs, standing = [turn.seq for turn in turns], before.standing.take(rows)
+        drafts = drafter.follow(seqs, [turn.budget for turn in turns], standing)
+        if drafts is None:
+            return None
+        scoring = time.perf_counter()
+        logits = self.target.score_behind(standing, [seq.id for seq in seqs], drafts)
+        return self._decide(Flight(turns, drafts, logits, scoring, Times(rounds=1)), standing)
+
+    def _decide(self, flight: Flight, behind: Standing | None = None) -> Flight:
+        """Launch the choices of a round where they are the target's alone, and where they leave its texts."""
+        seqs, drafts = flight.judged
+        if seqs:
+            flight.decided = self.verifier.decide(
+                seqs, drafts, flight.logits, None if behind is None else behind.lengths
+            )
+        if flight.decided is not None and all(turn.complete and _goes_on(turn.seq) for turn in flight.turns):
+            flight.standing = self.target.stand(flight.decided.tokens)
+        return flight
 
     def _land(self) -> list[Outcome]:
-        """Verify and commit the round in flight. What was cancelled meanwhile is left out."""
-        flight, self._flight = self._flight, None
-        if flight is None:
+        """Verify and commit the oldest round in flight. What was cancelled meanwhile is left out."""
+        if not self._flights:
             return []
-        seqs, drafts = [turn.seq for turn in flight.turns if turn.complete], [s.draft for s in flight.spans if s.wanted]
-        verdicts = self.verifier.judge(seqs, drafts, flight.logits)
+        flight = self._flights.popleft()
+        spans = spans_of(flight.turns, flight.drafts)
+        verdicts = self.verifier.judge(*flight.judged, flight.logits, flight.decided)
         landed = time.perf_counter()
-        flight.times.verify = landed - flight.scored
-        self._read([span for span in flight.spans if not span.wanted and span.seq_id in self._live])
+        flight.times.verify = landed - max(flight.scored, self._landed)
+        self._landed = landed
+        self._read([span for span in spans if not span.wanted and span.seq_id in self._live])
         outcomes: list[Outcome] = []
         row = 0
-        for span, verdict in zip((s for s in flight.spans if s.wanted), verdicts, strict=True):
+        for span, verdict in zip((s for s in spans if s.wanted), verdicts, strict=True):
             if span.seq_id in self._live:
                 outcomes.append(self._commit(span, verdict, flight.logits[row:], landed))
             row += span.rows
@@ -161,7 +161,7 @@ class Engine:
 
     def submit(self, request: Request) -> list[int]:
         """Queue a request; returns a sequence id for each of its n texts. RequestError if it cannot be served."""
-        params, limit = request.params, self.limit(request)
+        params, limit = request.params, longest(request, self.target)
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_ids)
         ids: list[int] = []
         for seed in derive_seeds(params):
@@ -258,7 +258,7 @@ class Engine:
             return Outcome(live, span.draft, error=str(verdict))
         count, pieces = extend(seq, verdict.tokens, live.text)
         kept = verdict.tokens[:count]
-        seq.cached = self.target.keep(span, verdict.path[: count - 1])
+        seq.cached = self.target.keep(span, verdict.path[: count - 1], trim=not self._flights)
         self.target.pool.publish(seq.id, seq.tokens, seq.cached)
         live.stats.tell(count, now)
         logprobs = logprobs_of(seq, verdict, kept, logits)
@@ -272,7 +272,8 @@ class Engine:
 
     def _account(self, flight: Flight, landed: float) -> None:
         times = flight.times
-        times.host += time.perf_counter() - landed
+        if not self._flights:  # else the device works meanwhile
+            times.host += time.perf_counter() - landed
         for turn in flight.turns:
             if turn.seq.id in self._live:
                 stats = self._live[turn.seq.id].stats
@@ -287,30 +288,13 @@ class Engine:
         if live.seq.id in self.target.pool:
             self.target.release(live.seq.id, unpublish=live.seq.finish == "error")
         self._proposer.forget(live.seq)
-
-    def limit(self, request: Request) -> int:
-        """Most tokens the text may have; RequestError where the request cannot be served at all."""
-        length, vocab = len(request.prompt), self.target.vocab_size
-        capacity = self.target.pool.count * self.target.pool.size
-        if length == 0:
-            raise RequestError("the prompt is empty: give it at least one token")
-        for token in (*request.prompt, *request.prediction):
-            if not is_whole(token) or not 0 <= token < vocab:
-                raise RequestError(f"token {token!r} does not exist: this model's ids run from 0 to {vocab - 1}")
-        if request.max_draft is not None and (not is_whole(request.max_draft) or request.max_draft < 0):
-            raise RequestError(f"max_draft must be a whole number, at least 0; got {request.max_draft!r}")
-        check_token_ids(request.params, vocab)
-        if request.constraint is not None and (request.constraint.problem or request.constraint.done):
-            raise RequestError(request.constraint.problem or "the constraint allows nothing but the empty text")
-        room = min(self.target.context, capacity)
-        if length >= room:
-            raise RequestError(
-                f"the prompt has {length} tokens and must leave room for one more; the model's context holds "
-                f"{self.target.context} and the cache {capacity}: shorten the prompt or enlarge the cache"
-            )
-        return min(length + request.params.max_tokens, room)
+        if not self._live:  # nobody is left to hear of what is in flight
+            self._flights.clear()
 
 
-def _span(turn: Turn, draft: Draft) -> Span:
-    seq = turn.seq
-    return Span(seq.id, seq.cached, tuple(seq.tokens[seq.cached : seq.cached + turn.chunk]), draft, turn.complete)
+def _goes_on(seq: Sequence) -> bool:
+    """Whether a text can be followed: nothing the host has to do depends on the round in flight.
+
+    Log-probabilities are read from the device, where they would wait behind the next round.
+    """
+    return seq.untouched and seq.params.logprobs is None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from outrider.core import Sequence
 from outrider.target.base import Target
+from outrider.target.standing import MOST_WIDTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +74,33 @@ class Scheduler:
             spare -= turn.chunk
         return turns
 
+    def next_behind(self, turns: list[Turn], max_draft: int) -> list[Turn]:
+        """The turns after those in flight, whatever they bring, pages reserved; none where they must land first.
+
+        That is so where others could take part, where all texts are sure to end or one whose seat somebody waits
+        for, or where pages would have to be taken from somebody.
+        """
+        if len(turns) != len(self.running) or (self.waiting and len(self.running) < self.max_batch):
+            return []
+        over = [turn.seq.room <= 1 for turn in turns]  # whatever it brings
+        if all(over) or (self.waiting and any(over)):
+            return []
+        self.preempted = []
+        behind: list[Turn] = []
+        for turn in turns:
+            seq, rows = turn.seq, turn.chunk + turn.budget
+            left = seq.room - turn.budget - 2  # were every guess to stand
+            budget = max(0, min(_most(seq, max_draft), left, MOST_WIDTH - 1))
+            if not self.pool.reserve(seq.id, seq.cached + rows + 1 + budget):
+                return []
+            behind.append(Turn(seq, 1, budget, complete=True))
+        return behind if sum(1 + turn.budget for turn in behind) <= self.max_round_tokens else []
+
     def _turn(self, seq: Sequence, spare: int, max_draft: int) -> Turn | None:
         chunk = 1 if seq.pending == 1 else min(seq.pending, spare)
         if chunk < 1:
             return None
-        budget = min(max_draft if seq.max_draft is None else min(max_draft, seq.max_draft), seq.room - 1)
+        budget = min(_most(seq, max_draft), seq.room - 1)
         complete = chunk == seq.pending
         # A text once read may have a few tokens to read again, where the cache could not be rolled back.
         budget = max(0, min(budget, spare - chunk)) if complete and seq.generated else 0
@@ -108,3 +131,8 @@ class Scheduler:
         self.running.remove(victim)
         self.preempted.append(victim)
         self.waiting.appendleft(victim)
+
+
+def _most(seq: Sequence, max_draft: int) -> int:
+    """How far a sequence may be drafted at all."""
+    return max_draft if seq.max_draft is None else min(max_draft, seq.max_draft)

@@ -93,7 +93,11 @@ class Tally:
 
 @dataclass(slots=True)
 class Times:
-    """Seconds of the rounds a request took part in: those that read its prompt, and the parts of the others."""
+    """Seconds of the rounds a request took part in: those that read its prompt, and the parts of the others.
+
+    What is done while the device is busy with another round takes no time of its own: `draft` and
+    `host` count only where the device waits for them.
+    """
 
     draft: float = 0.0
     verify: float = 0.0

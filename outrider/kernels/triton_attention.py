@@ -1,10 +1,10 @@
 """Attention over the paged cache in Triton: decoding, chains and trees, keys split between programs.
 
-One program takes one sequence, one key/value head and every SPLITS-th block of keys, for all rows
-and all query heads of that group; a second kernel puts the splits together, in order. Which blocks
-a split takes is counted from the text's beginning, so that a row's sum is split the same way
-whatever rows stand beside it. The longest text a pass can take is bounded by its page table alone:
-one recorded pass serves every length.
+One program takes one sequence, one key/value head and every n-th block of keys, for all rows and
+all query heads of that group; a second kernel puts the n splits together, in order. A text is
+split as far as its length asks for, or, where a row's bits must not depend on the rows beside it,
+always the same way, counted from the text's beginning. The longest text a pass can take is bounded
+by its page table alone: one recorded pass serves every length.
 
 `attend_block` in kernels/attention.py is the plain reference.
 """
@@ -20,63 +20,15 @@ from torch import Tensor
 
 BLOCK = 64  # keys a program takes at a time
 JOIN = 16  # splits put together at a time
-HEADS_AT_ONCE = 8  # heads one program turns
-
-
-@triton.jit(do_not_specialize=["width", "nowhere"])
-def _rotate_and_store(
-    qkv, turns, norms, tables, seats, starts, widths, depths, q_out, keys, values, width, pages, nowhere, eps,
-    HEADS: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, AT_ONCE: tl.constexpr,
-    NORMED: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """A few heads of one row: turn queries and keys (dimensions in pairs), write keys and values to their slot.
-
-    NORMED: each query and key head is normed first, by its own weight in norms [H + KV, D].
-    """
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-    row = tl.program_id(0)
-    b = row // width
-    w = row % width
-    start = tl.load(starts + b)
-    place = start + w
-    real = w < tl.load(widths + b)
-    page = tl.load(tables + tl.load(seats + b) * pages + place // PAGE, mask=real, other=0)
-    slot = tl.where(real, page.to(tl.int64) * PAGE + place % PAGE, nowhere)
-    HALF: tl.constexpr = DIM // 2
-    TOTAL: tl.constexpr = HEADS + 2 * KV
-    d = tl.arange(0, DIM)
-    head = tl.program_id(1) * AT_ONCE + tl.arange(0, AT_ONCE)
-    inside = (head < TOTAL)[:, None]
-    x = tl.load(qkv + (row.to(tl.int64) * TOTAL + head[:, None]) * DIM + d[None, :], mask=inside, other=0.0)
-    x = x.to(tl.float32)
-    still = (head >= HEADS + KV)[:, None]  # values are not turned
-    if NORMED:
-        weight = tl.load(norms + head[:, None] * DIM + d[None, :], mask=(head < HEADS + KV)[:, None], other=0.0)
-        scale = tl.rsqrt(tl.sum(x * x, 1) / DIM + eps)
-        x = tl.where(still, x, x * scale[:, None] * weight)
-    a, b_ = tl.split(tl.reshape(x, (AT_ONCE, HALF, 2)))
-    turn = tl.load(turns + (start + tl.load(depths + row)) * DIM + d)
-    c, s = tl.split(tl.reshape(turn, (HALF, 2)))
-    c = tl.where(still, 1.0, c[None, :])
-    s = tl.where(still, 0.0, s[None, :])
-    y = tl.reshape(tl.join(a * c - b_ * s, b_ * c + a * s), (AT_ONCE, DIM)).to(q_out.dtype.element_ty)
-    to_q = q_out + (row.to(tl.int64) * HEADS + head[:, None]) * DIM + d[None, :]
-    to_k = keys + (slot * KV + head[:, None] - HEADS) * DIM + d[None, :]
-    to_v = values + (slot * KV + head[:, None] - HEADS - KV) * DIM + d[None, :]
-    tl.store(to_q, y, mask=(head < HEADS)[:, None])
-    tl.store(to_k, y, mask=((head >= HEADS) & (head < HEADS + KV))[:, None])
-    tl.store(to_v, y, mask=still & inside)
 
 
 @triton.jit
 def keys_and_values(
-    keys, values, table, p, end, g, KV: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr
+    keys, values, table, p, begin, end, g, KV: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr
 ):  # fmt: skip
-    """Of key/value head g at positions p below `end`: keys [DIM, len(p)] and values [len(p), DIM]; 0 beyond."""
+    """Of key/value head g at positions begin <= p < end: keys [DIM, len(p)] and values [len(p), DIM]; 0 elsewhere."""
     d = tl.arange(0, DIM)
-    inside = p < end
+    inside = (p >= begin) & (p < end)
     page = tl.load(table + p // PAGE, mask=inside, other=0)
     slot = page.to(tl.int64) * PAGE + p % PAGE
     kt = tl.load(keys + (slot[None, :] * KV + g) * DIM + d[:, None], mask=inside[None, :], other=0.0)
@@ -105,77 +57,109 @@ def take_in(s, vt, peak, total, acc):
     return top, total * keep + tl.sum(e, 1), acc
 
 
-@triton.jit(do_not_specialize=["width"])
+@triton.jit
+def _unseen_out(s, p, start, end, bits, own, window, WINDOWED: tl.constexpr):
+    """Scores [ROWS, BLOCK] of keys at p, -inf where a row does not see the key."""
+    ahead = p[None, :] - start
+    seen = (ahead < 0) | (((bits[:, None] >> tl.maximum(ahead, 0)) & 1) == 1)
+    if WINDOWED:
+        seen = seen & ((ahead >= 0) | (p[None, :] > own[:, None] - window))
+    return tl.where(seen & (p < end)[None, :], s, float("-inf"))
+
+
+@triton.jit
+def _splits_of(end, SPLITS: tl.constexpr, CHUNK: tl.constexpr):
+    """Between how many programs `end` keys are split."""
+    if CHUNK == 0:
+        return SPLITS
+    return tl.minimum(tl.cdiv(end, CHUNK), SPLITS)
+
+
+@triton.jit(do_not_specialize=["width", "groups"])
 def _attend_split(
-    q, keys, values, tables, seats, starts, widths, ancestors, depths, parts, peaks, sums,
-    scale, softcap, window, width, pages,
-    HEADS: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, PAGE: tl.constexpr,
-    BLOCK: tl.constexpr, SPLITS: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, PDL: tl.constexpr,
+    q, keys, values, tables, seats, starts, widths, ancestors, depths, out, parts, peaks, sums,
+    scale, softcap, window, width, pages, groups,
+    HEADS: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, TOGETHER: tl.constexpr,
+    PAGE: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, CHUNK: tl.constexpr,
+    CAPPED: tl.constexpr, WINDOWED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Rows w of sequence b, heads of group g: softmax over every SPLITS-th block of keys, not yet normalised.
+    """TOGETHER rows w of sequence b, heads of group g: softmax over every n-th block of keys; n splits in all.
 
     Row w sees the text before `starts[b]`, and of the rows scored now those whose bit is set
-    in ancestors[b, w]. What a row does not see counts for nothing, be it NaN.
+    in ancestors[b, w]. What a row does not see counts for nothing, be it NaN. With programmatic
+    dependent launch the first block's keys of text before come in while the kernel before still
+    runs: that one writes queries, and the keys and values of the rows scored now.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-    b = tl.program_id(0)
+    b = tl.program_id(0) // groups
     g = tl.program_id(1)
     split = tl.program_id(2)
     GROUP: tl.constexpr = HEADS // KV
-    start = tl.load(starts + b)
-    end = start + tl.maximum(tl.load(widths + b), 1)
-    if split * BLOCK < end:
+    start = tl.load(starts + b).to(tl.int32)
+    end = start + tl.maximum(tl.load(widths + b).to(tl.int32), 1)
+    n = _splits_of(end, SPLITS, CHUNK)
+    if (split < n) & (split * BLOCK < end):
         table = tables + tl.load(seats + b) * pages
-        r = tl.arange(0, ROWS)  # row w and head h of the group, packed: r = w * GROUP + h
-        w = r // GROUP
-        real = w < width
+        r = tl.arange(0, ROWS)  # row w and head h of the group, packed
+        w = tl.program_id(0) % groups * TOGETHER + r // GROUP
+        real = (r < TOGETHER * GROUP) & (w < width)
         d = tl.arange(0, DIM)
-        head = g * GROUP + r % GROUP
-        at = ((b * width + w) * HEADS + head).to(tl.int64)
-        qt = tl.load(q + at[:, None] * DIM + d[None, :], mask=real[:, None], other=0.0)  # [ROWS, DIM]
+        at = ((b * width + w) * HEADS + g * GROUP + r % GROUP).to(tl.int64)
         bits = tl.load(ancestors + b * width + w, mask=real, other=0)
-        own = start + tl.load(depths + b * width + w, mask=real, other=0)
-        peak = tl.full((ROWS,), float("-inf"), dtype=tl.float32)
-        total = tl.zeros((ROWS,), dtype=tl.float32)
-        acc = tl.zeros((ROWS, DIM), dtype=tl.float32)
+        own = start + tl.load(depths + b * width + w, mask=real, other=0).to(tl.int32)
         first = split * BLOCK
         if WINDOWED:  # blocks that no row sees are passed over
             unseen = tl.maximum(start - window, 0) // BLOCK
-            first = (split + tl.maximum(unseen - split + SPLITS - 1, 0) // SPLITS * SPLITS) * BLOCK
-        for block in range(first, end, SPLITS * BLOCK):
+            first = (split + tl.maximum(unseen - split + n - 1, 0) // n * n) * BLOCK
+        p = first + tl.arange(0, BLOCK)
+        kt, vt = keys_and_values(keys, values, table, p, 0, start, g, KV, DIM, PAGE)
+        if PDL:
+            tl.extra.cuda.gdc_wait()
+        qt = tl.load(q + at[:, None] * DIM + d[None, :], mask=real[:, None], other=0.0)  # [ROWS, DIM]
+        if first + BLOCK > start:
+            k_new, v_new = keys_and_values(keys, values, table, p, start, end, g, KV, DIM, PAGE)
+            kt = tl.where((p < start)[None, :], kt, k_new)
+            vt = tl.where((p < start)[:, None], vt, v_new)
+        s = _unseen_out(scores(qt, kt, scale, softcap, CAPPED), p, start, end, bits, own, window, WINDOWED)
+        peak = tl.full((ROWS,), float("-inf"), dtype=tl.float32)
+        total = tl.zeros((ROWS,), dtype=tl.float32)
+        acc = tl.zeros((ROWS, DIM), dtype=tl.float32)
+        peak, total, acc = take_in(s, vt, peak, total, acc)
+        for block in range(first + n * BLOCK, end, n * BLOCK):
             p = block + tl.arange(0, BLOCK)
-            kt, vt = keys_and_values(keys, values, table, p, end, g, KV, DIM, PAGE)
-            s = scores(qt, kt, scale, softcap, CAPPED)  # [ROWS, BLOCK]
-            ahead = p[None, :] - start
-            seen = (ahead < 0) | (((bits[:, None] >> tl.maximum(ahead, 0)) & 1) == 1)
-            if WINDOWED:
-                seen = seen & ((ahead >= 0) | (p[None, :] > own[:, None] - window))
-            s = tl.where(seen & (p < end)[None, :], s, float("-inf"))
+            kt, vt = keys_and_values(keys, values, table, p, 0, end, g, KV, DIM, PAGE)
+            s = _unseen_out(scores(qt, kt, scale, softcap, CAPPED), p, start, end, bits, own, window, WINDOWED)
             peak, total, acc = take_in(s, vt, peak, total, acc)
-        out = at * SPLITS + split
-        tl.store(parts + out[:, None] * DIM + d[None, :], acc, mask=real[:, None])
-        tl.store(peaks + out, peak, mask=real)
-        tl.store(sums + out, total, mask=real)
+        if tl.minimum(tl.cdiv(end, BLOCK), n) == 1:
+            y = (acc / total[:, None]).to(out.dtype.element_ty)
+            tl.store(out + at[:, None] * DIM + d[None, :], y, mask=real[:, None])
+        else:
+            part = at * SPLITS + split
+            tl.store(parts + part[:, None] * DIM + d[None, :], acc, mask=real[:, None])
+            tl.store(peaks + part, peak, mask=real)
+            tl.store(sums + part, total, mask=real)
 
 
 @triton.jit(do_not_specialize=["width"])
 def _join_splits(
     parts, peaks, sums, starts, widths, out, width,
-    HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, STEP: tl.constexpr,
-    PDL: tl.constexpr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, CHUNK: tl.constexpr,
+    STEP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One row and head: the splits' sums under a common peak, in order."""
+    """One row and head: the splits' sums under a common peak, in order. Nothing to do where there was one split."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0)
     head = tl.program_id(1)
     d = tl.arange(0, DIM)
-    end = tl.load(starts + row // width) + tl.maximum(tl.load(widths + row // width), 1)
-    used = tl.minimum(tl.cdiv(end, BLOCK), SPLITS)
+    end = (tl.load(starts + row // width) + tl.maximum(tl.load(widths + row // width), 1)).to(tl.int32)
+    used = tl.minimum(tl.cdiv(end, BLOCK), _splits_of(end, SPLITS, CHUNK))
     base = (row * HEADS + head).to(tl.int64) * SPLITS
+    if PDL:
+        tl.extra.cuda.gdc_wait()  # always: whoever waits for this kernel waits for those before it
+    if used == 1:
+        return
     peak = float("-inf")
     total = 0.0
     acc = tl.zeros((DIM,), dtype=tl.float32)
@@ -206,7 +190,14 @@ class Batch:
     depths: Tensor  # [N] int64: position less start
     width: int
     splits: int
-    """Between how many programs a sequence's keys are split; at most MOST_SPLITS."""
+    """Between how many programs a sequence's keys are split at most."""
+    together: int = 0
+    """Rows of a sequence one program takes; 0: all. The chip multiplies small and large tiles by different
+    instructions, whose sums may differ in the last bit (seen on an H200 in 4 of a million numbers): a row has the
+    same bits in any company only where this is the same."""
+    chunk: int = 0
+    """Keys a program takes before a text is split any further; 0: every text is split as far as it goes, so that
+    how a row's sum is split does not depend on the rows beside it."""
 
 
 MOST_SPLITS = 64
@@ -223,38 +214,19 @@ class Workspace:
         self.sums = torch.empty_like(self.peaks)
 
 
-def splits_for(batch: int, width: int, kv_heads: int) -> int:
-    """So many splits that a pass fills the chip about four times over, and that the workspace has room for."""
-    wanted = min(MOST_SPLITS, triton.next_power_of_2(max(1, 528 // (batch * kv_heads))))
-    return min(wanted, 1 << (ROWS_TIMES_SPLITS // (batch * width)).bit_length() - 1)
+def split_up(batch: int, width: int, kv_heads: int) -> tuple[int, int]:
+    """Splits and chunk that fill the chip once with texts of some hundred keys; long ones are split further.
 
-
-def rotate_and_store(
-    qkv: Tensor,
-    turns: Tensor,
-    batch: Batch,
-    q: Tensor,
-    cache: tuple[Tensor, Tensor],
-    *,
-    nowhere: int,
-    norms: Tensor | None = None,
-    eps: float = 0.0,
-    page: int = 16,
-    pdl: bool = True,
-) -> None:
-    """qkv [N, (H + 2 KV) * D] -> rotated q [N, H, D]; the cache, keys and values [slots, KV, D], takes the rest.
-
-    turns [positions, D/2, 2]: cosine and sine of each position and pair. nowhere: the slot of rows that only fill up.
-    norms float32 [H + KV, D]: norm each query and key head first.
+    No more splits than the workspace has room for, nor than may be started for nothing.
     """
-    n, heads, dim = q.shape
-    keys, values = cache
-    kv = keys.shape[1]
-    _rotate_and_store[(n, triton.cdiv(heads + 2 * kv, HEADS_AT_ONCE))](
-        qkv, turns, turns if norms is None else norms, batch.tables, batch.seats, batch.starts, batch.widths,
-        batch.depths, q, keys, values, batch.width, batch.tables.shape[1], nowhere, eps,
-        heads, kv, dim, page, HEADS_AT_ONCE, norms is not None, pdl, num_warps=4, launch_pdl=pdl,
-    )  # fmt: skip
+    pairs = batch * kv_heads
+    most = min(MOST_SPLITS, max(1, 1024 // pairs), ROWS_TIMES_SPLITS // (batch * width))
+    return 1 << most.bit_length() - 1, max(BLOCK, triton.next_power_of_2(2 * pairs))
+
+
+def warps_and_stages(rows: int) -> tuple[int, int]:
+    """How a program of so many packed rows works."""
+    return (4, 3) if rows < 128 else (8, 2)
 
 
 def attend_pages(
@@ -274,14 +246,17 @@ def attend_pages(
     """q [N, H, D] over cached keys and values [slots, KV, D] -> out [N, H, D]."""
     n, heads, dim = q.shape
     kv = keys.shape[1]
-    rows = max(16, triton.next_power_of_2(batch.width * (heads // kv)))
-    _attend_split[(n // batch.width, kv, batch.splits)](
-        q, keys, values, batch.tables, batch.seats, batch.starts, batch.widths, batch.ancestors, batch.depths,
+    together = batch.together or batch.width
+    rows = max(16, triton.next_power_of_2(together * (heads // kv)))
+    groups = triton.cdiv(batch.width, together)
+    warps, stages = warps_and_stages(rows)
+    _attend_split[(n // batch.width * groups, kv, batch.splits)](
+        q, keys, values, batch.tables, batch.seats, batch.starts, batch.widths, batch.ancestors, batch.depths, out,
         work.parts, work.peaks, work.sums, scale, softcap, window, batch.width, batch.tables.shape[1],
-        heads, kv, dim, rows, page, BLOCK, batch.splits, softcap > 0, window > 0, pdl,
-        num_warps=8 if rows >= 128 else 4, num_stages=3 if rows < 128 else 2, launch_pdl=pdl,
+        groups, heads, kv, dim, rows, together, page, BLOCK, batch.splits, batch.chunk, softcap > 0, window > 0, pdl,
+        num_warps=warps, num_stages=stages, launch_pdl=pdl,
     )  # fmt: skip
     _join_splits[(n, heads)](
         work.parts, work.peaks, work.sums, batch.starts, batch.widths, out, batch.width,
-        heads, dim, BLOCK, batch.splits, min(JOIN, batch.splits), pdl, num_warps=1, launch_pdl=pdl,
+        heads, dim, BLOCK, batch.splits, batch.chunk, min(JOIN, batch.splits), pdl, num_warps=1, launch_pdl=pdl,
     )  # fmt: skip

@@ -8,45 +8,52 @@ bits do not depend on the rows beside it, as long as they are padded to the same
 
 Around the product, without further passes over memory: the root mean square norm of the input
 (its scale is applied to the output; its weight is folded into the matrix), SiLU-gated pairs of
-outputs, and the residual's sum. A single row's weights are loaded before the input is waited for, so
-that with programmatic dependent launch they stream in while the kernel before still runs.
+outputs, the residual's sum, and for attention's heads the turning by position and the cache's slots.
+The first weights are loaded before the input is waited for, so that with programmatic dependent
+launch they stream in while the kernel before still runs.
 
-Beyond 64 rows the library's products are as good; `norm_rows` and `gate_rows` are what goes
-around them. `plain_linear` is the reference.
+Beyond 64 rows the library's products are as good; triton_rows.py is what goes around them.
+`plain_linear` is the reference.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-MOST_ROWS = 64
-"""Rows these kernels take."""
-PADDED = (16, 32, 64)
-"""What rows are padded to."""
-MOST_SPLITS = 4
-SPLIT_OUTPUTS = 8192
-"""Products of more outputs fill the chip without being split."""
+from outrider.kernels.triton_tiles import (
+    MOST_ROWS,
+    MOST_SPLITS,
+    PADDED,
+    SPLIT_OUTPUTS,
+    Tile,
+    few_rows_tile,
+    one_row_tile,
+    padded,
+)
+from outrider.kernels.triton_turn import Places, turn_and_store, turns_of
 
 
 @triton.jit
 def _one_row(
-    x, w, residual, out, eps,
+    x, w, residual, out, slots, turns, keys, values, eps,
     N: tl.constexpr, K: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr, ADDED: tl.constexpr,
-    PDL: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr, HEADS: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """out[j] = f(sum over i of w[j, i] x[i]) for BLOCK_N outputs j."""
+    """out[j] = f(sum over i of w[j, i] x[i]) for BLOCK_N outputs j. DIM > 0: they are heads, turned and stored."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     EVEN: tl.constexpr = (K % BLOCK_K == 0) and (N % BLOCK_N == 0)
     UP: tl.constexpr = N * K
     j = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     i = tl.arange(0, BLOCK_K)
+    r = tl.arange(0, 1)
+    live = (r == 0)[:, None]
     rows = w + j[:, None].to(tl.int64) * K + i[None, :]
     real = (j < N)[:, None]
     acc = tl.zeros((BLOCK_N, BLOCK_K), dtype=tl.float32)
@@ -57,8 +64,12 @@ def _one_row(
         weight = tl.load(rows + step) if EVEN else tl.load(rows + step, mask=inside, other=0.0)
         if GATED:
             up = tl.load(rows + UP + step) if EVEN else tl.load(rows + UP + step, mask=inside, other=0.0)
-        if PDL and step == 0:
-            tl.extra.cuda.gdc_wait()
+        if step == 0:
+            if PDL:
+                tl.extra.cuda.gdc_wait()
+            if DIM > 0:  # asked for as soon as they may be, needed at the end
+                turn = turns_of(turns, r, j, live, DIM)
+                slot = tl.load(slots + r)
         xi = tl.load(x + step + i) if EVEN else tl.load(x + step + i, mask=step + i < K, other=0.0)
         xi = xi.to(tl.float32)
         acc += weight.to(tl.float32) * xi[None, :]
@@ -75,21 +86,81 @@ def _one_row(
         y = y * tl.sigmoid(y) * (tl.sum(acc_up, 1) * scale)
     if ADDED:
         y += tl.load(residual + j, mask=j < N, other=0.0).to(tl.float32)
-    tl.store(out + j, y.to(out.dtype.element_ty), mask=j < N)
+    y = y.to(out.dtype.element_ty)
+    if DIM > 0:
+        turn_and_store(y[None, :], turn, r, j, slot, live, out, keys, values, HEADS, KV, DIM, 1, BLOCK_N)
+    else:
+        tl.store(out + j, y, mask=j < N)
+
+
+@triton.jit
+def _weights(rows, real, EVEN: tl.constexpr):
+    return tl.load(rows) if EVEN else tl.load(rows, mask=real, other=0.0)
+
+
+@triton.jit
+def _stay(x, PDL: tl.constexpr):
+    """x as it is. Without this the compiler moves what was loaded to shared memory at once, and waits for it."""
+    if PDL:
+        x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=2)
+    return x
+
+
+@triton.jit
+def _take(weight, up, xt, acc, acc_up, squares, NORMED: tl.constexpr, GATED: tl.constexpr):
+    """One block of inputs more: weights [BLOCK_N, BLOCK_K] times xt [BLOCK_K, ROWS], and the inputs' squares."""
+    acc = tl.dot(weight, xt, acc)
+    if GATED:
+        acc_up = tl.dot(up, xt, acc_up)
+    if NORMED:
+        xf = xt.to(tl.float32)
+        squares = tl.fma(xf, xf, squares)
+    return acc, acc_up, squares
+
+
+@triton.jit
+def _join(
+    acc, square, parts, counters, place, mask, r,
+    N: tl.constexpr, NORMED: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Leave this program's part; whoever is the last of a tile to arrive adds them all up, in order."""
+    tile = tl.program_id(0)
+    part = tl.program_id(1)
+    part_squares = parts + SPLITS * ROWS * N + tile * SPLITS * ROWS
+    tl.store(parts + part * ROWS * N + place, acc, mask=mask)
+    if NORMED:
+        tl.store(part_squares + part * ROWS + r, square)
+    tl.debug_barrier()
+    last = tl.atomic_add(counters + tile, 1, sem="acq_rel") == SPLITS - 1
+    if last:
+        tl.store(counters + tile, 0)
+        acc = tl.zeros((BLOCK_N, ROWS), dtype=tl.float32)
+        square = tl.zeros((ROWS,), dtype=tl.float32)
+        for p in tl.static_range(SPLITS):
+            acc += tl.load(parts + p * ROWS * N + place, mask=mask, other=0.0, cache_modifier=".cg")
+            if NORMED:
+                square += tl.load(part_squares + p * ROWS + r, cache_modifier=".cg")
+    return last, acc, square
 
 
 @triton.jit(do_not_specialize=["m"])
 def _few_rows(
-    x, w, residual, out, parts, counters, m, residual_stride, eps,
+    x, w, residual, out, parts, counters, slots, turns, keys, values, m, residual_stride, eps,
     N: tl.constexpr, K: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr, ADDED: tl.constexpr,
-    PDL: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr,
+    PDL: tl.constexpr, HEADS: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """out[r, j] for BLOCK_N outputs j and all m rows r, over one of SPLITS parts of the inputs."""
+    """out[r, j] for BLOCK_N outputs j and all m rows r, over one of SPLITS parts of the inputs.
+
+    The last AHEAD blocks of weights are held in registers from before the wait on. DIM > 0: outputs are heads, turned
+    and stored.
+    """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     EVEN: tl.constexpr = N % BLOCK_N == 0
     UP: tl.constexpr = N * K
     SPAN: tl.constexpr = K // SPLITS
+    LOOPED: tl.constexpr = SPAN - AHEAD * BLOCK_K
     tile = tl.program_id(0)
     part = tl.program_id(1)
     j = tile * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -97,41 +168,40 @@ def _few_rows(
     i = tl.arange(0, BLOCK_K)
     acc = tl.zeros((BLOCK_N, ROWS), dtype=tl.float32)
     acc_up = tl.zeros((BLOCK_N, ROWS), dtype=tl.float32)
-    square = tl.zeros((ROWS,), dtype=tl.float32)
+    squares = tl.zeros((BLOCK_K, ROWS), dtype=tl.float32)
     rows = w + j[:, None].to(tl.int64) * K + i[None, :] + part * SPAN
     columns = x + r[None, :] * K + i[:, None] + part * SPAN
     live = r[None, :] < m
     real = (j < N)[:, None]
+    held = ()
+    for b in tl.static_range(AHEAD):
+        held += (_weights(rows + LOOPED + b * BLOCK_K, real, EVEN),)
+        if GATED:
+            held += (_weights(rows + UP + LOOPED + b * BLOCK_K, real, EVEN),)
     if PDL:
         tl.extra.cuda.gdc_wait()
-    for step in range(0, SPAN, BLOCK_K):
-        weight = tl.load(rows + step) if EVEN else tl.load(rows + step, mask=real, other=0.0)
+    last = ()
+    for b in tl.static_range(AHEAD):
+        last += (tl.load(columns + LOOPED + b * BLOCK_K, mask=live, other=0.0),)
+    if DIM > 0:  # asked for as soon as they may be, needed at the end
+        turn = turns_of(turns, r, j, (r < m)[:, None], DIM)
+        slot = tl.load(slots + r, mask=r < m, other=0)
+    for step in range(0, LOOPED, BLOCK_K):
+        weight = _weights(rows + step, real, EVEN)
+        up = _weights(rows + UP + step, real, EVEN) if GATED else weight
         xt = tl.load(columns + step, mask=live, other=0.0)
-        acc = tl.dot(weight, xt, acc)
-        if GATED:
-            up = tl.load(rows + UP + step) if EVEN else tl.load(rows + UP + step, mask=real, other=0.0)
-            acc_up = tl.dot(up, xt, acc_up)
-        if NORMED:
-            xf = xt.to(tl.float32)
-            square += tl.sum(xf * xf, 0)
+        acc, acc_up, squares = _take(weight, up, xt, acc, acc_up, squares, NORMED, GATED)
+    for b in tl.static_range(AHEAD):  # in the same order as without
+        weight = _stay(held[2 * b] if GATED else held[b], PDL)
+        up = _stay(held[2 * b + 1], PDL) if GATED else weight
+        xt = _stay(last[b], PDL)
+        acc, acc_up, squares = _take(weight, up, xt, acc, acc_up, squares, NORMED, GATED)
+    square = tl.sum(squares, 0)
     place = r[None, :] * N + j[:, None]  # [BLOCK_N, ROWS]
     mask = live & real
     mine = True
     if SPLITS > 1:
-        tl.store(parts + part * ROWS * N + place, acc, mask=mask)
-        squares = parts + SPLITS * ROWS * N + tile * SPLITS * ROWS
-        if NORMED:
-            tl.store(squares + part * ROWS + r, square)
-        tl.debug_barrier()
-        mine = tl.atomic_add(counters + tile, 1, sem="acq_rel") == SPLITS - 1
-        if mine:
-            tl.store(counters + tile, 0)
-            acc = tl.zeros((BLOCK_N, ROWS), dtype=tl.float32)
-            square = tl.zeros((ROWS,), dtype=tl.float32)
-            for p in tl.static_range(SPLITS):
-                acc += tl.load(parts + p * ROWS * N + place, mask=mask, other=0.0, cache_modifier=".cg")
-                if NORMED:
-                    square += tl.load(squares + p * ROWS + r, cache_modifier=".cg")
+        mine, acc, square = _join(acc, square, parts, counters, place, mask, r, N, NORMED, ROWS, BLOCK_N, SPLITS)
     if mine:
         scale = tl.full((ROWS,), 1.0, dtype=tl.float32)
         if NORMED:
@@ -141,52 +211,13 @@ def _few_rows(
             acc = acc * tl.sigmoid(acc) * (acc_up * scale[None, :])
         if ADDED:
             acc += tl.load(residual + r[None, :] * residual_stride + j[:, None], mask=mask, other=0.0).to(tl.float32)
-        tl.store(out + place, acc.to(out.dtype.element_ty), mask=mask)
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """How one product is cut up. Chosen by shape alone, so that the same rows give the same bits."""
-
-    outputs: int
-    inputs: int
-    splits: int
-    warps: int
-    stages: int
-
-
-@lru_cache(maxsize=64)
-def one_row_tile(n: int, k: int, gated: bool) -> Tile:
-    """Measured on an H200: 0.96 of the read bandwidth over the layers of an 8B model."""
-    if k >= 4096 and k % 4096 == 0 and gated:
-        return Tile(1, 4096, 1, 4, 1)
-    if k >= 2048 and k % 2048 == 0:
-        return Tile(1 if gated else 4, 2048, 1, 8, 1)
-    return Tile(1 if gated else 2, min(1024, triton.next_power_of_2(k)), 1, 4, 1)
-
-
-@lru_cache(maxsize=256)
-def few_rows_tile(n: int, k: int, gated: bool, rows: int) -> Tile | None:
-    """None where the inputs cannot be cut into equal blocks. rows: one of PADDED.
-
-    Measured on an H200 over the layers of an 8B model: 0.87 of the read bandwidth for 16 rows, 0.83 for 32.
-    """
-    block = next((b for b in (128, 64, 32) if k % b == 0), 0)
-    if not block:
-        return None
-    if rows > 16 and n > 65536:  # a vocabulary's head: plenty of outputs
-        return Tile(128, block, 1, 4, 3) if rows == 32 else Tile(128, min(block, 64), 1, 4, 4)
-    tiles = -(-n // 64)
-    most = MOST_SPLITS if rows == 16 else 2
-    splits = next((s for s in (1, 2, 4) if gated or s == most or tiles * s >= 90 or n > SPLIT_OUTPUTS), most)
-    while k % (block * splits):
-        splits //= 2
-    return Tile(64, block, splits, 4, 4 if gated else 6 if rows == 16 else 5)
-
-
-def padded(rows: int) -> int:
-    """What so many rows are padded to."""
-    return next(p for p in PADDED if p >= rows)
+        y = acc.to(out.dtype.element_ty)
+        if DIM > 0:
+            turn_and_store(
+                tl.trans(y), turn, r, j, slot, (r < m)[:, None], out, keys, values, HEADS, KV, DIM, ROWS, BLOCK_N
+            )  # fmt: skip
+        else:
+            tl.store(out + place, y, mask=mask)
 
 
 class Scratch:
@@ -211,9 +242,32 @@ def plain_linear(
     return y if residual is None else y + residual
 
 
-def takes(n: int, k: int, rows: int, gated: bool) -> bool:
-    """Whether `linear` can do a product of this shape."""
-    return rows == 1 or (rows <= MOST_ROWS and few_rows_tile(n, k, gated, padded(rows)) is not None)
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One product, as both kernels take it."""
+
+    x: Tensor
+    w: Tensor
+    out: Tensor
+    added: Tensor | None = None
+    eps: float | None = None
+    gated: bool = False
+    heads: tuple[tuple[Tensor, Tensor], Places] | None = None
+    """Where turned heads go beside out, which takes the queries."""
+
+    @property
+    def outputs(self) -> int:
+        return len(self.w) // (1 + self.gated)
+
+    def pointers(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        if self.heads is None:
+            return (self.x,) * 4
+        cache, places = self.heads
+        return places.slots, places.turns, *cache
+
+    def constants(self, pdl: bool) -> tuple[int, ...]:
+        heads = (0, 0, 0) if self.heads is None else (self.out.shape[1], *self.heads[0][0].shape[1:])
+        return self.outputs, self.x.shape[1], self.eps is not None, self.gated, self.added is not None, pdl, *heads
 
 
 def linear(
@@ -234,62 +288,54 @@ def linear(
     out is silu(gate) * up. residual [M, n] may be out itself, or [n] a bias. one_path: inputs are added up in one
     order however many rows there are, so that a row's bits are the same alone and among others.
     """
-    (m, k), n = x.shape, out.shape[1]
-    flags = (eps is not None, gated, residual is not None, pdl)
-    added, least = x if residual is None else residual, eps or 0.0
+    _launch(_Job(x, w, out, residual, eps, gated), scratch, one_path, pdl)
+
+
+def linear_turned(
+    x: Tensor,
+    w: Tensor,
+    q: Tensor,
+    cache: tuple[Tensor, Tensor],
+    places: Places,
+    scratch: Scratch,
+    *,
+    bias: Tensor | None = None,
+    eps: float | None = None,
+    pdl: bool = True,
+    one_path: bool = False,
+) -> None:
+    """Query, key and value heads of x [M, k], turned and stored: `linear` and `rotate_and_store` in one, bit for bit.
+
+    w [(H + 2 KV) * D, k]; q [M, H, D] takes the queries, the cache, keys and values [slots, KV, D], the rest.
+    """
+    _launch(_Job(x, w, q, bias, eps, heads=(cache, places)), scratch, one_path, pdl)
+
+
+def _launch(job: _Job, scratch: Scratch, one_path: bool, pdl: bool) -> None:
+    (m, k), n = job.x.shape, job.outputs
+    added, least = job.x if job.added is None else job.added, job.eps or 0.0
+    given, known = job.pointers(), job.constants(pdl)
     if m == 1 and not one_path:
-        tile = one_row_tile(n, k, gated)
+        tile = one_row_tile(n, k, job.gated)
         _one_row[(triton.cdiv(n, tile.outputs),)](
-            x, w, added, out, least, n, k, *flags, tile.outputs, tile.inputs, num_warps=tile.warps, launch_pdl=pdl
+            job.x, job.w, added, job.out, *given, least, *known, tile.outputs, tile.inputs,
+            num_warps=tile.warps, launch_pdl=pdl,
         )  # fmt: skip
         return
-    # one way to sum, whatever rows are padded to, gives one result
-    tile = few_rows_tile(n, k, gated, PADDED[0] if one_path else padded(m)) if m <= MOST_ROWS else None
-    if tile is None:
-        raise ValueError(f"no kernel for {m} rows of {k} inputs; ask `takes` first")
+    tile = _few_rows_cut(job, one_path)
     _few_rows[(triton.cdiv(n, tile.outputs), tile.splits)](
-        x, w, added, out, scratch.parts, scratch.counters, m, n if added.dim() == 2 else 0, least, n, k, *flags,
-        padded(m), tile.outputs, tile.inputs, tile.splits,
+        job.x, job.w, added, job.out, scratch.parts, scratch.counters, *given, m, n if added.dim() == 2 else 0, least,
+        *known, padded(m), tile.outputs, tile.inputs, tile.splits, tile.ahead,
         num_warps=tile.warps, num_stages=tile.stages, launch_pdl=pdl,
     )  # fmt: skip
 
 
-@triton.jit
-def _norm_row(x, weight, out, eps, K: tl.constexpr, BLOCK: tl.constexpr, WEIGHTED: tl.constexpr, PDL: tl.constexpr):
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-    row = tl.program_id(0).to(tl.int64)
-    i = tl.arange(0, BLOCK)
-    value = tl.load(x + row * K + i, mask=i < K, other=0.0).to(tl.float32)
-    value *= tl.rsqrt(tl.sum(value * value, 0) / K + eps)
-    if WEIGHTED:
-        value *= tl.load(weight + i, mask=i < K, other=0.0)
-    tl.store(out + row * K + i, value.to(out.dtype.element_ty), mask=i < K)
-
-
-@triton.jit
-def _gate_row(x, out, N: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-    row = tl.program_id(0).to(tl.int64)
-    j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    gate = tl.load(x + row * 2 * N + j, mask=j < N, other=0.0).to(tl.float32)
-    up = tl.load(x + row * 2 * N + N + j, mask=j < N, other=0.0).to(tl.float32)
-    tl.store(out + row * N + j, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=j < N)
-
-
-def norm_rows(x: Tensor, out: Tensor, eps: float, *, weight: Tensor | None = None, pdl: bool = True) -> None:
-    """out = x over its root mean square, row by row, times weight float32 [k] where there is one: both [M, k]."""
-    m, k = x.shape
-    given = (x, x if weight is None else weight, out, eps)
-    _norm_row[(m,)](
-        *given, k, triton.next_power_of_2(k), weight is not None, pdl, num_warps=8, launch_pdl=pdl
-    )  # fmt: skip
-
-
-def gate_rows(x: Tensor, out: Tensor, *, pdl: bool = True) -> None:
-    """out [M, n] = silu(gate) * up, of x [M, 2n] = gate and up."""
-    m, n = out.shape
-    _gate_row[(m, triton.cdiv(n, 2048))](x, out, n, 2048, pdl, num_warps=8, launch_pdl=pdl)
+def _few_rows_cut(job: _Job, one_path: bool) -> Tile:
+    (m, k), n = job.x.shape, job.outputs
+    tile = few_rows_tile(n, k, job.gated, padded(m)) if m <= MOST_ROWS else None
+    if tile is None:
+        raise ValueError(f"no kernel for {m} rows of {k} inputs; ask `takes` first")
+    if one_path:  # one way to add up, whatever rows are padded to, gives one result
+        first = few_rows_tile(n, k, job.gated, PADDED[0]) or tile
+        tile = replace(first, stages=tile.stages, ahead=tile.ahead)
+    return replace(tile, ahead=min(tile.ahead, k // tile.splits // tile.inputs))

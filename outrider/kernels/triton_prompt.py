@@ -45,7 +45,7 @@ def _attend_prompt(
         begin = tl.maximum(start - window + 1, 0) // BLOCK * BLOCK
     for block in range(begin, end, BLOCK):
         p = block + tl.arange(0, BLOCK)
-        kt, vt = keys_and_values(keys, values, table, p, end, g, KV, DIM, PAGE)
+        kt, vt = keys_and_values(keys, values, table, p, 0, end, g, KV, DIM, PAGE)
         s = scores(qt, kt, scale, softcap, CAPPED)  # [TILE, BLOCK]
         seen = p[None, :] <= own[:, None]
         if WINDOWED:

@@ -157,9 +157,9 @@ class Decoder:
             tapped.append(x)
         return weights.norm(x), tapped
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[M, hidden] -> float32 [M, vocab], soft cap applied"""
-        logits = self.weights.head(hidden).float()
+    def logits(self, hidden: Tensor, head: Product | None = None) -> Tensor:
+        """[M, hidden] -> float32 [M, vocab], soft cap applied; by another head, what that one says."""
+        logits = (head or self.weights.head)(hidden).float()
         cap = self.config.final_softcap
         if cap is None:
             return logits

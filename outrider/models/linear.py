@@ -44,6 +44,16 @@ class Linear:
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
 
+    def take(self, rows: Tensor) -> Linear:
+        """A product of these outputs alone, int64 [R]: a copy."""
+        return Linear(self.weight[rows], None if self.bias is None else self.bias[rows])
+
+    def put(self, places: Tensor, source: Linear, rows: Tensor) -> None:
+        """Overwrite the outputs `places` with those `rows` of another: int64 [R] both."""
+        self.weight.index_copy_(0, places, source.weight[rows])
+        if self.bias is not None and source.bias is not None:
+            self.bias.index_copy_(0, places, source.bias[rows])
+
 
 class Int4Linear:
     """4-bit weights in groups of 32 along the input, each with its own scale and zero."""
@@ -83,6 +93,20 @@ class Int8Linear:
             x = F.pad(x, (0, self._pad))
         y = _int8_product(x.bfloat16(), self._weight, self._scales)
         return y if self._bias is None else y + self._bias
+
+    def take(self, rows: Tensor) -> Int8Linear:
+        """A product of these outputs alone, int64 [R]: a copy."""
+        taken = Int8Linear.__new__(Int8Linear)  # they are packed already
+        taken._pad, taken._weight, taken._scales = self._pad, self._weight[rows], self._scales[rows]
+        taken._bias = None if self._bias is None else self._bias[rows]
+        return taken
+
+    def put(self, places: Tensor, source: Int8Linear, rows: Tensor) -> None:
+        """Overwrite the outputs `places` with those `rows` of another: int64 [R] both."""
+        self._weight.index_copy_(0, places, source._weight[rows])
+        self._scales.index_copy_(0, places, source._scales[rows])
+        if self._bias is not None and source._bias is not None:
+            self._bias.index_copy_(0, places, source._bias[rows])
 
 
 def quantize_int4(weight: Tensor) -> tuple[Tensor, Tensor]:

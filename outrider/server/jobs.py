@@ -10,8 +10,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from outrider.core import Token, TokenLogprob
-from outrider.engine.engine import Request
 from outrider.engine.events import Event
+from outrider.engine.request import Request
 from outrider.errors import OutriderError
 from outrider.server.record import CURRENT
 

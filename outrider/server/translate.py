@@ -8,7 +8,7 @@ from typing import Any
 
 from outrider.api import LLM
 from outrider.core import MAX_SEED, Constraint, SamplingParams, Token, derive_seeds
-from outrider.engine.engine import Request
+from outrider.engine.request import Request, longest
 from outrider.server.body import parse
 from outrider.server.problems import Problem
 from outrider.server.schema import ChatRequest, Common, CompletionRequest, Content, Message, Prediction, Speculation
@@ -56,7 +56,7 @@ def translate_chat(body: ChatRequest, llm: LLM, salt: str, constraint: Constrain
     asked = _asked(body, [prompt], sampling(body, min(most, room), logprobs), llm, salt)
     if constraint is None:
         return asked
-    llm.engine.limit(replace(asked.requests[0], constraint=constraint))
+    longest(replace(asked.requests[0], constraint=constraint), llm.engine.target)
     return replace(asked, requests=tuple(replace(each, constraint=constraint.fork()) for each in asked.requests))
 
 
@@ -154,7 +154,7 @@ def _asked(
             max_draft=_max_draft(body.speculation, llm),
             salt=salt,
         )
-        llm.engine.limit(request)
+        longest(request, llm.engine.target)
         requests += [replace(request, params=replace(params, n=1, seed=seed)) for seed in derive_seeds(params)]
     return Asked(tuple(prompts), tuple(requests), params.n)
 

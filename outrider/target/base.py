@@ -10,8 +10,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from outrider.core import Span, Token
+from outrider.core import Draft, Span, Token
+from outrider.target.narrow import NarrowHead
 from outrider.target.pages import PagePool
+from outrider.target.standing import Standing
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +21,11 @@ class Start:
     """Where one sequence's chain begins: all but its last two tokens are cached."""
 
     seq_id: int
-    length: int
-    last: tuple[Token, Token]
     seed: int
     temperature: float
+    length: int = 2
+    last: tuple[Token, Token] = (0, 0)
+    """Length and last tokens are left out where the chain follows a round in flight: a Standing tells them."""
 
 
 class Target(Protocol):
@@ -52,11 +55,26 @@ class Target(Protocol):
         """
         ...
 
-    def keep(self, span: Span, path: Seq[int]) -> int:
+    def stand(self, choices: Tensor) -> Standing | None:
+        """Where the texts of the pass launched last stand, given its choice after each row; None: the host must say.
+
+        choices int64 [rows], as the pass's logits; negative where there is none. Never waits.
+        """
+        ...
+
+    def score_behind(self, standing: Standing, seq_ids: Seq[int], drafts: Seq[Draft]) -> Tensor:
+        """As `score`, for texts whose last token only the device knows: sequence i stands where standing[i] says.
+
+        Drafts are chains. Pages are reserved as far as the texts can have come.
+        """
+        ...
+
+    def keep(self, span: Span, path: Seq[int], *, trim: bool = True) -> int:
         """Of the span just scored, keep the text and the draft nodes on `path`.
 
         Returns how many tokens of the sequence are cached now. That is the text and the
-        path, or less where the cache cannot be rolled back: the rest is read again.
+        path, or less where the cache cannot be rolled back: the rest is read again. Pages beyond
+        are given back, unless a pass that writes there is on its way: then not to `trim`.
         """
         ...
 
@@ -64,10 +82,19 @@ class Target(Protocol):
         """Forget the sequence and close its pages; `unpublish`: what they hold is offered to nobody."""
         ...
 
-    def draft_chains(self, starts: Seq[Start], steps: int) -> Seq[Seq[Token]] | None:
+    def draft_chains(self, starts: Seq[Start], steps: int, behind: Standing | None = None) -> Seq[Seq[Token]] | None:
         """As a draft model: guess `steps` tokens after each start without asking the host; None if it cannot.
 
         The guesses may still be on the device: their number is known, and reading them waits.
+        behind: where the starts' texts stand, in their order, on this target's device.
+        """
+        ...
+
+    def narrow(self, tokens: Seq[Token]) -> NarrowHead | None:
+        """As a draft model: say only these tokens from now on, all where none are named; None if it cannot.
+
+        To `score` every other token is -inf; the first guess of `draft_chains` may still be any. The head returned
+        exchanges single tokens later.
         """
         ...
 

@@ -1,48 +1,35 @@
-"""The native target's passes of a few rows a sequence, recorded as CUDA graphs and replayed.
+"""The native target's recorded passes: which sizes are recorded, when, and which is replayed for a batch.
 
-The same sums as `Decoder.forward` and `logits`, spelled with the fused kernels: seven launches a
-layer, none of them waited for by the host. A pass takes B sequences of W rows each, both rounded
-up to a few sizes; what is added only fills up and is written to a page of its own. One recorded
-pass serves texts of every length.
+passes.py is one of them. Where a target is pinned, its rules are here: every row goes one way,
+whatever rows stand beside it.
 """
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from outrider.core import Span
 from outrider.errors import ConfigError
-from outrider.kernels.triton_attention import (
-    ROWS_TIMES_SPLITS,
-    Batch,
-    Workspace,
-    attend_pages,
-    rotate_and_store,
-    splits_for,
-)
-from outrider.kernels.triton_linear import Scratch, gate_rows, linear, norm_rows, takes
-from outrider.models.config import DecoderConfig
-from outrider.models.decoder import Decoder, Layer, Norm
+from outrider.kernels.triton_attention import split_up
+from outrider.kernels.triton_settle import MOST_TEXTS
+from outrider.models.decoder import Decoder, Norm
 from outrider.models.linear import Linear
-from outrider.target.device_tokens import DeviceTokens, copy_guesses
+from outrider.target.passes import LEAST_ROWS, MOST_ROWS, WIDTHS, Arena, Pass, Shape, bucket, record, sizes
+from outrider.target.standing import Standing
 from outrider.target.tables import Tables
 
 if TYPE_CHECKING:
     from outrider.target.native import NativeTarget
 
-WIDTHS = (1, 2, 4, 6, 8, 12, 16, 32)
-MOST_ROWS = 256
 PINNED_ROWS = 64  # what the fused kernels take: beyond, the library picks its sums by the number of rows
 PINNED_SPLITS = 32
-PDL = True  # kernels begin while the one before ends: programmatic dependent launch
+PINNED_TOGETHER = 8
 
 
 def fits(decoder: Decoder) -> bool:
@@ -59,58 +46,42 @@ def fits(decoder: Decoder) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """One size of pass: sequences, and rows each."""
-
-    batch: int
-    width: int
-
-    @property
-    def rows(self) -> int:
-        return self.batch * self.width
-
-
-def bucket(batch: int, width: int) -> Shape:
-    """The recorded size that takes so many sequences of so many rows."""
-    return Shape(1 << (batch - 1).bit_length(), next(w for w in WIDTHS if w >= width))
-
-
-class Arena:
-    """What passes write between their launches: one for all sizes, since one pass runs at a time."""
-
-    def __init__(self, config: DecoderConfig, rows: int, dtype: torch.dtype, device: torch.device) -> None:
-        def room(*shape: int, kind: torch.dtype = dtype) -> Tensor:
-            return torch.empty(rows, *shape, dtype=kind, device=device)
-
-        heads, kv, dim = config.heads, config.kv_heads, config.head_dim
-        self.x, self.normed = room(config.hidden_size), room(config.hidden_size)
-        self.qkv = room((heads + 2 * kv) * dim)
-        self.q, self.attended = room(heads, dim), room(heads, dim)
-        self.both, self.wide = room(2 * config.intermediate_size), room(config.intermediate_size)
-        self.logits = room(config.vocab_size, kind=torch.float32)
-        self.narrow_logits = room(config.vocab_size)
-        self.work = Workspace(ROWS_TIMES_SPLITS, heads, dim, device)
-        self.scratch = Scratch(device)
-
-
 class Captured:
     """Replays passes over a NativeTarget's weights and cache. One replay at a time."""
 
     def __init__(self, target: NativeTarget, *, pinned: bool = False) -> None:
         """pinned: every row by one path of arithmetic, so that its bits do not depend on the rows beside it."""
         self.target, self.decoder, self.config = target, target.decoder, target.decoder.config
-        self.pinned, self.most_rows = pinned, PINNED_ROWS if pinned else MOST_ROWS
+        self.pinned, self.most_rows = pinned, PINNED_ROWS if pinned else LEAST_ROWS
         self.page, self.nowhere = target.pool.size, target.pool.count * target.pool.size
         weights = self.decoder.weights
         for layer in weights.layers:
             _fold(layer.attention_norm, cast(Linear, layer.qkv))
             _fold(layer.mlp_norm, cast(Linear, layer.gate_up))
         self.head = cast(Linear, weights.head).weight
-        self.arena = Arena(self.config, self.most_rows, self.decoder.dtype, self.decoder.device)
-        self.tables = Tables(target.pool, MOST_ROWS, target.context, self.decoder.device)
+        self.tables = Tables(target.pool, MOST_TEXTS, target.context, self.decoder.device)
         self.graph_pool = torch.cuda.graph_pool_handle()
         self.recorded: dict[Shape, tuple[Pass, torch.cuda.CUDAGraph]] = {}
+        self._arena: Arena | None = None
+        self._latest: tuple[Pass, Seq[Span]] | None = None
+
+    @property
+    def arena(self) -> Arena:
+        """The room of passes that are recorded now. Made when first asked for, by when it is known how large."""
+        if self._arena is None:
+            self._arena = Arena(self.config, self.most_rows, self.decoder.dtype, self.decoder.device)
+        return self._arena
+
+    def sizes(self, batch: int, width: int) -> list[Shape]:
+        """What `prepare` records, by the head in use."""
+        most = self.most_rows if self.pinned else MOST_ROWS
+        return [replace(shape, outputs=self.target.heads.width) for shape in sizes(batch, width, most)]
+
+    def make_room(self, shapes: Seq[Shape]) -> None:
+        """Let passes recorded from now on have as many rows as these. Those recorded before keep the room they have."""
+        most = max(shape.rows for shape in shapes)
+        if most > self.most_rows:
+            self.most_rows, self._arena = most, None
 
     def takes(self, span: Span) -> bool:
         """Whether the span is narrow: a text that goes on, not a prompt being read."""
@@ -141,29 +112,59 @@ class Captured:
             span = replace(span, start=span.start + piece, tokens=span.tokens[piece:])
         return span
 
+    def has_room(self, shape: Shape) -> bool:
+        """Whether so many rows, and texts, go into one pass."""
+        return shape.rows <= self.most_rows and shape.batch <= MOST_TEXTS
+
     def prepare(self, batch: int, width: int) -> Iterator[Shape]:
         """Record every size that passes of up to so many sequences and rows need; yields each once it is there."""
-        for b in (1 << i for i in range((batch - 1).bit_length() + 1)):
-            for w in WIDTHS:
-                if (w == 1 or w <= bucket(1, min(width, WIDTHS[-1])).width) and b * w <= self.most_rows:
-                    self._recorded(Shape(b, w))
-                    yield Shape(b, w)
+        shapes = self.sizes(batch, width)
+        self.make_room(shapes)
+        for shape in shapes:
+            self.pass_of(shape)
+            yield shape
 
-    def score(self, spans: Seq[Span]) -> Tensor:
-        """As NativeTarget.score, for spans it takes; in several passes where one would have too many rows."""
-        shape = bucket(len(spans), max(span.width for span in spans))
-        if shape.rows > self.most_rows:
-            half = len(spans) // 2
-            return torch.cat([self.score(spans[:half]), self.score(spans[half:])])
-        made, graph = self._recorded(shape)
+    def score(self, spans: Seq[Span], behind: Standing | None = None) -> Tensor:
+        """As NativeTarget.score, for spans it takes; in several passes where one would have too many rows.
+
+        behind: where the spans' texts stand, known to the device alone; their starts and tokens are read there.
+        """
+        shape = replace(bucket(len(spans), max(span.width for span in spans)), outputs=self.target.heads.width)
+        self._latest = None
+        if not self.has_room(shape):
+            middle, end = len(spans) // 2, len(spans)
+            halves = [range(middle), range(middle, end)]
+            parts = [self.score(spans[h.start : h.stop], behind and behind.take(h)) for h in halves]
+            self._latest = None
+            return torch.cat(parts)
+        made, graph = self.pass_of(shape)
         made.load(spans)
+        if behind is not None:
+            made.place(behind)
         graph.replay()
+        self._latest = made, spans
         return made.rows(spans)
 
-    def _recorded(self, shape: Shape) -> tuple[Pass, torch.cuda.CUDAGraph]:
+    def stand(self, choices: Tensor) -> Standing | None:
+        """Where the texts of the last pass stand, its choices given; None where it did more than go on with texts."""
+        made, spans = self._latest or (None, ())
+        if made is None or not all(len(s.tokens) == 1 and s.wanted and s.draft.parents is None for s in spans):
+            return None
+        return made.stand(len(spans), choices)
+
+    def splits_of(self, shape: Shape) -> tuple[int, int, int]:
+        """How attention splits keys in a pass of this size: `splits`, `together` and `chunk` of its Batch."""
+        if self.pinned:
+            return PINNED_SPLITS, PINNED_TOGETHER, 0
+        splits, chunk = split_up(shape.batch, shape.width, self.config.kv_heads)
+        return splits, 0, chunk
+
+    def pass_of(self, shape: Shape) -> tuple[Pass, torch.cuda.CUDAGraph]:
+        """The pass of this size, recorded now where it was not before."""
         if shape not in self.recorded:
             made = Pass(self, shape)
             self.recorded[shape] = made, record(made.forward, self.graph_pool)
+            made.stand(shape.batch, made.ids)  # compiled now, not in the first round
         return self.recorded[shape]
 
 
@@ -171,162 +172,3 @@ def _fold(norm: Norm, product: Linear) -> None:
     """Multiply a norm's weight into the matrix behind it, so that the norm's is all ones."""
     product.weight.copy_(product.weight.float() * norm.weight)
     norm.weight.fill_(1)
-
-
-def record(work: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
-    """A graph of `work`, which is run twice before: kernels are compiled and libraries warmed up then."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.inference_mode(), torch.cuda.stream(stream):
-        work()
-        work()
-    torch.cuda.current_stream().wait_stream(stream)
-    gc.collect()
-    graph = torch.cuda.CUDAGraph()
-    gc.disable()  # an old graph thrown away while another is recorded would spoil it
-    try:
-        with torch.inference_mode(), torch.cuda.graph(graph, pool=pool):
-            work()
-    finally:
-        gc.enable()
-    return graph
-
-
-class Inputs:
-    """A pass's whole numbers: written on the host, sent in one copy that nobody waits for."""
-
-    def __init__(self, size: int, device: torch.device) -> None:
-        self.ints = torch.zeros(size, dtype=torch.int64, device=device)
-        self._hosts = [torch.zeros(size, dtype=torch.int64, pin_memory=True) for _ in range(2)]
-        self._arrays = [host.numpy() for host in self._hosts]
-        self._arrived = [torch.cuda.Event() for _ in self._hosts]
-        self._stream = torch.cuda.current_stream(device)
-        self._turn = 0
-
-    def array(self) -> np.ndarray:
-        """Where to write the next ones; its last copy has arrived."""
-        self._turn ^= 1
-        if not self._arrived[self._turn].query():
-            self._arrived[self._turn].synchronize()
-        return self._arrays[self._turn]
-
-    def send(self) -> None:
-        self.ints.copy_(self._hosts[self._turn], non_blocking=True)
-        self._arrived[self._turn].record(self._stream)
-
-
-class Pass:
-    """One shape's inputs and buffers, and the launches that go from one to the other."""
-
-    def __init__(self, owner: Captured, shape: Shape) -> None:
-        self.owner, self.shape = owner, shape
-        arena, n, batch = owner.arena, shape.rows, shape.batch
-        self.inputs = Inputs(3 * n + 3 * batch, owner.decoder.device)
-        self.ids, ancestors, depths, starts, widths, seats = self.inputs.ints.split([n, n, n, batch, batch, batch])
-        splits = PINNED_SPLITS if owner.pinned else splits_for(batch, shape.width, owner.config.kv_heads)
-        self.batch = Batch(owner.tables.pages, seats, starts, widths, ancestors, depths, shape.width, splits)
-        self.x, self.qkv, self.q, self.attended = (t[:n] for t in (arena.x, arena.qkv, arena.q, arena.attended))
-        self.wide, self.logits = arena.wide[:n], arena.logits[:n]
-        self._blank = np.zeros(3 * n + 3 * batch, dtype=np.int64)  # chains that only fill up
-        self._blank[n : 2 * n] = [(2 << w) - 1 for w in range(shape.width)] * batch
-        self._blank[2 * n : 3 * n] = [*range(shape.width)] * batch
-        self._blank[3 * n + 2 * batch :] = owner.tables.spare
-
-    def load(self, spans: Seq[Span]) -> None:
-        """Bring a batch's inputs to the device: one copy, not waited for."""
-        shape, count = self.shape, len(spans)
-        array, n = self.inputs.array(), shape.rows
-        array[:] = self._blank
-        ids, ancestors, depths = array[: 3 * n].reshape(3, shape.batch, shape.width)
-        starts, widths, seats = array[3 * n :].reshape(3, shape.batch)
-        seats[:count] = self.owner.tables.seat(span.seq_id for span in spans)
-        waiting: list[tuple[int, int, DeviceTokens]] = []
-        for i, span in enumerate(spans):
-            text, draft = len(span.tokens), span.draft
-            starts[i], widths[i] = span.start, span.width
-            ids[i, :text] = span.tokens
-            if isinstance(draft.tokens, DeviceTokens):
-                waiting.append((i, text, draft.tokens))
-            else:
-                ids[i, text : span.width] = draft.tokens
-            if draft.parents is not None:
-                _grow(draft.parents, text, ancestors[i], depths[i])
-        self.inputs.send()
-        if waiting:
-            copy_guesses(self.ids.view(shape.batch, shape.width), waiting)
-
-    def rows(self, spans: Seq[Span]) -> Tensor:
-        """The logits the spans asked for, float32 [rows wanted, vocab]"""
-        width = self.shape.width
-        if all(span.rows == width for span in spans):
-            return self.logits[: len(spans) * width].clone()
-        wanted = [i * width + row for i, span in enumerate(spans) for row in range(span.width - span.rows, span.width)]
-        index = torch.tensor(wanted, dtype=torch.int64).pin_memory().to(self.logits.device, non_blocking=True)
-        return self.logits[index]
-
-    def forward(self) -> None:
-        """Launch everything: from the inputs to the logits [N, vocab]."""
-        owner, x = self.owner, self.x
-        weights, config, target = owner.decoder.weights, owner.config, owner.target
-        torch.index_select(weights.embedding, 0, self.ids, out=x)
-        for i, layer in enumerate(weights.layers):
-            cache, kind = target.caches[i], config.layers[i]
-            qkv = cast(Linear, layer.qkv)
-            self._product(x, qkv.weight, self.qkv, residual=qkv.bias, eps=config.norm_eps)
-            norms = None if layer.qk_norm is None else layer.qk_norm.weight
-            rotate_and_store(
-                self.qkv, owner.decoder.turns(kind.rope), self.batch, self.q, cache,
-                nowhere=owner.nowhere, norms=norms, eps=config.norm_eps, page=owner.page, pdl=PDL,
-            )  # fmt: skip
-            attend_pages(
-                self.q, *cache, self.batch, self.attended, owner.arena.work,
-                scale=config.attention_scale, softcap=config.attention_softcap or 0.0, window=kind.window or 0,
-                page=owner.page, pdl=PDL,
-            )  # fmt: skip
-            self._layer_rest(x, layer)
-        normed = owner.arena.normed[: len(x)]
-        norm_rows(x, normed, config.norm_eps, weight=weights.norm.weight, pdl=PDL)
-        self._product(normed, owner.head, self.logits)
-
-    def _layer_rest(self, x: Tensor, layer: Layer) -> None:
-        out, gate_up, down = (cast(Linear, p).weight for p in (layer.out, layer.gate_up, layer.down))
-        self._product(self.attended.view(len(x), -1), out, x, residual=x)
-        self._product(x, gate_up, self.wide, eps=self.owner.config.norm_eps, gated=True)
-        self._product(self.wide, down, x, residual=x)
-
-    def _product(
-        self,
-        x: Tensor,
-        w: Tensor,
-        out: Tensor,
-        *,
-        residual: Tensor | None = None,
-        eps: float | None = None,
-        gated: bool = False,
-    ) -> None:
-        """The fused kernel for up to 64 rows, the library's product and what goes around it beyond."""
-        arena, rows = self.owner.arena, len(x)
-        if takes(out.shape[1], x.shape[1], rows, gated):
-            one_path = self.owner.pinned
-            linear(x, w, out, arena.scratch, residual=residual, eps=eps, gated=gated, one_path=one_path, pdl=PDL)
-            return
-        if eps is not None:
-            norm_rows(x, arena.normed[:rows], eps, pdl=PDL)
-            x = arena.normed[:rows]
-        if gated:
-            torch.mm(x, w.t(), out=arena.both[:rows])
-            gate_rows(arena.both[:rows], out, pdl=PDL)
-        elif residual is not None:
-            torch.addmm(residual, x, w.t(), out=out)
-        elif out.dtype == x.dtype:
-            torch.mm(x, w.t(), out=out)
-        else:
-            out.copy_(torch.mm(x, w.t(), out=arena.narrow_logits[:rows]))
-
-
-def _grow(parents: Seq[int], text: int, ancestors: np.ndarray, depths: np.ndarray) -> None:
-    """Fill in what a tree's rows see, and how deep they stand; the text's own rows are there already."""
-    for node, parent in enumerate(parents):
-        above = text + parent  # the parent's row: the text's last one for a first guess
-        ancestors[text + node] = int(ancestors[above]) | 1 << (text + node)
-        depths[text + node] = depths[above] + 1

@@ -5,44 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import overload
 
-import torch
 from torch import Tensor
 
+from outrider.arriving import Arriving
 from outrider.core import Token
 
 
-class TokenBlock:
-    """Tokens [texts, steps] on a CUDA device, on their way to the host."""
-
-    def __init__(self, tokens: Tensor) -> None:
-        """tokens int64 [texts, steps]; on the device they are good until the next round."""
-        self.tokens = tokens
-        self._host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
-        self._host.copy_(tokens, non_blocking=True)
-        self._arrived = torch.cuda.Event()
-        self._arrived.record()
-        self._lists: list[list[Token]] | None = None
-
-    def lists(self) -> list[list[Token]]:
-        """On the host, waited for where they have not arrived."""
-        if self._lists is None:
-            if not self._arrived.query():
-                self._arrived.synchronize()
-            self._lists = self._host.tolist()
-        return self._lists
-
-
 class DeviceTokens(Sequence[Token]):
-    """One text's guesses out of a block. Their number is known; reading them waits until they have arrived."""
+    """One text's guesses out of a block [texts, steps]. Their number is known; reading them waits for them."""
 
-    def __init__(self, block: TokenBlock, row: int, count: int) -> None:
+    def __init__(self, block: Arriving, row: int, count: int) -> None:
         self.block, self.row, self._count = block, row, count
 
     def __len__(self) -> int:
         return self._count
 
     def __iter__(self) -> Iterator[Token]:
-        return iter(self.block.lists()[self.row][: self._count])
+        return iter(self.block.list()[self.row][: self._count])
 
     @overload
     def __getitem__(self, index: int) -> Token: ...

@@ -13,20 +13,27 @@ from collections.abc import Sequence as Seq
 import numpy as np
 import torch
 
+from outrider.arriving import Arriving
 from outrider.core import Span
 from outrider.kernels.triton_sample import choose
 from outrider.target.base import Start
-from outrider.target.captured import Captured, Inputs, Pass, Shape, bucket, record
-from outrider.target.device_tokens import DeviceTokens, TokenBlock
+from outrider.target.captured import Captured
+from outrider.target.device_tokens import DeviceTokens
+from outrider.target.passes import Inputs, Pass, Shape, bucket, record
+from outrider.target.standing import Standing
 
 
 class ChainLoop:
-    """Chains of `steps` tokens for up to `batch` sequences, recorded."""
+    """Chains of `steps` tokens for up to `batch` sequences, recorded.
+
+    The first guess is always by the whole head: all others stand or fall with it. Those after it are by the head
+    in use when this is made; a narrow one's logits are not widened: columns are chosen from, and named by their tokens.
+    """
 
     def __init__(self, captured: Captured, batch: int, steps: int) -> None:
         self.captured, self.batch, self.steps = captured, batch, steps
-        device = captured.decoder.device
-        self.first, self.later = Pass(captured, Shape(batch, 2)), Pass(captured, Shape(batch, 1))
+        device, outputs = captured.decoder.device, captured.target.heads.width
+        self.first, self.later = Pass(captured, Shape(batch, 2)), Pass(captured, Shape(batch, 1, outputs))
         self.inputs = Inputs(3 * batch, device)
         self.seeds, self.lengths, temperatures = self.inputs.ints.split(batch)
         self.temperatures = temperatures.view(torch.float64)
@@ -34,8 +41,8 @@ class ChainLoop:
         self.graph = record(self._loop, captured.graph_pool)
 
     @torch.inference_mode()
-    def run(self, starts: Seq[Start]) -> list[DeviceTokens]:
-        """Draft for every start; one transfer each way, neither waited for."""
+    def run(self, starts: Seq[Start], behind: Standing | None = None) -> list[DeviceTokens]:
+        """Draft for every start; one transfer each way, neither waited for. behind: where they stand, if not known."""
         self.first.load([Span(s.seq_id, s.length - 2, s.last) for s in starts])
         seeds, lengths, temperatures = self.inputs.array().reshape(3, self.batch)
         count = len(starts)
@@ -46,51 +53,59 @@ class ChainLoop:
         chances.fill(0)
         chances[:count] = [s.temperature for s in starts]
         self.inputs.send()
+        if behind is not None:
+            most = self.captured.config.vocab_size - 1  # the target may have more rows than the draft
+            torch.clamp(behind.last, max=most, out=self.first.tokens[:count])
+            torch.sub(behind.lengths, 2, out=self.first.batch.starts[:count])
+            self.lengths[:count].copy_(behind.lengths)
         self.graph.replay()
-        block = TokenBlock(self.tokens[:count])
+        block = Arriving(self.tokens[:count].clone())  # the next chains are written to the same place
         return [DeviceTokens(block, row, self.steps) for row in range(count)]
 
     def _loop(self) -> None:
         first, later = self.first, self.later
         first.forward()
-        logits = first.logits[1::2]  # after the last token of each text
+        logits, ids = first.logits[1::2], None  # after the last token of each text
         later.batch.seats.copy_(first.batch.seats)
         torch.clamp(first.batch.widths, max=1, out=later.batch.widths)
         later.batch.ancestors.fill_(1)
         for step in range(self.steps):
             places = self.lengths + step
-            token = choose(logits, self.temperatures, self.seeds, places).clamp_(min=0)
+            token = choose(logits, self.temperatures, self.seeds, places, ids=ids).clamp_(min=0)
             self.tokens[:, step] = token
             if step + 1 < self.steps:
                 later.ids.copy_(token)
                 later.batch.starts.copy_(places)
                 later.forward()
-                logits = later.logits
+                logits, ids = later.logits, None if later.narrow is None else later.narrow.ids
 
 
 class ChainLoops:
-    """The loops of one draft model, by size."""
+    """The loops of one draft model, by size and head."""
 
     def __init__(self, captured: Captured) -> None:
         self.captured = captured
-        self.loops: dict[tuple[int, int], ChainLoop] = {}
+        self.loops: dict[tuple[int, int, int], ChainLoop] = {}
 
-    def run(self, starts: Seq[Start], steps: int) -> list[DeviceTokens]:
+    def run(self, starts: Seq[Start], steps: int, behind: Standing | None = None) -> list[DeviceTokens]:
         """Chains after every start; in two goes where one pass would have too many rows."""
         batch = bucket(len(starts), 1).batch
-        if 2 * batch > self.captured.most_rows:
-            half = len(starts) // 2
-            return [*self.run(starts[:half], steps), *self.run(starts[half:], steps)]
-        return self._loop(batch, steps).run(starts)
+        if not self.captured.has_room(Shape(batch, 2)):
+            middle, end = len(starts) // 2, len(starts)
+            halves = [range(middle), range(middle, end)]
+            parts = [self.run(starts[h.start : h.stop], steps, behind and behind.take(h)) for h in halves]
+            return [*parts[0], *parts[1]]
+        return self._loop(batch, steps).run(starts, behind)
 
     def prepare(self, batch: int, steps: int) -> Iterator[int]:
         """Record the loops for up to so many sequences; yields each size once it is there."""
         for size in (1 << i for i in range((batch - 1).bit_length() + 1)):
-            if 2 * size <= self.captured.most_rows:
+            if self.captured.has_room(Shape(size, 2)):
                 self._loop(size, steps)
                 yield size
 
     def _loop(self, batch: int, steps: int) -> ChainLoop:
-        if (batch, steps) not in self.loops:
-            self.loops[batch, steps] = ChainLoop(self.captured, batch, steps)
-        return self.loops[batch, steps]
+        key = batch, steps, self.captured.target.heads.width
+        if key not in self.loops:
+            self.loops[key] = ChainLoop(self.captured, batch, steps)
+        return self.loops[key]

@@ -16,10 +16,11 @@ from torch import Tensor
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from outrider.core import MAX_TOKENS, Span, Token
+from outrider.core import MAX_TOKENS, Draft, Span, Token
 from outrider.errors import ConfigError, OutriderError
 from outrider.target.base import Start
 from outrider.target.pages import PagePool
+from outrider.target.standing import Standing
 
 log = logging.getLogger(__name__)
 
@@ -85,16 +86,26 @@ class FallbackTarget:
         return torch.cat([self._score(span) for span in spans])
 
     @torch.inference_mode()
-    def keep(self, span: Span, path: Seq[int]) -> int:
+    def keep(self, span: Span, path: Seq[int], *, trim: bool = True) -> int:
         text = self._texts[span.seq_id]
         if refused := len(span.draft) - len(path):
             text.take_back(refused)
         text.copies.clear()
-        self.pool.trim(span.seq_id, span.start + len(span.tokens) + len(path))  # what is read again keeps its pages
+        if trim:  # what is read again keeps its pages
+            self.pool.trim(span.seq_id, span.start + len(span.tokens) + len(path))
         return text.length
 
-    def draft_chains(self, starts: Seq[Start], steps: int) -> None:
+    def stand(self, choices: Tensor) -> Standing | None:
+        """Not here: passes are waited for."""
+
+    def score_behind(self, standing: Standing, seq_ids: Seq[int], drafts: Seq[Draft]) -> Tensor:
+        raise OutriderError("nothing is in flight: this target's passes are waited for")
+
+    def draft_chains(self, starts: Seq[Start], steps: int, behind: Standing | None = None) -> None:
         """Not here: the drafter asks step by step."""
+
+    def narrow(self, tokens: Seq[Token]) -> None:
+        """Not here: the head is part of Transformers' own pass."""
 
     def prepare(self, batch: int, width: int, steps: int = 0) -> Iterator[str]:
         """Nothing is recorded here, so nothing can be got ready."""

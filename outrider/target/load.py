@@ -21,8 +21,9 @@ from outrider.models.linear import Quantization
 from outrider.models.load import load_decoder
 from outrider.models.tokenizer import Tokenizer
 from outrider.target.base import Target
-from outrider.target.memory import LEAST_TOKENS, Beside, MemoryPlan, plan_memory
+from outrider.target.memory import LEAST_TOKENS, Beside, MemoryPlan, Work, plan_memory
 from outrider.target.native import NativeTarget
+from outrider.target.standing import MOST_WIDTH
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -61,6 +62,8 @@ class LoadOptions:
     """Sequences at once; an unset cache_tokens is never larger than so many contexts."""
     max_round_tokens: int = 2048
     """Most tokens read in one pass; on CUDA, what the workspace is measured for."""
+    max_draft: int | None = None
+    """Most tokens drafted for a text in one round, None: any number; on CUDA, what recorded passes get room for."""
     beside: Beside = field(default_factory=Beside)
     """On CUDA, what will be loaded next to the model."""
     revision: str | None = None
@@ -95,14 +98,14 @@ def load(model: str, options: LoadOptions | None = None, *, progress: Progress |
 
 
 def _plan(decoder: Decoder, context: int, options: LoadOptions) -> MemoryPlan:
-    return plan_memory(
-        decoder,
-        context,
+    work = Work(
         round_tokens=options.max_round_tokens,
-        wanted=context * options.max_batch,
-        asked=options.cache_tokens,
-        beside=options.beside,
+        batch=options.max_batch,
+        width=MOST_WIDTH if options.max_draft is None else 1 + options.max_draft,
+        pinned=options.pinned,
     )
+    wanted = context * options.max_batch
+    return plan_memory(decoder, context, work, wanted=wanted, asked=options.cache_tokens, beside=options.beside)
 
 
 def _load_fallback(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,8 +16,13 @@ from outrider.models.families import read_config
 from outrider.models.folder import weight_files
 from outrider.models.hub import resolve
 from outrider.target.native import NativeTarget
+from outrider.target.standing import MOST_WIDTH
+
+if TYPE_CHECKING:
+    from outrider.target.captured import Captured
 
 SPARE = 256 << 20  # left alone: what the driver and libraries take now and then
+SAMPLES = 4  # recorded passes measured beside the largest; the rest are taken to be like them
 LEAST_TOKENS = 64
 GIB = 1 << 30
 
@@ -30,6 +36,24 @@ class Beside:
 
     def __add__(self, other: Beside) -> Beside:
         return Beside(self.weights + other.weights, self.a_token + other.a_token)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What passes will be asked for, which decides what they take."""
+
+    round_tokens: int = 2048
+    """Most tokens in one round: prompts being read, or texts that go on and their drafts."""
+    batch: int = 8
+    """Most texts at once."""
+    width: int = MOST_WIDTH
+    """Most rows of a text that goes on: its last token and its draft."""
+    pinned: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Most rows whose logits are asked for in one round."""
+        return min(self.batch * self.width, max(self.round_tokens, self.batch))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,23 +82,25 @@ class MemoryPlan:
         return f"{self.total / GIB:.1f} GiB: {shares}; {self.tokens} tokens of {self.a_token} bytes"
 
 
-def beside_of(model: str, *, revision: str | None = None) -> Beside:
-    """What a draft model will take, from its files. None of its weights is read."""
+def beside_of(model: str, *, vocab: int = 0, revision: str | None = None) -> Beside:
+    """What a draft model will take, from its files. None of its weights is read. vocab: rows copied of its head."""
     folder = resolve(model, revision=revision)
     config = read_config(json.loads((folder / "config.json").read_text()))
     weights = sum(file.stat().st_size for file in weight_files(folder))
     if config is None:  # it runs on Transformers' code, whose cache grows as it is used
         return Beside(weights)
-    return Beside(weights, 2 * len(config.layers) * config.kv_heads * config.head_dim * config.dtype.itemsize)
+    a_number = config.dtype.itemsize
+    copied = vocab * config.hidden_size * a_number if vocab < config.vocab_size else 0
+    return Beside(weights + copied, 2 * len(config.layers) * config.kv_heads * config.head_dim * a_number)
 
 
 def plan_memory(
-    decoder: Decoder, context: int, *, round_tokens: int, wanted: int, asked: int | None, beside: Beside
+    decoder: Decoder, context: int, work: Work, *, wanted: int, asked: int | None, beside: Beside
 ) -> MemoryPlan:
     """Share out what is left of the decoder's device. wanted: the most tokens of use; asked: so many exactly."""
     config, device = decoder.config, decoder.device
     a_token = 2 * len(config.layers) * config.kv_heads * config.head_dim * decoder.dtype.itemsize
-    workspace = measure_workspace(decoder, context, round_tokens)
+    workspace = _affordable_workspace(decoder, context, work)
     free, total = torch.cuda.mem_get_info(device)
     fixed = beside.weights + (workspace if beside.weights else 0)
     room = max(0, free - workspace - fixed - SPARE) // (a_token + beside.a_token)
@@ -88,24 +114,65 @@ def plan_memory(
     return plan
 
 
-def measure_workspace(decoder: Decoder, context: int, round_tokens: int) -> int:
-    """Bytes the largest passes take beside weights and cache: a prompt of `round_tokens` read, and a recorded pass."""
+def _affordable_workspace(decoder: Decoder, context: int, work: Work) -> int:
+    """As `measure_workspace`; ConfigError where there is too little memory even for that."""
     device = decoder.device
-    rows = min(round_tokens, context - 1)
+    free, total = torch.cuda.mem_get_info(device)
+    try:
+        return measure_workspace(decoder, context, work)
+    except torch.OutOfMemoryError:
+        pass  # told outside, where nothing holds on to what was allocated
     _settle(device)
-    free = torch.cuda.mem_get_info(device)[0]
-    target = NativeTarget(decoder, rows + 64, context=context)
+    logits = work.rows * decoder.config.vocab_size * 4
+    raise ConfigError(
+        f"{device} has no room for rounds of {work.rows} rows: of {total / GIB:.1f} GiB {free / GIB:.2f} are left, and "
+        f"the rows' logits alone take {logits / GIB:.2f} several times over. Free memory, choose a "
+        "smaller model, or lower max_batch, max_round_tokens or the drafter's k"
+    )
+
+
+def measure_workspace(decoder: Decoder, context: int, work: Work) -> int:
+    """Bytes passes take beside weights and cache: the longest prompt read, and every size that will be recorded."""
+    device = decoder.device
+    rows = min(work.round_tokens, context - 1)
+    _settle(device)
+    free = _free(device)
+    target = NativeTarget(decoder, rows + 64, context=context, pinned=work.pinned)
     target.pool.open(0, range(rows), "")
     target.pool.reserve(0, rows + 1)
     target.score([Span(0, 0, tuple(i % target.vocab_size for i in range(rows)))])
-    for _ in target.prepare(1, 2):
-        pass
-    torch.cuda.synchronize(device)
+    unseen = 0 if target.captured is None else _record(target.captured, work)
     cache = sum(t.numel() * t.element_size() for t in (target.keys, target.values))
-    took = free - torch.cuda.mem_get_info(device)[0] - cache
+    took = free - _free(device) - cache + unseen
     del target
     _settle(device)
     return max(0, took)
+
+
+def _record(captured: Captured, work: Work) -> int:
+    """Take what recorded passes take: the largest, and a few more. Returns what the others will take beside, in bytes.
+
+    Rounds hold on to their logits: one being told while the next is on its way. One scored in
+    several passes has the parts beside the whole.
+    """
+    device = captured.decoder.device
+    *rest, largest = sorted(captured.sizes(work.batch, work.width), key=lambda shape: shape.rows)
+    captured.make_room([largest])
+    captured.pass_of(largest)
+    vocab = captured.config.vocab_size
+    copies = 2 if work.rows <= largest.rows else 3
+    held = [torch.empty(work.rows, vocab, dtype=torch.float32, device=device) for _ in range(copies)]
+    del held  # the allocator keeps the room
+    before, some = _free(device), rest[-SAMPLES:]
+    for shape in some:
+        captured.pass_of(shape)
+    each = max(0, before - _free(device)) // max(1, len(some))
+    return each * (len(rest) - len(some))
+
+
+def _free(device: torch.device) -> int:
+    torch.cuda.synchronize(device)
+    return torch.cuda.mem_get_info(device)[0]
 
 
 def _settle(device: torch.device) -> None:

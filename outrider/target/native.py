@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from outrider.core import EMPTY, Span, Token
-from outrider.errors import ConfigError
+from outrider.core import EMPTY, Draft, Span, Token
+from outrider.errors import ConfigError, OutriderError
 from outrider.kernels.attention import attend_block, attend_rows
 from outrider.models.decoder import Attend, Decoder
 from outrider.target.base import Start
 from outrider.target.layout import Layout, lay_out, look_back
+from outrider.target.narrow import Heads, NarrowHead
 from outrider.target.pages import PagePool
+from outrider.target.standing import MOST_WIDTH, Standing
 
 if TYPE_CHECKING:
     from outrider.target.captured import Captured
@@ -46,7 +48,7 @@ class NativeTarget:
         self.vocab_size, self.context = config.vocab_size, context or config.max_positions
         self.device, self.row_block = decoder.device, decoder.row_block
         if self.device.type != "cpu":  # there forward does it as texts grow
-            decoder.reserve(self.context)
+            decoder.reserve(self.context + MOST_WIDTH)  # rows that only fill up a pass stand somewhere too
         self.pool = PagePool(-(-cache_tokens // page_size), page_size)
         # one page more than the pool hands out: captured passes write there what only fills up
         shape = (len(config.layers), (self.pool.count + 1) * page_size, config.kv_heads, config.head_dim)
@@ -55,9 +57,17 @@ class NativeTarget:
         self.keys, self.values = (_blank(shape, decoder.dtype, self.device) for _ in range(2))
         # each layer's keys and values, [slots, kv_heads, head_dim] both
         self.caches = list(zip(self.keys.unbind(), self.values.unbind(), strict=True))
+        self.heads = Heads(decoder)
         self._captured = _captured(self, pinned)
         self.launches = self._captured is not None
+        self._whole = False
+        """The last pass was a recorded one for all its texts."""
         self._loops: ChainLoops | None = None
+
+    @property
+    def captured(self) -> Captured | None:
+        """Its recorded passes; None where nothing is recorded."""
+        return self._captured
 
     @torch.inference_mode()
     def score(self, spans: Seq[Span]) -> Tensor:
@@ -65,7 +75,8 @@ class NativeTarget:
             return self._plain(spans)
         spans = self._captured.cut(spans)
         narrow = [self._captured.takes(span) for span in spans]
-        if all(narrow):
+        self._whole = all(narrow)
+        if self._whole:
             return self._captured.score(spans)
         if not any(narrow):
             return self._plain(spans)
@@ -90,13 +101,27 @@ class NativeTarget:
             for size in self._chain_loops(self._captured).prepare(batch, steps):
                 yield f"drafts of {size} x {steps}"
 
-    def draft_chains(self, starts: Seq[Start], steps: int) -> Seq[Seq[Token]] | None:
+    def stand(self, choices: Tensor) -> Standing | None:
+        return None if self._captured is None or not self._whole else self._captured.stand(choices)
+
+    @torch.inference_mode()
+    def score_behind(self, standing: Standing, seq_ids: Seq[int], drafts: Seq[Draft]) -> Tensor:
+        if self._captured is None:
+            raise OutriderError("nothing is in flight: this target's passes are waited for")
+        self._whole = True
+        spans = [Span(seq_id, 0, (0,), draft) for seq_id, draft in zip(seq_ids, drafts, strict=True)]
+        return self._captured.score(spans, standing)
+
+    def draft_chains(self, starts: Seq[Start], steps: int, behind: Standing | None = None) -> Seq[Seq[Token]] | None:
         """Chains of `steps` tokens, drafted on the device in one go; None where that cannot be.
 
         Each start's pages are reserved for its chain. Afterwards its text and all guesses but the
         last are cached.
         """
-        return None if self._captured is None else self._chain_loops(self._captured).run(starts, steps)
+        return None if self._captured is None else self._chain_loops(self._captured).run(starts, steps, behind)
+
+    def narrow(self, tokens: Seq[Token]) -> NarrowHead | None:
+        return self.heads.use(tokens)
 
     def _chain_loops(self, captured: Captured) -> ChainLoops:
         if self._loops is None:
@@ -117,7 +142,7 @@ class NativeTarget:
         layout = lay_out(spans, self.pool, self.device)
         attend = self._attend(spans, layout)
         hidden = self.decoder.forward(layout.ids, layout.positions, attend)
-        logits = self.decoder.logits(hidden[layout.wanted])
+        logits = self.heads.logits(hidden[layout.wanted])
         if not isinstance(attend, _Attend) or bool(hidden.sum().isfinite()):
             return logits, []
         bad = ~hidden.isfinite().all(-1)
@@ -145,7 +170,7 @@ class NativeTarget:
         return torch.cat(parts)
 
     @torch.inference_mode()
-    def keep(self, span: Span, path: Seq[int]) -> int:
+    def keep(self, span: Span, path: Seq[int], *, trim: bool = True) -> int:
         end = span.start + len(span.tokens)
         if any(node != i for i, node in enumerate(path)):
             table, size = self.pool.table(span.seq_id), self.pool.size
@@ -153,7 +178,8 @@ class NativeTarget:
             source, destination = slots[list(path)].to(self.device), slots[: len(path)].to(self.device)
             for cache in (self.keys, self.values):
                 cache[:, destination] = cache[:, source]
-        self.pool.trim(span.seq_id, end + len(path))
+        if trim:
+            self.pool.trim(span.seq_id, end + len(path))
         return end + len(path)
 
     def release(self, seq_id: int, *, unpublish: bool = False) -> None:

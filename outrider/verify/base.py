@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
+from outrider.arriving import Arriving
 from outrider.core import Draft, Sequence, Verdict
 from outrider.errors import ConfigError, RequestError
 from outrider.verify.chain import ChainRule, block_rule, token_rule
@@ -21,14 +22,27 @@ Rule = Literal["block", "token"]
 class Verifier(Protocol):
     """Decides how much of each draft stands, and adds the target's own next token."""
 
-    def judge(self, seqs: Seq[Sequence], drafts: Seq[Draft], logits: Tensor) -> list[Verdict | RequestError]:
+    def decide(
+        self, seqs: Seq[Sequence], drafts: Seq[Draft], logits: Tensor, lengths: Tensor | None = None
+    ) -> Arriving | None:
+        """Launch the target's own choice after each row, int64 [N]; None where choices depend on the drafts' laws.
+
+        lengths int64 [len(seqs)]: the tokens of each text where only the device knows them, as in
+        a round that follows one in flight. Then no option may look at the text.
+        """
+        ...
+
+    def judge(
+        self, seqs: Seq[Sequence], drafts: Seq[Draft], logits: Tensor, decided: Arriving | None = None
+    ) -> list[Verdict | RequestError]:
         """Judge drafts[i] of seqs[i] by the target's raw logits [N, vocab]. Changes nothing.
 
         Rows come sequence by sequence, 1 + len(draft) each: after the last text token, then
         after each node in order. Each sequence is judged as if it were alone. Where nothing can
         be chosen after the text itself (NaN logits, or all tokens ruled out), a RequestError
         stands in the sequence's place. Where that is so further down, the verdict ends before
-        it and the next round fails; rows that are not reached do not matter.
+        it and the next round fails; rows that are not reached do not matter. decided: what
+        `decide` launched for this very round.
         """
         ...
 

@@ -17,6 +17,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from outrider.arriving import Arriving
 from outrider.core import Draft, Sequence, Token, Verdict
 from outrider.errors import RequestError
 from outrider.verify.law import NOTHING, Path, Rows, explain, shape_logits, temper
@@ -29,11 +30,18 @@ Place = tuple[int, int]  # a seed and a position: where noise is looked up
 class Seeded:
     """The verifier of mode `seeded`."""
 
-    def judge(self, seqs: Seq[Sequence], drafts: Seq[Draft], logits: Tensor) -> list[Verdict | RequestError]:
-        choices = choose(logits, seqs, drafts)
+    def decide(
+        self, seqs: Seq[Sequence], drafts: Seq[Draft], logits: Tensor, lengths: Tensor | None = None
+    ) -> Arriving | None:
+        return _decide(logits, seqs, [_rows(draft) for draft in drafts], lengths)
+
+    def judge(
+        self, seqs: Seq[Sequence], drafts: Seq[Draft], logits: Tensor, decided: Arriving | None = None
+    ) -> list[Verdict | RequestError]:
+        decided = decided or _decide(logits, seqs, [_rows(draft) for draft in drafts])
         verdicts: list[Verdict | RequestError] = []
         row = 0
-        for seq, draft, chosen in zip(seqs, drafts, choices, strict=True):
+        for seq, draft, chosen in zip(seqs, drafts, _split(decided, [1 + len(draft) for draft in drafts]), strict=True):
             verdicts.append(settle(match(draft, chosen), logits, row, seq))
             row += 1 + len(draft)
         return verdicts
@@ -45,7 +53,7 @@ def choose(logits: Tensor, seqs: Seq[Sequence], drafts: Seq[Draft]) -> list[list
     logits [N, vocab] come sequence by sequence, 1 + len(draft) rows each. NOTHING where
     nothing can be chosen.
     """
-    return _choose(logits, seqs, [Rows((0, *draft.depths()), partial(draft_paths, draft)) for draft in drafts])
+    return _choose(logits, seqs, [_rows(draft) for draft in drafts])
 
 
 def choose_after(logits: Tensor, seqs: Seq[Sequence], paths: Seq[Seq[Path]]) -> list[list[Token]]:
@@ -53,15 +61,29 @@ def choose_after(logits: Tensor, seqs: Seq[Sequence], paths: Seq[Seq[Path]]) -> 
     return _choose(logits, seqs, [Rows([len(path) for path in each], partial(list, each)) for each in paths])
 
 
+def _rows(draft: Draft) -> Rows:
+    return Rows((0, *draft.depths()), partial(draft_paths, draft))
+
+
 def _choose(logits: Tensor, seqs: Seq[Sequence], texts: Seq[Rows]) -> list[list[Token]]:
+    return _split(_decide(logits, seqs, texts), [len(text.depths) for text in texts])
+
+
+def _split(decided: Arriving, counts: Seq[int]) -> list[list[Token]]:
+    """Each text's own choices."""
+    each = iter(decided.list())
+    return [list(islice(each, count)) for count in counts]
+
+
+def _decide(logits: Tensor, seqs: Seq[Sequence], texts: Seq[Rows], lengths: Tensor | None = None) -> Arriving:
+    """The token of every row of logits [N, vocab], on its way: int64 [N]."""
     total = sum(len(text.depths) for text in texts)
     if total != len(logits):
         raise ValueError(f"{total} rows of logits are needed, 1 for each text and draft node; got {len(logits)}")
-    if not total:  # a round that only reads
-        return []
-    flat = choose_rows(logits, seqs, texts).tolist() if logits.is_cuda else _by_parts(logits, seqs, texts)
-    each = iter(flat)
-    return [list(islice(each, len(text.depths))) for text in texts]
+    if logits.is_cuda and total:
+        return Arriving(choose_rows(logits, seqs, texts, lengths))
+    known = [len(seq.tokens) for seq in seqs] if lengths is None else lengths.tolist()
+    return Arriving(torch.tensor(_by_parts(logits, seqs, texts, known), dtype=torch.int64))
 
 
 def match(draft: Draft, choices: Seq[Token]) -> Verdict:
@@ -141,26 +163,26 @@ class _Part:
     places: Seq[Place] | None
 
 
-def _by_parts(logits: Tensor, seqs: Seq[Sequence], texts: Seq[Rows]) -> list[Token]:
+def _by_parts(logits: Tensor, seqs: Seq[Sequence], texts: Seq[Rows], lengths: Seq[int]) -> list[Token]:
     """The token of every row of logits [N, vocab], in order; NOTHING where there is none."""
     flat = [NOTHING] * len(logits)
-    for part in _parts(logits, seqs, texts):
+    for part in _parts(logits, seqs, texts, lengths):
         for row, token in zip(part.rows, _best(part).tolist(), strict=True):
             flat[row] = token
     return flat
 
 
-def _parts(logits: Tensor, seqs: Seq[Sequence], texts: Seq[Rows]) -> Iterator[_Part]:
+def _parts(logits: Tensor, seqs: Seq[Sequence], texts: Seq[Rows], lengths: Seq[int]) -> Iterator[_Part]:
     """Sequences with options of their own one by one; all plain greedy and all plain sampled rows at once."""
     greedy: list[int] = []
     sampled: list[int] = []
     places: list[Place] = []
     temperatures: list[float] = []
     start = 0
-    for seq, text in zip(seqs, texts, strict=True):
+    for seq, text, length in zip(seqs, texts, lengths, strict=True):
         rows = range(start, start + len(text.depths))
         start = rows.stop
-        here = [(seq.seed, len(seq.tokens) + depth) for depth in text.depths]
+        here = [(seq.seed, length + depth) for depth in text.depths]
         if not seq.plain_logits:
             shaped = shape_logits(logits[rows.start : rows.stop], seq, text.paths())
             yield _Part(rows, shaped, None if seq.params.greedy else here)

@@ -6,6 +6,7 @@ from collections.abc import Sequence as Seq
 
 from torch import Tensor
 
+from outrider.arriving import Arriving
 from outrider.core import Draft, Sequence, Verdict
 from outrider.errors import RequestError
 from outrider.verify.chain import ChainRule, pad, stated_laws
@@ -22,9 +23,17 @@ class Distribution:
         self._rule = rule
         self._greedy = Seeded()
 
-    def judge(self, seqs: Seq[Sequence], drafts: Seq[Draft], logits: Tensor) -> list[Verdict | RequestError]:
+    def decide(
+        self, seqs: Seq[Sequence], drafts: Seq[Draft], logits: Tensor, lengths: Tensor | None = None
+    ) -> Arriving | None:
+        greedy = all(seq.params.greedy for seq in seqs)
+        return self._greedy.decide(seqs, drafts, logits, lengths) if greedy else None
+
+    def judge(
+        self, seqs: Seq[Sequence], drafts: Seq[Draft], logits: Tensor, decided: Arriving | None = None
+    ) -> list[Verdict | RequestError]:
         if all(seq.params.greedy for seq in seqs):
-            return self._greedy.judge(seqs, drafts, logits)
+            return self._greedy.judge(seqs, drafts, logits, decided)
         return [
             self._judge_one(seq, draft, rows)
             for seq, draft, rows in zip(seqs, drafts, split_rows(logits, drafts), strict=True)

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from outrider.core import SamplingParams, Sequence, Token, derive_seeds
-from outrider.engine.engine import Engine, Request
+from outrider.engine.engine import Engine
 from outrider.engine.events import Event
+from outrider.engine.request import Request
 from outrider.verify.law import shape_logits
 from outrider.verify.noise import gumbel
 

@@ -11,8 +11,9 @@ from testbed import TOKENIZER, VOCAB, Testbed
 from toy_world import TOY
 
 from outrider.core import Token
-from outrider.engine.engine import Engine, Limits, Request
+from outrider.engine.engine import Engine
 from outrider.engine.events import Event
+from outrider.engine.request import Limits, Request
 from outrider.target.base import Target
 
 everybody = pytest.mark.parametrize("drafter", EVERYBODY)

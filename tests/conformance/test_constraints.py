@@ -22,7 +22,8 @@ from plain_decoding import Told, assert_same, choice, opinion, run
 from testbed import PIECES, TOKENIZER, Testbed
 
 from outrider.core import EMPTY, Constraint, Draft, SamplingParams, Sequence, Token, derive_seeds
-from outrider.engine.engine import Engine, Limits, Request
+from outrider.engine.engine import Engine
+from outrider.engine.request import Limits, Request
 from outrider.engine.stats import Stats
 from outrider.errors import RequestError
 from outrider.grammar import GrammarSpec, compile_constraint

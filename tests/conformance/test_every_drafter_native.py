@@ -13,7 +13,8 @@ from plain_decoding import assert_same, request, run
 from testbed import TOKENIZER, VOCAB, Testbed
 
 from outrider.core import SamplingParams
-from outrider.engine.engine import Engine, Limits, Request
+from outrider.engine.engine import Engine
+from outrider.engine.request import Limits, Request
 from outrider.target.native import NativeTarget
 
 everybody = pytest.mark.parametrize("drafter", EVERYBODY)

@@ -15,7 +15,7 @@ from toy_world import TOY
 
 from outrider.core import SamplingParams
 from outrider.drafters.registry import DRAFTERS
-from outrider.engine.engine import Limits, Request
+from outrider.engine.request import Limits, Request
 
 everybody = pytest.mark.parametrize("drafter", EVERYBODY)
 

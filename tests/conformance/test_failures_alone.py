@@ -16,8 +16,9 @@ from torch import Tensor
 from toy_world import TOY, WORLD, target
 
 from outrider.core import Draft, Sequence, Span, Token
-from outrider.engine.engine import Engine, Request
+from outrider.engine.engine import Engine
 from outrider.engine.events import Event
+from outrider.engine.request import Request
 from outrider.testing import ScriptedDrafter, ToyTarget
 from outrider.verify.base import make_verifier
 

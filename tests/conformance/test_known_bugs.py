@@ -14,7 +14,8 @@ from testbed import EOS, PIECES, TOKENIZER, VOCAB
 from toy_world import TOY, WORLD, target
 
 from outrider.core import MAX_N, Draft, SamplingParams, Sequence, Token
-from outrider.engine.engine import Engine, Request
+from outrider.engine.engine import Engine
+from outrider.engine.request import Request
 from outrider.errors import RequestError
 from outrider.testing import ScriptedDrafter
 from outrider.verify.base import make_verifier

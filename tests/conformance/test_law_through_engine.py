@@ -24,7 +24,8 @@ from toy_world import TOY
 
 from outrider.core import Draft, SamplingParams, Sequence, Token
 from outrider.drafters.base import Drafter
-from outrider.engine.engine import Engine, Limits, Request
+from outrider.engine.engine import Engine
+from outrider.engine.request import Limits, Request
 from outrider.testing import ByteTokenizer, ScriptedDrafter, ToyTarget
 from outrider.verify.base import make_verifier
 

@@ -17,7 +17,7 @@ from toy_world import TOY, target
 
 from outrider.api import LLM, Result
 from outrider.core import SamplingParams, Span, Token
-from outrider.engine.engine import Request
+from outrider.engine.request import Request
 from outrider.errors import ConfigError, OutriderError, RequestError
 from outrider.target.load import Loaded
 from outrider.testing import ToyTarget

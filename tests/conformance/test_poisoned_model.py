@@ -11,7 +11,8 @@ from plain_decoding import assert_same, request, run
 from testbed import TOKENIZER, VOCAB, Testbed
 
 from outrider.core import Draft, Sequence
-from outrider.engine.engine import Engine, Limits, Request
+from outrider.engine.engine import Engine
+from outrider.engine.request import Limits, Request
 from outrider.testing import ScriptedDrafter
 from outrider.verify.base import make_verifier
 

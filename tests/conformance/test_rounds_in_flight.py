@@ -2,32 +2,80 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
+
 import pytest
+import torch
 from drafter_cast import EVERYBODY
 from plain_decoding import request, told_by
 from test_cancellation import check_at_random
 from testbed import CONTEXT, TOKENIZER, VOCAB, Testbed
-from toy_world import TOY, WORLD
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from toy_world import WORLD
 
-from outrider.core import Draft, Sequence, Verdict
+from outrider.core import Draft, SamplingParams, Sequence, Span, Token, Verdict
 from outrider.drafters.none import NoDraft
-from outrider.engine.engine import Engine, Limits
+from outrider.engine.engine import Engine
 from outrider.engine.events import Event
+from outrider.engine.request import Limits
+from outrider.kernels.settle import settle
+from outrider.target.base import Start
+from outrider.target.standing import Standing
 from outrider.testing import ToyTarget
 from outrider.verify.base import make_verifier
+from outrider.verify.coupled import choose
 
 
 class Launching(ToyTarget):
-    """Says that its passes are launched, so that the engine keeps one in flight."""
+    """Says that its passes are launched, so that the engine keeps one in flight, and launches others behind it."""
 
     launches = True
+    followed = 0
+    """Passes that were launched behind another."""
+
+    def score(self, spans: Seq[Span]) -> Tensor:
+        self.scored = list(spans)
+        return super().score(spans)
+
+    def stand(self, choices: Tensor) -> Standing | None:
+        spans = self.scored
+        if not all(len(span.tokens) == 1 and span.wanted and span.draft.parents is None for span in spans):
+            return None
+        ids = [torch.tensor([*span.tokens, *span.draft.tokens]) for span in spans]
+        starts, widths = torch.tensor([span.start for span in spans]), torch.tensor([span.width for span in spans])
+        return Standing(*settle(pad_sequence(ids, batch_first=True), starts, widths, choices))
+
+    def score_behind(self, standing: Standing, seq_ids: Seq[int], drafts: Seq[Draft]) -> Tensor:
+        self.followed += 1
+        return super().score_behind(standing, seq_ids, drafts)
+
+    def draft_chains(self, starts: Seq[Start], steps: int, behind: Standing | None = None) -> list[list[Token]]:
+        chains: list[list[Token]] = []
+        for i, start in enumerate(starts):
+            length = start.length if behind is None else int(behind.lengths[i])
+            last = start.last if behind is None else tuple(behind.last[i].tolist())
+            logits, chain = super().score([Span(start.seq_id, length - 2, last)]), []
+            for step in range(steps):
+                params = SamplingParams(temperature=start.temperature)
+                here = Sequence(start.seq_id, [0] * (length + step), 1, params, start.seed)
+                ((token,),) = choose(logits, [here], [Draft()])
+                chain.append(token)
+                if step + 1 < steps:
+                    logits = super().score([Span(start.seq_id, length + step, (token,))])
+            chains.append(chain)
+        return chains
 
 
-def target(cache_tokens: int = 4096) -> Launching:
-    return Launching(VOCAB, context=CONTEXT, cache_tokens=cache_tokens, order=2)
+def target(cache_tokens: int = 4096, order: int = 2) -> Launching:
+    return Launching(VOCAB, context=CONTEXT, cache_tokens=cache_tokens, order=order)
 
 
-FLYING = Testbed(WORLD, target, TOY.draft)
+def draft(name: str) -> Launching:
+    return target(64 if name == "cramped" else 4096, order=2 if name == "draft" else 1)
+
+
+FLYING = Testbed(WORLD, target, draft)
 everybody = pytest.mark.parametrize("drafter", EVERYBODY)
 
 
@@ -50,6 +98,55 @@ def test_a_round_is_told_when_the_next_one_is_on_its_way():
         told.append(tried.step())
     assert [len(events) for events in told] == [0, 1, 1, 1]
     assert told[-1][0].finish == "length"
+    tried.check()
+
+
+@pytest.mark.parametrize("drafter", ["none", "draft-model:model=draft,k=4", "draft-model:model=other,k=3"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_rounds_follow_each_other_while_texts_only_go_on(drafter: str, temperature: float):
+    """Texts of different lengths in one batch: nearly every round is launched behind the one before."""
+    lengths = (60, 33, 47, 60)
+    asked = [
+        request([i + 1, 2, 3], max_tokens=most, temperature=temperature, seed=i, ignore_eos=True)
+        for i, most in enumerate(lengths)
+    ]
+    FLYING.check(drafter, asked, limits=Limits(max_batch=4))
+    tried = FLYING.engine(drafter, limits=Limits(max_batch=4))
+    for each in asked:
+        tried.submit(each)
+    rounds = 0
+    while tried.busy:
+        rounds += 1
+        tried.step()
+    launched = tried.target
+    assert isinstance(launched, Launching)
+    assert launched.followed > 0.7 * rounds
+    if "model=draft" in drafter:  # the target itself: a guess that does not stand was made from a wrong cache
+        assert tried.stats.all.accepted == tried.stats.all.drafted > 0
+
+
+@pytest.mark.parametrize("drafter", ["none", "draft-model:model=draft,k=6", "draft-model:model=other,k=6"])
+def test_pages_that_a_round_in_flight_writes_to_are_nobody_elses(drafter: str):
+    """A pool that holds the texts and hardly more: what one gives back another takes at once."""
+    asked = [request([i + 1] * (1 + i), max_tokens=75 - i, seed=i, ignore_eos=True) for i in range(9)]
+    for spare in (16, 32, 48, 80):
+        FLYING.check(drafter, asked, limits=Limits(max_batch=9), cache_tokens=9 * 80 + spare)
+
+
+def test_no_round_follows_where_somebody_waits_to_begin():
+    launched = target()
+    tried = Engine(launched, NoDraft(), make_verifier("seeded"), TOKENIZER, limits=Limits(max_batch=2))
+    (first,) = tried.submit(request([1, 2], max_tokens=50, ignore_eos=True))
+    for _ in range(5):
+        tried.step()
+    followed = launched.followed
+    assert followed > 0
+    (late,) = tried.submit(request([3, 4], max_tokens=5, ignore_eos=True))
+    # the round in flight lands, then the one that reads its prompt
+    assert [[event.seq_id for event in tried.step()] for _ in range(2)] == [[first], [first, late]]
+    assert launched.followed == followed
+    while tried.busy:
+        tried.step()
     tried.check()
 
 

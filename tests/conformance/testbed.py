@@ -14,7 +14,8 @@ from plain_decoding import Told, World, assert_same, plain, run
 from torch import Tensor
 
 from outrider.core import SamplingParams, Token, derive_seeds
-from outrider.engine.engine import Engine, Limits, Request
+from outrider.engine.engine import Engine
+from outrider.engine.request import Limits, Request
 from outrider.engine.stats import Stats
 from outrider.target.base import Target
 from outrider.verify.base import make_verifier

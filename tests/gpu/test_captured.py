@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import random
-import warnings
+from dataclasses import replace
 
 import pytest
 import torch
 
+from outrider.bench.waits import Waits
 from outrider.core import EMPTY, Draft, SamplingParams, Span
 from outrider.drafters.base import Setting
 from outrider.drafters.draft_model import DraftModel, DraftModelConfig
 from outrider.drafters.none import NoDraft
-from outrider.engine.engine import Engine, Limits, Request
+from outrider.engine.engine import Engine
+from outrider.engine.request import Limits, Request
 from outrider.errors import ConfigError
 from outrider.models.config import DecoderConfig, LayerConfig, RopeConfig
 from outrider.models.decoder import Decoder, Layer, Norm, Weights
 from outrider.models.linear import Linear
 from outrider.target.native import NativeTarget
+from outrider.target.passes import Shape
 from outrider.testing import ByteTokenizer
 from outrider.verify.base import make_verifier
 
@@ -119,6 +122,114 @@ def test_a_prompt_is_read_as_plainly_and_beside_texts_that_go_on(window):
     assert float((told[0] - told[1]).norm() / told[0].norm()) < 2e-2
 
 
+MANY = 70  # texts, of 5 rows each: more than passes have room for where nobody asked for it
+
+
+def many_texts(target: NativeTarget) -> list[Span]:
+    """Texts of different length, read by plain passes, each with a chain of four guesses."""
+    captured, target._captured = target._captured, None
+    rng = random.Random(5)
+    spans = []
+    for i in range(MANY):
+        prompt = [rng.randrange(VOCAB) for _ in range(3 + 7 * (i % 9))]
+        target.pool.open(i, prompt, str(i))
+        assert target.pool.reserve(i, len(prompt) + 8)
+        target.score([Span(i, 0, tuple(prompt))])
+        spans.append(Span(i, len(prompt), (i,), Draft(tuple(rng.randrange(VOCAB) for _ in range(4)))))
+    target._captured = captured
+    return spans
+
+
+def plainly(target: NativeTarget, spans: list[Span]) -> torch.Tensor:
+    captured, target._captured = target._captured, None
+    logits = target.score(spans)
+    target._captured = captured
+    return logits
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_many_texts_are_scored_in_one_pass_where_room_was_made_for_them(prepared):
+    """Else in several, as right, after which only the host can say where texts stand."""
+    target = NativeTarget(decoder(), 16384)
+    captured = target._captured
+    assert captured is not None
+    if prepared:
+        list(target.prepare(MANY, 5))
+        assert captured.most_rows == 128 * 6
+    spans = many_texts(target)
+    plain = plainly(target, spans)
+    for _ in range(2):
+        got = target.score(spans)
+        assert got.shape == plain.shape
+        assert float((got - plain).norm() / plain.norm()) < 2e-2
+    assert max(shape.rows for shape in captured.recorded) == (128 * 6 if prepared else 32 * 6)
+    standing = target.stand(got.argmax(-1))
+    assert (standing is not None) == prepared
+    if standing is not None:
+        for i, (span, choices) in enumerate(zip(spans, got.argmax(-1).view(MANY, 5).tolist(), strict=True)):
+            guesses = list(span.draft.tokens)
+            stood = next((n for n in range(4) if guesses[n] != choices[n]), 4)
+            assert int(standing.lengths[i]) == span.start + 2 + stood
+            assert standing.last[i].tolist() == [[i, *guesses][stood], choices[stood]]
+
+
+def test_passes_recorded_before_room_was_made_for_more_keep_theirs():
+    """Bit for bit: what is recorded later writes elsewhere."""
+    target = NativeTarget(decoder(), 16384)
+    captured = target._captured
+    assert captured is not None
+    spans = many_texts(target)
+    list(target.prepare(2, 2))
+    few = [replace(span, draft=EMPTY) for span in spans[:2]]
+    first, made = target.score(few), captured.pass_of(Shape(2, 1))[0]
+    list(target.prepare(MANY, 5))
+    assert captured.arena is not made.arena
+    assert captured.pass_of(Shape(2, 1))[0] is made
+    target.score(spans)
+    assert torch.equal(target.score(few), first)
+
+
+@pytest.mark.parametrize("rows", [6, 96, 768])
+def test_logits_are_summed_up_in_float32(rows):
+    """From the rows of the last norm to float32, with nothing rounded to bfloat16 in between: judged in float64."""
+    target = NativeTarget(decoder(), 16384)
+    captured = target._captured
+    assert captured is not None
+    captured.make_room([Shape(128, 6)])
+    made, graph = captured.pass_of(Shape(rows // 6, 6))
+    made.load(many_texts(target)[: rows // 6])
+    graph.replay()
+    real = [row for row in range(min(rows, 6 * MANY)) if row % 6 < 5]  # what only fills up may be no number
+    exact = made.arena.normed[real].double() @ captured.head.double().t()
+    assert float((made.logits[real] - exact).norm() / exact.norm()) < 1e-4
+
+
+def test_rounds_of_many_texts_follow_each_other():
+    """Launched behind one another: with room made for all their rows a round is one pass."""
+    target, draft = NativeTarget(decoder(), 32768), NativeTarget(decoder(), 32768)
+    list(target.prepare(MANY, 5))
+    list(draft.prepare(MANY, 2, steps=4))
+    model = DraftModel(draft, Setting(vocab_size=VOCAB, context=2048), DraftModelConfig(model="-", k=4))
+    limits = Limits(max_batch=MANY, max_round_tokens=2048)
+    engine = Engine(target, model, make_verifier("seeded"), ByteTokenizer(), limits=limits)
+    recorded = set(target._captured.recorded)
+    lengths: dict[int, int] = {}
+    for i in range(MANY):
+        params = SamplingParams(max_tokens=100, seed=i, ignore_eos=True)
+        lengths[engine.submit(Request(prompt=(i + 1, 2, 3), params=params))[0]] = 0
+    behind, rounds = 0, 0
+    while engine.busy:
+        for event in engine.step():
+            lengths[event.seq_id] += len(event.tokens)
+        rounds += 1
+        behind += bool(engine._flights) and engine._flights[0].times.draft == engine._flights[0].times.host == 0
+    engine.check()
+    assert set(lengths.values()) == {100}
+    assert behind > 0.6 * rounds
+    assert engine.stats.all.alpha > 0.8  # the draft is the target: what differs are near-ties
+    assert set(target._captured.recorded) == recorded
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_speculation_over_recorded_passes_differs_at_near_ties_only(temperature):
     """bfloat16, unpinned: the first difference, if any, is where the target's own choices lay close together."""
@@ -189,6 +300,38 @@ def test_pinned_texts_are_identical_in_any_company(temperature):
     assert told[0] == told[1] == told[2] == told[3]
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("k", [0, 4])
+def test_rounds_follow_each_other_without_the_host(k, temperature):
+    """Launched behind one another, with the target for its own draft: every guess stands, and texts are as plain ones.
+
+    Pinned: then the target guesses what it will say, bit for bit.
+    """
+    target, draft = (NativeTarget(decoder(), 8192, pinned=True) for _ in range(2))
+    told = []
+    for drafted in (False, True):
+        config = DraftModelConfig(model="-", k=max(1, k))
+        setting = Setting(vocab_size=VOCAB, context=2048)
+        drafter = DraftModel(draft, setting, config) if drafted and k else NoDraft()
+        engine = Engine(target, drafter, make_verifier("seeded"), ByteTokenizer(), limits=Limits(max_batch=4))
+        texts: dict[int, list[int]] = {}
+        for i in range(4):
+            params = SamplingParams(max_tokens=60 - 9 * i, temperature=temperature, seed=i, ignore_eos=True)
+            texts[engine.submit(Request(prompt=(i + 1, 2, 3), params=params, salt=str(drafted)))[0]] = []
+        behind, rounds = 0, 0
+        while engine.busy:
+            for event in engine.step():
+                texts[event.seq_id] += event.tokens
+            rounds += 1
+            behind += bool(engine._flights) and engine._flights[0].times.draft == engine._flights[0].times.host == 0
+        engine.check()
+        told.append(list(texts.values()))
+        assert behind > 0.6 * rounds
+        assert engine.stats.all.accepted == engine.stats.all.drafted
+        assert engine.stats.all.drafted > 0 or not (drafted and k)
+    assert told[0] == told[1]
+
+
 def test_what_cannot_be_pinned_is_refused():
     with pytest.raises(ConfigError, match="no path whose bits"):
         NativeTarget(plain_float32(), 1024, pinned=True)
@@ -238,15 +381,10 @@ def test_a_round_waits_for_the_device_once():
         engine.submit(Request(prompt=(1, 2, 3, i), params=SamplingParams(max_tokens=200, ignore_eos=True)))
     for _ in range(6):
         engine.step()
-    torch.cuda.set_sync_debug_mode("warn")
-    try:
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            for _ in range(4):
-                engine.step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert len(told) == 4, [str(w.message) for w in told]
+    with Waits() as waited:
+        for _ in range(4):
+            engine.step()
+    assert waited.count <= 4, waited.where
 
 
 def test_a_draft_model_may_run_elsewhere():

@@ -6,6 +6,7 @@ On a CUDA device, or anywhere in Triton's interpreter (TRITON_INTERPRET=1), whic
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -73,7 +74,7 @@ def test_a_fused_product_is_the_plain_one(product, rows):
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_normed_and_gated_rows_are_the_plain_ones(weighted):
-    from outrider.kernels.triton_linear import gate_rows, norm_rows
+    from outrider.kernels.triton_rows import gate_rows, norm_rows
 
     x, both = random(70, 576, seed=1), random(70, 2 * 1500, seed=2)
     weight = torch.rand(576, device=DEVICE) + 0.5 if weighted else None
@@ -120,12 +121,13 @@ if INTERPRETED:
 @pytest.mark.parametrize(("sequences", "width", "text"), CASES)
 @pytest.mark.parametrize("tree", [False, True])
 @pytest.mark.parametrize(("softcap", "window"), [(0.0, 0), (5.0, 0), (0.0, 90)])
-@pytest.mark.parametrize("splits", [1, 4] if INTERPRETED else [1, 4, 32])
-def test_paged_attention_is_the_plain_one(sequences, width, text, tree, softcap, window, splits):
+@pytest.mark.parametrize(("splits", "chunk"), [(1, 0), (8, 128)] if INTERPRETED else [(1, 0), (32, 0), (8, 128)])
+def test_paged_attention_is_the_plain_one(sequences, width, text, tree, softcap, window, splits, chunk):
     from outrider.kernels.triton_attention import Workspace, attend_pages
 
     heads, kv, dim, page = 8, 2, 64, 16
     batch, count = a_batch(sequences, width, text, tree=tree, splits=splits)
+    batch = replace(batch, chunk=chunk)
     keys, values = (random(count * page, kv, dim, seed=s) for s in (1, 2))
     q = random(sequences * width, heads, dim, seed=3)
     work = Workspace(len(q) * splits, heads, dim, torch.device(DEVICE))
@@ -149,7 +151,7 @@ def test_paged_attention_is_the_plain_one(sequences, width, text, tree, softcap,
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize(("heads", "kv"), [(8, 2), (9, 3)])
 def test_heads_are_turned_and_stored_where_they_belong(heads, kv, normed):
-    from outrider.kernels.triton_attention import rotate_and_store
+    from outrider.kernels.triton_turn import Places, place_rows, rotate_and_store
 
     dim, page, width = 64, 16, 3
     batch, count = a_batch(2, width, 50, tree=True, splits=1)
@@ -160,7 +162,9 @@ def test_heads_are_turned_and_stored_where_they_belong(heads, kv, normed):
     nowhere = count * page
     keys, values = (torch.full((nowhere + page, kv, dim), 7.0, device=DEVICE).to(HALF) for _ in range(2))
     q = torch.full((6, heads, dim), torch.nan, device=DEVICE).to(HALF)
-    rotate_and_store(qkv, turns, batch, q, (keys, values), nowhere=nowhere, norms=norms, eps=1e-5, page=page, pdl=PDL)
+    places = Places.room(6, dim, torch.device(DEVICE))
+    place_rows(batch, turns, places, nowhere=nowhere, page=page, pdl=PDL)
+    rotate_and_store(qkv, places, q, (keys, values), norms=norms, eps=1e-5, pdl=PDL)
     x = qkv.double().view(6, heads + 2 * kv, dim)
     if norms is not None:
         scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5)
@@ -181,6 +185,108 @@ def test_heads_are_turned_and_stored_where_they_belong(heads, kv, normed):
     others = [slot for slot in range(nowhere) if slot not in written]
     assert bool((keys[others] == 7).all())
     assert bool((values[others] == 7).all())
+
+
+def heads_room(rows: int, heads: int, kv: int, dim: int, slots: int):
+    """Poisoned room for queries, keys and values."""
+    q = torch.full((rows, heads, dim), torch.nan, device=DEVICE, dtype=HALF)
+    keys, values = (torch.full((slots, kv, dim), 7.0, device=DEVICE, dtype=HALF) for _ in range(2))
+    return q, (keys, values)
+
+
+TURNED = [  # query heads, key/value heads, their dimension, inputs, bias: Llama 8B, Qwen2 7B, SmolLM2, small heads
+    (32, 8, 128, 4096, False),
+    (28, 4, 128, 3584, True),
+    (9, 3, 64, 576, False),
+    (6, 2, 16, 96, True),
+]
+ROWS = [(1, 1), (1, 2), (2, 3), (1, 17), (32, 2)]
+if INTERPRETED:
+    TURNED, ROWS = [(2, 1, 32, 256, False), (6, 2, 16, 96, True)], [(1, 1), (2, 3), (1, 17)]
+
+
+@pytest.mark.parametrize(("sequences", "width"), ROWS)
+@pytest.mark.parametrize("model", TURNED, ids=str)
+def test_a_product_that_turns_its_heads_is_the_product_turned(model, sequences, width):
+    """Bit for bit: queries, keys, values, and nothing written elsewhere, by either path of adding up."""
+    from outrider.kernels.triton_linear import Scratch, linear, linear_turned
+    from outrider.kernels.triton_turn import Places, place_rows, rotate_and_store
+
+    (heads, kv, dim, k, bias), rows, page = model, sequences * width, 16
+    n = (heads + 2 * kv) * dim
+    batch, count = a_batch(sequences, width, 40, tree=True, splits=1)
+    nowhere = count * page
+    angles = torch.rand(80, dim // 2, generator=torch.Generator().manual_seed(5)) * 6
+    turns = torch.stack([angles.cos(), angles.sin()], -1).to(DEVICE)
+    places, scratch = Places.room(rows, dim, torch.device(DEVICE)), Scratch(torch.device(DEVICE))
+    place_rows(batch, turns, places, nowhere=nowhere, page=page, pdl=PDL)
+    x, w = random(rows, k, seed=rows), random(n, k, seed=n, scale=k**-0.5)
+    added = random(1, n, seed=2)[0] if bias else None
+    for one_path in (False, True):
+        qkv = torch.full((rows, n), torch.nan, device=DEVICE, dtype=HALF)
+        linear(x, w, qkv, scratch, residual=added, eps=1e-5, one_path=one_path, pdl=PDL)
+        q, cache = heads_room(rows, heads, kv, dim, nowhere + page)
+        rotate_and_store(qkv, places, q, cache, pdl=PDL)
+        fused_q, fused = heads_room(rows, heads, kv, dim, nowhere + page)
+        linear_turned(x, w, fused_q, fused, places, scratch, bias=added, eps=1e-5, one_path=one_path, pdl=PDL)
+        assert q.isfinite().all()
+        assert torch.equal(fused_q, q)
+        for mine, reference in zip(fused, cache, strict=True):
+            assert torch.equal(mine[:nowhere], reference[:nowhere])
+            assert bool((mine[nowhere + 1 :] == 7).all())
+    for row in sorted({0, rows // 2, rows - 1}):  # alone, a row has the bits it has among others
+        alone, kept = heads_room(1, heads, kv, dim, nowhere + page)
+        own = Places(places.slots[row : row + 1].contiguous(), places.turns[row : row + 1].contiguous())
+        one = x[row : row + 1].contiguous()
+        linear_turned(one, w, alone, kept, own, scratch, bias=added, eps=1e-5, one_path=True, pdl=PDL)
+        assert torch.equal(alone[0], fused_q[row])
+        slot = int(own.slots[0])
+        if slot < nowhere:
+            assert all(torch.equal(a[slot], b[slot]) for a, b in zip(kept, fused, strict=True))
+
+
+def test_places_are_those_of_the_text():
+    from outrider.kernels.triton_turn import Places, place_rows
+
+    batch, count = a_batch(3, 4, 50, tree=True, splits=1)
+    turns = torch.rand(80, 16, 2, device=DEVICE)
+    places = Places.room(20, 32, torch.device(DEVICE))
+    places.slots.fill_(-1)
+    places.turns.fill_(torch.nan)
+    place_rows(batch, turns, places.first(12), nowhere=count * 16, pdl=PDL)
+    for row in range(12):
+        b, w = divmod(row, 4)
+        start = int(batch.starts[b])
+        page, within = divmod(start + w, 16)
+        real = w < int(batch.widths[b])
+        assert int(places.slots[row]) == (int(batch.tables[batch.seats[b], page]) * 16 + within if real else count * 16)
+        assert torch.equal(places.turns[row], turns[start + int(batch.depths[row])])
+    assert int(places.slots[8 + 3]) == count * 16  # the last sequence has a row less than there is room for
+    assert bool((places.slots[12:] == -1).all())
+
+
+@pytest.mark.parametrize("rows", [6, 64])
+@pytest.mark.parametrize("product", PRODUCTS[:3], ids=str)
+def test_weights_loaded_ahead_change_no_bit(product, rows, monkeypatch):
+    from outrider.kernels import triton_linear
+    from outrider.kernels.triton_linear import Scratch, linear
+    from outrider.kernels.triton_tiles import few_rows_tile, padded
+
+    n, k, gated, normed, added = product
+    w = random(n * (1 + gated), k, seed=n, scale=k**-0.5)
+    x = random(rows, k, seed=rows)
+    residual = random(rows, n, seed=n + 1) if added else None
+    scratch = Scratch(torch.device(DEVICE))
+    tile = few_rows_tile(n, k, gated, padded(rows))
+    assert tile is not None
+    tile = replace(tile, stages=3, inputs=min(tile.inputs, 64))  # room for held weights beside 64 rows
+    outs = []
+    for ahead in (0, 1, 2, 4):
+        monkeypatch.setattr(triton_linear, "few_rows_tile", lambda *_, a=ahead: replace(tile, ahead=a))
+        outs.append(torch.full((rows, n), torch.nan, device=DEVICE, dtype=HALF))
+        linear(x, w, outs[-1], scratch, residual=residual, eps=1e-5 if normed else None, gated=gated, pdl=PDL)
+    assert outs[0].isfinite().all()
+    assert all(torch.equal(outs[0], out) for out in outs[1:])
 
 
 @pytest.mark.parametrize(("softcap", "window"), [(0.0, 0), (5.0, 0), (0.0, 90)])
@@ -220,16 +326,23 @@ def test_a_prompt_is_attended_as_plainly(texts, softcap, window):
 
 def test_a_broken_row_reaches_nobody_who_does_not_see_it():
     from outrider.kernels.triton_attention import Batch, Workspace, attend_pages
+    from outrider.kernels.triton_turn import Places, place_rows, rotate_and_store
 
-    keys, values = (random(64, 1, 64, seed=s) for s in (1, 2))
-    keys[21:] = values[21:] = torch.nan
-    q = random(2, 2, 64, seed=3)
+    keys, values = (random(80, 1, 64, seed=s) for s in (1, 2))
+    keys[20:] = values[20:] = torch.nan  # nobody has written there yet
+    qkv = random(2, 4 * 64, seed=3)
+    qkv[1] = torch.nan  # of a guess that broke the model
+    q = torch.empty(2, 2, 64, device=DEVICE, dtype=HALF)
 
     def ints(*values: int) -> torch.Tensor:
         return torch.tensor(values, device=DEVICE)
 
     tables = torch.tensor([[0, 1, 2, 3]], device=DEVICE, dtype=torch.int32)
     batch = Batch(tables, ints(0), ints(20), ints(2), ints(1, 3), ints(0, 1), 2, 1)
+    places = Places.room(2, 64, torch.device(DEVICE))
+    place_rows(batch, torch.rand(64, 32, 2, device=DEVICE), places, nowhere=64, pdl=PDL)
+    rotate_and_store(qkv, places, q, (keys, values), pdl=PDL)
+    assert keys[21].isnan().all()
     out = torch.empty_like(q)
     attend_pages(q, keys, values, batch, out, Workspace(2, 2, 64, torch.device(DEVICE)), scale=0.125, pdl=PDL)
     assert out[0].isfinite().all()

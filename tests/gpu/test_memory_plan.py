@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 
+from outrider.core import Draft, Span
 from outrider.errors import ConfigError
 from outrider.synthetic import synthetic_pair
-from outrider.target.memory import Beside, measure_workspace, plan_memory
+from outrider.target.memory import SPARE, Beside, Work, measure_workspace, plan_memory
+from outrider.target.native import NativeTarget
 
 pytestmark = pytest.mark.gpu
+SMALL = Work(round_tokens=256, batch=2, width=2)
+VOCAB = 128_256
+A_ROW = VOCAB * 4
+"""Bytes of one row's logits."""
 
 
 @pytest.fixture(scope="module")
@@ -17,25 +25,90 @@ def decoder():
     return synthetic_pair("tiny", device=torch.device("cuda"), dtype=torch.bfloat16).target
 
 
+@pytest.fixture(scope="module")
+def many_words():
+    """A small model of a large vocabulary."""
+    shape = {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
+    return synthetic_pair(
+        {"model_type": "llama", "vocab_size": VOCAB, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
+        | shape
+        | {"intermediate_size": 512, "num_hidden_layers": 3, "rope_theta": 10_000.0},
+        device=torch.device("cuda"),
+        dtype=torch.bfloat16,
+    ).target
+
+
+def free() -> int:
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info()[0]
+
+
 def test_what_is_wanted_is_planned_where_it_fits(decoder):
-    plan = plan_memory(decoder, 512, round_tokens=256, wanted=4096, asked=None, beside=Beside())
+    plan = plan_memory(decoder, 512, SMALL, wanted=4096, asked=None, beside=Beside())
     assert plan.tokens == 4096
-    assert plan.workspace >= measure_workspace(decoder, 512, 64) // 2
+    assert plan.workspace >= measure_workspace(decoder, 512, Work(round_tokens=64, batch=2, width=2)) // 2
     assert str(plan.tokens) in str(plan)
 
 
 def test_a_draft_model_beside_takes_its_share(decoder):
-    free = torch.cuda.mem_get_info()[0]
+    left = torch.cuda.mem_get_info()[0]
     alone, shared = (
-        plan_memory(decoder, 512, round_tokens=256, wanted=1 << 40, asked=None, beside=beside)
-        for beside in (Beside(), Beside(weights=free // 4, a_token=0))
+        plan_memory(decoder, 512, SMALL, wanted=1 << 40, asked=None, beside=beside)
+        for beside in (Beside(), Beside(weights=left // 4, a_token=0))
     )
     assert shared.tokens < 0.8 * alone.tokens
 
 
 def test_more_than_there_is_room_for_is_refused_with_the_numbers(decoder):
     with pytest.raises(ConfigError, match=r"no room for a cache of \d+ tokens, but for \d+\. Of .* GiB"):
-        plan_memory(decoder, 512, round_tokens=256, wanted=64, asked=1 << 40, beside=Beside())
-    free = torch.cuda.mem_get_info()[0]
+        plan_memory(decoder, 512, SMALL, wanted=64, asked=1 << 40, beside=Beside())
+    left = torch.cuda.mem_get_info()[0]
     with pytest.raises(ConfigError, match="no room"):
-        plan_memory(decoder, 512, round_tokens=256, wanted=4096, asked=None, beside=Beside(weights=free))
+        plan_memory(decoder, 512, SMALL, wanted=4096, asked=None, beside=Beside(weights=left))
+
+
+def test_wide_passes_are_counted(many_words):
+    """128 texts of 6 rows against 8: the room of passes, and the logits of two rounds, each 4 bytes a row and token."""
+    few, many = (measure_workspace(many_words, 2048, Work(batch=batch, width=6)) for batch in (8, 128))
+    rows = (768 - 256) + 2 * (768 - 48)
+    assert 0.9 * rows * A_ROW < many - few < 1.3 * rows * A_ROW + (256 << 20)
+
+
+@pytest.mark.parametrize(("batch", "width"), [(8, 6), (128, 6), (256, 6)])
+def test_what_is_planned_is_enough_for_what_is_served(many_words, batch, width):
+    """All recorded, a prompt read and two rounds' logits held take no more than the plan says, but for the spare.
+
+    256 texts of 6 rows are scored in two passes: their parts are held beside the whole.
+    """
+    work = Work(batch=batch, width=width)
+    plan = plan_memory(many_words, 2048, work, wanted=32768, asked=None, beside=Beside())
+    before = free()
+    target = NativeTarget(many_words, plan.tokens, context=2048)
+    list(target.prepare(batch, width))
+    target.pool.open(-1, range(2000), "")
+    target.pool.reserve(-1, 2001)
+    target.score([Span(-1, 0, tuple(range(2000)))])
+    target.release(-1)
+    spans = [Span(i, 0, (i,), Draft(tuple(range(1, width)))) for i in range(batch)]
+    for span in spans:
+        target.pool.open(span.seq_id, span.tokens, str(span.seq_id))
+        assert target.pool.reserve(span.seq_id, span.width)
+    held = [target.score(spans) for _ in range(2)]
+    torch.cuda.synchronize()
+    took = before - torch.cuda.mem_get_info()[0]
+    assert held[0].shape == held[1].shape == (batch * width, VOCAB)
+    assert took <= plan.workspace + plan.cache + SPARE // 4
+    del target, held
+    free()
+
+
+def test_a_device_too_small_for_the_passes_is_told_so_with_the_numbers(many_words):
+    blocker = torch.empty(free() - (600 << 20), dtype=torch.uint8, device="cuda")
+    try:
+        with pytest.raises(ConfigError, match=r"no room for rounds of 768 rows: of .* GiB 0\.\d+ are left, .* 0\.37"):
+            plan_memory(many_words, 2048, Work(batch=128, width=6), wanted=4096, asked=None, beside=Beside())
+    finally:
+        del blocker
+        free()

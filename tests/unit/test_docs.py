@@ -15,7 +15,8 @@ from outrider.core import SamplingParams
 from outrider.drafters.base import Setting
 from outrider.drafters.none import NoDraft
 from outrider.drafters.registry import DRAFTERS, parse_drafter
-from outrider.engine.engine import Engine, Request
+from outrider.engine.engine import Engine
+from outrider.engine.request import Request
 from outrider.models.demo import demo_folder
 from outrider.testing import ByteTokenizer, ToyTarget
 from outrider.verify.base import make_verifier

@@ -140,6 +140,7 @@ def test_options_reach_the_loader(cli, stage):
     del stage.asked["progress"], stage.asked["beside"]
     assert stage.asked == {
         "max_round_tokens": 2048,
+        "max_draft": 15,
         "pinned": True,
         "model": "org/name",
         "revision": "v1",

@@ -7,8 +7,9 @@ import pytest
 from torch import Tensor
 
 from outrider.core import EMPTY, Draft, SamplingParams, Sequence, Span, Verdict
-from outrider.engine.engine import Engine, Limits, Request
+from outrider.engine.engine import Engine
 from outrider.engine.events import Event
+from outrider.engine.request import Limits, Request
 from outrider.errors import ConfigError, OutriderError, RequestError
 from outrider.testing import ByteTokenizer, ScriptedDrafter, ToyTarget, random_trees
 from outrider.verify.base import make_verifier

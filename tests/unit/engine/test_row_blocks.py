@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from outrider.core import Draft, SamplingParams
-from outrider.engine.engine import Engine, Request
+from outrider.engine.engine import Engine
+from outrider.engine.request import Request
 from outrider.testing import ByteTokenizer, ScriptedDrafter, ToyTarget
 from outrider.verify.base import make_verifier
 

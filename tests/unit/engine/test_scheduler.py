@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.core import Draft, SamplingParams, Sequence
-from outrider.engine.engine import Engine, Limits, Request
+from outrider.engine.engine import Engine
+from outrider.engine.request import Limits, Request
 from outrider.engine.scheduler import Scheduler, Turn
 from outrider.testing import ScriptedDrafter, ToyTarget
 from outrider.verify.base import make_verifier

@@ -11,7 +11,8 @@ import pytest
 
 from outrider.core import SamplingParams
 from outrider.drafters.grammar import Grammar
-from outrider.engine.engine import Engine, Request
+from outrider.engine.engine import Engine
+from outrider.engine.request import Request
 from outrider.errors import ConfigError, RequestError
 from outrider.grammar import GrammarSpec, compile_constraint, prepare, read_response_format
 from outrider.grammar import compile as compiling

@@ -13,7 +13,8 @@ import torch
 
 from outrider.core import SamplingParams, Token
 from outrider.drafters.grammar import Grammar
-from outrider.engine.engine import Engine, Limits, Request
+from outrider.engine.engine import Engine
+from outrider.engine.request import Limits, Request
 from outrider.errors import RequestError
 from outrider.grammar import GrammarSpec, compile_constraint
 from outrider.grammar.spec import MAX_DEPTH

@@ -12,9 +12,15 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed here")
-@pytest.mark.parametrize("part", ["fused_kernels and not paged", "fused_kernels and paged", "sample_kernel"])
+@pytest.mark.parametrize(
+    "part", ["fused_kernels and not paged", "fused_kernels and paged", "sample_kernel", "attention_bits", "settle"]
+)
 def test_the_kernels_are_right_in_the_interpreter(part):
-    files = [f"tests/gpu/test_{name}.py" for name in ("fused_kernels", "sample_kernel") if part.startswith(name)]
+    files = [
+        f"tests/gpu/test_{name}.py"
+        for name in ("fused_kernels", "sample_kernel", "attention_bits", "settle")
+        if part.startswith(name)
+    ]
     chosen = part.partition(" and ")[2]
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", *files]
     done = subprocess.run(

@@ -14,7 +14,7 @@ class Block:
     def __init__(self, tokens: torch.Tensor) -> None:
         self.tokens, self.reads = tokens, 0
 
-    def lists(self) -> list[list[int]]:
+    def list(self) -> list[list[int]]:
         self.reads += 1
         return self.tokens.tolist()
 

@@ -1,0 +1,51 @@
+"""What goes around the library's products of many rows, in Triton: the root mean square norm before, the gate after.
+
+`plain_linear` in triton_linear.py spells out both.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _norm_row(x, weight, out, eps, K: tl.constexpr, BLOCK: tl.constexpr, WEIGHTED: tl.constexpr, PDL: tl.constexpr):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BLOCK)
+    value = tl.load(x + row * K + i, mask=i < K, other=0.0).to(tl.float32)
+    value *= tl.rsqrt(tl.sum(value * value, 0) / K + eps)
+    if WEIGHTED:
+        value *= tl.load(weight + i, mask=i < K, other=0.0)
+    tl.store(out + row * K + i, value.to(out.dtype.element_ty), mask=i < K)
+
+
+@triton.jit
+def _gate_row(x, out, N: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    gate = tl.load(x + row * 2 * N + j, mask=j < N, other=0.0).to(tl.float32)
+    up = tl.load(x + row * 2 * N + N + j, mask=j < N, other=0.0).to(tl.float32)
+    tl.store(out + row * N + j, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=j < N)
+
+
+def norm_rows(x: Tensor, out: Tensor, eps: float, *, weight: Tensor | None = None, pdl: bool = True) -> None:
+    """out = x over its root mean square, row by row, times weight float32 [k] where there is one: both [M, k]."""
+    m, k = x.shape
+    given = (x, x if weight is None else weight, out, eps)
+    _norm_row[(m,)](
+        *given, k, triton.next_power_of_2(k), weight is not None, pdl, num_warps=8, launch_pdl=pdl
+    )  # fmt: skip
+
+
+def gate_rows(x: Tensor, out: Tensor, *, pdl: bool = True) -> None:
+    """out [M, n] = silu(gate) * up, of x [M, 2n] = gate and up."""
+    m, n = out.shape
+    _gate_row[(m, triton.cdiv(n, 2048))](x, out, n, 2048, pdl, num_warps=8, launch_pdl=pdl)

@@ -1,0 +1,432 @@
+"""A draft model that says part of its vocabulary: the same text, fewer rows, and no token it does not hold."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import random
+import subprocess
+import sys
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.bench.rig import DRAFT_MODEL, Rig
+from outrider.core import Draft, SamplingParams, Sequence, Span, Token
+from outrider.drafters.base import Setting
+from outrider.drafters.draft_model import DraftModel, DraftModelConfig
+from outrider.drafters.frequent import FrequentTokens, read_ranking, say_only
+from outrider.drafters.registry import parse_drafter
+from outrider.errors import ConfigError
+from outrider.models.linear import Int8Linear, Linear
+from outrider.models.load import load_decoder
+from outrider.synthetic import EOS, SHAPES, SyntheticPair, rare_words, shrinking
+from outrider.target.narrow import NarrowHead
+from outrider.target.native import NativeTarget
+from outrider.testing import ByteTokenizer, ToyTarget, synthetic_pair
+
+ROOT = Path(__file__).parents[3]
+VOCAB = 512
+PAIR = synthetic_pair("tiny", agreement=0.9, seed=3)
+TWINS = synthetic_pair("tiny", seed=5)
+PROMPTS = [[*range(260, 290)], [*range(20, 60)], [400, 33, 17]]
+
+
+def rows(target: NativeTarget, text: tuple[Token, ...], seq_id: int = 0) -> torch.Tensor:
+    """The logits after each token of a text, [len(text), vocab]."""
+    target.pool.open(seq_id, text, str(seq_id))
+    target.pool.reserve(seq_id, len(text))
+    return target.score([Span(seq_id, 0, text[:1], Draft(text[1:]))])
+
+
+def drafter(pair: SyntheticPair, vocab: int, *, mode: Any = "seeded", **options: Any) -> DraftModel:
+    config = DraftModelConfig(model="draft", vocab=vocab, **options)
+    setting = Setting(vocab_size=VOCAB, context=512, mode=mode, tokenizer=pair.tokenizer)
+    return DraftModel(NativeTarget(pair.draft, 4096), setting, config)
+
+
+def text(seq_id: int, tokens: list[Token], *, salt: str = "", temperature: float = 0.0) -> Sequence:
+    return Sequence(seq_id, tokens, len(tokens), SamplingParams(temperature=temperature, seed=1), 1, salt=salt)
+
+
+# --- the text -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def rig() -> Rig:
+    return Rig(PAIR, cache_tokens=2048, context=512)
+
+
+def answers(rig: Rig, spec: str, temperature: float, **options: Any) -> list[tuple[Token, ...]]:
+    params = SamplingParams(max_tokens=40, temperature=temperature, seed=3, ignore_eos=True)
+    return [result.tokens for result in rig.llm(spec, **options).generate(PROMPTS, params)]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_text_is_the_same_with_any_vocab(rig: Rig, temperature: float):
+    plain = answers(rig, "none", temperature)
+    for vocab in (0, 256, 300, VOCAB - 1, VOCAB, 1 << 20):
+        assert answers(rig, f"{DRAFT_MODEL},vocab={vocab}", temperature) == plain
+    assert answers(rig, f"{DRAFT_MODEL},vocab=256,beams=3,k=3", temperature) == plain
+    assert answers(rig, f"{DRAFT_MODEL},vocab=256,min_prob=0.1", temperature) == plain
+
+
+def test_mode_distribution_greedy_is_the_plain_text_and_a_seed_repeats(rig: Rig):
+    spec = f"{DRAFT_MODEL},vocab=256"
+    assert answers(rig, spec, 0.0, mode="distribution") == answers(rig, "none", 0.0)
+    assert answers(rig, spec, 1.0, mode="distribution") == answers(rig, spec, 1.0, mode="distribution")
+
+
+def test_the_whole_vocabulary_drafts_as_without_the_option(rig: Rig):
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    stats = [
+        rig.llm(spec).generate(PROMPTS[0], params).stats.all
+        for spec in (f"{DRAFT_MODEL},vocab=256", DRAFT_MODEL, f"{DRAFT_MODEL},vocab=512", f"{DRAFT_MODEL},vocab=256")
+    ]
+    assert stats[1].alpha == stats[2].alpha > stats[0].alpha
+    assert stats[0].alpha == stats[3].alpha  # nothing is left of the drafters before
+
+
+# --- the head -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("quantize", [None, "int8", "int4"])
+def test_narrow_logits_are_the_whole_ones_and_nothing_elsewhere(tmp_path: Path, quantize: Any):
+    _, folder = TWINS.save(tmp_path)
+    target = NativeTarget(load_decoder(folder, device="cpu", quantize=quantize), 512)
+    asked = (300, 7, 21, 256, 9)
+    whole = rows(target, asked)
+    said = random.Random(0).sample(range(VOCAB), 100)
+    head = target.narrow(said)
+    assert head is not None
+    changed = [t for t in range(VOCAB) if t not in said][:3]
+    for _ in range(2):
+        narrow = rows(target, asked, 1)
+        assert narrow.shape == whole.shape
+        torch.testing.assert_close(narrow[:, said], whole[:, said], rtol=1e-6, atol=1e-5)
+        left_out = [t for t in range(VOCAB) if t not in said]
+        assert bool((narrow[:, left_out] == -torch.inf).all())
+        head.put([99, 4, 50], changed)
+        said[99], said[4], said[50] = changed
+        target.release(1, unpublish=True)
+    assert target.narrow(()) is None
+    assert torch.equal(rows(target, asked, 2), whole)
+
+
+def test_a_soft_cap_is_applied_to_narrow_logits_too():
+    from dataclasses import replace
+
+    from outrider.models.decoder import Decoder
+
+    capped = Decoder(replace(PAIR.draft.config, final_softcap=2.0), PAIR.draft.weights, torch.float32)
+    target = NativeTarget(capped, 256)
+    whole = rows(target, (4, 5, 6))
+    assert 1.5 < float(whole.abs().max()) <= 2.0
+    target.narrow([3, 1, 4])
+    torch.testing.assert_close(rows(target, (4, 5, 6), 1)[:, [3, 1, 4]], whole[:, [3, 1, 4]])
+
+
+@pytest.mark.parametrize("kind", [Linear, Int8Linear])
+@pytest.mark.parametrize("biased", [False, True])
+def test_outputs_are_taken_and_overwritten_one_by_one(kind: Any, biased: bool):
+    g = torch.Generator().manual_seed(1)
+    whole = kind(torch.randn(50, 40, generator=g), torch.randn(50, generator=g) if biased else None)
+    x = torch.randn(3, 40, generator=g)
+    taken = whole.take(torch.tensor([7, 49, 0, 3]))
+    torch.testing.assert_close(taken(x), whole(x)[:, [7, 49, 0, 3]])
+    before = whole(x)
+    taken.put(torch.tensor([3, 1]), whole, torch.tensor([20, 21]))
+    torch.testing.assert_close(taken(x), before[:, [7, 21, 0, 20]])
+    assert torch.equal(whole(x), before)
+
+
+def test_a_head_of_the_same_width_takes_its_place_in_memory():
+    """Recorded passes read it there."""
+    target = NativeTarget(PAIR.draft, 256)
+    one = target.narrow([1, 2, 3])
+    other = target.narrow([4, 5])
+    assert target.narrow([7, 6, 500]) is one is not other
+    assert one is not None
+    assert one.ids.tolist() == [7, 6, 500]
+
+
+# --- which tokens -------------------------------------------------------------------------------
+
+
+class Recorder:
+    """Stands in for a narrow head: what it says now, and how often it was told."""
+
+    def __init__(self, tokens: list[Token]) -> None:
+        self.tokens, self.told = [*tokens], 0
+
+    def put(self, columns: list[int], tokens: list[Token]) -> None:
+        self.told += 1
+        for column, token in zip(columns, tokens, strict=True):
+            self.tokens[column] = token
+
+
+def frequent(size: int = 256) -> tuple[FrequentTokens, Recorder]:
+    head = Recorder([*range(size)])
+    return FrequentTokens(head, head.tokens, VOCAB), head  # pyright: ignore[reportArgumentType]
+
+
+def test_tokens_seen_take_the_oldest_places_first():
+    which, head = frequent()
+    which.note([text(0, [1, 300, 2, 301, 300])])
+    assert head.tokens[224:227] == [300, 301, 226]
+    assert head.told == 1
+    which.note([text(0, [1, 300, 2, 301, 300])])
+    assert head.told == 1  # nothing new, nothing sent
+    seq = text(0, [1, 300, 2, 301, 300, *range(310, 340)])
+    which.note([seq])
+    assert head.tokens[224:] == [300, 301, *range(310, 340)]
+    seq.tokens.append(224)  # frequent once, and pushed out
+    which.note([seq])
+    assert head.tokens[224:] == [224, 301, *range(310, 340)]
+    assert head.tokens[:224] == [*range(224)]
+
+
+def test_what_is_remembered_is_bounded_and_first_in_is_first_out():
+    """Judged by a queue."""
+    which, head = frequent()
+    queue = deque(range(224, 256))
+    for i in range(200):
+        tokens = random.Random(i).choices(range(VOCAB), k=20)
+        which.note([text(i, tokens)])
+        new = [t for t in dict.fromkeys(tokens) if t >= 224 and t not in queue]
+        queue = deque([*queue, *new][-32:])
+        assert head.tokens[:224] == [*range(224)]
+        assert sorted(head.tokens[224:]) == sorted(queue)
+        which.forget(text(i, []))
+    assert head.tokens == which.tokens
+    assert which._read == {}
+
+
+def test_of_a_text_with_too_much_that_is_new_the_end_stays():
+    which, head = frequent()
+    which.note([text(0, [*range(256, VOCAB)])])
+    assert head.tokens == [*range(224), *range(VOCAB - 32, VOCAB)]
+
+
+def test_tokens_beyond_the_draft_s_vocabulary_are_passed_over():
+    which, head = frequent()
+    which.note([text(0, [VOCAB, 300, VOCAB + 7])])
+    assert head.tokens == [*range(224), 300, *range(225, 256)]
+
+
+def test_nothing_is_remembered_from_one_salt_to_another():
+    which, head = frequent()
+    fresh = [*head.tokens]
+    mine, yours = text(0, [300, 301], salt="a"), text(1, [400], salt="b")
+    which.note([mine])
+    assert {300, 301} <= set(head.tokens)
+    which.note([yours])
+    assert head.tokens == [*fresh[:224], 400, *fresh[225:]]
+    which.note([mine, yours])
+    assert head.tokens == fresh
+    which.note([])
+    which.note([mine, yours])
+    assert head.tokens == fresh
+    which.note([mine])
+    assert head.tokens == [*fresh[:224], 300, 301, *fresh[226:]]
+
+
+def test_ends_of_text_are_always_said():
+    model = NativeTarget(PAIR.draft, 256)
+    assert EOS not in range(256)
+    made = DraftModel(
+        model,
+        Setting(vocab_size=VOCAB, context=512, tokenizer=PAIR.tokenizer),
+        DraftModelConfig(model="-", vocab=256),
+        [500, 499],
+    )
+    assert made._frequent is not None
+    assert made._frequent.tokens == [EOS, 500, 499, *range(253)]
+    assert made._frequent.head.ids.tolist() == made._frequent.tokens
+
+
+@pytest.mark.parametrize(("k", "beams"), [(4, 1), (3, 3)])
+@pytest.mark.parametrize("mode", ["seeded", "distribution"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_token_is_never_guessed_before_it_was_seen(mode: Any, temperature: float, k: int, beams: int):
+    """Guesses for many texts: all within the head, and over the whole head they are not."""
+    narrow, whole = (drafter(TWINS, v, mode=mode, k=k, beams=beams) for v in (256, 0))
+    assert narrow._frequent is not None
+    beyond = 0
+    for i in range(12):
+        ask = [text(i, [i, 2 * i + 1, 77], temperature=temperature)]
+        (draft,), (free,) = (each.propose(ask, [k * beams]) for each in (narrow, whole))
+        assert len(draft)
+        assert set(draft.tokens) <= set(narrow._frequent.tokens) == {*range(255), EOS}
+        beyond += len(set(free.tokens) - set(narrow._frequent.tokens))
+        if draft.probs is not None:
+            law = draft.probs
+            torch.testing.assert_close(law.sum(-1), torch.ones(len(law), dtype=law.dtype))
+            assert not law[:, [t for t in range(VOCAB) if t not in narrow._frequent._said]].any()
+    assert beyond
+
+
+def test_a_token_is_guessed_once_it_was_seen():
+    """Greedy: the draft's own best token beyond the head, before and after another text holds it."""
+    narrow, whole = drafter(TWINS, 256, k=1), drafter(TWINS, 0, k=1)
+    assert narrow._frequent is not None
+    firsts = {i: whole.propose([text(i, [i, 5])], [1])[0].tokens[0] for i in range(40)}
+    i, wanted = next((i, token) for i, token in firsts.items() if token not in narrow._frequent._said)
+    ask = text(i, [i, 5])
+    (before,) = narrow.propose([ask], [1])
+    assert before.tokens[0] != wanted
+    narrow.propose([text(100, [8, wanted, 9])], [1])
+    (after,) = narrow.propose([ask], [1])
+    assert after.tokens[0] == wanted
+
+
+def test_a_narrow_law_is_the_whole_one_given_its_tokens():
+    """Mode `distribution`: the stated law against the whole law's, cut and normalised by hand."""
+    narrow, whole = (drafter(TWINS, v, mode="distribution", k=1) for v in (256, 0))
+    ask = [text(0, [9, 8, 7], temperature=0.8)]
+    (draft,), (free,) = (each.propose(ask, [1]) for each in (narrow, whole))
+    assert draft.probs is not None
+    assert free.probs is not None
+    inside = [*range(255), EOS]
+    expected = torch.zeros_like(free.probs[0])
+    expected[inside] = free.probs[0][inside] / free.probs[0][inside].sum()
+    torch.testing.assert_close(draft.probs[0], expected, rtol=1e-5, atol=1e-9)
+
+
+# --- options and rankings -----------------------------------------------------------------------
+
+
+def test_a_ranking_orders_and_ids_follow(tmp_path: Path):
+    file = tmp_path / "ranking.json"
+    file.write_text(json.dumps([*range(500, 400, -1)]))
+    assert read_ranking(str(file), VOCAB) == [*range(500, 400, -1)]
+    assert read_ranking("", VOCAB) == []
+    made = say_only(NativeTarget(PAIR.draft, 256), 256, [*range(500, 400, -1), VOCAB + 3], VOCAB)
+    assert made is not None
+    assert made.tokens == [*range(500, 400, -1), *range(156)]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "cannot be read: No such file"),
+        ("{", "is not JSON"),
+        ("{}", "must hold a list of token ids"),
+        ("[]", "must hold a list of token ids"),
+        ("[1, 2, 512]", "512 is no token of this model; ids run from 0 to 511"),
+        ("[-1]", "-1 is no token"),
+        ("[1.0]", "1.0 is no token"),
+        ("[true]", "True is no token"),
+        ("[null]", "None is no token"),
+        ('["a"]', "'a' is no token"),
+        ("[[1]]", r"\[1\] is no token"),
+        ("[5, 6, 5]", "names token 5 2 times"),
+        ("[" * 100_000, "is not JSON"),
+    ],
+)
+def test_a_ranking_that_is_none_is_refused_before_a_model_is_loaded(tmp_path: Path, content: str | None, said: str):
+    file = tmp_path / "ranking.json"
+    if content is not None:
+        file.write_text(content)
+    config = parse_drafter(f"draft-model:model=x,vocab=256,ranking={file}")
+
+    def load(*_: Any, **__: Any) -> Any:
+        raise AssertionError("loaded")
+
+    with pytest.raises(ConfigError, match=said):
+        config.build(Setting(vocab_size=VOCAB, context=64, tokenizer=PAIR.tokenizer, load_target=load))
+
+
+def test_a_ranking_larger_than_any_vocabulary_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("outrider.drafters.frequent.MOST_BYTES", 10)
+    (tmp_path / "ranking.json").write_text("[1, 2, 3, 4, 5]")
+    with pytest.raises(ConfigError, match="more than 10 bytes"):
+        read_ranking(str(tmp_path / "ranking.json"), VOCAB)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("vocab=255", "vocab must be 0 or 256 to"),
+        ("vocab=-1", "vocab must be 0 or 256 to"),
+        (f"vocab={1 << 21}", "vocab must be 0 or 256 to"),
+        ("vocab=1.5", "vocab must be a whole number"),
+        ("ranking=x.json", "give vocab too"),
+    ],
+)
+def test_options_out_of_range_are_refused(options: str, said: str):
+    with pytest.raises(ConfigError, match=said):
+        parse_drafter(f"draft-model:model=x,{options}")
+
+
+def test_a_model_without_a_head_of_ours_is_refused_only_where_tokens_would_be_left_out():
+    setting = Setting(vocab_size=VOCAB, context=64, tokenizer=ByteTokenizer())
+    with pytest.raises(ConfigError, match="vocab=256 needs a native draft model"):
+        DraftModel(ToyTarget(VOCAB), setting, DraftModelConfig(model="-", vocab=256))
+    DraftModel(ToyTarget(VOCAB), setting, DraftModelConfig(model="-", vocab=VOCAB))
+
+
+# --- a synthetic pair with rare words -----------------------------------------------------------
+
+
+def share_below(pair: SyntheticPair, frequent: int) -> float:
+    """How often the target's best token is one of the first ids, after random text."""
+    asked = torch.randint(EOS + 1, VOCAB, (600,), generator=torch.Generator().manual_seed(1))
+    return float((rows(NativeTarget(pair.target, 1024), tuple(asked.tolist())).argmax(-1) < frequent).float().mean())
+
+
+def test_rare_words_are_as_rare_as_asked_and_only_meanwhile():
+    pair = synthetic_pair("tiny", seed=2)
+    before = share_below(pair, 256)
+    assert before < 0.6
+    with rare_words(pair, 256, 0.9):
+        assert share_below(pair, 256) == pytest.approx(0.9, abs=0.04)
+    assert share_below(pair, 256) == before
+    made = synthetic_pair("tiny", seed=2, frequent=256)
+    assert share_below(made, 256) == pytest.approx(0.98, abs=0.02)
+    assert shrinking(VOCAB, VOCAB, 0.98) == 1.0
+
+
+@pytest.mark.parametrize(("frequent", "coverage"), [(256, 0.4), (256, 1.0), (-3, 0.9)])
+def test_a_coverage_that_cannot_be_is_refused(frequent: int, coverage: float):
+    with pytest.raises(ConfigError, match="coverage must be"):
+        synthetic_pair(SHAPES["tiny"], frequent=frequent, coverage=coverage)
+
+
+def test_the_factor_gives_the_coverage_it_was_found_for():
+    """By drawing normal logits."""
+    for frequent, vocab, coverage in ((256, 512, 0.98), (3000, 9000, 0.9)):
+        logits = torch.randn(4000, vocab, generator=torch.Generator().manual_seed(vocab))
+        logits[:, frequent:] *= shrinking(frequent, vocab, coverage)
+        assert float((logits.argmax(-1) < frequent).float().mean()) == pytest.approx(coverage, abs=0.015)
+
+
+# --- the kernel ---------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed here")
+def test_the_kernel_is_right_in_the_interpreter():
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", "-k", "kernel"]
+    done = subprocess.run(
+        [*command, "tests/gpu/test_narrow_head.py"],
+        cwd=ROOT,
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    assert " passed" in done.stdout
+
+
+def test_a_head_is_made_of_rows_that_are_its_own():
+    head = NarrowHead(PAIR.draft, [5, 6])
+    before = PAIR.draft.logits(torch.ones(1, 64))
+    head.put([0], [9])
+    assert torch.equal(PAIR.draft.logits(torch.ones(1, 64)), before)
+    torch.testing.assert_close(head.logits(torch.ones(1, 64))[:, [9, 6]], before[:, [9, 6]])
