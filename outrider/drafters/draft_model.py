@@ -178,10 +178,14 @@ class DraftModel:
             self.model.release(seq.id)
 
     def _at_once(self, seqs: Seq[Sequence], budgets: Seq[int]) -> list[Draft] | None:
-        """Whole chains drafted on the device, where model and requests allow it; None: step by step."""
+        """Whole chains drafted on the device, where model and requests allow it; None: step by step.
+
+        They go by temperature and noise alone. A guess that top-k, top-p or the like would have ruled out is
+        refused by the target, which is rare, and cheaper than to ask the host at every step.
+        """
         simple = self.mode == "seeded" and not self.config.min_prob and min(budgets, default=0) > 0
         fits = self.model.launches and self.model.vocab_size <= self.target_vocab
-        if not (simple and fits) or not all(seq.plain_logits and len(seq.tokens) > 1 for seq in seqs):
+        if not (simple and fits) or not all(seq.untouched and len(seq.tokens) > 1 for seq in seqs):
             return None
         if not all(self._hold(seq, self.config.k) for seq in seqs):
             return None

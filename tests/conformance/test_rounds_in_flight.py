@@ -133,6 +133,27 @@ def test_pages_that_a_round_in_flight_writes_to_are_nobody_elses(drafter: str):
         FLYING.check(drafter, asked, limits=Limits(max_batch=9), cache_tokens=9 * 80 + spare)
 
 
+def test_truncated_sampling_is_drafted_and_followed_too():
+    """The draft is the target itself and leaves out top-k and top-p: nearly every guess stands, and no text changes."""
+    options = ({"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.05, "top_p": 0.95}, {"typical_p": 0.9})
+    asked = [
+        request([i + 1, 2, 3], max_tokens=60, temperature=0.8, seed=i, ignore_eos=True, **each)
+        for i, each in enumerate(options)
+    ]
+    FLYING.check("draft-model:model=draft,k=4", asked, limits=Limits(max_batch=4))
+    tried = FLYING.engine("draft-model:model=draft,k=4", limits=Limits(max_batch=4))
+    for each in asked:
+        tried.submit(each)
+    rounds = 0
+    while tried.busy:
+        rounds += 1
+        tried.step()
+    launched = tried.target
+    assert isinstance(launched, Launching)
+    assert launched.followed > 0.7 * rounds
+    assert 0.6 * tried.stats.all.drafted < tried.stats.all.accepted < tried.stats.all.drafted
+
+
 def test_no_round_follows_where_somebody_waits_to_begin():
     launched = target()
     tried = Engine(launched, NoDraft(), make_verifier("seeded"), TOKENIZER, limits=Limits(max_batch=2))

@@ -300,12 +300,13 @@ def test_pinned_texts_are_identical_in_any_company(temperature):
     assert told[0] == told[1] == told[2] == told[3]
 
 
+@pytest.mark.parametrize("cut", [{}, {"top_p": 0.9, "top_k": 40}], ids=["whole", "truncated"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("k", [0, 4])
-def test_rounds_follow_each_other_without_the_host(k, temperature):
+def test_rounds_follow_each_other_without_the_host(k, temperature, cut):
     """Launched behind one another, with the target for its own draft: every guess stands, and texts are as plain ones.
 
-    Pinned: then the target guesses what it will say, bit for bit.
+    Pinned: then the target guesses what it will say, bit for bit; drafts go by temperature alone.
     """
     target, draft = (NativeTarget(decoder(), 8192, pinned=True) for _ in range(2))
     told = []
@@ -316,7 +317,7 @@ def test_rounds_follow_each_other_without_the_host(k, temperature):
         engine = Engine(target, drafter, make_verifier("seeded"), ByteTokenizer(), limits=Limits(max_batch=4))
         texts: dict[int, list[int]] = {}
         for i in range(4):
-            params = SamplingParams(max_tokens=60 - 9 * i, temperature=temperature, seed=i, ignore_eos=True)
+            params = SamplingParams(max_tokens=60 - 9 * i, temperature=temperature, seed=i, ignore_eos=True, **cut)
             texts[engine.submit(Request(prompt=(i + 1, 2, 3), params=params, salt=str(drafted)))[0]] = []
         behind, rounds = 0, 0
         while engine.busy:
@@ -327,8 +328,9 @@ def test_rounds_follow_each_other_without_the_host(k, temperature):
         engine.check()
         told.append(list(texts.values()))
         assert behind > 0.6 * rounds
-        assert engine.stats.all.accepted == engine.stats.all.drafted
-        assert engine.stats.all.drafted > 0 or not (drafted and k)
+        stood = engine.stats.all
+        assert stood.accepted == stood.drafted or (cut and temperature and stood.accepted > 0.5 * stood.drafted)
+        assert stood.drafted > 0 or not (drafted and k)
     assert told[0] == told[1]
 
 
