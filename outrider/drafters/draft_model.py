@@ -10,6 +10,7 @@ import torch
 
 from outrider.core import EMPTY, MAX_TOKENS, Draft, Sequence, Span, Token, Verdict, is_whole
 from outrider.drafters.base import ModelLoaded, Setting
+from outrider.drafters.draft_cache import DraftCache
 from outrider.drafters.frequent import LEAST_TOKENS, read_ranking, say_only
 from outrider.errors import ConfigError
 from outrider.models.tokenizer import check_same_vocabulary
@@ -89,8 +90,7 @@ class DraftModelConfig:
 class DraftModel:
     """Proposes what the draft model would say next, by the same options, seed and noise as the target.
 
-    State: for each sequence the tokens its cache holds, guesses of the last round included;
-    those that turned out wrong are overwritten.
+    Its state is what its cache holds of each text, see `DraftCache`.
     """
 
     name = "draft-model"
@@ -102,12 +102,7 @@ class DraftModel:
         self.mode: Mode = setting.mode
         self.target_vocab, self.vocab_size = setting.vocab_size, min(setting.vocab_size, model.vocab_size)
         self.max_tokens = config.max_tokens
-        self.chunk = 512
-        self._held: dict[int, list[Token]] = {}
-        self._ahead: dict[int, Seq[Token]] = {}
-        """Guesses of the last round that are cached too, behind what is held; perhaps still on the device."""
-        self._behind: dict[int, Seq[Token]] = {}
-        """As `_ahead`, of chains that follow a round in flight: where they begin is told by `observe`."""
+        self.cache = DraftCache(model, self.vocab_size, self.max_tokens)
         self._usual = 1.0
         """Tokens that stood of late, on average over rounds."""
         ends = sorted(getattr(setting.tokenizer, "eos_ids", ()))  # rare, but sure to come once in a text
@@ -130,26 +125,18 @@ class DraftModel:
             return None
         if self._frequent is not None:
             self._frequent.note(seqs)
-        rows = [i for i, seq in enumerate(seqs) if budgets[i] and (seq.id not in self._held or self._room_behind(seq))]
-        if not all(self._is_chained(seqs[i]) for i in rows):
+        cache, room = self.cache, 1 + 2 * self.config.k  # the round in flight may bring a token and every guess
+        rows = [i for i, s in enumerate(seqs) if budgets[i] and (s.id not in cache or cache.reserve(s, room))]
+        if not all(cache.has_chain(seqs[i]) for i in rows):
             return None
         drafts = [EMPTY] * len(seqs)
         if rows:
             starts = [Start(seq.id, seq.seed, seq.params.temperature) for seq in (seqs[i] for i in rows)]
             chains = self.model.draft_chains(starts, self.config.k, standing.take(rows))
             for i, chain in zip(rows, chains or (), strict=True):
-                self._behind[seqs[i].id] = chain[:-1]
+                cache.chain_behind(seqs[i], chain)
                 drafts[i] = self._whole(chain, budgets[i])
         return drafts
-
-    def _is_chained(self, seq: Sequence) -> bool:
-        """Whether the round in flight holds a chain drafted on the device for this text."""
-        return seq.id in self._ahead and len(self._held[seq.id]) == len(seq.tokens)
-
-    def _room_behind(self, seq: Sequence) -> bool:
-        """Pages for a chain after the longest text the round in flight can make."""
-        length = len(seq.tokens) + 1 + 2 * self.config.k
-        return length <= self.model.context and self.model.pool.reserve(seq.id, length)
 
     def _whole(self, chain: Seq[Token], budget: int) -> Draft:
         """A chain drafted on the device, as far as it may be used."""
@@ -157,25 +144,15 @@ class DraftModel:
 
     def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
         """Note how many stood; the committed text itself says which cached tokens still hold."""
-        for seq in seqs:
-            if seq.id in self._behind:  # chains that begin where the text stands now
-                held = self._held[seq.id]
-                held += seq.tokens[len(held) :]
-                self._ahead[seq.id] = self._behind.pop(seq.id)
+        self.cache.land(seqs)
         for draft, verdict in zip(drafts, verdicts, strict=True):
             if len(draft):
                 self._usual += 0.05 * (verdict.accepted - self._usual)
 
     def forget(self, seq: Sequence) -> None:
-        self._drop(seq)
+        self.cache.drop(seq)
         if self._frequent is not None:
             self._frequent.forget(seq)
-
-    def _drop(self, seq: Sequence) -> None:
-        self._ahead.pop(seq.id, None)
-        self._behind.pop(seq.id, None)
-        if self._held.pop(seq.id, None) is not None:
-            self.model.release(seq.id)
 
     def _at_once(self, seqs: Seq[Sequence], budgets: Seq[int]) -> list[Draft] | None:
         """Whole chains drafted on the device, where model and requests allow it; None: step by step.
@@ -187,17 +164,15 @@ class DraftModel:
         fits = self.model.launches and self.model.vocab_size <= self.target_vocab
         if not (simple and fits) or not all(seq.untouched and len(seq.tokens) > 1 for seq in seqs):
             return None
-        if not all(self._hold(seq, self.config.k) for seq in seqs):
+        if not all(self.cache.hold(seq, self.config.k) for seq in seqs):
             return None
-        self._catch_up([seq for seq in seqs if len(seq.tokens) - len(self._held[seq.id]) > 2])
+        self.cache.catch_up(seqs)
         starts = [Start(s.id, s.seed, s.params.temperature, len(s.tokens), (s.tokens[-2], s.tokens[-1])) for s in seqs]
         chains = self.model.draft_chains(starts, self.config.k)
         if chains is None:
             return None
         for seq, chain in zip(seqs, chains, strict=True):
-            held = self._held[seq.id]
-            held += seq.tokens[len(held) :]
-            self._ahead[seq.id] = chain[:-1]
+            self.cache.chain(seq, chain)
         return [self._whole(chain, budget) for chain, budget in zip(chains, budgets, strict=True)]
 
     def _chains(self, seqs: Seq[Sequence], budgets: Seq[int]) -> list[Draft]:
@@ -205,13 +180,13 @@ class DraftModel:
         guesses: list[list[Token]] = [[] for _ in seqs]
         chances: list[list[float]] = [[] for _ in seqs]
         laws: list[list[Any]] = [[] for _ in seqs]
-        active = [i for i, seq in enumerate(seqs) if budgets[i] > 0 and self._hold(seq, budgets[i])]
+        active = [i for i, seq in enumerate(seqs) if budgets[i] > 0 and self.cache.hold(seq, budgets[i])]
         for step in range(max(budgets, default=0)):
             active = [i for i in active if step < budgets[i] and self._worth(chances[i])]
             if not active:
                 break
             paths = [tuple(guesses[i]) for i in active]
-            logits = self._advance([(seqs[i], path) for i, path in zip(active, paths, strict=True)])
+            logits = self.cache.advance([(seqs[i], path) for i, path in zip(active, paths, strict=True)])
             tokens, probs = draft_token(logits, [seqs[i] for i in active], paths, self.mode)
             sure = _chances(logits, tokens) if self.config.min_prob else [1.0] * len(tokens)
             for row, i in enumerate(active):
@@ -241,10 +216,9 @@ class DraftModel:
 
         Scoring it again costs rows, not passes, and needs no second kind of cache.
         """
-        if budget < 1 or not self._hold(seq, budget):
+        if budget < 1 or not self.cache.hold(seq, budget):
             return EMPTY
-        self._advance([(seq, ())])
-        held = self._held[seq.id]
+        self.cache.advance([(seq, ())])
         tokens: list[Token] = []
         parents: list[int] = []
         scores: list[float] = []
@@ -252,8 +226,7 @@ class DraftModel:
         frontier = [-1]
         while frontier and len(tokens) < budget:
             draft = Draft(tuple(tokens), tuple(parents))
-            span = Span(seq.id, len(held) - 1, (held[-1],), draft)
-            logits = self._score([span])
+            logits = self.cache.score([Span(seq.id, len(seq.tokens) - 1, (seq.tokens[-1],), draft)])
             grown: list[tuple[float, int, Token, Any]] = []
             for node in frontier:
                 path = tuple(tokens[n] for n in draft.path(node))
@@ -294,59 +267,9 @@ class DraftModel:
             laws.append(law)
         return sorted(range(first, len(tokens)), key=lambda n: -scores[n])[: self.config.beams]
 
-    def _hold(self, seq: Sequence, budget: int) -> bool:
-        """Own pages for the text and the guesses; drop what turned out wrong. False: no room, so no draft."""
-        held = self._held.get(seq.id)
-        if held is not None and seq.id in self._ahead:
-            held += self._ahead.pop(seq.id)
-        if held is None:
-            held = self._held[seq.id] = list(seq.tokens[: self.model.pool.open(seq.id, seq.tokens, seq.salt)])
-        else:
-            certain = max(0, len(held) - self.max_tokens)  # only guesses can be wrong, and they come last
-            agree = certain + _common(held[certain:], seq.tokens[certain:])
-            del held[min(len(seq.tokens) - 1, agree) :]
-        length = len(seq.tokens) + budget
-        known = max(seq.tokens[len(held) :]) < self.model.vocab_size  # the target may have more rows than the draft
-        if known and length <= self.model.context and self.model.pool.reserve(seq.id, length):
-            return True
-        self._drop(seq)
-        return False
-
-    def _catch_up(self, seqs: Seq[Sequence]) -> None:
-        """Read all but the last token of each text."""
-        while seqs := [seq for seq in seqs if len(seq.tokens) - 1 > len(self._held[seq.id])]:
-            pieces = [tuple(seq.tokens[len(self._held[seq.id]) : -1][: self.chunk]) for seq in seqs]
-            self._read(
-                [Span(s.id, len(self._held[s.id]), piece, wanted=False) for s, piece in zip(seqs, pieces, strict=True)]
-            )
-
-    def _advance(self, work: list[tuple[Sequence, tuple[Token, ...]]]) -> torch.Tensor:
-        """Read what each cache lacks of its text and guesses; logits after the last of them, [len(work), vocab]."""
-        lacking = {seq.id: [*seq.tokens, *guesses][len(self._held[seq.id]) :] for seq, guesses in work}
-        while long := [i for i, tokens in lacking.items() if len(tokens) > self.chunk]:
-            self._read([Span(i, len(self._held[i]), tuple(lacking[i][: self.chunk]), wanted=False) for i in long])
-            for i in long:
-                del lacking[i][: self.chunk]
-        return self._read([Span(i, len(self._held[i]), tuple(tokens)) for i, tokens in lacking.items()])
-
-    def _read(self, spans: list[Span]) -> torch.Tensor:
-        logits = self._score(spans)
-        for span in spans:
-            self._held[span.seq_id] += span.tokens
-        return logits
-
-    def _score(self, spans: list[Span]) -> torch.Tensor:
-        """The draft model's logits for the tokens both models know, [rows, vocab]."""
-        return self.model.score(spans)[:, : self.vocab_size]
-
     def _widen(self, law: torch.Tensor) -> torch.Tensor:
         """A law over the target's whole vocabulary, where its rows are padded further than the draft's."""
         return torch.nn.functional.pad(law, (0, self.target_vocab - len(law)))
-
-
-def _common(a: Seq[Token], b: Seq[Token]) -> int:
-    """How many tokens both begin with."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def _chances(logits: torch.Tensor, tokens: list[Token]) -> list[float]:

@@ -149,5 +149,5 @@ def test_chains_drafted_at_once_are_those_drafted_step_by_step(target: NativeTar
 def fresh(model: DraftModel, seqs: list[Sequence], steps: int) -> list[Draft]:
     """Drafted step by step, nothing of the texts being cached."""
     for seq in seqs:
-        model._drop(seq)
+        model.forget(seq)
     return model._chains(seqs, [steps] * len(seqs))
