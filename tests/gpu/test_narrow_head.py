@@ -133,10 +133,10 @@ def test_chains_drafted_at_once_are_those_drafted_step_by_step(temperature: floa
 def _by_step(model: DraftModel, seqs: list[Sequence]) -> list[int]:
     """The next guess after each text, by the head in use."""
     for seq in seqs:
-        model._drop(seq)
+        model.cache.drop(seq)
     guesses = [next(iter(draft.tokens)) for draft in model._chains(seqs, [1] * len(seqs))]
     for seq in seqs:
-        model._drop(seq)
+        model.cache.drop(seq)
     return guesses
 
 
