@@ -68,7 +68,8 @@ def narrow(bench: Bench) -> None:
             bench.check_time()
             found = decode(bench, bench.rig, f"{SPEC},vocab={NARROW}", batch, plan.prompt, plan.new)
             row = row_of(bench, "spec", f"draft-model k=5, vocab={NARROW}", found, plan.prompt)
-            unread = 1000 * found.stats.all.gamma * left_out / bench.bandwidth
+            narrow_steps = max(0.0, found.stats.all.gamma - 1)  # a chain's first guess is by the whole head
+            unread = 1000 * narrow_steps * left_out / bench.bandwidth
             row.of_limit = (row.of_limit or 0.0) - unread / found.round_ms
             bench.add(row)
 

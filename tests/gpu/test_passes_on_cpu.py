@@ -1,7 +1,7 @@
 """Recorded passes in Triton's interpreter, in float32: what stands for a graph runs its launches again.
 
 Against the plain decoder and against chains drafted step by step. It takes a small part of what a
-GPU is for; tests/unit/target/test_passes_interpreted.py runs it where there is none.
+GPU is for; tests/unit/kernels/test_interpreted.py runs it where there is none.
 """
 
 from __future__ import annotations

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
 import random
-import subprocess
-import sys
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -29,7 +25,6 @@ from outrider.target.narrow import NarrowHead
 from outrider.target.native import NativeTarget
 from outrider.testing import ByteTokenizer, ToyTarget, synthetic_pair
 
-ROOT = Path(__file__).parents[3]
 VOCAB = 512
 PAIR = synthetic_pair("tiny", agreement=0.9, seed=3)
 TWINS = synthetic_pair("tiny", seed=5)
@@ -406,22 +401,6 @@ def test_the_factor_gives_the_coverage_it_was_found_for():
 
 
 # --- the kernel ---------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed here")
-def test_the_kernel_is_right_in_the_interpreter():
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", "-k", "kernel"]
-    done = subprocess.run(
-        [*command, "tests/gpu/test_narrow_head.py"],
-        cwd=ROOT,
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
-    assert " passed" in done.stdout
 
 
 def test_a_head_is_made_of_rows_that_are_its_own():
