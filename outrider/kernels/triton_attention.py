@@ -224,9 +224,15 @@ def split_up(batch: int, width: int, kv_heads: int) -> tuple[int, int]:
     return 1 << most.bit_length() - 1, max(BLOCK, triton.next_power_of_2(2 * pairs))
 
 
-def warps_and_stages(rows: int) -> tuple[int, int]:
-    """How a program of so many packed rows works."""
-    return (4, 3) if rows < 128 else (8, 2)
+def effort(rows: int) -> dict[str, int]:
+    """What a program of so many packed rows is given. By rows alone: the last bits of their sums depend on it.
+
+    Eight warps take a block sooner than four. Of more than 128 registers each, a processor holds one program and
+    not two, which long texts pay for.
+    """
+    if rows <= 32:
+        return {"num_warps": 8, "num_stages": 2, "maxnreg": 128}
+    return {"num_warps": 4, "num_stages": 3} if rows < 128 else {"num_warps": 8, "num_stages": 2}
 
 
 def attend_pages(
@@ -249,12 +255,11 @@ def attend_pages(
     together = batch.together or batch.width
     rows = max(16, triton.next_power_of_2(together * (heads // kv)))
     groups = triton.cdiv(batch.width, together)
-    warps, stages = warps_and_stages(rows)
     _attend_split[(n // batch.width * groups, kv, batch.splits)](
         q, keys, values, batch.tables, batch.seats, batch.starts, batch.widths, batch.ancestors, batch.depths, out,
         work.parts, work.peaks, work.sums, scale, softcap, window, batch.width, batch.tables.shape[1],
         groups, heads, kv, dim, rows, together, page, BLOCK, batch.splits, batch.chunk, softcap > 0, window > 0, pdl,
-        num_warps=warps, num_stages=stages, launch_pdl=pdl,
+        launch_pdl=pdl, **effort(rows),
     )  # fmt: skip
     _join_splits[(n, heads)](
         work.parts, work.peaks, work.sums, batch.starts, batch.widths, out, batch.width,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from outrider.core import Span
 from outrider.errors import ConfigError
@@ -20,6 +21,7 @@ from outrider.target.standing import MOST_WIDTH
 
 if TYPE_CHECKING:
     from outrider.target.captured import Captured
+    from outrider.target.passes import Shape
 
 SPARE = 256 << 20  # left alone: what the driver and libraries take now and then
 SAMPLES = 4  # recorded passes measured beside the largest; the rest are taken to be like them
@@ -138,36 +140,42 @@ def measure_workspace(decoder: Decoder, context: int, work: Work) -> int:
     _settle(device)
     free = _free(device)
     target = NativeTarget(decoder, rows + 64, context=context, pinned=work.pinned)
+    unseen = 0 if target.captured is None else _record(target.captured, work)
+    # behind the recording, which hands back all that nobody holds: logits are held while a prompt is read
+    held = [] if target.captured is None else _logits(target.captured, work)
     target.pool.open(0, range(rows), "")
     target.pool.reserve(0, rows + 1)
     target.score([Span(0, 0, tuple(i % target.vocab_size for i in range(rows)))])
-    unseen = 0 if target.captured is None else _record(target.captured, work)
     cache = sum(t.numel() * t.element_size() for t in (target.keys, target.values))
     took = free - _free(device) - cache + unseen
-    del target
+    del target, held
     _settle(device)
     return max(0, took)
 
 
 def _record(captured: Captured, work: Work) -> int:
-    """Take what recorded passes take: the largest, and a few more. Returns what the others will take beside, in bytes.
-
-    Rounds hold on to their logits: one being told while the next is on its way. One scored in
-    several passes has the parts beside the whole.
-    """
+    """Take what recorded passes take: the largest, and a few more. Returns the bytes that the others will take."""
     device = captured.decoder.device
-    *rest, largest = sorted(captured.sizes(work.batch, work.width), key=lambda shape: shape.rows)
+    *rest, largest = _by_rows(captured, work)
     captured.make_room([largest])
     captured.pass_of(largest)
-    vocab = captured.config.vocab_size
-    copies = 2 if work.rows <= largest.rows else 3
-    held = [torch.empty(work.rows, vocab, dtype=torch.float32, device=device) for _ in range(copies)]
-    del held  # the allocator keeps the room
     before, some = _free(device), rest[-SAMPLES:]
     for shape in some:
         captured.pass_of(shape)
     each = max(0, before - _free(device)) // max(1, len(some))
     return each * (len(rest) - len(some))
+
+
+def _logits(captured: Captured, work: Work) -> list[Tensor]:
+    """What rounds hold on to: one is told while the next is on its way. A round of several passes has parts beside."""
+    copies = 2 if work.rows <= _by_rows(captured, work)[-1].rows else 3
+    shape = work.rows, captured.config.vocab_size
+    return [torch.empty(shape, dtype=torch.float32, device=captured.decoder.device) for _ in range(copies)]
+
+
+def _by_rows(captured: Captured, work: Work) -> list[Shape]:
+    """Every size that will be recorded, the largest last."""
+    return sorted(captured.sizes(work.batch, work.width), key=lambda shape: shape.rows)
 
 
 def _free(device: torch.device) -> int:

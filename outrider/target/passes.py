@@ -12,6 +12,7 @@ import gc
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -92,9 +93,15 @@ class Arena:
         self.places = [Places.room(rows, dim, device) for _ in config.ropes]
 
 
+@cache
+def _side_stream(device: int) -> torch.cuda.Stream:
+    """The one stream of warm-ups: libraries keep a workspace of tens of megabytes for every stream they have seen."""
+    return torch.cuda.Stream(device)
+
+
 def record(work: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
     """A graph of `work`, which is run twice before: kernels are compiled and libraries warmed up then."""
-    stream = torch.cuda.Stream()
+    stream = _side_stream(torch.cuda.current_device())
     stream.wait_stream(torch.cuda.current_stream())
     with torch.inference_mode(), torch.cuda.stream(stream):
         work()

@@ -300,13 +300,14 @@ def test_pinned_texts_are_identical_in_any_company(temperature):
     assert told[0] == told[1] == told[2] == told[3]
 
 
-@pytest.mark.parametrize("cut", [{}, {"top_p": 0.9, "top_k": 40}], ids=["whole", "truncated"])
+@pytest.mark.parametrize("cut", [{}, {"top_p": 0.9}], ids=["whole", "truncated"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("k", [0, 4])
 def test_rounds_follow_each_other_without_the_host(k, temperature, cut):
     """Launched behind one another, with the target for its own draft: every guess stands, and texts are as plain ones.
 
-    Pinned: then the target guesses what it will say, bit for bit; drafts go by temperature alone.
+    Pinned: then the target guesses what it will say, bit for bit. Drafts go by temperature alone, so that truncation
+    to nine tenths of the law rules out a tenth of all guesses, and with each those behind it.
     """
     target, draft = (NativeTarget(decoder(), 8192, pinned=True) for _ in range(2))
     told = []
