@@ -59,6 +59,8 @@ class Engine:
         """Rounds on their way, the oldest first: two at most."""
         self._landed = 0.0
         """When the last one was through."""
+        self._untold: list[Outcome] = []
+        """Committed, and not put into words yet."""
         self._ids = count()
 
     def step(self) -> list[Event]:
@@ -66,18 +68,26 @@ class Engine:
 
         Where passes are launched and not waited for, a step ends the round in flight and puts what it
         brought into words while the device works on the next: launched behind it where the device
-        itself knows how its texts go on, else once it has landed.
+        itself knows how its texts go on, else once it has landed. After a step that was broken off, the
+        next one tells what that one had committed.
         """
+        if self._untold:
+            return self._told()
         self._enqueue(self._follow())
         try:
-            outcomes = self._land()
-        except BaseException:  # a round that did not land is scored again; none behind it is good without it
+            self._land()
+        except BaseException:  # what did not land is scored again; no round behind it is good without it
             self._flights.clear()
             raise
         if not self._flights:
             self._enqueue(self._launch())
         if not self.target.launches:
-            outcomes = self._land()
+            self._land()
+        return self._told()
+
+    def _told(self) -> list[Event]:
+        """All that was committed, in words."""
+        outcomes, self._untold = self._untold, []
         return [self._tell(outcome) for outcome in outcomes]
 
     def _enqueue(self, flight: Flight | None) -> None:
@@ -127,10 +137,10 @@ class Engine:
             flight.standing = self.target.stand(flight.decided.tokens)
         return flight
 
-    def _land(self) -> list[Outcome]:
+    def _land(self) -> None:
         """Verify and commit the oldest round in flight. What was cancelled meanwhile is left out."""
         if not self._flights:
-            return []
+            return
         flight = self._flights.popleft()
         spans = spans_of(flight.turns, flight.drafts)
         verdicts = self.verifier.judge(*flight.judged, flight.logits, flight.decided)
@@ -139,17 +149,19 @@ class Engine:
         self._landed = landed
         self._read([span for span in spans if not span.wanted and span.seq_id in self._live])
         outcomes: list[Outcome] = []
-        row = 0
-        for span, verdict in zip((s for s in spans if s.wanted), verdicts, strict=True):
-            if span.seq_id in self._live:
-                outcomes.append(self._commit(span, verdict, flight.logits[row:], landed))
-            row += span.rows
-        self._observe(outcomes)
-        self._account(flight, landed)
-        for outcome in outcomes:
-            if outcome.live.seq.finish is not None:
-                self._retire(outcome.live)
-        return outcomes
+        try:
+            row = 0
+            for span, verdict in zip((s for s in spans if s.wanted), verdicts, strict=True):
+                if span.seq_id in self._live:
+                    outcomes.append(self._commit(span, verdict, flight.logits[row:], landed))
+                row += span.rows
+            self._observe(outcomes)
+            self._account(flight, landed)
+        finally:  # what is committed is told, whatever breaks off the rest
+            self._untold += outcomes
+            for outcome in outcomes:
+                if outcome.live.seq.finish is not None:
+                    self._retire(outcome.live)
 
     def _tell(self, outcome: Outcome) -> Event:
         """Put into words what a round brought a sequence; with its last event go its figures."""
@@ -189,6 +201,7 @@ class Engine:
         if seq_id not in self._live:
             return None
         live = self._live[seq_id]
+        self._untold = [outcome for outcome in self._untold if outcome.live is not live]
         live.seq.finish = "cancelled"
         live.stats.ended = time.perf_counter()
         self._retire(live)
@@ -196,7 +209,7 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        return len(self.scheduler) > 0
+        return len(self.scheduler) > 0 or bool(self._untold)
 
     def alive(self, seq_id: int) -> bool:
         """Whether the sequence has not ended yet."""

@@ -54,17 +54,30 @@ class Scheduler:
             self.waiting.remove(seq)
 
     def next_round(self, max_draft: int) -> list[Turn]:
-        """The turns of this round, pages reserved. Never empty while a sequence is left."""
+        """The turns of this round, pages reserved. Empty where no sequence is left, or others hold all pages.
+
+        A token for every text that goes on comes first, whatever a round may read. Of what is left, drafts may
+        take half where somebody has text to read, else all: budgets are often not used, and nobody waits for that.
+        """
         self.preempted = []
         turns: list[Turn] = []
-        spare = self.max_round_tokens
-        for seq in sorted(self.running, key=lambda s: s.pending > 1):  # stable: decoding first
-            if seq not in self.running:  # preempted by one before it
+        going = [seq for seq in self.running if seq.pending == 1]
+        reading = [seq for seq in self.running if seq.pending > 1]
+        newcomers = bool(self.waiting) and len(self.running) < self.max_batch
+        drafts = spare = self.max_round_tokens - len(going)
+        if reading or newcomers:
+            drafts, spare = spare // 2, max(1, spare)
+        for seq in (*going, *reading):
+            goes_on = seq.pending == 1
+            chunk = 1 if goes_on else min(seq.pending, spare)
+            if chunk < 1 or seq not in self.running:  # preempted by one before it
                 continue
-            turn = self._turn(seq, spare, max_draft)
+            most = drafts if goes_on else spare - chunk
+            turn = self._turn(seq, chunk, min(_most(seq, max_draft), most))
             if turn is not None:
                 turns.append(turn)
-                spare -= turn.chunk + turn.budget
+                drafts -= turn.budget
+                spare -= turn.budget + (0 if goes_on else chunk)
         turns = [turn for turn in turns if turn.seq in self.running]
         while self.waiting and len(self.running) < self.max_batch and spare > 0 and not self.preempted:
             turn = self._admit(spare)
@@ -96,14 +109,10 @@ class Scheduler:
             behind.append(Turn(seq, 1, budget, complete=True))
         return behind if sum(1 + turn.budget for turn in behind) <= self.max_round_tokens else []
 
-    def _turn(self, seq: Sequence, spare: int, max_draft: int) -> Turn | None:
-        chunk = 1 if seq.pending == 1 else min(seq.pending, spare)
-        if chunk < 1:
-            return None
-        budget = min(_most(seq, max_draft), seq.room - 1)
+    def _turn(self, seq: Sequence, chunk: int, most: int) -> Turn | None:
         complete = chunk == seq.pending
         # A text once read may have a few tokens to read again, where the cache could not be rolled back.
-        budget = max(0, min(budget, spare - chunk)) if complete and seq.generated else 0
+        budget = max(0, min(most, seq.room - 1)) if complete and seq.generated else 0
         if self.pool.reserve(seq.id, seq.cached + chunk + budget):
             return Turn(seq, chunk, budget, complete)
         while not self.pool.reserve(seq.id, seq.cached + chunk):  # a draft is never worth another's pages

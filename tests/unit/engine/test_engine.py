@@ -330,3 +330,52 @@ def test_logits_are_asked_for_only_where_needed():
     tried.submit(ask(tuple(range(1, 26)), max_tokens=2, ignore_eos=True))
     finish(tried)
     assert rows == [[0], [0], [1], [1]]
+
+
+class _Faulty(ScriptedDrafter):
+    """Breaks off the step after so many rounds: an interrupt, or a fault of its own."""
+
+    def __init__(self, rounds: int) -> None:
+        super().__init__(lambda seq, budget: EMPTY)
+        self.left = rounds
+
+    def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("broken", [1, 3, 4])
+def test_a_step_broken_off_loses_nothing_that_was_committed(broken: int):
+    told: list[list[int]] = []
+    for rounds in (0, broken):
+        engine = Engine(ToyTarget(), _Faulty(rounds), make_verifier("seeded"), ByteTokenizer())
+        for first in (1, 2):
+            engine.submit(Request(prompt=(first, 2), params=SamplingParams(max_tokens=2 + first, ignore_eos=True)))
+        texts: dict[int, list[int]] = {0: [], 1: []}
+        ends = 0
+        while engine.busy:
+            try:
+                events = engine.step()
+            except KeyboardInterrupt:
+                continue
+            for event in events:
+                texts[event.seq_id] += event.tokens
+                ends += event.finish is not None
+        engine.check()
+        assert ends == 2
+        told.append([*texts[0], -1, *texts[1]])
+    assert told[0] == told[1]
+
+
+def test_a_text_cancelled_after_a_broken_step_ends_once():
+    engine = Engine(ToyTarget(), _Faulty(2), make_verifier("seeded"), ByteTokenizer())
+    (seq_id,) = engine.submit(Request(prompt=(1, 2), params=SamplingParams(max_tokens=9, ignore_eos=True)))
+    engine.step()
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    event = engine.cancel(seq_id)
+    assert event is not None
+    assert event.finish == "cancelled"
+    assert not engine.busy
+    assert engine.step() == []

@@ -97,7 +97,45 @@ def test_every_decoding_sequence_moves_on_even_where_the_round_is_full():
     for seq_id in range(1, 4):
         stand.add(seq_id, 1)
     stand.round()
-    assert stand.round(max_draft=9) == {1: (1, 4), 2: (1, 0), 3: (1, 0)}
+    assert stand.round(max_draft=9) == {1: (1, 2), 2: (1, 0), 3: (1, 0)}
+
+
+def test_drafts_leave_half_a_round_to_those_who_read():
+    """Budgets may go unused: nobody's first token waits for that."""
+    stand = Stand(max_round_tokens=64, pages=640)
+    for seq_id in range(1, 5):
+        stand.add(seq_id, 1)
+    stand.round()
+    assert stand.round(max_draft=15) == dict.fromkeys(range(1, 5), (1, 15))
+    stand.add(5, 100)
+    rounds = [stand.round(max_draft=15) for _ in range(4)]
+    assert [r[5] for r in rounds] == [(30, 0), (30, 0), (30, 0), (10, 0)]
+    assert all(sum(map(sum, r.values())) <= 64 and sum(r[i][1] for i in range(1, 5)) == 30 for r in rounds)
+    assert stand.round(max_draft=15) == {i: (1, 15 if i < 5 else 0) for i in range(1, 6)} | {4: (1, 14)}
+
+
+def test_somebody_reads_even_where_those_who_go_on_fill_the_round():
+    stand = Stand(max_round_tokens=3)
+    for seq_id in range(1, 5):
+        stand.add(seq_id, 1)
+    for _ in range(2):
+        stand.round()
+    stand.add(9, 4)
+    assert [stand.round(max_draft=5)[9] for _ in range(4)] == [(1, 0)] * 4
+
+
+@given(seed=st.integers(0, 10_000))
+@settings(max_examples=60, deadline=None)
+def test_no_round_takes_more_than_it_may(seed):
+    """One token of every text that goes on, and one to read; beyond these never more than `max_round_tokens`."""
+    rng = random.Random(seed)
+    stand = Stand(pages=2000, max_batch=rng.randint(1, 9), max_round_tokens=rng.randint(1, 40))
+    for seq_id in range(12):
+        stand.add(seq_id, rng.randint(1, 60), limit=10_000)
+    for _ in range(40):
+        going = sum(seq.pending == 1 for seq in stand.scheduler.running)
+        taken = sum(map(sum, stand.round(max_draft=rng.randint(0, 20)).values()))
+        assert taken <= max(stand.scheduler.max_round_tokens, going + 1)
 
 
 def test_a_budget_is_the_least_of_all_that_bounds_it():
