@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import html
-from collections.abc import Callable, Generator, Iterator, Mapping
+import os
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import asdict, dataclass, replace
+from dataclasses import fields, replace
 from functools import partial
+from numbers import Integral
 from typing import Any, Literal, cast, overload
 
-from outrider.core import Constraint, FinishReason, Provenance, SamplingParams, Token, TokenLogprob, derive_seeds
+from outrider.core import Constraint, SamplingParams, Token, TokenLogprob, derive_seeds, shown
 from outrider.drafters.base import DrafterConfig, Setting, models_loaded, most_drafted
 from outrider.drafters.registry import parse_drafter
 from outrider.engine.engine import Engine
@@ -17,114 +18,20 @@ from outrider.engine.events import Event
 from outrider.engine.request import Limits, Request, longest
 from outrider.engine.scoring import Scoring
 from outrider.engine.stats import Stats
-from outrider.errors import OutriderError, RequestError
+from outrider.errors import ConfigError, RequestError
 from outrider.grammar import GrammarSpec, compile_constraint, read_response_format
+from outrider.results import Comparison, Result, put_together
 from outrider.target.load import Loaded, choose_device, load
 from outrider.target.memory import Beside, beside_of
 from outrider.verify.base import make_verifier
 
 Message = Mapping[str, Any]
 Prompt = str | Seq[Token] | Seq[Message]
-"""Text, token ids, or the messages of a conversation."""
+"""Text, token ids (whole numbers of any type), or the messages of a conversation."""
 Watch = Callable[[Literal["plain", "speculative"], Event], None]
 """Told each event of a comparison as it comes."""
 
 WARM_UP_TOKENS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """One finished text and how it came about."""
-
-    text: str
-    tokens: tuple[Token, ...]
-    finish_reason: FinishReason
-    stop_reason: Token | str | None
-    logprobs: tuple[TokenLogprob, ...]
-    provenance: tuple[Provenance, ...]
-    pieces: tuple[str, ...]
-    """The text that each token made ready to show."""
-    stats: Stats
-    seed: int
-    error: str = ""
-    others: tuple[Result, ...] = ()
-    """The other texts, where n > 1."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {
-            "text": self.text,
-            "tokens": list(self.tokens),
-            "finish_reason": self.finish_reason,
-            "stop_reason": self.stop_reason,
-            "seed": self.seed,
-            "logprobs": [asdict(each) for each in self.logprobs],
-            "provenance": [asdict(each) for each in self.provenance],
-            "stats": self.stats.as_dict(),
-            "error": self.error,
-            "others": [other.as_dict() for other in self.others],
-        }
-
-    def _repr_html_(self) -> str:
-        """The text with accepted drafts shaded, and the figures; for notebooks."""
-        shade = {"accepted": "#c7f0d2", "recovered": "#ffe1b8", "bonus": "#d6e4ff", "plain": "transparent"}
-        spans = "".join(
-            f'<span style="background:{shade[p.origin]};color:#111" title="{p.origin} {p.drafter}">'
-            f"{html.escape(t)}</span>"
-            for t, p in zip(self.pieces, self.provenance, strict=True)
-        )
-        tally = self.stats.all
-        return (
-            f'<div style="white-space:pre-wrap">{spans}</div><small>{self.stats.tokens} tokens, {tally.rounds} passes, '
-            f"α {tally.alpha:.2f}, γ {tally.gamma:.1f}, τ {tally.tau:.2f}, "
-            f"{self.stats.decode_tokens_per_second:.0f} tok/s</small>"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """The same request, plain and speculative, one after the other in one run."""
-
-    speculative: Result
-    plain: Result
-
-    @property
-    def identical(self) -> bool:
-        return self.speculative.tokens == self.plain.tokens and self.speculative.text == self.plain.text
-
-    @property
-    def first_difference(self) -> int | None:
-        """Place of the first token that differs, from 0; None where the texts are identical."""
-        if self.identical:
-            return None
-        pairs = zip(self.plain.tokens, self.speculative.tokens, strict=False)
-        shorter = min(len(self.plain.tokens), len(self.speculative.tokens))
-        return next((i for i, (one, other) in enumerate(pairs) if one != other), shorter)
-
-    @property
-    def speedup(self) -> float:
-        plain = self.plain.stats.decode_tokens_per_second
-        return self.speculative.stats.decode_tokens_per_second / plain if plain else 0.0
-
-
-def _result(events: list[Event], seed: int, others: tuple[Result, ...] = ()) -> Result:
-    """Put a text together from the events that told it; the last one ended it."""
-    last = events[-1]
-    if last.finish is None or last.stats is None:
-        raise OutriderError("a text was asked for before it ended")
-    return Result(
-        text="".join(e.text for e in events),
-        tokens=tuple(t for e in events for t in e.tokens),
-        finish_reason=last.finish,
-        stop_reason=last.stop_reason,
-        logprobs=tuple(p for e in events for p in e.logprobs),
-        provenance=tuple(p for e in events for p in e.provenance),
-        pieces=tuple(p for e in events for p in e.pieces),
-        stats=last.stats,
-        seed=seed,
-        error=last.error,
-        others=others,
-    )
 
 
 def _beside(config: DrafterConfig, options: Mapping[str, Any]) -> Beside:
@@ -134,6 +41,21 @@ def _beside(config: DrafterConfig, options: Mapping[str, Any]) -> Beside:
         return Beside()
     here = [each for each in models_loaded(config) if not each.device or choose_device(each.device) == device]
     return sum((beside_of(each.model, vocab=each.vocab) for each in here), Beside())
+
+
+def _is_id(value: object) -> bool:
+    """A whole number of any type, numpy's among them; not True or False."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _check_call(params: object, unknown: Mapping[str, object]) -> None:
+    """RequestError for what is no SamplingParams, and for options there are none of."""
+    if params is not None and not isinstance(params, SamplingParams):
+        raise RequestError(f"the second argument is one SamplingParams for all prompts, got {shown(params)}")
+    for name, value in unknown.items():
+        if name in {f.name for f in fields(SamplingParams)}:
+            raise RequestError(f"{name} is a way of sampling: give SamplingParams({name}={shown(value)}) instead")
+        raise RequestError(f"no option {name!r}; there are prediction, max_draft, salt, response_format, constraint")
 
 
 class LLM:
@@ -147,7 +69,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str | Loaded,
+        model: str | os.PathLike[str] | Loaded,
         *,
         drafter: str | DrafterConfig = "suffix",
         mode: Literal["seeded", "distribution"] = "seeded",
@@ -157,21 +79,33 @@ class LLM:
         progress: Any = None,
         **options: Any,
     ) -> None:
-        """`options` are those of `outrider.load`: device, dtype, quantize, context, cache_tokens, revision."""
+        """`options` are those of `outrider.load`: device, dtype, quantize, context, cache_tokens, pinned, revision.
+
+        A model that is loaded already takes none of them.
+        """
         verifier = make_verifier(mode, rule)
         config = parse_drafter(drafter) if isinstance(drafter, str) else drafter
-        if isinstance(model, str):
+        if isinstance(model, str | os.PathLike):
+            for name in {"max_draft", "beside"} & options.keys():
+                raise ConfigError(f"LLM: {name} follows from the drafter; set that one's options, as in 'suffix:k=3'")
             model = load(
-                model,
+                os.fspath(model),
                 progress=progress,
                 max_batch=max_batch,
-                max_round_tokens=max_round_tokens or 2048,
+                max_round_tokens=2048 if max_round_tokens is None else max_round_tokens,
                 max_draft=most_drafted(config),
                 beside=_beside(config, options),
                 **options,
             )
+        elif not isinstance(model, Loaded):
+            raise ConfigError(f"LLM: a model is a folder, a Hugging Face id, a .gguf file or demo; got {shown(model)}")
+        elif options:
+            raise ConfigError(f"LLM: {', '.join(options)}: this model is loaded already; give load such options")
         self.loaded = model
         target, self.tokenizer = self.loaded.target, self.loaded.tokenizer
+        if max_round_tokens is None:
+            max_round_tokens = 128 if target.device.type == "cpu" else 2048
+        limits = Limits(max_batch=max_batch, max_round_tokens=max_round_tokens)
         setting = Setting(
             vocab_size=target.vocab_size,
             context=target.context,
@@ -181,7 +115,7 @@ class LLM:
             load_target=self._load_draft,
             max_batch=max_batch,
         )
-        self.max_batch, self.mode = max_batch, mode
+        self.max_batch, self.mode, self.rule = max_batch, mode, rule
         self.drafter = config.build(setting)
         self.engine = Engine(
             target,
@@ -189,10 +123,7 @@ class LLM:
             verifier,
             self.tokenizer,
             eos_ids=self.tokenizer.eos_ids,
-            limits=Limits(
-                max_batch=max_batch,
-                max_round_tokens=max_round_tokens or (128 if target.device.type == "cpu" else 2048),
-            ),
+            limits=limits,
         )
         self._prepare(progress)
         self._salts = 0
@@ -212,13 +143,24 @@ class LLM:
         (what the answer must look like, as in OpenAI's interface) or constraint (the same as
         a `GrammarSpec`, or a constraint of one's own).
         """
-        single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+        if not isinstance(prompts, str | Seq) and not hasattr(prompts, "__array__"):
+            raise RequestError(f"a prompt is text or token ids, or a list of either; got {shown(prompts)}")
+        if len(prompts) > 0 and isinstance(prompts[0], Mapping):
+            raise RequestError("generate completes text or token ids; chat answers messages")
+        single = isinstance(prompts, str) or (len(prompts) > 0 and _is_id(prompts[0]))
         requests = [self.request(prompt, params, **options) for prompt in ([prompts] if single else prompts)]
         results = self._finish(requests)
         return results[0] if single else results
 
-    def chat(self, messages: Seq[Message], params: SamplingParams | None = None, **options: Any) -> Result:
-        """Answer a conversation: messages with a role and content, written out by the model's template."""
+    def chat(self, messages: str | Seq[Message], params: SamplingParams | None = None, **options: Any) -> Result:
+        """Answer a conversation: messages with a role and content, written out by the model's template.
+
+        A text is what a user says first. `options` as for `generate`.
+        """
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        if not isinstance(messages, Seq) or not all(isinstance(each, Mapping) for each in messages):
+            raise RequestError(f"chat takes a list of messages with a role and content, got {shown(messages)}")
         return self._finish([self.request(messages, params, **options)])[0]
 
     def stream(
@@ -242,10 +184,10 @@ class LLM:
         A few rounds come first that nobody sees, so that neither answer pays what a first
         run costs.
         """
-        params = params or SamplingParams()
-        if params.seed is None:
-            params = replace(params, seed=derive_seeds(params)[0])
         request = self.request(prompt, params, **options)
+        if request.params.seed is None:
+            params = replace(request.params, seed=derive_seeds(request.params)[0])
+            request = replace(request, params=params)
         self._warm_up(request)
         undrafted = replace(request, max_draft=0)
         plain = self._finish([self._cold(undrafted)], partial(watch, "plain") if watch else None)
@@ -262,14 +204,17 @@ class LLM:
         salt: str = "",
         response_format: Mapping[str, Any] | None = None,
         constraint: GrammarSpec | Constraint | None = None,
+        **unknown: object,
     ) -> Request:
         """What the engine is asked for this prompt."""
+        _check_call(params, unknown)
         if prediction is not None and not getattr(self.drafter, "uses_prediction", False):
-            raise RequestError(f"drafter {self.drafter.name!r} drafts from no prediction; use 'prediction' or 'mix'")
+            name = self.drafter.name
+            raise RequestError(f"drafter {name!r} drafts from no prediction; use 'prediction' or 'suffix+prediction'")
         return Request(
             prompt=tuple(self._encode(prompt)),
             params=params or SamplingParams(),
-            prediction=tuple(self.tokenizer.encode(prediction, special=False)) if prediction else (),
+            prediction=self._expected(prediction) if prediction else (),
             max_draft=max_draft,
             salt=salt,
             constraint=self._constraint(response_format, constraint),
@@ -329,9 +274,18 @@ class LLM:
     def _encode(self, prompt: Prompt) -> list[Token]:
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
-        if prompt and isinstance(prompt[0], Mapping):
+        if not isinstance(prompt, Iterable):
+            raise RequestError(f"a prompt is text, token ids or messages; got {shown(prompt)}")
+        if len(prompt) > 0 and isinstance(prompt[0], Mapping):
             return self.tokenizer.encode_chat(cast(Seq[Message], prompt))
+        for token in prompt:
+            if not _is_id(token):
+                raise RequestError(f"a prompt of token ids holds whole numbers, got {shown(token)}")
         return [int(cast(Token, token)) for token in prompt]
+
+    def _expected(self, prediction: str) -> tuple[Token, ...]:
+        """As ids, no more than a text can hold: every one of them is indexed before the first round."""
+        return tuple(self.tokenizer.encode(prediction, special=False)[: self.loaded.target.context])
 
     def _finish(self, requests: list[Request], watch: Callable[[Event], None] | None = None) -> list[Result]:
         """Run requests to their end, together. Whatever goes wrong, none is left behind."""
@@ -340,7 +294,7 @@ class LLM:
             for request in requests:
                 submitted.append(self._submit(request))  # noqa: PERF401 - what was submitted before an error is dropped
             seeds = {i: self.engine.live(i).seq.seed for ids in submitted for i in ids}
-            results = [[_result(list(self._events(i, watch)), seeds[i]) for i in ids] for ids in submitted]
+            results = [[put_together(list(self._events(i, watch)), seeds[i]) for i in ids] for ids in submitted]
         finally:
             self._drop([i for ids in submitted for i in ids])
         return [replace(first, others=tuple(others)) for first, *others in results]
@@ -358,7 +312,8 @@ class LLM:
                 if not self.engine.alive(seq_id):  # cancelled by someone else, who was told
                     return
                 for event in self.engine.step():
-                    self._inbox[event.seq_id].append(event)
+                    if event.seq_id in self._inbox:  # else somebody else's, submitted to the engine itself
+                        self._inbox[event.seq_id].append(event)
             event = inbox.pop(0)
             if watch is not None:
                 watch(event)

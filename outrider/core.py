@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol, Self
+from typing import Literal, Protocol, Self, TypeGuard
 
 from torch import Tensor
 
-from outrider.errors import RequestError
+from outrider.errors import ConfigError, RequestError
 
 Token = int
 FinishReason = Literal["stop", "length", "cancelled", "error"]
@@ -19,11 +19,13 @@ Origin = Literal["accepted", "recovered", "bonus", "plain"]
 LogitsProcessor = Callable[[Seq[Token], Tensor], Tensor]
 
 MAX_TOKENS = 1 << 20  # an upper bound on every count a request may name
+MAX_BATCH = 4096
 MAX_N = 128
 MAX_LOGPROBS = 64
 MAX_STOPS = 64
 MAX_STOP_CHARS = 1024
 MAX_SEED = (1 << 64) - 1
+MAX_BIAS = 1e9  # decides any choice, and float32 logits that have it added stay finite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +49,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     """Subtracted from a token's logit for each time it occurs in the output."""
     logit_bias: Mapping[Token, float] = field(default_factory=dict[Token, float])
-    """Added to the logits of these tokens."""
+    """Added to the logits of these tokens; -1e9 to 1e9."""
     allowed_token_ids: tuple[Token, ...] | None = None
     """Only these tokens may be chosen."""
     banned_token_ids: tuple[Token, ...] = ()
@@ -72,11 +74,9 @@ class SamplingParams:
     """Called as f(tokens so far, logits [vocab]) -> logits, at every position."""
 
     def __post_init__(self) -> None:
-        for name in ("stop", "stop_token_ids", "banned_token_ids", "logits_processors"):
-            value = getattr(self, name)
-            object.__setattr__(self, name, (value,) if isinstance(value, (str, int)) else tuple(value))
-        if self.allowed_token_ids is not None:
-            object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+        for name in ("stop", "stop_token_ids", "banned_token_ids", "allowed_token_ids", "logits_processors"):
+            if name != "allowed_token_ids" or self.allowed_token_ids is not None:
+                object.__setattr__(self, name, _as_tuple(name, getattr(self, name)))
         _check_params(self)
 
     @property
@@ -108,21 +108,30 @@ class SamplingParams:
         return self.top_k == 0 and self.top_p == 1 and self.min_p == 0 and self.typical_p == 1
 
 
+def _as_tuple(name: str, value: object) -> tuple[object, ...]:
+    """What was given, one or several."""
+    if isinstance(value, (str, int)):
+        return (value,)
+    if not isinstance(value, Iterable):
+        raise RequestError(f"{name} takes one or a list of them, got {shown(value)}; leave it out for none")
+    return tuple(value)
+
+
 def _check_params(p: SamplingParams) -> None:
-    """Raise RequestError for the first field outside its range."""
+    """Raise RequestError for the first field of the wrong type or outside its range."""
 
     def within(name: str, low: float, high: float, *, above: bool = False) -> None:
         value = getattr(p, name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise RequestError(f"{name} must be a finite number, got {value!r}")
+        if not is_finite(value):
+            raise RequestError(f"{name} must be a finite number, got {shown(value)}")
         if not (low < value if above else low <= value) or value > high:
             least = "above" if above else "at least"
-            raise RequestError(f"{name} must be {least} {low} and at most {high}, got {value}")
+            raise RequestError(f"{name} must be {least} {low} and at most {high}, got {shown(value)}")
 
     def whole(name: str, low: int, high: int) -> None:
         value = getattr(p, name)
         if not is_whole(value):
-            raise RequestError(f"{name} must be a whole number, got {value!r}")
+            raise RequestError(f"{name} must be a whole number, got {shown(value)}")
         within(name, low, high)
 
     within("temperature", 0, 100)
@@ -150,17 +159,44 @@ def _check_lists(p: SamplingParams) -> None:
         raise RequestError(f"at most {MAX_STOPS} stop strings, got {len(p.stop)}")
     for text in p.stop:
         if not isinstance(text, str) or not 0 < len(text) <= MAX_STOP_CHARS:
-            raise RequestError(f"a stop string has 1 to {MAX_STOP_CHARS} characters, got {text!r}")
+            raise RequestError(f"a stop string has 1 to {MAX_STOP_CHARS} characters, got {shown(text)}")
     if p.allowed_token_ids is not None and not p.allowed_token_ids:
         raise RequestError("allowed_token_ids is empty: no token could ever be chosen; leave it out to allow all")
+    if not all(callable(each) for each in p.logits_processors):
+        raise RequestError("logits_processors are functions of (tokens so far, logits); one of these cannot be called")
+    if not isinstance(p.logit_bias, Mapping):
+        raise RequestError(f"logit_bias maps token ids to numbers, got {shown(p.logit_bias)}; leave it out for none")
     for token, bias in p.logit_bias.items():
-        if not isinstance(token, int) or not isinstance(bias, (int, float)) or not math.isfinite(bias):
-            raise RequestError(f"logit_bias maps token ids to finite numbers, got {token!r}: {bias!r}")
+        if not is_whole(token) or not is_finite(bias) or abs(bias) > MAX_BIAS:
+            raise RequestError(
+                f"logit_bias maps token ids to finite numbers from {-MAX_BIAS:g} to {MAX_BIAS:g}, "
+                f"got {shown(token)}: {shown(bias)}"
+            )
 
 
-def is_whole(value: object) -> bool:
+def is_whole(value: object) -> TypeGuard[int]:
     """An int, and not True or False."""
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_finite(value: object) -> bool:
+    """A number, however large, but no infinity; not True or False."""
+    return is_whole(value) or (isinstance(value, float) and math.isfinite(value))
+
+
+def check_whole(name: str, value: object, low: int, high: int) -> None:
+    """ConfigError unless this option is a whole number from low to high."""
+    if not is_whole(value) or not low <= value <= high:
+        raise ConfigError(f"{name} must be a whole number from {low} to {high}, got {shown(value)}")
+
+
+def shown(value: object) -> str:
+    """A value as a message quotes it: short, whatever was given."""
+    try:
+        said = repr(value)
+    except ValueError:  # Python spells out no number of thousands of digits
+        return "a number of thousands of digits"
+    return said if len(said) <= 80 else f"{said[:77]}..."
 
 
 def check_token_ids(params: SamplingParams, vocab_size: int) -> None:

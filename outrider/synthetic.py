@@ -22,7 +22,8 @@ from outrider.core import Draft, Span
 from outrider.errors import ConfigError
 from outrider.models.config import DecoderConfig
 from outrider.models.decoder import Decoder, Layer, Norm, Weights
-from outrider.models.families import FAMILIES, NotOurs, understand
+from outrider.models.families import FAMILIES, understand
+from outrider.models.fields import NotOurs
 from outrider.models.linear import Linear
 from outrider.models.tokenizer import Tokenizer
 from outrider.target.native import NativeTarget
@@ -289,8 +290,7 @@ def weight_bytes(decoder: Decoder) -> int:
 
 def cache_bytes(decoder: Decoder) -> int:
     """Bytes of keys and values a token of context adds to what a pass must read."""
-    config = decoder.config
-    return 2 * len(config.layers) * config.kv_heads * config.head_dim * decoder.dtype.itemsize
+    return decoder.config.token_bytes(decoder.dtype)
 
 
 @dataclass(slots=True)

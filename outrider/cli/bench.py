@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from outrider.cli.options import Drafting, Model, argument, build, engine_options, option
+from outrider.cli.options import Drafting, Model, Placed, argument, build, engine_options, option
 from outrider.cli.show import Screen, bars
 from outrider.errors import ConfigError
 
@@ -25,6 +25,7 @@ TEXT = "Explain, step by step, how a steam engine turns heat into motion, and wh
 SHOWN_COSTS = 16
 NAME_CELLS = 70
 WARM_UP_ROUNDS = 4
+WARM_UP_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,20 +46,7 @@ class Timed:
                 raise ConfigError(f"--{name.replace('_', '-')} must be 1 to {most}, got {getattr(self, name)}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Where:
-    """Model. As for `run`."""
-
-    revision: str | None = option(None, "Of a Hugging Face model: branch, tag, commit")
-    pinned: bool = option(False, "Bit-identical with and without speculation on CUDA")
-    device: str = option("auto", "cpu, cuda, cuda:1, mps")
-    dtype: str = option("auto", "float32, bfloat16 or float16")
-    quantize: str = option("auto", "int8 or int4 weights on the CPU, or none")
-    context: int | None = option(None, "Most tokens of one text (the model's limit)")
-    cache_tokens: int | None = option(None, "Tokens the cache holds (by free memory)")
-
-
-def bench(timed: Timed, drafting: Drafting, where: Where) -> None:
+def bench(timed: Timed, drafting: Drafting, where: Placed) -> None:
     """Time a model here, plain and speculative, or profile its rounds.
 
     `synthetic` is the shape of a real model with random weights, and a draft of its first layers:
@@ -91,7 +79,7 @@ def _synthetic(timed: Timed, drafting: Drafting, model: Model) -> tuple[LLM, lis
     from outrider.bench.measure import random_prompts
     from outrider.bench.rig import DRAFT_MODEL, Rig
     from outrider.synthetic import EOS, synthetic_pair
-    from outrider.target.load import DTYPES, choose_device
+    from outrider.target.load import DTYPES, LoadOptions, choose_context, choose_device
 
     if timed.prompt is not None:
         raise ConfigError("--prompt: a synthetic model is asked random tokens; leave it out, or name another model")
@@ -99,11 +87,14 @@ def _synthetic(timed: Timed, drafting: Drafting, model: Model) -> tuple[LLM, lis
         raise ConfigError(f"--quantize {model.quantize} packs a model from disk; a synthetic one has float weights")
     if model.dtype not in ("auto", *DTYPES):
         raise ConfigError(f"no dtype called {model.dtype!r}; choose one of: auto, {', '.join(DTYPES)}")
+    asked = LoadOptions(context=model.context, cache_tokens=model.cache_tokens)
     shape = model.model.partition(":")[2] or "tiny"
     pair = synthetic_pair(shape, device=choose_device(model.device), dtype=DTYPES.get(model.dtype))
-    length = min(256, pair.target.config.max_positions // 4)
-    context = model.context or min(length + max(timed.max_tokens, 4096), pair.target.config.max_positions)
-    tokens = model.cache_tokens or timed.batch * context
+    own = pair.target.config.max_positions
+    length = min(256, own // 4)
+    enough = min(length + max(timed.max_tokens, 4096), own)
+    context = choose_context(enough if asked.context is None else asked.context, own, model.model)
+    tokens = timed.batch * context if asked.cache_tokens is None else asked.cache_tokens
     rig = Rig(pair, cache_tokens=tokens, context=context, pinned=model.pinned)
     undecided = drafting.drafter is None and drafting.speculative_config is None
     llm = rig.llm(DRAFT_MODEL if undecided else drafting.config(), **engine_options(drafting, model))
@@ -115,11 +106,9 @@ def _both(llm: LLM, prompts: list[list[int]], max_tokens: int) -> tuple[Measured
     from outrider.bench.measure import measure
     from outrider.core import SamplingParams
 
-    # Graphs are recorded for one length of text after another: on a GPU all of them are met first.
-    first = max_tokens if llm.loaded.target.device.type == "cuda" else min(16, max_tokens)
     found: list[Measured] = []
     for name, max_draft in (("plain", 0), ("speculative", None)):
-        for kind, tokens in (("warm-up", first), ("timed", max_tokens)):
+        for kind, tokens in (("warm-up", min(WARM_UP_TOKENS, max_tokens)), ("timed", max_tokens)):
             params = SamplingParams(max_tokens=tokens, ignore_eos=True)
             salt = f"bench {name} {kind}"
             last = measure(llm.engine, prompts, params, salt=salt, max_draft=max_draft, to_end=True)

@@ -30,7 +30,7 @@ COMMANDS = {
     "/clear": "forget the conversation",
     "/drafter": "who drafts; /drafter SPEC changes it",
     "/quit": "leave; so does Ctrl-D",
-    "Ctrl-C": "stops an answer after its round; pressed twice, leaves",
+    "Ctrl-C": "stops an answer after its round; pressed twice at the prompt, leaves",
 }
 
 
@@ -111,7 +111,7 @@ class Chat:
             from outrider import api
 
             self.llm = api.LLM(self.llm.loaded, drafter=spec, **engine)
-        self.screen.note(f"drafter: {self.llm.drafter.name}")
+        self.screen.note(f"drafter: {spec or self.llm.drafter.name}")
 
 
 def chat(talk: Talk, drafting: Drafting, model: Model, sampling: Sampling) -> None:
@@ -125,15 +125,18 @@ def chat(talk: Talk, drafting: Drafting, model: Model, sampling: Sampling) -> No
         llm = build(model, drafting, progress)
     talking = Chat(screen, llm, params, talk.system)
     failed = False
-    for line in _turns():
+    for line in _turns(screen):
         try:
             if not line.startswith("/"):
                 talking.answer(line)
             elif not _obey(talking, line, engine_options(drafting, model)):
                 break
-        except (ConfigError, RequestError) as error:
+        except RequestError as error:
             failed = True
             screen.note(f"error: {error}; /clear starts the conversation anew", "red")
+        except ConfigError as error:
+            failed = True
+            screen.note(f"error: {error}", "red")
     if failed and not sys.stdin.isatty():
         raise typer.Exit(1)
 
@@ -157,13 +160,14 @@ def _obey(talking: Chat, line: str, engine: dict[str, Any]) -> bool:
     return True
 
 
-def _turns() -> Iterator[str]:
+def _turns(screen: Screen) -> Iterator[str]:
     """What the user types, line by line, to the end of input. Blank lines are no turns."""
     if not sys.stdin.isatty():
         yield from filter(None, (line.strip() for line in sys.stdin))
         return
     if importlib.util.find_spec("readline"):
         importlib.import_module("readline")  # gives input() a history and line editing
+    interrupted = False
     while True:
         try:
             line = input("\n> ").strip()
@@ -172,6 +176,11 @@ def _turns() -> Iterator[str]:
             return
         except KeyboardInterrupt:
             sys.stdout.write("\n")
+            if interrupted:
+                return
+            interrupted = True
+            screen.note("Ctrl-C once more leaves, as do /quit and Ctrl-D")
             continue
+        interrupted = False
         if line:
             yield line

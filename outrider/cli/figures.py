@@ -17,9 +17,10 @@ Row = tuple[str, str, str]
 """A figure's name, its value, and what it says."""
 
 
-def figures(stats: Stats) -> Table:
-    """The figures of one answer."""
-    return _table([_speed("tok/s", stats), *_drafting(stats), *_costs(stats)])
+def figures(stats: Stats, seed: int | None = None) -> Table:
+    """The figures of one answer. seed: which one was drawn for it."""
+    drawn = [] if seed is None else [("seed", str(seed), "drawn; with --seed and the same options, the same text")]
+    return _table([_speed("tok/s", stats), *_drafting(stats), *_costs(stats), *drawn])
 
 
 def comparison(both: Comparison, mode: str) -> Table:
@@ -48,10 +49,11 @@ def _drafting(stats: Stats) -> list[Row]:
     from outrider.engine.stats import meaning  # brings torch, which --help can do without
 
     tally = stats.all
+    judged = tally.accepted + tally.refused
     if not tally.drafted:
         return [("α", "-", "nothing was drafted")]
     return [
-        ("α", f"{tally.alpha:.2f}", f"chance that a drafted token stands: {meaning(tally.alpha)}"),
+        ("α", f"{tally.alpha:.2f}", f"chance that a drafted token stands: {meaning(tally.alpha, judged)}"),
         ("γ", f"{tally.gamma:.2f}", "tokens drafted a round"),
         ("τ measured", f"{tally.tau:.2f}", "tokens a target pass, its own included"),
         ("τ by formula", f"{tally.tau_formula:.2f}", "from α and the lengths drafted"),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
+import signal
+import threading
 from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
@@ -55,6 +58,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     parameters = [parameter for group in groups.values() for parameter in _parameters(group)]
 
     def flat(**given: Any) -> None:
+        import_torch()
         parts = {name: group(**{f.name: given[f.name] for f in fields(group)}) for name, group in groups.items()}
         command(**parts)
 
@@ -62,6 +66,18 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     flat.__annotations__ = {each.name: each.annotation for each in parameters}
     vars(flat)["__signature__"] = inspect.Signature(parameters)
     return flat
+
+
+def import_torch() -> None:
+    """Import what every model needs. Ctrl-C meanwhile ends the process: torch's own import would lose it."""
+    if threading.current_thread() is not threading.main_thread():  # only that one is ever interrupted
+        importlib.import_module("torch")
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        importlib.import_module("torch")
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _parameters(group: Any) -> list[inspect.Parameter]:
@@ -77,11 +93,17 @@ def _parameters(group: Any) -> list[inspect.Parameter]:
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+@dataclass(frozen=True, kw_only=True)
+class Named:
     """Model."""
 
     model: str = option("demo", "Folder, Hugging Face id or .gguf file")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placed:
+    """Model. How a model is run, whatever it is called."""
+
     revision: str | None = option(None, "Of a Hugging Face model: branch, tag, commit")
     pinned: bool = option(False, "Bit-identical with and without speculation on CUDA")
     device: str = option("auto", "cpu, cuda, cuda:1, mps")
@@ -89,6 +111,12 @@ class Model:
     quantize: str = option("auto", "int8 or int4 weights on the CPU, or none")
     context: int | None = option(None, "Most tokens of one text (the model's limit)")
     cache_tokens: int | None = option(None, "Tokens the cache holds (by free memory)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model(Placed, Named):
+    """Model. The fields of the last base come first."""
+
     max_batch: int = option(8, "Texts at once")
 
 

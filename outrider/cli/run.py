@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import secrets
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ class Asked:
 
     text: str | None = argument(None, "The prompt", metavar="PROMPT")
     prompt: str | None = option(None, "The prompt", metavar="TEXT")
-    file: Path | None = option(None, "A UTF-8 file that holds the prompt", metavar="FILE")  # noqa: RUF009 - a field
+    file: Path | None = option(None, "A UTF-8 file, less its last newline", metavar="FILE")  # noqa: RUF009 - a field
     chat: bool = option(False, "Ask as a user, in the model's chat template")
     system: str | None = option(None, "System message; with --chat", metavar="TEXT")
     prediction: str | None = option(None, "Text the answer should hold; @FILE reads it", metavar="TEXT")
@@ -89,6 +90,8 @@ class Question:
     prompt: Prompt
     params: SamplingParams
     options: dict[str, Any]
+    drawn: int | None = None
+    """The seed, where chance decides and none was given."""
 
 
 def run(asked: Asked, drafting: Drafting, model: Model, sampling: Sampling, output: Output) -> None:
@@ -98,7 +101,9 @@ def run(asked: Asked, drafting: Drafting, model: Model, sampling: Sampling, outp
     """
     _check(output)
     params = sampling.params(n=output.n, logprobs=output.logprobs)
-    question = Question(asked.read(), params, asked.options())
+    question = _ask(asked, params)
+    if asked.prediction is not None and drafting.drafter is None and drafting.speculative_config is None:
+        drafting = replace(drafting, drafter="suffix+prediction")
     screen = Screen(no_color=output.no_color)
     with bars(screen.notes) as progress:
         llm = build(model, drafting, progress)
@@ -116,7 +121,17 @@ def run(asked: Asked, drafting: Drafting, model: Model, sampling: Sampling, outp
         screen.picture(output.svg, "outrider run", table)
 
 
+def _ask(asked: Asked, params: SamplingParams) -> Question:
+    """The question; a seed is drawn where one is needed, so that it can be told, and the answer had again."""
+    if params.seed is not None or not params.temperature:
+        return Question(asked.read(), params, asked.options())
+    drawn = secrets.randbelow(1 << 32)
+    return Question(asked.read(), replace(params, seed=drawn), asked.options(), drawn)
+
+
 def _check(output: Output) -> None:
+    if output.svg is not None and not output.svg.absolute().parent.is_dir():
+        raise ConfigError(f"--svg {output.svg}: there is no folder {output.svg.parent}")
     if output.logprobs is not None and not output.json:
         raise ConfigError("--logprobs are told with --json; add it")
     if output.svg is not None and output.json:
@@ -137,7 +152,7 @@ def _stream(screen: Screen, llm: LLM, question: Question) -> Table:
     screen.end()
     if stats is None:
         raise OutriderError("the answer has no end")
-    return figures(stats)
+    return figures(stats, question.drawn)
 
 
 def _whole(screen: Screen, llm: LLM, question: Question) -> Table:
@@ -151,7 +166,7 @@ def _whole(screen: Screen, llm: LLM, question: Question) -> Table:
             screen.note(f"answer {i + 1} of {len(answers)}, seed {answer.seed}")
         screen.result(answer)
     _raise_error(answers)
-    return figures(total(answer.stats for answer in answers))
+    return figures(total(answer.stats for answer in answers), question.drawn if len(answers) == 1 else None)
 
 
 def _compare(screen: Screen, llm: LLM, question: Question, output: Output) -> Table:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from outrider.cli.options import Drafting, Model, argument, build, option
 from outrider.cli.show import Screen, bars
 from outrider.errors import ConfigError
+from outrider.server.settings import DEADLINE, DRAIN_TIMEOUT, MAX_QUEUE
 
 if TYPE_CHECKING:
     from outrider.api import LLM
@@ -27,9 +28,9 @@ class Served:
     port: int = option(8000, "0 takes a free one")
     api_key: list[str] = option((), "Let in who has it; repeatable, or OUTRIDER_API_KEY", metavar="KEY")  # noqa: RUF009 - a field
     served_model_name: str | None = option(None, "What clients call the model", metavar="NAME")
-    max_queue: int = option(256, "Texts that may wait")
-    deadline: float = option(600.0, "Seconds a request may take")
-    drain_timeout: float = option(30.0, "Seconds open requests get after SIGTERM")
+    max_queue: int = option(MAX_QUEUE, "Texts that may wait")
+    deadline: float = option(DEADLINE, "Seconds a request may take")
+    drain_timeout: float = option(DRAIN_TIMEOUT, "Seconds open requests get after SIGTERM")
     strict: bool = option(False, "Refuse fields that are not honoured")
     allow_host: list[str] = option((), "Host header to accept; repeatable", metavar="NAME")  # noqa: RUF009 - a field
     cors_origin: list[str] = option((), "Origin whose pages may call; repeatable", metavar="URL")  # noqa: RUF009 - a field
@@ -77,7 +78,7 @@ def serve(served: Served, drafting: Drafting, model: Model) -> None:
     from outrider.server.app import create_app
     from outrider.server.logs import set_up_logs
     from outrider.server.run import listen, run
-    from outrider.server.worker import ServeLimits, Worker
+    from outrider.server.worker import Worker
 
     set_up_logs(settings.log_format, texts=settings.log_prompts)
     screen, listening = Screen(), listen(settings)
@@ -91,8 +92,7 @@ def serve(served: Served, drafting: Drafting, model: Model) -> None:
             progress.done()
         return llm
 
-    limits = ServeLimits(max_queue=settings.max_queue, deadline=settings.deadline)
-    worker = Worker(load, limits, lambda llm: _say_ready(screen, llm, settings))
+    worker = Worker(load, settings.max_queue, lambda llm: _say_ready(screen, llm, settings))
     screen.note(f"listening on {settings.address}, loading {model.model}")
     run(create_app(worker, settings), worker, settings, listening)
     if not worker.stopped.is_set():  # told to end while loading, which nothing interrupts and nobody needs any more

@@ -32,8 +32,12 @@ class DraftCache:
     def __contains__(self, seq_id: int) -> bool:
         return seq_id in self._held
 
-    def hold(self, seq: Sequence, budget: int) -> bool:
-        """Own pages for the text and the guesses; drop what turned out wrong. False: no room, so no draft."""
+    def hold(self, seq: Sequence, budget: int) -> int:
+        """Own pages for the text and as many guesses as there is room for; drop what turned out wrong.
+
+        Returns how many guesses those are, at most `budget`, which is at least 1. Where it is 0 all that was held of
+        the text is given up, so that others find room: there is nothing to draft.
+        """
         held = self._held.get(seq.id)
         if held is not None and seq.id in self._ahead:
             held += self._ahead.pop(seq.id)
@@ -44,15 +48,15 @@ class DraftCache:
             agree = certain + _common(held[certain:], seq.tokens[certain:])
             del held[min(len(seq.tokens) - 1, agree) :]
         known = max(seq.tokens[len(held) :]) < self.model.vocab_size  # the target may have more rows than the draft
-        if known and self.reserve(seq, budget):
-            return True
+        fits = min(budget, self._room(seq))
+        if known and fits > 0 and self.reserve(seq, fits):
+            return fits
         self.drop(seq)
-        return False
+        return 0
 
     def reserve(self, seq: Sequence, more: int) -> bool:
         """Own pages for the text and so many tokens more; False where there are none, or the context ends before."""
-        length = len(seq.tokens) + more
-        return length <= self.model.context and self.model.pool.reserve(seq.id, length)
+        return more <= self._room(seq) and self.model.pool.reserve(seq.id, len(seq.tokens) + more)
 
     def drop(self, seq: Sequence) -> None:
         """Give up all that is held of a text."""
@@ -72,7 +76,7 @@ class DraftCache:
 
     def advance(self, work: list[tuple[Sequence, tuple[Token, ...]]]) -> torch.Tensor:
         """Read what each cache lacks of its text and guesses; logits after the last of them, [len(work), vocab]."""
-        lacking = {seq.id: [*seq.tokens, *guesses][len(self._held[seq.id]) :] for seq, guesses in work}
+        lacking = {seq.id: self._lacking(seq, guesses) for seq, guesses in work}
         while long := [i for i, tokens in lacking.items() if len(tokens) > CHUNK]:
             self._read([Span(i, len(self._held[i]), tuple(lacking[i][:CHUNK]), wanted=False) for i in long])
             for i in long:
@@ -102,6 +106,17 @@ class DraftCache:
         for seq in seqs:
             if seq.id in self._behind:
                 self.chain(seq, self._behind.pop(seq.id))
+
+    def _room(self, seq: Sequence) -> int:
+        """How many tokens more the context and the pages allow a text; negative where it is too long already."""
+        pool = self.model.pool
+        pages = len(pool.table(seq.id)) + pool.free
+        return min(self.model.context, pages * pool.size) - len(seq.tokens)
+
+    def _lacking(self, seq: Sequence, guesses: Seq[Token]) -> list[Token]:
+        """What the cache lacks of a text and guesses behind it; of a long text no more is touched than that."""
+        held = len(self._held[seq.id])
+        return [*seq.tokens[held:], *guesses[max(0, held - len(seq.tokens)) :]]
 
     def _read(self, spans: list[Span]) -> torch.Tensor:
         logits = self.score(spans)

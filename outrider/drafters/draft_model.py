@@ -8,16 +8,18 @@ from typing import Any
 
 import torch
 
-from outrider.core import EMPTY, MAX_TOKENS, Draft, Sequence, Span, Token, Verdict, is_whole
+from outrider.core import EMPTY, MAX_TOKENS, Draft, Sequence, Token, Verdict, is_whole
 from outrider.drafters.base import ModelLoaded, Setting
 from outrider.drafters.draft_cache import DraftCache
+from outrider.drafters.draft_tree import Trees, chances_of
 from outrider.drafters.frequent import LEAST_TOKENS, read_ranking, say_only
+from outrider.drafters.options import check_options
 from outrider.errors import ConfigError
 from outrider.models.tokenizer import check_same_vocabulary
 from outrider.target.base import Start, Target
 from outrider.target.standing import Standing
 from outrider.verify.base import Mode
-from outrider.verify.propose import draft_token, draft_top
+from outrider.verify.propose import draft_token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +33,7 @@ class DraftModelConfig:
     beams: int = 1
     """Branches kept at each step; more than 1 drafts a tree."""
     min_prob: float = 0.0
-    """Stop after a token the draft model gave less than this."""
+    """Stop after a token the draft model gave less than this; for chains, not trees."""
     device: str = ""
     """Where it runs; empty: beside the target."""
     dtype: str = ""
@@ -46,11 +48,14 @@ class DraftModelConfig:
     def __post_init__(self) -> None:
         if not self.model:
             raise ConfigError("draft-model needs a model: draft-model:model=NAME, a smaller one of the same tokenizer")
-        for name, low in (("k", 1), ("beams", 1)):
-            if not low <= getattr(self, name) <= 64:
-                raise ConfigError(f"draft-model: {name} must be {low} to 64, got {getattr(self, name)}")
-        if not 0 <= self.min_prob < 1:
-            raise ConfigError(f"draft-model: min_prob must be at least 0 and below 1, got {self.min_prob}")
+        check_options("draft-model", self, k=(1, 64), beams=(1, 64), min_prob=(0.0, 1.0))
+        if self.min_prob is None:  # where other drafters choose for themselves
+            raise ConfigError("draft-model: min_prob must be a number, got None; 0 never stops early")
+        if self.beams > 1 and self.min_prob:
+            raise ConfigError(
+                f"draft-model: min_prob={self.min_prob} ends chains and beams={self.beams} drafts trees, which grow "
+                "where the draft model is surest anyway; leave one of them out"
+            )
         if not is_whole(self.vocab) or (self.vocab and not LEAST_TOKENS <= self.vocab <= MAX_TOKENS):
             raise ConfigError(f"draft-model: vocab must be 0 or {LEAST_TOKENS} to {MAX_TOKENS}, got {self.vocab!r}")
         if self.ranking and not self.vocab:
@@ -103,6 +108,7 @@ class DraftModel:
         self.target_vocab, self.vocab_size = setting.vocab_size, min(setting.vocab_size, model.vocab_size)
         self.max_tokens = config.max_tokens
         self.cache = DraftCache(model, self.vocab_size, self.max_tokens)
+        self._trees = Trees(self.cache, config.k, config.beams, self.mode)
         self._usual = 1.0
         """Tokens that stood of late, on average over rounds."""
         ends = sorted(getattr(setting.tokenizer, "eos_ids", ()))  # rare, but sure to come once in a text
@@ -155,20 +161,24 @@ class DraftModel:
             self._frequent.forget(seq)
 
     def _at_once(self, seqs: Seq[Sequence], budgets: Seq[int]) -> list[Draft] | None:
-        """Whole chains drafted on the device, where model and requests allow it; None: step by step.
+        """Whole chains drafted on the device, where model, requests and room allow it; None: step by step.
 
         They go by temperature and noise alone. A guess that top-k, top-p or the like would have ruled out is
         refused by the target: about one in ten at top_p 0.9. To cut each step's law would be a sort of its logits more.
+
+        All texts or none: one that must go step by step takes a pass for every guess, in which the others come along
+        at hardly any cost. Chains for those would be passes more.
         """
+        k = self.config.k
         simple = self.mode == "seeded" and not self.config.min_prob and min(budgets, default=0) > 0
         fits = self.model.launches and self.model.vocab_size <= self.target_vocab
         if not (simple and fits) or not all(seq.untouched and len(seq.tokens) > 1 for seq in seqs):
             return None
-        if not all(self.cache.hold(seq, self.config.k) for seq in seqs):
+        if not all(self.cache.hold(seq, k) == k for seq in seqs):
             return None
         self.cache.catch_up(seqs)
         starts = [Start(s.id, s.seed, s.params.temperature, len(s.tokens), (s.tokens[-2], s.tokens[-1])) for s in seqs]
-        chains = self.model.draft_chains(starts, self.config.k)
+        chains = self.model.draft_chains(starts, k)
         if chains is None:
             return None
         for seq, chain in zip(seqs, chains, strict=True):
@@ -180,19 +190,19 @@ class DraftModel:
         guesses: list[list[Token]] = [[] for _ in seqs]
         chances: list[list[float]] = [[] for _ in seqs]
         laws: list[list[Any]] = [[] for _ in seqs]
-        active = [i for i, seq in enumerate(seqs) if budgets[i] > 0 and self.cache.hold(seq, budgets[i])]
-        for step in range(max(budgets, default=0)):
-            active = [i for i in active if step < budgets[i] and self._worth(chances[i])]
+        rooms = [self.cache.hold(seq, budget) if budget > 0 else 0 for seq, budget in zip(seqs, budgets, strict=True)]
+        for step in range(max(rooms, default=0)):
+            active = [i for i, room in enumerate(rooms) if step < room and self._worth(chances[i])]
             if not active:
                 break
             paths = [tuple(guesses[i]) for i in active]
             logits = self.cache.advance([(seqs[i], path) for i, path in zip(active, paths, strict=True)])
             tokens, probs = draft_token(logits, [seqs[i] for i in active], paths, self.mode)
-            sure = _chances(logits, tokens) if self.config.min_prob else [1.0] * len(tokens)
+            sure = chances_of(logits, tokens) if self.config.min_prob else [1.0] * len(tokens)
             for row, i in enumerate(active):
                 guesses[i].append(tokens[row])
                 chances[i].append(sure[row])
-                if probs is not None:
+                if probs is not None and not seqs[i].params.greedy:  # greedy beside sampled: as alone, without laws
                     laws[i].append(self._widen(probs[row]))
         return [self._draft(tuple(tokens), each) for tokens, each in zip(guesses, laws, strict=True)]
 
@@ -212,67 +222,15 @@ class DraftModel:
         return min(self._usual, drafted)
 
     def _tree(self, seq: Sequence, budget: int) -> Draft:
-        """Level by level, the best branches' best children; the tree so far is scored again each level.
-
-        Scoring it again costs rows, not passes, and needs no second kind of cache.
-        """
-        if budget < 1 or not self.cache.hold(seq, budget):
+        """A draft with several tokens for one place, no larger than there is room for."""
+        room = self.cache.hold(seq, min(budget, self.max_tokens)) if budget > 0 else 0
+        if not room:
             return EMPTY
-        self.cache.advance([(seq, ())])
-        tokens: list[Token] = []
-        parents: list[int] = []
-        scores: list[float] = []
-        laws: list[Any] = []
-        frontier = [-1]
-        while frontier and len(tokens) < budget:
-            draft = Draft(tuple(tokens), tuple(parents))
-            logits = self.cache.score([Span(seq.id, len(seq.tokens) - 1, (seq.tokens[-1],), draft)])
-            grown: list[tuple[float, int, Token, Any]] = []
-            for node in frontier:
-                path = tuple(tokens[n] for n in draft.path(node))
-                top, law = draft_top(logits[node + 1], seq, path, self.config.beams, self.mode)
-                chances = _chances(logits[node + 1].expand(len(top), -1), top)
-                base = scores[node] if node >= 0 else 1.0
-                law = None if law is None else self._widen(law)
-                grown += [(base * c, node, t, law) for t, c in zip(top, chances, strict=True)]
-            frontier = self._grow(grown, budget, tokens, parents, scores, laws)
-            if max(draft.depths(), default=0) + 1 >= self.config.k:
-                break
-        probs = torch.stack(laws) if laws and laws[0] is not None else None
-        return Draft(tuple(tokens), tuple(parents), probs, self.name, self._expect(len(tokens)))
-
-    def _grow(
-        self,
-        grown: list[tuple[float, int, Token, Any]],
-        budget: int,
-        tokens: list[Token],
-        parents: list[int],
-        scores: list[float],
-        laws: list[Any],
-    ) -> list[int]:
-        """Add a level's nodes; returns the best `beams` of them, to grow from next.
-
-        In mode `distribution` siblings were sampled: whether one is kept may not depend on
-        its own chance, so a level that does not fit whole is left out.
-        """
-        if self.mode == "distribution" and len(tokens) + len(grown) > budget:
-            return []
-        if self.mode == "seeded":
-            grown = sorted(grown, key=lambda g: -g[0])[: budget - len(tokens)]
-        first = len(tokens)
-        for score, parent, token, law in grown:
-            tokens.append(token)
-            parents.append(parent)
-            scores.append(score)
-            laws.append(law)
-        return sorted(range(first, len(tokens)), key=lambda n: -scores[n])[: self.config.beams]
+        tree = self._trees.grow(seq, room)
+        laws = [self._widen(node.law) for node in tree if node.law is not None]  # of all of them, or of none
+        tokens, parents = tuple(node.token for node in tree), tuple(node.parent for node in tree)
+        return Draft(tokens, parents, torch.stack(laws) if laws else None, self.name, self._expect(len(tree)))
 
     def _widen(self, law: torch.Tensor) -> torch.Tensor:
         """A law over the target's whole vocabulary, where its rows are padded further than the draft's."""
         return torch.nn.functional.pad(law, (0, self.target_vocab - len(law)))
-
-
-def _chances(logits: torch.Tensor, tokens: list[Token]) -> list[float]:
-    """What the draft model gave each token: logits [R, vocab]."""
-    chosen = logits.gather(-1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0]
-    return (chosen - logits.logsumexp(-1)).exp().tolist()

@@ -98,10 +98,10 @@ class Engine:
         """Schedule, propose, score: a round on its way. None where there is nothing to do."""
         began = time.perf_counter()
         turns = self.scheduler.next_round(self.drafter.max_tokens)
-        if not turns:
-            return None
         for seq in self.scheduler.preempted:
             self._live[seq.id].stats.preemptions += 1
+        if not turns:
+            return None
         drafting = time.perf_counter()
         drafts = self._propose(turns)
         scoring = time.perf_counter()
@@ -212,8 +212,8 @@ class Engine:
         return len(self.scheduler) > 0 or bool(self._untold)
 
     def alive(self, seq_id: int) -> bool:
-        """Whether the sequence has not ended yet."""
-        return seq_id in self._live
+        """Whether the sequence has not ended yet, or its end was not told yet."""
+        return seq_id in self._live or any(outcome.live.seq.id == seq_id for outcome in self._untold)
 
     def live(self, seq_id: int) -> Live:
         """A sequence that has not ended. Read only."""

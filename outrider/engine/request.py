@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from outrider.core import Constraint, SamplingParams, Token, check_token_ids, is_whole
-from outrider.errors import ConfigError, RequestError
+from outrider.core import (
+    MAX_BATCH,
+    MAX_TOKENS,
+    Constraint,
+    SamplingParams,
+    Token,
+    check_token_ids,
+    check_whole,
+    is_whole,
+)
+from outrider.errors import RequestError
 from outrider.target.base import Target
 
 
@@ -32,12 +41,11 @@ class Limits:
     max_batch: int = 8
     """Most sequences in one round."""
     max_round_tokens: int = 512
-    """Most tokens read in one pass; longer prompts are read in several."""
+    """Most tokens of one pass, drafts among them; longer prompts are read in several. Texts go on by one even so."""
 
     def __post_init__(self) -> None:
-        for name in ("max_batch", "max_round_tokens"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_whole("max_batch", self.max_batch, 1, MAX_BATCH)
+        check_whole("max_round_tokens", self.max_round_tokens, 1, MAX_TOKENS)
 
 
 def longest(request: Request, target: Target) -> int:
@@ -46,6 +54,12 @@ def longest(request: Request, target: Target) -> int:
     capacity = target.pool.count * target.pool.size
     if length == 0:
         raise RequestError("the prompt is empty: give it at least one token")
+    room = min(target.context, capacity)
+    if length >= room:
+        short = f"the context holds {room}: shorten the prompt"
+        if capacity < target.context:
+            short = f"the cache holds {room}: shorten the prompt or enlarge the cache (cache_tokens)"
+        raise RequestError(f"the prompt has {length} tokens and must leave room for one more; {short}")
     for token in (*request.prompt, *request.prediction):
         if not is_whole(token) or not 0 <= token < vocab:
             raise RequestError(f"token {token!r} does not exist: this model's ids run from 0 to {vocab - 1}")
@@ -54,10 +68,4 @@ def longest(request: Request, target: Target) -> int:
     check_token_ids(request.params, vocab)
     if request.constraint is not None and (request.constraint.problem or request.constraint.done):
         raise RequestError(request.constraint.problem or "the constraint allows nothing but the empty text")
-    room = min(target.context, capacity)
-    if length >= room:
-        raise RequestError(
-            f"the prompt has {length} tokens and must leave room for one more; the model's context holds "
-            f"{target.context} and the cache {capacity}: shorten the prompt or enlarge the cache"
-        )
     return min(length + request.params.max_tokens, room)

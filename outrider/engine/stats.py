@@ -212,8 +212,14 @@ def ends_in_refusal(draft: Draft, verdict: Verdict) -> bool:
     return bool(guesses) and verdict.tokens[-1] not in guesses
 
 
-def meaning(alpha: float) -> str:
-    """What an acceptance rate says about a drafter."""
+ENOUGH = 20
+"""Drafted tokens that were kept or refused, below which an acceptance rate says little."""
+
+
+def meaning(alpha: float, judged: int) -> str:
+    """What an acceptance rate over so many tokens says about a drafter."""
+    if judged < ENOUGH:
+        return f"{judged} tokens are too few to say more" if judged != 1 else "one token is too few to say more"
     if alpha >= 0.7:
         return "excellent"
     return "worthwhile" if alpha >= 0.5 else "look for another drafter"

@@ -65,11 +65,14 @@ class ToolParser:
         self._read = self._text if self._open else self._start
         """What the next character is part of."""
         self._held = ""
-        """Text that may turn out to begin a call, or to stand between two."""
+        """Text that may turn out to begin a call; never long."""
         self._between = False
         """Nothing but space has come since the last call."""
+        self._space: list[str] = []
+        """That space: content too, if no other call follows."""
         self._depth, self._quoted, self._escaped = 0, False, False
-        self._out = Parsed("", [])
+        self._content: list[str] = []  # in pieces until it is taken, here and in calls: adding to a text copies it
+        self._calls: list[tuple[ToolDelta, list[str]]] = []
         self.calls = 0
         """How many have begun."""
 
@@ -82,14 +85,17 @@ class ToolParser:
     def finish(self) -> Parsed:
         """What was held back, once the answer has ended."""
         if self._read == self._head:
-            self._out.content += self._open + self._held
-        elif self._read == self._text and not (self._between and not self._held.strip()):
-            self._out.content += self._held
+            self._content += [self._open, self._held]
+        elif self._read == self._text and self._held:
+            self._content += [*self._space, self._held]
         self._held = ""
+        self._space.clear()
         return self._take()
 
     def _take(self) -> Parsed:
-        out, self._out = self._out, Parsed("", [])
+        calls = [replace(delta, arguments="".join(pieces)) for delta, pieces in self._calls]
+        out = Parsed("".join(self._content), calls)
+        self._content, self._calls = [], []
         return out
 
     def _start(self, char: str) -> None:
@@ -102,29 +108,30 @@ class ToolParser:
         self._held += char
         marked = bool(self._open) and self._held.endswith(self._open)
         mark = len(self._open) if marked else _overlap(self._held, self._open)
-        text = self._held[: len(self._held) - mark]
+        at = len(self._held) - mark
+        text, self._held = self._held[:at], self._held[at:]
         if self._between and not text.strip():
-            text = ""
-            if not marked:
-                return
+            self._space.append(text)
         else:
+            self._content += [*self._space, text]
+            self._space.clear()
             self._between = False
-        self._out.content += text
-        self._held = "" if marked else self._held[len(self._held) - mark :]
         if marked:
+            self._held = ""
+            self._space.clear()
             self._read = self._head
 
     def _head(self, char: str) -> None:
         self._held += char
         found = _HEAD.fullmatch(self._held) if char == "{" else None
         if found:
-            self._out.calls.append(ToolDelta(self.calls, id=self._new_id(), name=found[1]))
+            self._calls.append((ToolDelta(self.calls, id=self._new_id(), name=found[1]), []))
             self.calls += 1
             self._held, self._depth = "", 0
             self._read = self._arguments
             self._read(char)
         elif len(self._held) > _LONGEST_HEAD or (self._open and self._held.endswith(self._close)):
-            self._out.content += self._open + self._held
+            self._content += [self._open, self._held]
             self._held, self._between = "", False
             self._read = self._text
 
@@ -136,22 +143,22 @@ class ToolParser:
         else:
             self._quoted = char == '"'
             self._depth += (char in "{[") - (char in "}]")
-        here = self._out.calls[-1] if self._out.calls else ToolDelta(-1)
-        if here.index == self.calls - 1:
-            self._out.calls[-1] = replace(here, arguments=here.arguments + char)
-        else:
-            self._out.calls.append(ToolDelta(self.calls - 1, char))
+        if not self._calls:  # the call began in a piece before
+            self._calls.append((ToolDelta(self.calls - 1), []))
+        self._calls[-1][1].append(char)
         if not self._depth and not self._quoted:
             self._read = self._tail
 
     def _tail(self, char: str) -> None:
         """The call's own closing brace and mark, which nobody needs to see."""
-        self._held += char
-        if self._held.endswith(self._close):
+        self._held = (self._held + char)[-len(self._close) :]
+        if self._held == self._close:
             self._held, self._between = "", True
             self._read = self._text
 
 
 def _overlap(text: str, mark: str) -> int:
     """How much of the mark's beginning the text ends with."""
+    if mark[:1] not in text:  # as a rule
+        return 0
     return next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if mark.startswith(text[-n:])), 0)

@@ -88,3 +88,7 @@ class DecoderConfig:
     """The embedding table serves as the head where the checkpoint stores none."""
     dtype: torch.dtype = torch.float32
     """What the checkpoint says it was saved in."""
+
+    def token_bytes(self, dtype: torch.dtype) -> int:
+        """What the keys and values of one token take in a cache of this dtype, all layers together."""
+        return 2 * len(self.layers) * self.kv_heads * self.head_dim * dtype.itemsize

@@ -134,28 +134,14 @@ class Decoder:
 
     def forward(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """int64 [N], int64 [N] -> [N, hidden], after the final norm"""
-        return self.forward_tapped(ids, positions, attend, ())[0]
-
-    def forward_tapped(
-        self, ids: Tensor, positions: Tensor, attend: Attend, taps: tuple[int, ...]
-    ) -> tuple[Tensor, list[Tensor]]:
-        """As forward, and the stream [N, hidden] as it enters each layer named in taps, in layer order.
-
-        Tap 0 is the embeddings; tap len(layers) is what the final norm reads.
-        """
         config, weights = self.config, self.weights
         rotations = self._rotations(positions)
         turns = [rotations[layer.rope] for layer in config.layers]
         x = self._embed(ids)
-        tapped: list[Tensor] = []
         for i, layer in enumerate(weights.layers):
-            if i in taps:
-                tapped.append(x)
             x = x + self._attention(i, layer, x, turns[i], attend)
             x = x + self._mlp(layer, x)
-        if len(weights.layers) in taps:
-            tapped.append(x)
-        return weights.norm(x), tapped
+        return weights.norm(x)
 
     def logits(self, hidden: Tensor, head: Product | None = None) -> Tensor:
         """[M, hidden] -> float32 [M, vocab], soft cap applied; by another head, what that one says."""

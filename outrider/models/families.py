@@ -17,10 +17,18 @@ from typing import Any
 import torch
 
 from outrider.models.config import Activation, DecoderConfig, LayerConfig, RopeConfig
-
-
-class NotOurs(Exception):  # noqa: N818 - not an error: the fallback takes over
-    """This configuration asks for something the native decoder does not do."""
+from outrider.models.fields import (
+    MOST_LAYERS,
+    FieldError,
+    NotOurs,
+    flag,
+    group,
+    number,
+    optional_number,
+    text,
+    texts,
+    whole,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,22 +130,16 @@ ROPE_KEYS: dict[str, tuple[str, ...]] = {
 }
 
 
-def read_config(config_json: Mapping[str, Any]) -> DecoderConfig | None:
-    """The decoder this config.json describes; None where it is not ours and the fallback takes it."""
-    try:
-        return understand(config_json)
-    except NotOurs:
-        return None
-
-
 def understand(config_json: Mapping[str, Any]) -> DecoderConfig:
-    """As read_config, but raises NotOurs, which says why."""
-    model_type = config_json.get("model_type")
-    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
-    if family is None:
+    """The decoder this config.json describes. NotOurs says why it is none of ours, and the fallback takes it.
+
+    FieldError, a ConfigError, names a value that is wrong for any decoder.
+    """
+    model_type = text(config_json, "model_type")
+    if model_type is None or (family := FAMILIES.get(model_type)) is None:
         raise NotOurs(f"model_type {model_type!r} is none of {', '.join(FAMILIES)}")
-    for name in config_json.get("architectures") or ():
-        if str(name).lower() != family.architecture.lower():
+    for name in texts(config_json, "architectures"):
+        if name.lower() != family.architecture.lower():
             raise NotOurs(f"architecture {name} is not {family.architecture}")
     defaults = SHARED | dict(family.defaults)
     _refuse_unknown(config_json, honoured={*REQUIRED, *defaults})
@@ -145,21 +147,21 @@ def understand(config_json: Mapping[str, Any]) -> DecoderConfig:
     sizes = _read_sizes(values)
     ropes = _read_ropes(values, nested=model_type == "gemma3_text")
     scalar = values.get("query_pre_attn_scalar")
-    bias = _flag(values, "attention_bias")
+    bias = flag(values, "attention_bias")
     return DecoderConfig(
-        model_type=str(model_type),
+        model_type=model_type,
         **sizes,
         ropes=ropes,
-        layers=_read_layers(str(model_type), values, apart=len(ropes) > 1),
-        norm_eps=_number(values, "rms_norm_eps"),
-        activation=_read_activation(str(model_type), config_json, str(defaults["hidden_act"])),
-        attention_scale=(sizes["head_dim"] if scalar is None else _number(values, "query_pre_attn_scalar")) ** -0.5,
-        attention_softcap=_optional_number(values, "attn_logit_softcapping"),
-        final_softcap=_optional_number(values, "final_logit_softcapping"),
+        layers=_read_layers(model_type, values, apart=len(ropes) > 1),
+        norm_eps=number(values, "rms_norm_eps"),
+        activation=_read_activation(model_type, config_json, str(defaults["hidden_act"])),
+        attention_scale=(sizes["head_dim"] if scalar is None else number(values, "query_pre_attn_scalar")) ** -0.5,
+        attention_softcap=optional_number(values, "attn_logit_softcapping"),
+        final_softcap=optional_number(values, "final_logit_softcapping"),
         embedding_scale=sizes["hidden_size"] ** 0.5 if family.facts.get("unit_offset") else 1.0,  # Gemma
         out_bias=bias,
-        mlp_bias=_flag(values, "mlp_bias"),
-        tied=_flag(values, "tie_word_embeddings"),
+        mlp_bias=flag(values, "mlp_bias"),
+        tied=flag(values, "tie_word_embeddings"),
         dtype=_read_dtype(config_json),
         **{"qkv_bias": bias, **family.facts},
     )
@@ -174,34 +176,34 @@ def _refuse_unknown(config_json: Mapping[str, Any], honoured: set[str]) -> None:
 
 
 def _read_sizes(values: Mapping[str, Any]) -> dict[str, int]:
-    hidden, heads = _whole(values, "hidden_size"), _whole(values, "num_attention_heads")
-    kv_heads = heads if values["num_key_value_heads"] is None else _whole(values, "num_key_value_heads")
-    head_dim = hidden // heads if values["head_dim"] is None else _whole(values, "head_dim")
+    hidden, heads = whole(values, "hidden_size"), whole(values, "num_attention_heads")
+    kv_heads = heads if values["num_key_value_heads"] is None else whole(values, "num_key_value_heads")
+    head_dim = hidden // heads if values["head_dim"] is None else whole(values, "head_dim")
     if heads % kv_heads or head_dim % 2:
         raise NotOurs(f"{heads} heads over {kv_heads} key-value heads of {head_dim} do not divide evenly")
     return {
-        "vocab_size": _whole(values, "vocab_size"),
+        "vocab_size": whole(values, "vocab_size"),
         "hidden_size": hidden,
-        "intermediate_size": _whole(values, "intermediate_size"),
+        "intermediate_size": whole(values, "intermediate_size"),
         "heads": heads,
         "kv_heads": kv_heads,
         "head_dim": head_dim,
-        "max_positions": _whole(values, "max_position_embeddings"),
+        "max_positions": whole(values, "max_position_embeddings"),
     }
 
 
 def _read_layers(model_type: str, values: Mapping[str, Any], *, apart: bool) -> tuple[LayerConfig, ...]:
     """Windows by layer. apart: windowed layers take the first rope, the others the second."""
-    count = _whole(values, "num_hidden_layers")
+    count = whole(values, "num_hidden_layers", MOST_LAYERS)
     window = values.get("sliding_window")
-    if "use_sliding_window" in values and not _flag(values, "use_sliding_window"):
+    if "use_sliding_window" in values and not flag(values, "use_sliding_window"):
         window = None
-    types = values.get("layer_types") or _default_types(model_type, values, window is not None)
+    types = texts(values, "layer_types") or _default_types(model_type, values, window is not None)
     if len(types) != count or not set(types) <= {"sliding_attention", "full_attention"}:
         raise NotOurs(f"layer_types = {types!r} for {count} layers")
     sliding = [kind == "sliding_attention" for kind in types]
     if any(sliding):
-        window = _whole({"sliding_window": window}, "sliding_window")
+        window = whole({"sliding_window": window}, "sliding_window")
     return tuple(LayerConfig(window if s else None, int(apart and not s)) for s in sliding)
 
 
@@ -209,37 +211,37 @@ def _default_types(model_type: str, values: Mapping[str, Any], windows: bool) ->
     """Which layers have windows, where layer_types is silent."""
     first = values.get("max_window_layers", 0)
     if not isinstance(first, int):
-        raise NotOurs(f"max_window_layers must be a whole number, not {first!r}")
+        raise FieldError("max_window_layers", "a whole number", first)
     full_every = 2 if model_type == "gemma2" else 0
     if model_type == "gemma3_text":
         full_every = values["sliding_window_pattern"] or values["_sliding_window_pattern"] or 6
-        full_every = _whole({"sliding_window_pattern": full_every}, "sliding_window_pattern")
+        full_every = whole({"sliding_window_pattern": full_every}, "sliding_window_pattern")
     return [
         "sliding_attention"
         if windows and i >= first and not (full_every and (i + 1) % full_every == 0)
         else "full_attention"
-        for i in range(_whole(values, "num_hidden_layers"))
+        for i in range(whole(values, "num_hidden_layers", MOST_LAYERS))
     ]
 
 
 def _read_ropes(values: Mapping[str, Any], *, nested: bool) -> tuple[RopeConfig, ...]:
     """One rope, or for Gemma 3 two: that of windowed layers, then that of the others."""
-    scaling, given = values["rope_scaling"] or {}, values["rope_parameters"] or {}
-    if _number(values, "partial_rotary_factor") != 1:
+    scaling, given = group(values, "rope_scaling"), group(values, "rope_parameters")
+    if number(values, "partial_rotary_factor") != 1:
         raise NotOurs("partial_rotary_factor other than 1")
-    theta, positions = _number(values, "rope_theta"), _whole(values, "max_position_embeddings")
+    theta, positions = number(values, "rope_theta"), whole(values, "max_position_embeddings")
     if not nested:
         return (_read_rope(scaling or given, theta, positions),)
     if unknown := given.keys() - {"sliding_attention", "full_attention"}:
         raise NotOurs(f"rope_parameters has {', '.join(sorted(unknown))}")
-    local = _read_rope(given.get("sliding_attention") or {}, _number(values, "rope_local_base_freq"), positions)
-    return local, _read_rope((given.get("full_attention") or {}) | scaling, theta, positions)
+    local = _read_rope(group(given, "sliding_attention"), number(values, "rope_local_base_freq"), positions)
+    return local, _read_rope(group(given, "full_attention") | scaling, theta, positions)
 
 
-def _read_rope(given: Mapping[str, Any], theta: float, max_positions: int) -> RopeConfig:
+def _read_rope(given: dict[str, Any], theta: float, max_positions: int) -> RopeConfig:
     """given: rope_parameters, or rope_scaling as older files call it."""
-    kind = given.get("rope_type", given.get("type", "default"))
-    if kind not in ROPE_KEYS:
+    kind = text({"type": "default"} | given, "rope_type" if "rope_type" in given else "type")
+    if kind is None or kind not in ROPE_KEYS:
         raise NotOurs(f"rope type {kind!r} is none of {', '.join(ROPE_KEYS)}")
     if given.get("partial_rotary_factor", 1) != 1:
         raise NotOurs("partial_rotary_factor other than 1")
@@ -248,34 +250,34 @@ def _read_rope(given: Mapping[str, Any], theta: float, max_positions: int) -> Ro
         raise NotOurs(f"rope type {kind} has {', '.join(unknown)}")
     values = {"rope_theta": theta, "original_max_position_embeddings": max_positions}
     values |= {key: value for key, value in given.items() if value is not None}
-    rope: dict[str, Any] = {"theta": _number(values, "rope_theta"), "kind": kind}
+    rope: dict[str, Any] = {"theta": number(values, "rope_theta"), "kind": kind}
     if kind != "default":
-        rope["factor"] = _number(values, "factor")
+        rope["factor"] = number(values, "factor")
     if kind in ("llama3", "yarn"):
-        rope["original_positions"] = _whole(values, "original_max_position_embeddings")
+        rope["original_positions"] = whole(values, "original_max_position_embeddings")
     if kind == "llama3":
-        rope |= {key: _number(values, key) for key in ("low_freq_factor", "high_freq_factor")}
+        rope |= {key: number(values, key) for key in ("low_freq_factor", "high_freq_factor")}
     if kind == "yarn":
-        rope |= {key: _number(values, key) for key in ("beta_fast", "beta_slow") if values.get(key)}
+        rope |= {key: number(values, key) for key in ("beta_fast", "beta_slow") if values.get(key)}
         rope |= {"truncate": bool(values.get("truncate", True)), "amplitude": _yarn_amplitude(values)}
     return RopeConfig(**rope)
 
 
 def _yarn_amplitude(values: Mapping[str, Any]) -> float:
     if values.get("attention_factor") is not None:
-        return _number(values, "attention_factor")
+        return number(values, "attention_factor")
 
     def grown(weight: float) -> float:
         return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
-    factor = _number(values, "factor")
+    factor = number(values, "factor")
     if values.get("mscale") and values.get("mscale_all_dim"):
-        return grown(_number(values, "mscale")) / grown(_number(values, "mscale_all_dim"))
+        return grown(number(values, "mscale")) / grown(number(values, "mscale_all_dim"))
     return grown(1.0)
 
 
 def _read_activation(model_type: str, config_json: Mapping[str, Any], default: str) -> Activation:
-    names = {config_json.get(key) for key in ("hidden_act", "hidden_activation")} - {None} or {default}
+    names = {text(config_json, key) for key in ("hidden_act", "hidden_activation")} - {None} or {default}
     if model_type == "gemma":  # the first Gemma says gelu and means its tanh form
         names = {"gelu_pytorch_tanh" if name == "gelu" else name for name in names}
     if len(names) != 1 or (name := names.pop()) not in ACTIVATIONS:
@@ -285,31 +287,6 @@ def _read_activation(model_type: str, config_json: Mapping[str, Any], default: s
 
 def _read_dtype(config_json: Mapping[str, Any]) -> torch.dtype:
     name = config_json.get("dtype") or config_json.get("torch_dtype") or "float32"
-    if name not in DTYPES:
+    if not isinstance(name, str) or name not in DTYPES:
         raise NotOurs(f"dtype {name!r} is none of {', '.join(DTYPES)}")
     return DTYPES[name]
-
-
-def _whole(values: Mapping[str, Any], key: str) -> int:
-    value = values.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise NotOurs(f"{key} must be a whole number above 0, not {value!r}")
-    return value
-
-
-def _number(values: Mapping[str, Any], key: str) -> float:
-    value = values.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not (math.isfinite(value) and value > 0):
-        raise NotOurs(f"{key} must be a number above 0, not {value!r}")
-    return float(value)
-
-
-def _optional_number(values: Mapping[str, Any], key: str) -> float | None:
-    return None if values.get(key) is None else _number(values, key)
-
-
-def _flag(values: Mapping[str, Any], key: str) -> bool:
-    value = values.get(key, False)
-    if not isinstance(value, bool):
-        raise NotOurs(f"{key} must be true or false, not {value!r}")
-    return value

@@ -16,7 +16,8 @@ from torch import Tensor
 from outrider.errors import ConfigError
 from outrider.models.config import DecoderConfig
 from outrider.models.decoder import Decoder, Layer, Norm, Weights
-from outrider.models.families import NotOurs, understand
+from outrider.models.families import understand
+from outrider.models.fields import FieldError, NotOurs
 from outrider.models.folder import check_folder, weight_files
 from outrider.models.linear import Int4Linear, Int8Linear, Linear, Product, Quantization
 from outrider.models.rope import pair_rows
@@ -50,7 +51,13 @@ def load_decoder(
         )
     if dtype not in (None, *FLOATS):
         raise ConfigError(f"dtype {dtype} is not supported; use one of {', '.join(map(str, FLOATS))}")
-    config = _read_config(check_folder(folder))
+    try:
+        config = _understood(check_folder(folder))
+    except NotOurs as reason:
+        raise ConfigError(
+            f"the native decoder cannot run {folder}: {reason}; the Transformers fallback may, "
+            "or an unquantised checkpoint of a supported family"
+        ) from reason
     if dtype is None:
         dtype = torch.float32 if device.type == "cpu" else config.dtype
     with _open(folder) as tensors:
@@ -64,21 +71,32 @@ def load_decoder(
         return Decoder(config, builder.weights(layers), dtype)
 
 
-def _read_config(folder: Path) -> DecoderConfig:
+def read_config(folder: Path) -> DecoderConfig | None:
+    """The decoder that a folder's config.json describes; None where it is not ours and the fallback takes it.
+
+    ConfigError where the file is broken, whoever would run it.
+    """
+    try:
+        return _understood(folder)
+    except NotOurs:
+        return None
+
+
+def _understood(folder: Path) -> DecoderConfig:
+    """As read_config, but raises NotOurs, which says why."""
     file = folder / "config.json"
     try:
         config_json = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file} is not JSON ({error}); download or save the model again") from error
     if not isinstance(config_json, dict):
         raise ConfigError(f"{file} is not a JSON object; download or save the model again")
     try:
         return understand(config_json)
-    except NotOurs as reason:
-        raise ConfigError(
-            f"the native decoder cannot run {folder}: {reason}; the Transformers fallback may, "
-            "or an unquantised checkpoint of a supported family"
-        ) from reason
+    except FieldError as fault:
+        raise ConfigError(f"{file}: {fault}; mend it, or download or save the model again") from fault
 
 
 class _Tensors:

@@ -80,7 +80,8 @@ class Rotations:
         """Make the tables hold at least this many positions. May replace them: not while a graph holds them."""
         if length <= self.length:
             return
-        with torch.inference_mode(False), torch.no_grad():  # tables grown while serving still serve training
+        # Grown in inference mode, tables would be of no use to a caller who wants gradients.
+        with torch.inference_mode(False), torch.no_grad():
             self._grow(max(length, 2 * self.length))
 
     def _grow(self, length: int) -> None:

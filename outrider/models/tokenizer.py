@@ -26,7 +26,6 @@ class Tokenizer:
         templates: Mapping[str, str] | None = None,
         eos_ids: Iterable[int] = (),
         bos_id: int | None = None,
-        pad_id: int | None = None,
     ) -> None:
         """`named` holds special tokens by name (bos_token, eos_token, ...), `templates` chat templates by name.
 
@@ -45,9 +44,8 @@ class Tokenizer:
         eos = self._id_of("eos_token")
         self.eos_ids = frozenset(eos_ids) | (frozenset() if eos is None else {eos})
         """The tokens that end a text."""
-        named_bos, named_pad = self._id_of("bos_token"), self._id_of("pad_token")
+        named_bos = self._id_of("bos_token")
         self.bos_id = bos_id if named_bos is None else named_bos
-        self.pad_id = pad_id if named_pad is None else named_pad
 
     @classmethod
     def from_folder(cls, path: Path) -> Tokenizer:
@@ -56,7 +54,7 @@ class Tokenizer:
         named = _named_tokens({**_read(path / "special_tokens_map.json"), **settings})
         generation, config = _read(path / "generation_config.json"), _read(path / "config.json")
         config = {**(config.get("text_config") or {}), **config}
-        ids = {key: generation.get(key, config.get(key)) for key in ("eos_token_id", "bos_token_id", "pad_token_id")}
+        ids = {key: generation.get(key, config.get(key)) for key in ("eos_token_id", "bos_token_id")}
         file = path / "tokenizer.json"
         backend = _load(file) if file.is_file() else _convert(path)
         return cls(
@@ -65,7 +63,6 @@ class Tokenizer:
             templates=_templates(path, settings),
             eos_ids=_ids(ids["eos_token_id"]),
             bos_id=next(iter(_ids(ids["bos_token_id"])), None),
-            pad_id=next(iter(_ids(ids["pad_token_id"])), None),
         )
 
     @cached_property
@@ -157,10 +154,6 @@ class Tokenizer:
         """The source of the chat template that would be used; empty where there is none."""
         name = "tool_use" if tools and "tool_use" in self._sources else "default"
         return self._sources.get(name, "")
-
-    @property
-    def has_chat_template(self) -> bool:
-        return "default" in self._sources
 
     def _template(self, name: str) -> ChatTemplate:
         name = name if name in self._sources else "default"

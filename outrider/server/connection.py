@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import json
 from collections.abc import AsyncGenerator, Coroutine, Iterator
 from contextlib import aclosing
 from typing import Any, Protocol, TypeVar
@@ -13,10 +15,11 @@ from starlette.types import Receive, Scope, Send
 from outrider.engine.events import Event
 from outrider.server.jobs import Job
 from outrider.server.problems import problem_of
+from outrider.server.record import LEFT
 from outrider.server.sse import DONE, encode
 
-GONE = 499  # for logs: the client hung up before its answer
 T = TypeVar("T")
+_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 class ClientGone(Exception):  # noqa: N818 - it is the client's right, and no error
@@ -31,6 +34,8 @@ class Teller(Protocol):
     def chunks(self, index: int, event: Event) -> Iterator[dict[str, Any]]: ...
     def end(self) -> Iterator[dict[str, Any]]: ...
     def answer(self) -> dict[str, Any]: ...
+    @property
+    def at_length(self) -> bool: ...
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -64,18 +69,29 @@ async def whole(receive: Receive, job: Job | None, teller: Teller, headers: dict
     try:
         await unless_gone(receive, collect())
     except ClientGone:
-        return Response(status_code=GONE)
+        return Response(status_code=LEFT)
     finally:
         if job is not None:
             job.cancel()
-    return JSONResponse(teller.answer(), headers=headers)
+    if not teller.at_length:
+        return JSONResponse(teller.answer(), headers=headers)
+    body = await asyncio.to_thread(lambda: written(teller.answer()))
+    return Response(body, headers=headers, media_type="application/json")
+
+
+def written(answer: dict[str, Any]) -> bytes:
+    """An answer as JSON, for a thread: written value by value, as the encoder at once would let no other thread run."""
+    out = io.StringIO()
+    out.writelines(_JSON.iterencode(answer))
+    return out.getvalue().encode()
 
 
 async def chunks(job: Job | None, teller: Teller, obfuscate: bool) -> AsyncGenerator[bytes, None]:
-    """A stream to its [DONE], or to the error that ends it early. Leaving it cancels the job."""
+    """A stream to its [DONE], or to the error that ends it early."""
     try:
         for chunk in teller.begin():
             yield encode(chunk, obfuscate=obfuscate)
+            await asyncio.sleep(0)  # an echo has many chunks, and others want to be heard in between
         if job is not None:
             async for index, told in job:
                 if isinstance(told, Event):
@@ -87,26 +103,26 @@ async def chunks(job: Job | None, teller: Teller, obfuscate: bool) -> AsyncGener
         yield DONE
     except Exception as error:  # headers are out: whatever it was, the stream must say so
         yield encode(problem_of(error).body())
-    finally:
-        if job is not None:
-            job.cancel()
 
 
 class EventStream(Response):
-    """Sends a stream as it comes, until it ends or the client goes."""
+    """Sends a stream of a job as it comes, until it ends or the client goes; then cancels the job."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, stream: AsyncGenerator[bytes, None], headers: dict[str, str]) -> None:
+    def __init__(self, stream: AsyncGenerator[bytes, None], job: Job | None, headers: dict[str, str]) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"} | headers)
         del self.headers["content-length"]
-        self.stream = stream
+        self.stream, self.job = stream, job
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await unless_gone(receive, self._send(send))
         except (ClientGone, OSError):
             return  # nobody is left to tell
+        finally:  # not the stream's own: one that was left before its first chunk never began
+            if self.job is not None:
+                self.job.cancel()
 
     async def _send(self, send: Send) -> None:
         async with aclosing(self.stream):

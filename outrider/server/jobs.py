@@ -8,12 +8,15 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from outrider.core import Token, TokenLogprob
 from outrider.engine.events import Event
 from outrider.engine.request import Request
 from outrider.errors import OutriderError
 from outrider.server.record import CURRENT
+
+T = TypeVar("T")
 
 
 class Unavailable(OutriderError):  # noqa: N818 - named for the state it tells of
@@ -31,6 +34,13 @@ class QueueFull(Unavailable):
         super().__init__(
             "as many requests wait as may; try again in a while, as Retry-After says", "queue_full", retry_after
         )
+
+
+class TimeUp(Unavailable):
+    """A request's deadline has passed."""
+
+    def __init__(self) -> None:
+        super().__init__("the request's time is up; ask for less, or later", "deadline_exceeded", 5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,40 +115,41 @@ class Job:
             self._cancel(self)
 
 
-class FairQueue:
-    """Texts that wait. Each client gets its turn; among its own texts the first comes first."""
+class FairQueue(Generic[T]):
+    """What waits. Each client gets its turn; of what is its own the first comes first."""
 
     def __init__(self) -> None:
-        self._clients: OrderedDict[str, deque[Text]] = OrderedDict()
+        self._clients: OrderedDict[str, deque[T]] = OrderedDict()
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
-    def push(self, text: Text) -> None:
-        self._clients.setdefault(text.job.client, deque()).append(text)
+    def push(self, client: str, item: T) -> None:
+        self._clients.setdefault(client, deque()).append(item)
         self._count += 1
 
-    def pop(self) -> Text | None:
-        """The next text of the client whose turn it is, who then goes to the end of the row."""
+    def pop(self) -> T | None:
+        """What is next of the client whose turn it is, who then goes to the end of the row."""
         if not self._clients:
             return None
-        client, texts = next(iter(self._clients.items()))
-        text = texts.popleft()
+        client, own = next(iter(self._clients.items()))
+        item = own.popleft()
         self._count -= 1
-        if texts:
+        if own:
             self._clients.move_to_end(client)
         else:
             del self._clients[client]
-        return text
+        return item
 
-    def remove(self, job: Job) -> list[Text]:
-        """Take out all of a job's texts."""
-        own = self._clients.get(job.client, deque())
-        gone = [text for text in own if text.job is job]
-        for text in gone:
-            own.remove(text)
-        if not own:
-            self._clients.pop(job.client, None)
+    def remove(self, client: str, is_gone: Callable[[T], bool]) -> list[T]:
+        """Take out what of a client's own is gone."""
+        own = self._clients.get(client, deque())
+        gone = [item for item in own if is_gone(item)]
+        kept = deque(item for item in own if not is_gone(item))
+        if kept:
+            self._clients[client] = kept
+        else:
+            self._clients.pop(client, None)
         self._count -= len(gone)
         return gone

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import Any
 
@@ -44,8 +43,8 @@ def _gives(model: type, *, stream: bool = False) -> dict[int | str, dict[str, An
 
 
 def routes(service: Service) -> APIRouter:
+    """Every route that clients of the model use."""
     router = APIRouter(route_class=StrictRoute)
-    born = int(time.time())
 
     @router.post("/v1/chat/completions", responses=_gives(answers.ChatCompletion, stream=True))
     async def chat(body: ChatRequest, request: Request) -> Response:
@@ -57,21 +56,45 @@ def routes(service: Service) -> APIRouter:
         """Write on from one prompt or several."""
         return await service.complete(body, request)
 
+    _add_tokenizer(router, service)
+    _add_models(router, service)
+
+    @router.head("/health", include_in_schema=False)
+    @router.get("/health", responses=_gives(answers.Health))
+    async def health() -> Response:
+        """200 when requests are taken; 503 while loading, draining, or dead."""
+        _ = service.worker.llm  # raises why not
+        return JSONResponse({"status": "ready"})
+
+    @router.get("/version", responses=_gives(answers.Version))
+    async def version() -> Response:
+        """The software's version."""
+        return JSONResponse({"version": __version__})
+
+    return router
+
+
+def _add_tokenizer(router: APIRouter, service: Service) -> None:
     @router.post("/tokenize", responses=_gives(answers.Tokenized))
-    async def tokenize(body: TokenizeRequest) -> Response:
+    async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         """Text, or a conversation, to ids."""
         headers = service.admit(body)
-        return JSONResponse(await asyncio.to_thread(_tokenize, service, body), headers=headers)
+        told = await service.tokenizing.do(service.client(request), lambda: _tokenize(service, body))
+        return JSONResponse(told, headers=headers)
 
     @router.post("/detokenize", responses=_gives(answers.Detokenized))
-    async def detokenize(body: DetokenizeRequest) -> Response:
+    async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         """Ids to text."""
         headers, llm = service.admit(body), service.worker.llm
         last = llm.engine.target.vocab_size - 1
         if body.tokens and max(body.tokens) > last:
             raise Problem(400, f"tokens: ids run from 0 to {last} here", param="tokens", code="invalid_value")
-        text = await asyncio.to_thread(llm.tokenizer.decode_all, body.tokens)
+        text = await service.tokenizing.do(service.client(request), lambda: llm.tokenizer.decode_all(body.tokens))
         return JSONResponse({"prompt": text}, headers=headers)
+
+
+def _add_models(router: APIRouter, service: Service) -> None:
+    born = int(time.time())
 
     def card() -> dict[str, Any]:
         llm = service.worker.llm
@@ -98,31 +121,17 @@ def routes(service: Service) -> APIRouter:
             )
         return JSONResponse(card())
 
-    @router.head("/health", include_in_schema=False)
-    @router.get("/health", responses=_gives(answers.Health))
-    async def health() -> Response:
-        """200 when requests are taken; 503 while loading, draining, or dead."""
-        _ = service.worker.llm  # raises why not
-        return JSONResponse({"status": "ready"})
-
-    @router.get("/version", responses=_gives(answers.Version))
-    async def version() -> Response:
-        """The software's version."""
-        return JSONResponse({"version": __version__})
-
-    return router
-
 
 def _tokenize(service: Service, body: TokenizeRequest) -> dict[str, Any]:
     tokenizer = service.worker.llm.tokenizer
     if (body.prompt is None) == (body.messages is None):
         raise Problem(400, "send either prompt or messages", param="prompt")
     if body.prompt is not None:
-        special = body.add_special_tokens is not False
-        tokens = tokenizer.encode(body.prompt, special=special)
-    else:
+        tokens = tokenizer.encode(body.prompt, special=body.add_special_tokens is not False)
+    else:  # the template writes its own special tokens; more are added only where that is asked for
         given = [template_message(message) for message in body.messages or ()]
-        tokens = tokenizer.encode_chat(given, add_generation_prompt=body.add_generation_prompt is not False)
+        text = tokenizer.chat(given, add_generation_prompt=body.add_generation_prompt is not False)
+        tokens = tokenizer.encode(text, special=body.add_special_tokens is True)
     out: dict[str, Any] = {
         "count": len(tokens),
         "max_model_len": service.worker.llm.engine.target.context,

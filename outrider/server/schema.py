@@ -1,6 +1,9 @@
 """What clients may send: OpenAI's requests, the engine's own options beside them, every number bounded.
 
 Null means absent. Fields not named here are not honoured; `unhonoured` says which a request has.
+
+A refusal tells of the first fault alone: every list stops at it (fail_fast), for a client chooses how many there are
+and each would be written out.
 """
 
 from __future__ import annotations
@@ -8,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from outrider.core import MAX_STOP_CHARS, MAX_TOKENS
 
@@ -19,7 +23,7 @@ MAX_TOP = 20
 MAX_ID = (1 << 31) - 1  # no vocabulary is larger; the model's own is looked at later
 
 TokenId = Annotated[int, Field(ge=0, le=MAX_ID)]
-Ids = Annotated[list[TokenId], Field(max_length=MAX_IDS)]
+Ids = Annotated[list[TokenId], Field(max_length=MAX_IDS, fail_fast=True)]
 StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 Count = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
@@ -38,7 +42,7 @@ Bias = Annotated[
     BeforeValidator(_few),
     Field(max_length=MAX_IDS, json_schema_extra={"additionalProperties": False}),
 ]
-PromptIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_TOKENS)]
+PromptIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_TOKENS, fail_fast=True)]
 
 
 class Open(BaseModel):
@@ -48,7 +52,20 @@ class Open(BaseModel):
 
 
 class Closed(BaseModel):
+    """An object that may hold nothing but what is named."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, value: Any) -> Any:
+        """Before pydantic looks: of each field that is not known there would be an error to write."""
+        known = [field.alias or name for name, field in cls.model_fields.items()]
+        unknown = next((name for name in value if name not in known), None) if isinstance(value, dict) else None
+        if unknown is not None:
+            said = {"known": ", ".join(known), "name": repr(str(unknown)[:64])}  # the client's own word put in last
+            raise PydanticCustomError("extra_forbidden", "{name} is no field of it; it takes {known}", said)
+        return value
 
 
 class StreamOptions(Open):
@@ -96,7 +113,7 @@ class Common(Open):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: Bias | None = None
-    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_IDS)] | None = None
+    allowed_token_ids: Annotated[Ids, Field(min_length=1)] | None = None
     banned_token_ids: Ids | None = None
     min_tokens: int | None = Field(None, ge=0, le=MAX_TOKENS)
     stop: StopText | Annotated[list[StopText], Field(max_length=4)] | None = None
@@ -173,7 +190,7 @@ class ResponseFormat(Closed):
     regex: str | None = None
     grammar: str | None = None
     """In llguidance's Lark syntax."""
-    choice: Annotated[list[str], Field(max_length=4096)] | None = None
+    choice: Annotated[list[str], Field(max_length=4096, fail_fast=True)] | None = None
 
 
 class ChatRequest(Common):
@@ -193,8 +210,8 @@ class CompletionRequest(Common):
     prompt: (
         str
         | PromptIds
-        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
-        | Annotated[list[PromptIds], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
+        | Annotated[list[PromptIds], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
     )
     max_tokens: int | None = Field(None, ge=0, le=MAX_TOKENS)
     """0 with echo scores the prompt alone."""
@@ -222,13 +239,15 @@ class TokenizeRequest(Open):
     prompt: str | None = None
     messages: Messages | None = None
     add_special_tokens: bool | None = None
+    """What the tokenizer puts around a text: yes for a prompt, no for messages, whose template writes its own."""
     add_generation_prompt: bool | None = None
+    """Of messages: end where the answer begins, which is so unless told otherwise."""
     return_token_strs: bool | None = None
 
 
 class DetokenizeRequest(Open):
     model: str | None = Field(None, max_length=1024)
-    tokens: list[TokenId] = Field(max_length=MAX_TOKENS)
+    tokens: Annotated[list[TokenId], Field(max_length=MAX_TOKENS, fail_fast=True)]
 
 
 def _anything(value: Any) -> bool:
@@ -275,6 +294,8 @@ def unhonoured(body: Open) -> list[str]:
         for name, value in (body.model_extra or {}).items()
         if value is not None and not (name in HARMLESS and HARMLESS[name](value))
     ]
+    if isinstance(body, TokenizeRequest) and body.prompt is not None and body.add_generation_prompt:
+        names.append("add_generation_prompt")  # of a conversation; a prompt has none
     options = getattr(body, "stream_options", None)
     if options is not None:
         names += [f"stream_options.{name}" for name in options.model_extra or {}]

@@ -8,6 +8,8 @@ from typing import Literal
 
 from outrider.errors import ConfigError
 
+MAX_QUEUE = 256
+DEADLINE, DRAIN_TIMEOUT = 600.0, 30.0  # seconds
 MAX_BODY = 8 << 20  # bytes of one request; a context of a million tokens fits
 
 MIN_KEY = 8  # characters; shorter ones are found by trying
@@ -27,11 +29,11 @@ class Settings:
     """Host headers accepted beside the loopback names and `host`."""
     cors_origins: tuple[str, ...] = ()
     """Origins whose pages may call; none by default."""
-    max_queue: int = 256
-    """Most texts that wait for a place in the batch."""
-    deadline: float = 600.0
-    """Seconds a request may take, waiting included."""
-    drain_timeout: float = 30.0
+    max_queue: int = MAX_QUEUE
+    """Most texts that wait for a place in the batch, or to be made ready for it."""
+    deadline: float = DEADLINE
+    """Seconds a request may take once its body is read: compiling, tokenizing and waiting included."""
+    drain_timeout: float = DRAIN_TIMEOUT
     """Seconds that open requests get after SIGTERM."""
     max_body: int = MAX_BODY
     """Most bytes of a request's body."""

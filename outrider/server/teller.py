@@ -24,6 +24,11 @@ class AnswerTeller(ABC):
         """Take an event. A Problem where the text failed."""
         self.told[index].add(event)
 
+    @property
+    def at_length(self) -> bool:
+        """Whether the answer tells of every token, which takes long enough to write for others to notice."""
+        return self.wishes.logprobs is not None or self.wishes.provenance
+
     def end(self) -> Iterator[dict[str, Any]]:
         """The chunk after all choices have ended, where it is wanted."""
         if self.wishes.usage:

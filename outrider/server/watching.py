@@ -1,4 +1,4 @@
-"""What a worker keeps to, and what it tells whoever watches it: metrics, logs, and tests."""
+"""What a worker tells whoever watches it: metrics, logs, and tests."""
 
 from __future__ import annotations
 
@@ -7,20 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from outrider.engine.events import Event
-from outrider.engine.stats import Stats
 from outrider.server.record import Record
 
 State = Literal["loading", "ready", "draining", "dead"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeLimits:
-    """How much a server takes on."""
-
-    max_queue: int = 256
-    """Most texts that wait for a place in the batch."""
-    deadline: float = 600.0
-    """Seconds from submission to the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +31,7 @@ class Finished:
 class Round:
     """A round is over, as observers are told."""
 
-    seconds: float
     events: tuple[Event, ...]
-    running: int
-    waiting: int
-    preempted: int
 
 
 Observer = Callable[[Finished | Round], None]
@@ -61,5 +46,3 @@ class Snapshot:
     waiting: int
     pages_used: int
     pages_total: int
-    stats: Stats | None
-    """Of every text that has ended."""

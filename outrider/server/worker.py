@@ -7,33 +7,35 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 
 from outrider.api import LLM
 from outrider.engine.events import Event
 from outrider.engine.scoring import Scoring
-from outrider.errors import RequestError
-from outrider.server.jobs import Ask, FairQueue, Job, QueueFull, Score, Text, Told, Unavailable
-from outrider.server.watching import Finished, Observer, Round, ServeLimits, Snapshot, State
+from outrider.errors import ConfigError, RequestError
+from outrider.server.jobs import Ask, FairQueue, Job, QueueFull, Score, Text, TimeUp, Told, Unavailable
+from outrider.server.watching import Finished, Observer, Round, Snapshot, State
 
 log = logging.getLogger("outrider.server")
 
 
 class Worker:
-    """Owns an LLM in one thread. `submit`, `snapshot`, `drain` and `state` may be called from any other."""
+    """Owns an LLM in one thread. `place`, `submit`, `snapshot`, `drain` and `state` may be called from any other."""
 
     def __init__(
         self,
         load: Callable[[], LLM],
-        limits: ServeLimits | None = None,
+        max_queue: int,
         announce: Callable[[LLM], None] | None = None,
     ) -> None:
         """load: makes the LLM, in the worker's thread, while the server already answers /health.
 
-        announce: called there once requests are taken.
+        max_queue: most texts that wait. announce: called there once requests are taken.
         """
-        self.limits = limits or ServeLimits()
+        self.max_queue = max_queue
         self.observers: list[Observer] = []
         """Told in the worker's thread; to be filled before `start`."""
         self.loaded, self.stopped = threading.Event(), threading.Event()
@@ -45,7 +47,8 @@ class Worker:
         self._state: State = "loading"
         self._drain_until = math.inf
         self._changed = threading.Condition()
-        self._queue = FairQueue()  # this and the next two change under _changed
+        self._queue: FairQueue[Text] = FairQueue()  # this and the next three change under _changed
+        self._coming: Counter[str] = Counter()  # texts being made ready, by client
         self._jobs: dict[Job, None] = {}
         self._cancelled: list[Job] = []
         self._running: dict[int, Text] = {}  # the rest belongs to the thread alone
@@ -70,23 +73,30 @@ class Worker:
             raise self._unavailable()
         return self._llm
 
-    def submit(self, asks: Seq[Ask], *, client: str = "") -> Job:
+    @contextmanager
+    def place(self, texts: int, client: str) -> Iterator[None]:
+        """Keep places for texts while they are made ready; raises what `submit` would. Leave it, then submit them."""
+        with self._changed:
+            self._check_room(texts, client)
+            self._coming[client] += texts
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._coming -= Counter({client: texts})
+
+    def submit(self, asks: Seq[Ask], *, client: str = "", deadline: float = math.inf) -> Job:
         """Queue texts to write or score. Called in an event loop, whose job it is then.
 
-        QueueFull where they do not fit, Unavailable while nothing is taken, RequestError where they never would fit.
+        deadline: when they are given up, by time.perf_counter. QueueFull where they do not fit, Unavailable while
+        nothing is taken, RequestError where they never would fit.
         """
         with self._changed:
-            if self.state != "ready" or self._llm is None:
-                raise self._unavailable()
-            room = self.limits.max_queue + self._llm.max_batch
-            if len(asks) > room:
-                raise RequestError(f"{len(asks)} texts at once; this server takes {room}: ask for fewer")
-            if len(asks) + self._unfinished() > room and not self._is_owed(len(asks), client, room):
-                raise QueueFull(self._retry_after())
-            job = Job(self._cancel, asks, client, time.perf_counter() + self.limits.deadline)
+            self._check_room(len(asks), client)
+            job = Job(self._cancel, asks, client, deadline)
             self._jobs[job] = None
             for text in job.texts:
-                self._queue.push(text)
+                self._queue.push(client, text)
             self._changed.notify()
         return job
 
@@ -108,15 +118,24 @@ class Worker:
             waiting=waiting,
             pages_used=pool.used if pool else 0,
             pages_total=pool.count if pool else 0,
-            stats=self._llm.stats if self._llm else None,
         )
 
-    def _is_owed(self, texts: int, client: str, room: int) -> bool:
+    def _check_room(self, texts: int, client: str) -> None:
+        if self.state != "ready" or self._llm is None:
+            raise self._unavailable()
+        room = self.max_queue + self._llm.max_batch
+        if texts > room:
+            raise RequestError(f"{texts} texts at once; this server takes {room}: ask for fewer")
+        taken = self._unfinished() + self._coming.total()
+        if taken + texts > room and not self._is_owed(texts, client, room, taken):
+            raise QueueFull(self._retry_after())
+
+    def _is_owed(self, texts: int, client: str, room: int, taken: int) -> bool:
         """Whether a full queue still takes these: no client can keep another from its share, one that has
         had it excepted. Where many come for theirs at once there is an end to it too, at twice the room."""
-        clients = {client, *(job.client for job in self._jobs)}
-        own = sum(job.left for job in self._jobs if job.client == client)
-        return own + texts <= room // len(clients) and self._unfinished() + texts <= 2 * room
+        clients = {client, *self._coming, *(job.client for job in self._jobs)}
+        own = self._coming[client] + sum(job.left for job in self._jobs if job.client == client)
+        return own + texts <= room // len(clients) and taken + texts <= 2 * room
 
     def _unfinished(self) -> int:
         return len(self._queue) + len(self._running) + len(self._scoring)
@@ -155,7 +174,10 @@ class Worker:
                 self._round(self._llm)
         except BaseException as error:  # whatever it was: those who wait must hear of it
             self.failure = error
-            log.critical("the engine's thread ends", exc_info=error)
+            if isinstance(error, ConfigError):  # while loading: says itself what and where, and nothing of a prompt
+                log.critical("the model cannot be loaded: %s", error)
+            else:
+                log.critical("the engine's thread ends", exc_info=error)
             with self._changed:
                 self._state = "dead"
         finally:
@@ -178,8 +200,7 @@ class Worker:
 
     def _round(self, llm: LLM) -> None:
         """Drop what nobody waits for, admit what has its turn, and move everything on."""
-        began = time.perf_counter()
-        self._drop_gone(llm, began)
+        self._drop_gone(llm, time.perf_counter())
         self._admit(llm)
         events = llm.engine.step()
         for event in events:
@@ -189,27 +210,24 @@ class Worker:
                 del self._running[event.seq_id]
                 self._finished(text, event)
         self._score_on(llm)
-        preempted = len(llm.engine.scheduler.preempted)
         for job, mail in self._mail.items():
             job.tell(mail)
         self._mail.clear()
-        self._observe(
-            Round(time.perf_counter() - began, tuple(events), len(self._running), len(self._queue), preempted)
-        )
+        self._observe(Round(tuple(events)))
 
     def _drop_gone(self, llm: LLM, now: float) -> None:
         with self._changed:
             gone, self._cancelled = [job for job in self._cancelled if job in self._jobs], []
             late = [job for job in self._jobs if now > job.deadline]
         for job in late:
-            job.fail(Unavailable("the request's time is up; ask for less, or later", "deadline_exceeded", 5))
+            job.fail(TimeUp())
         for job in dict.fromkeys((*gone, *late)):
             self._drop(llm, job)
 
     def _drop(self, llm: LLM, job: Job) -> None:
         """Free all that a job holds."""
         with self._changed:
-            waiting = self._queue.remove(job)
+            waiting = self._queue.remove(job.client, lambda text: text.job is job)
             self._jobs.pop(job, None)
         self._mail.pop(job, None)
         for text in waiting:
@@ -229,15 +247,16 @@ class Worker:
                 text = self._queue.pop()
             if text is None:
                 return
-            text.admitted = time.perf_counter()
             try:
                 if isinstance(text.ask, Score):
                     self._scoring.append((text, llm.scoring(text.ask.tokens, text.ask.top, text.ask.salt)))
                 else:
                     (seq_id,) = llm.engine.submit(text.ask)
                     self._running[seq_id] = text
+                text.admitted = time.perf_counter()
             except RequestError as error:
                 text.job.fail(error)
+                self._finished(text, Event(-1, finish="error", error=str(error)))
                 self._drop(llm, text.job)
 
     def _score_on(self, llm: LLM) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,14 +10,14 @@ from typing import Any, cast, get_args
 
 import torch
 
+from outrider.core import MAX_BATCH, MAX_TOKENS, check_whole
 from outrider.errors import ConfigError
 from outrider.models.cache import Progress
 from outrider.models.decoder import Decoder
-from outrider.models.families import read_config
 from outrider.models.folder import source_bits
 from outrider.models.hub import resolve
 from outrider.models.linear import Quantization
-from outrider.models.load import load_decoder
+from outrider.models.load import load_decoder, read_config
 from outrider.models.tokenizer import Tokenizer
 from outrider.target.base import Target
 from outrider.target.memory import LEAST_TOKENS, Beside, MemoryPlan, Work, plan_memory
@@ -26,6 +25,8 @@ from outrider.target.native import NativeTarget
 from outrider.target.standing import MOST_WIDTH
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+MOST_CACHE = 1 << 30
+UNKNOWN_MEMORY = 8 << 30  # taken to be free where the system does not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,8 @@ class Loaded:
     """The numbers it computes with: float32, bfloat16, float16, int8 or int4."""
     memory: MemoryPlan | None = None
     """How a CUDA device's memory is shared out; None elsewhere."""
+    pinned: bool = False
+    """Whether its text is bit-identical with and without speculation; see LoadOptions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +58,7 @@ class LoadOptions:
     context: int | None = None
     """Most tokens of one text; None takes the model's own limit."""
     cache_tokens: int | None = None
-    """Tokens the cache holds in all; None sizes it by what is free."""
+    """Tokens the cache holds in all, at least 64; None sizes it by what is free."""
     pinned: bool = False
     """Bit-identical text with and without speculation on CUDA, at some cost; refused where it cannot be had."""
     max_batch: int = 8
@@ -69,42 +72,58 @@ class LoadOptions:
     revision: str | None = None
     """Branch, tag or commit of a Hugging Face model."""
 
+    def __post_init__(self) -> None:
+        check_whole("max_batch", self.max_batch, 1, MAX_BATCH)
+        check_whole("max_round_tokens", self.max_round_tokens, 1, MAX_TOKENS)
+        open_ended = (
+            ("context", 2, MOST_CACHE),
+            ("cache_tokens", LEAST_TOKENS, MOST_CACHE),
+            ("max_draft", 0, MAX_TOKENS),
+        )
+        for name, low, high in open_ended:
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name), low, high)
+
 
 def load(model: str, options: LoadOptions | None = None, *, progress: Progress | None = None, **given: Any) -> Loaded:
-    """Load a folder, a Hugging Face id, a .gguf file or `demo`. Options may be given by name.
+    """Load a folder, a Hugging Face id, a .gguf file or `demo`. Options may be given by name instead.
 
     ConfigError says what cannot be, before any weight is read.
     """
+    if options is not None and given:
+        raise ConfigError(f"load: {', '.join(given)} beside LoadOptions: put all options in one of the two")
     options = options or LoadOptions(**_known(given))
     device, dtype = choose_device(options.device), _choose_dtype(options.dtype)
     folder = resolve(model, revision=options.revision, progress=progress)
-    native = read_config(json.loads((folder / "config.json").read_text()))
+    native = read_config(folder)
     quantize = _choose_quantize(options.quantize, folder, native is not None, device, dtype)
     tokenizer = Tokenizer.from_folder(folder)
     if native is None:
         return _load_fallback(model, folder, tokenizer, device, dtype, options)
-    context = _context(options.context, native.max_positions, model)
+    context = choose_context(options.context, native.max_positions, model)
     decoder = load_decoder(folder, device=device, dtype=dtype, quantize=quantize, progress=_layers(progress))
-    a_token = 2 * len(native.layers) * native.kv_heads * native.head_dim * decoder.dtype.itemsize
-    plan = _plan(decoder, context, options) if device.type == "cuda" else None
-    tokens = plan.tokens if plan else options.cache_tokens or _affordable(a_token, context * options.max_batch)
+    a_token = native.token_bytes(decoder.dtype)
+    wanted = max(LEAST_TOKENS, context * options.max_batch)
+    plan = _plan(decoder, context, wanted, options) if device.type == "cuda" else None
+    tokens = plan.tokens if plan else options.cache_tokens
+    if tokens is None:
+        tokens = _affordable(a_token, wanted)
     if options.context is not None and tokens < context:
         raise ConfigError(
             f"{model}: a cache of {tokens} tokens cannot hold one text of {context}; "
             f"a token takes {a_token} bytes: lower context or raise cache_tokens"
         )
     target = NativeTarget(decoder, tokens, context=context, pinned=options.pinned)
-    return Loaded(model, folder, target, tokenizer, quantize or _name(decoder.dtype), plan)
+    return Loaded(model, folder, target, tokenizer, quantize or _name(decoder.dtype), plan, options.pinned)
 
 
-def _plan(decoder: Decoder, context: int, options: LoadOptions) -> MemoryPlan:
+def _plan(decoder: Decoder, context: int, wanted: int, options: LoadOptions) -> MemoryPlan:
     work = Work(
         round_tokens=options.max_round_tokens,
         batch=options.max_batch,
         width=MOST_WIDTH if options.max_draft is None else 1 + options.max_draft,
         pinned=options.pinned,
     )
-    wanted = context * options.max_batch
     return plan_memory(decoder, context, work, wanted=wanted, asked=options.cache_tokens, beside=options.beside)
 
 
@@ -122,9 +141,9 @@ def _load_fallback(
     if options.pinned:
         raise ConfigError(f"{model} runs on Transformers' code, which promises no bits: leave out pinned")
     dtype = dtype or torch.float32
-    tokens = options.cache_tokens or 4096 * options.max_batch
+    tokens = 4096 * options.max_batch if options.cache_tokens is None else options.cache_tokens
     target = FallbackTarget.load(folder, device=device, dtype=dtype, cache_tokens=tokens)
-    target.context = _context(options.context, target.context, model)
+    target.context = choose_context(options.context, target.context, model)
     return Loaded(model, folder, target, tokenizer, _name(dtype))
 
 
@@ -147,12 +166,19 @@ def choose_device(name: str) -> torch.device:
     """`auto` is CUDA where there is one, else the CPU."""
     if name in ("", "auto"):
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    counts = {
+        "cpu": 1,
+        "cuda": torch.cuda.device_count(),
+        "mps": int(torch.backends.mps.is_available()),
+        "xpu": torch.xpu.device_count(),
+    }
+    here = ", ".join(f"{kind}:{i}" if i else kind for kind, count in counts.items() for i in range(count))
     try:
         device = torch.device(name)
-    except RuntimeError:
-        raise ConfigError(f"no device called {name!r}; try cpu, cuda, cuda:1 or mps") from None
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"device {name!r}: this machine has {torch.cuda.device_count()} CUDA devices; try cpu")
+    except (RuntimeError, TypeError):
+        raise ConfigError(f"no device called {name!r}; here are: {here}") from None
+    if (device.index or 0) >= counts.get(device.type, 0):
+        raise ConfigError(f"device {name!r} is not here, or nothing runs on it; here are: {here}")
     return device
 
 
@@ -191,21 +217,37 @@ def _choose_quantize(
     return "int4" if 0 < bits <= 4 else "int8" if 0 < bits <= 8 else None
 
 
-def _context(asked: int | None, own: int, model: str) -> int:
-    if asked is not None and not 1 < asked <= own:
+def choose_context(asked: int | None, own: int, model: str) -> int:
+    """Most tokens of one text: what is asked for, if the model can do it, or the model's own limit."""
+    if asked is None:
+        return own
+    if not 1 < asked <= own:
         raise ConfigError(f"{model}: context must be 2 to {own}, the model's own limit; got {asked}")
-    return asked or own
+    return asked
 
 
 def _affordable(a_token: int, wanted: int) -> int:
     """Tokens of cache in the machine's memory: what is wanted, or as many as a quarter of what is left holds."""
-    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") // 4 if hasattr(os, "sysconf") else 1 << 31
+    free = _free_memory() // 4
     tokens = min(wanted, free // a_token)
     if tokens < LEAST_TOKENS:
         raise ConfigError(
             f"there is room for {tokens} tokens of cache ({free} bytes, {a_token} a token): free memory first"
         )
     return tokens
+
+
+def _free_memory() -> int:
+    """Bytes that can be had without swapping: what the system caches of files is given up when asked for."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, ValueError, IndexError, StopIteration):
+        pass  # no Linux, or an old one
+    try:
+        return max(0, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")) or UNKNOWN_MEMORY
+    except (AttributeError, OSError, ValueError):
+        return UNKNOWN_MEMORY
 
 
 def _name(dtype: torch.dtype | None) -> str:

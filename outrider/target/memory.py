@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,9 +12,9 @@ from torch import Tensor
 from outrider.core import Span
 from outrider.errors import ConfigError
 from outrider.models.decoder import Decoder
-from outrider.models.families import read_config
 from outrider.models.folder import weight_files
 from outrider.models.hub import resolve
+from outrider.models.load import read_config
 from outrider.target.native import NativeTarget
 from outrider.target.standing import MOST_WIDTH
 
@@ -84,29 +83,27 @@ class MemoryPlan:
         return f"{self.total / GIB:.1f} GiB: {shares}; {self.tokens} tokens of {self.a_token} bytes"
 
 
-def beside_of(model: str, *, vocab: int = 0, revision: str | None = None) -> Beside:
+def beside_of(model: str, *, vocab: int = 0) -> Beside:
     """What a draft model will take, from its files. None of its weights is read. vocab: rows copied of its head."""
-    folder = resolve(model, revision=revision)
-    config = read_config(json.loads((folder / "config.json").read_text()))
+    folder = resolve(model)
+    config = read_config(folder)
     weights = sum(file.stat().st_size for file in weight_files(folder))
     if config is None:  # it runs on Transformers' code, whose cache grows as it is used
         return Beside(weights)
-    a_number = config.dtype.itemsize
-    copied = vocab * config.hidden_size * a_number if vocab < config.vocab_size else 0
-    return Beside(weights + copied, 2 * len(config.layers) * config.kv_heads * config.head_dim * a_number)
+    copied = vocab * config.hidden_size * config.dtype.itemsize if vocab < config.vocab_size else 0
+    return Beside(weights + copied, config.token_bytes(config.dtype))
 
 
 def plan_memory(
     decoder: Decoder, context: int, work: Work, *, wanted: int, asked: int | None, beside: Beside
 ) -> MemoryPlan:
     """Share out what is left of the decoder's device. wanted: the most tokens of use; asked: so many exactly."""
-    config, device = decoder.config, decoder.device
-    a_token = 2 * len(config.layers) * config.kv_heads * config.head_dim * decoder.dtype.itemsize
+    device, a_token = decoder.device, decoder.config.token_bytes(decoder.dtype)
     workspace = _affordable_workspace(decoder, context, work)
     free, total = torch.cuda.mem_get_info(device)
     fixed = beside.weights + (workspace if beside.weights else 0)
     room = max(0, free - workspace - fixed - SPARE) // (a_token + beside.a_token)
-    tokens = asked or min(wanted, room)
+    tokens = min(wanted, room) if asked is None else asked
     plan = MemoryPlan(total, total - free, workspace, fixed + tokens * beside.a_token, tokens, a_token)
     if tokens < LEAST_TOKENS or tokens > room:
         raise ConfigError(

@@ -22,7 +22,7 @@ from outrider.server.logs import Lines
 from outrider.server.operation import uvicorn_options
 from outrider.server.protocol import bounded_protocol
 from outrider.server.settings import Settings
-from outrider.server.worker import ServeLimits, Worker
+from outrider.server.worker import Worker
 from outrider.target.load import Loaded
 from outrider.testing import ByteTokenizer, ToyTarget
 
@@ -138,7 +138,7 @@ def serving(llm: LLM | None = None, protocol: HttpLimits | None = None, **option
     """A server with these settings on a free port of the loopback address. protocol: limits of its connections."""
     settings = Settings(served_name="toy", **{"api_keys": (KEY, OTHER_KEY), **options})
     made = llm or toy_llm()
-    worker = Worker(lambda: made, ServeLimits(max_queue=settings.max_queue, deadline=settings.deadline))
+    worker = Worker(lambda: made, settings.max_queue)
     app = create_app(worker, settings)
     tuned: dict[str, Any] = uvicorn_options(settings) | ({"http": bounded_protocol(protocol)} if protocol else {})
     config = uvicorn.Config(app, host="127.0.0.1", port=0, lifespan="on", **tuned)

@@ -23,7 +23,7 @@ from outrider.server.app import create_app
 from outrider.server.run import Server, listen, server
 from outrider.server.settings import Settings
 from outrider.server.tokens import byte_alphabet
-from outrider.server.worker import ServeLimits, Worker
+from outrider.server.worker import Worker
 from outrider.target.load import Loaded
 from outrider.testing import ToyTarget
 
@@ -130,7 +130,7 @@ def start(
     target = target or ToyWriter()
     llm = make_llm(target, drafter=drafter, max_batch=max_batch)
     settings = Settings(served_name=NAME, port=0, **options)
-    worker = Worker(load or (lambda: llm), ServeLimits(max_queue=settings.max_queue, deadline=settings.deadline))
+    worker = Worker(load or (lambda: llm), settings.max_queue)
     listening = listen(settings)
     running = server(create_app(worker, settings), worker, settings)
     worker.start()

@@ -153,14 +153,14 @@ def serve(folder: str, drafter: str) -> None:
     from outrider.server.logs import set_up_logs
     from outrider.server.run import listen, run
     from outrider.server.settings import Settings
-    from outrider.server.worker import ServeLimits, Worker
+    from outrider.server.worker import Worker
 
     llm = LLM(folder, drafter=drafter, max_batch=BATCH, context=CONTEXT, cache_tokens=CACHE)
     settings = Settings(served_name="tiny", port=0, max_queue=QUEUE)
     set_up_logs("text")
     listening = listen(settings)
     print(f"listening on http://127.0.0.1:{listening.getsockname()[1]}", file=sys.stderr, flush=True)
-    worker = Worker(lambda: llm, ServeLimits(max_queue=QUEUE), lambda _: print("ready", file=sys.stderr, flush=True))
+    worker = Worker(lambda: llm, QUEUE, lambda _: print("ready", file=sys.stderr, flush=True))
     run(create_app(worker, settings), worker, settings, listening)
     try:
         llm.engine.check()

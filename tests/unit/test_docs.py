@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 import shlex
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from outrider.api import LLM
 from outrider.core import SamplingParams
 from outrider.drafters.base import Setting
 from outrider.drafters.none import NoDraft
@@ -18,11 +21,13 @@ from outrider.drafters.registry import DRAFTERS, parse_drafter
 from outrider.engine.engine import Engine
 from outrider.engine.request import Request
 from outrider.models.demo import demo_folder
+from outrider.target.load import LoadOptions
 from outrider.testing import ByteTokenizer, ToyTarget
 from outrider.verify.base import make_verifier
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
+PYTHON = (ROOT / "docs" / "python.md").read_text()
 needs_demo = pytest.mark.skipif(demo_folder() is None, reason="the demo model is not here: outrider pull demo")
 
 
@@ -74,6 +79,22 @@ def test_the_readme_s_server_starts_and_ends():
         assert server.wait(60) == 0, said
     assert any("ready" in line for line in said)
     assert any("http://127.0.0.1:" in line for line in said)
+
+
+@needs_demo
+def test_the_python_page_runs():
+    (code,) = blocks(PYTHON, "python")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"True \d\.\d+\n$", done.stdout)
+
+
+def test_the_python_page_tells_every_option_and_no_other():
+    options, sampling = (re.findall(r"^\| `(\w+)`", part, re.MULTILINE) for part in PYTHON.split("## generate"))
+    named = [p.name for p in inspect.signature(LLM).parameters.values() if p.kind == p.KEYWORD_ONLY]
+    passed_on = {f.name for f in fields(LoadOptions)} - {"max_draft", "beside"} - set(named)
+    assert sorted(options) == sorted([*named, *passed_on])
+    assert sampling == [f.name for f in fields(SamplingParams)]
 
 
 def test_every_drafter_the_readme_lists_is_there_and_the_other_way_round():

@@ -25,7 +25,8 @@ KNOWS: dict[str, set[str]] = {
     "grammar": {"core", "errors"},
     "synthetic": {"core", "errors", "models", "target"},
     "testing": {"core", "errors", "models", "synthetic", "target"},
-    "api": {"core", "drafters", "engine", "errors", "grammar", "models", "target", "verify"},
+    "results": {"core", "engine", "errors"},
+    "api": {"core", "drafters", "engine", "errors", "grammar", "models", "results", "target", "verify"},
     "bench": {"api", "core", "drafters", "engine", "errors", "models", "synthetic", "target"},
     "server": {"api", "core", "drafters", "engine", "errors", "grammar", "models", "target", "verify"},
     "cli": {

@@ -54,7 +54,7 @@ def test_the_drafter_can_change_in_mid_conversation(cli, stage):
     )
     assert "drafter: none" in ran.err
     assert "nothing was drafted" in ran.err
-    assert "drafter: prompt-lookup" in ran.err
+    assert "drafter: ngram:k=4" in ran.err
     assert "chance that a drafted token stands" in ran.err
     assert "error: no drafter called 'nogram'" in ran.err
     assert ran.out == f"{SONG}\n{SONG}\n"
@@ -103,8 +103,9 @@ def test_two_interrupts_leave(cli, stage):
     assert len(stage.tokenizer.chats) == 1
 
 
-def test_at_a_terminal_ctrl_c_clears_the_line_and_ctrl_d_leaves(cli, stage, monkeypatch):
-    typed = iter([KeyboardInterrupt(), "  ", "hello", EOFError()])
+def typing(monkeypatch, *keys) -> None:
+    """A terminal at which these are typed."""
+    typed = iter(keys)
 
     def asked(prompt: str) -> str:
         key = next(typed)
@@ -113,6 +114,18 @@ def test_at_a_terminal_ctrl_c_clears_the_line_and_ctrl_d_leaves(cli, stage, monk
         return key
 
     monkeypatch.setattr("builtins.input", asked)
+
+
+def test_at_a_terminal_ctrl_c_twice_in_a_row_leaves(cli, stage, monkeypatch):
+    typing(monkeypatch, KeyboardInterrupt(), "hello", KeyboardInterrupt(), KeyboardInterrupt(), "never read")
+    ran = cli("chat")
+    assert ran.code == 0
+    assert len(stage.tokenizer.chats) == 1
+    assert "once more leaves" in ran.err
+
+
+def test_at_a_terminal_ctrl_c_clears_the_line_and_ctrl_d_leaves(cli, stage, monkeypatch):
+    typing(monkeypatch, KeyboardInterrupt(), "  ", "hello", EOFError())
     ran = cli("chat")
     assert ran.code == 0
     assert len(stage.tokenizer.chats) == 1

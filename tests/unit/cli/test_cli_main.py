@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+import signal
 import subprocess
 import sys
+import threading
 from dataclasses import fields
 
 import pytest
 
 from outrider import __version__, api
-from outrider.cli.options import Model, Sampling
+from outrider.cli.options import Model, Sampling, import_torch
 from outrider.core import SamplingParams
 from outrider.errors import LosslessError
 from outrider.target.load import LoadOptions
@@ -133,3 +136,15 @@ def test_options_are_named_and_defaulted_as_in_the_library():
     left_out = set(LoadOptions.__slots__) - set(ours)
     assert left_out == {"max_round_tokens", "max_draft", "beside"}  # what `LLM` says itself
     assert api.LLM.__init__.__kwdefaults__["max_batch"] == Model().max_batch
+
+
+def test_an_interrupt_while_torch_is_imported_ends_the_process(monkeypatch):
+    """Its own import would swallow one. Behind it, Ctrl-C is what it was."""
+    before, met = signal.getsignal(signal.SIGINT), []
+    monkeypatch.setattr(importlib, "import_module", lambda name: met.append((name, signal.getsignal(signal.SIGINT))))
+    import_torch()
+    other = threading.Thread(target=import_torch)
+    other.start()
+    other.join()
+    assert met == [("torch", signal.SIG_DFL), ("torch", before)]
+    assert signal.getsignal(signal.SIGINT) is before

@@ -302,3 +302,25 @@ def test_a_picture_holds_answer_and_figures_and_fetches_nothing(cli, stage, tmp_
     for colour in filter(None, STYLES.values()):
         assert colour in svg
     assert "speed-up" in svg
+
+
+def test_a_drawn_seed_is_told_and_gives_the_same_text_again(cli, stage):
+    words = ("run", ASK, "--temperature", "6", "--max-tokens", "40", "--no-color")
+    drawn = cli(*words)
+    (seed,) = re.findall(r"seed +(\d+) +drawn", drawn.out + drawn.err)
+    again = cli(*words, "--seed", seed)
+    assert "drawn" not in again.out + again.err
+    assert drawn.out.splitlines()[0] == again.out.splitlines()[0]
+    assert "drawn" not in cli("run", ASK, "--no-color").err
+
+
+def test_a_picture_that_has_no_folder_is_refused_before_the_answer(cli, stage, tmp_path):
+    ran = cli("run", ASK, "--svg", str(tmp_path / "nowhere" / "out.svg"))
+    assert ran.code == 2
+    assert "there is no folder" in ran.err
+    assert SONG not in ran.out
+
+
+def test_a_few_drafted_tokens_are_no_verdict(cli, stage):
+    assert "too few to say more" in cli("run", ASK, "--max-tokens", "12", "--no-color").err
+    assert "too few" not in cli("run", ASK, "--no-color").err

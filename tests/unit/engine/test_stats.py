@@ -189,5 +189,7 @@ def test_every_figure_is_a_number_json_can_hold(history: list[Round]):
 
 @pytest.mark.parametrize(("alpha", "word"), [(1.0, "excellent"), (0.7, "excellent"), (0.69, "worthwhile")])
 def test_what_alpha_means(alpha: float, word: str):
-    assert meaning(alpha) == word
-    assert "another drafter" in meaning(0.49)
+    assert meaning(alpha, 20) == word
+    assert "another drafter" in meaning(0.49, 20)
+    assert meaning(alpha, 19) == meaning(0.0, 19) == "19 tokens are too few to say more"
+    assert meaning(alpha, 1) == "one token is too few to say more"

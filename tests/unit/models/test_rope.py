@@ -10,7 +10,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from outrider.models.config import DecoderConfig
-from outrider.models.families import read_config
+from outrider.models.families import understand
 from outrider.models.rope import FIRST_LENGTH, Rotations, inverse_frequencies, pair_rows, rotate
 
 BASE: dict[str, Any] = {
@@ -36,7 +36,7 @@ SCALINGS: list[dict[str, Any]] = [
 
 
 def config(rope: dict[str, Any]) -> DecoderConfig:
-    found = read_config(BASE | {"rope_parameters": rope})
+    found = understand(BASE | {"rope_parameters": rope})
     assert found is not None
     return found
 

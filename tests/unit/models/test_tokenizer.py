@@ -239,7 +239,6 @@ def test_the_date_is_todays(pairs):
 
 def test_a_model_without_a_template_says_what_would_work(pairs):
     ours, _ = pairs["says-bos"]
-    assert not ours.has_chat_template
     with pytest.raises(RequestError, match="no chat template; send a plain prompt"):
         ours.chat(TALK)
 
@@ -258,25 +257,21 @@ def test_named_templates_and_template_files(tmp_path):
 
 
 def test_end_and_beginning_ids_come_from_every_file_that_names_them(tmp_path):
-    def ids(stem: str, **files: object) -> tuple[frozenset[int], int | None, int | None]:
+    def ids(stem: str, **files: object) -> tuple[frozenset[int], int | None]:
         tok = Tokenizer.from_folder(save(tmp_path / stem, byte_level(), **files))
-        return tok.eos_ids, tok.bos_id, tok.pad_id
+        return tok.eos_ids, tok.bos_id
 
     backend = byte_level()
     s, start, end = (backend.token_to_id(t) for t in ("<s>", "<|im_start|>", "<|im_end|>"))
-    assert ids("bare") == (frozenset(), None, None)
-    assert ids("names", tokenizer_config={"eos_token": {"content": "<|im_end|>"}, "bos_token": None}) == (
-        {end},
-        None,
-        None,
-    )
-    assert ids("map", special_tokens_map={"eos_token": "<|im_end|>", "bos_token": "<s>"}) == ({end}, s, None)
+    assert ids("bare") == (frozenset(), None)
+    assert ids("names", tokenizer_config={"eos_token": {"content": "<|im_end|>"}, "bos_token": None}) == ({end}, None)
+    assert ids("map", special_tokens_map={"eos_token": "<|im_end|>", "bos_token": "<s>"}) == ({end}, s)
     assert ids("settings-first", special_tokens_map={"eos_token": "<s>"}, tokenizer_config=CHATML_NAMES)[0] == {end}
-    assert ids("config", config={"eos_token_id": 7, "bos_token_id": 5, "pad_token_id": 0}) == ({7}, 5, 0)
+    assert ids("config", config={"eos_token_id": 7, "bos_token_id": 5, "pad_token_id": 0}) == ({7}, 5)
     assert ids("inner", config={"text_config": {"eos_token_id": [7, 8]}})[0] == {7, 8}
     generation, config = {"eos_token_id": [end, start]}, {"eos_token_id": 7, "bos_token_id": 5}
     both = ids("both", generation_config=generation, config=config, tokenizer_config={"eos_token": "<s>"})
-    assert both == ({s, start, end}, 5, None)  # generation_config speaks before config; the name adds its own
+    assert both == ({s, start, end}, 5)  # generation_config speaks before config; the name adds its own
 
 
 def test_a_named_token_of_the_plain_vocabulary_is_special(tmp_path):

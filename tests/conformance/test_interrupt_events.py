@@ -1,0 +1,39 @@
+"""Where passes are launched: a round that landed is told, though the launch of the next one was broken off."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from plain_decoding import assert_same, request, told_by
+from test_followed_rounds import PLACES, WHOLE, interrupt
+
+from outrider.engine.events import Event
+from outrider.engine.request import Limits
+
+PLACES_TOO: dict[str, Any] = {
+    "score": lambda tried: tried.target,
+    "propose": lambda tried: tried.drafter,
+    "decide": lambda tried: tried.verifier,
+    "score_behind": PLACES["score_behind"],
+    "follow": PLACES["follow"],
+}
+
+
+@pytest.mark.parametrize("place", PLACES_TOO)
+@pytest.mark.parametrize("options", [{}, {"logprobs": 0}], ids=["followed", "landed first"])
+def test_the_other_texts_are_told_whole_after_an_interrupt(place: str, options: dict[str, Any]):
+    """Ctrl-C in one stream's step: what the same step had committed of another text must still be told."""
+    asked = [request([1 + i, 2, 3], max_tokens=30 - 25 * i, seed=i, ignore_eos=True, **options) for i in range(2)]
+    for at in range(2, 9):
+        tried = WHOLE.engine("draft-model:model=other,k=3", limits=Limits(max_batch=4))
+        first, second = (tried.submit(each)[0] for each in asked)
+        heard: list[Event] = []
+        interrupt(PLACES_TOO[place](tried), place, at)
+        while tried.busy:
+            try:
+                heard += [event for event in tried.step() if event.seq_id == second]
+            except KeyboardInterrupt:
+                tried.cancel(first)
+            tried.check()
+        assert_same([told_by(heard)], WHOLE.judged(asked[1]))

@@ -1,0 +1,288 @@
+"""A draft model where room ends, in mixed batches, and as a tree: what it reads, what it guesses, what it refuses."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+from outrider.core import Draft, SamplingParams, Sequence, Span, Token, Verdict
+from outrider.drafters.base import Setting
+from outrider.drafters.draft_model import DraftModel, DraftModelConfig
+from outrider.drafters.none import NoDraft
+from outrider.engine.engine import Engine
+from outrider.engine.request import Limits, Request
+from outrider.errors import ConfigError
+from outrider.target.base import Start
+from outrider.target.standing import Standing
+from outrider.testing import ByteTokenizer, ToyTarget
+from outrider.verify.base import make_verifier
+from outrider.verify.coupled import choose
+
+VOCAB = 40
+CONTEXT = 256
+
+
+class Chaining(ToyTarget):
+    """Drafts whole chains, as on a device; counts them, and the passes and tokens that the host asks for."""
+
+    launches = True
+    chains = passes = read = 0
+
+    def score(self, spans: Seq[Span]) -> Tensor:
+        self.passes += 1
+        self.read += sum(len(span.tokens) for span in spans)
+        return super().score(spans)
+
+    def draft_chains(self, starts: Seq[Start], steps: int, behind: Standing | None = None) -> list[list[Token]]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        self.chains += len(starts)
+        return [self._chain(start, steps) for start in starts]
+
+    def _chain(self, start: Start, steps: int) -> list[Token]:
+        logits, chain = super().score([Span(start.seq_id, start.length - 2, start.last)]), []
+        params = SamplingParams(temperature=start.temperature)
+        for place in range(start.length, start.length + steps):
+            ((token,),) = choose(logits, [Sequence(start.seq_id, [0] * place, 1, params, start.seed)], [Draft()])
+            chain.append(token)
+            if len(chain) < steps:
+                logits = super().score([Span(start.seq_id, place, (token,))])
+        return chain
+
+
+def drafter(model: ToyTarget, mode: Literal["seeded", "distribution"] = "seeded", **options: Any) -> DraftModel:
+    setting = Setting(vocab_size=VOCAB, context=CONTEXT, mode=mode)
+    return DraftModel(model, setting, DraftModelConfig(model="-", **options))
+
+
+def chaining(order: int = 4, cache_tokens: int = 4096) -> Chaining:
+    return Chaining(VOCAB, context=CONTEXT, cache_tokens=cache_tokens, order=order)
+
+
+def text(seq_id: int, tokens: Seq[Token], **params: Any) -> Sequence:
+    return Sequence(seq_id, list(tokens), 1, SamplingParams(**params), seed=seq_id)
+
+
+def step_by_step(seq: Sequence, budget: int) -> Seq[Token]:
+    """The judge: drafted alone by a model that has read nothing yet, a token at a time."""
+    model = ToyTarget(VOCAB, context=CONTEXT, order=4)
+    return drafter(model, k=64).propose([seq], [budget])[0].tokens
+
+
+# --- where room ends ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", [4, 1], ids=["guesses stand", "guesses fall"])
+def test_up_to_the_context_s_end_no_text_is_read_twice(order: int):
+    k, prompt = 16, [i % 30 for i in range(200)]
+    model = chaining(order)
+    target = ToyTarget(VOCAB, context=CONTEXT, order=4)
+    tried = Engine(target, drafter(model, k=k), make_verifier("seeded"), ByteTokenizer())
+    asked = Request(prompt=tuple(prompt), params=SamplingParams(max_tokens=4096, ignore_eos=True))
+    (seq_id,) = tried.submit(asked)
+    seq = tried.live(seq_id).seq
+    rounds: list[tuple[int, int]] = []  # text before, tokens read for it
+    while tried.busy:
+        before, length = model.read, len(seq.tokens)
+        tried.step()
+        rounds.append((length, model.read - before))
+    judged = [*prompt]
+    while len(judged) < CONTEXT:
+        judged.append(int(target.logits_after(judged).argmax()))
+    assert seq.tokens == judged
+    again = [read for _, read in rounds[2:]]  # the prompt is read by the target first, then by the draft
+    assert max(again) <= k + 1
+    assert any(read for length, read in rounds if length > CONTEXT - k)  # drafted for there too, step by step
+    if order == 4:
+        assert tried.stats.all.accepted == tried.stats.all.drafted
+        assert len(rounds) <= 3 + -(-(CONTEXT - len(prompt)) // (k + 1))
+
+
+def test_a_chain_is_as_long_as_the_pages_allow():
+    """A pool of 64 tokens: guesses get shorter as the text grows, and only what is new is read."""
+    model = chaining(cache_tokens=64)
+    tried, seq = drafter(model, k=16), text(1, [i % 30 for i in range(46)])
+    for length in range(46, 64, 3):
+        before = model.read
+        (draft,) = tried.propose([seq], [16])
+        assert list(draft.tokens) == list(step_by_step(seq, min(16, 64 - length)))
+        assert model.read - before <= (46 if length == 46 else 20)
+        seq.tokens += [*draft.tokens[:2], 7]
+        tried.observe([seq], [draft], [Verdict(tuple(seq.tokens[-3:]), (0, 1))])
+    model.pool.check()
+
+
+@pytest.mark.parametrize("launches", [True, False])
+def test_a_budget_shorter_than_a_chain_does_not_cost_the_cache(launches: bool):
+    model = chaining(cache_tokens=64)
+    model.launches = launches
+    tried, seq = drafter(model, k=16), text(1, [i % 30 for i in range(58)])
+    tried.propose([seq], [3])
+    for _ in range(2):
+        before = model.read
+        seq.tokens.append(5)
+        (draft,) = tried.propose([seq], [2])
+        assert list(draft.tokens) == list(step_by_step(seq, 2))
+        assert model.read - before <= 4
+
+
+def test_where_no_guess_fits_the_pages_go_to_another_text():
+    """Neither text could go on if both kept what they hold."""
+    model = chaining(cache_tokens=64)
+    tried = drafter(model, k=4)
+    first, second = text(1, [1] * 28), text(2, [2] * 27)
+    assert [len(draft) for draft in tried.propose([first, second], [4, 4])] == [4, 4]
+    first.tokens += [3, 4, 5, 6]
+    second.tokens += [3, 4, 5, 6, 7]
+    assert [len(draft) for draft in tried.propose([first, second], [4, 4])] == [0, 4]
+    assert first.id not in model.pool
+    assert model.pool.used == 3
+
+
+def test_a_text_as_long_as_the_draft_s_context_holds_nothing():
+    model = Chaining(VOCAB, context=32)
+    tried, seq = drafter(model, k=4), text(1, range(31))
+    assert len(tried.propose([seq], [4])[0]) == 1
+    seq.tokens.append(3)
+    assert len(tried.propose([seq], [4])[0]) == 0
+    assert model.pool.used == 0
+
+
+# --- mixed batches ------------------------------------------------------------------------------
+
+
+def test_beside_a_text_that_goes_step_by_step_nobody_takes_passes_of_its_own():
+    model = chaining()
+    seqs = [text(i, [1, 2, 3, i], temperature=0.7) for i in range(7)] + [text(9, [1, 2, 3, 4], logit_bias={5: 9.0})]
+    drafts = drafter(model, k=5).propose(seqs, [5] * 8)
+    assert (model.passes, model.chains) == (5, 0)
+    assert [list(draft.tokens) for draft in drafts] == [list(step_by_step(seq, 5)) for seq in seqs]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_texts_go_from_chains_to_steps_and_back(seed: int):
+    """By who else is asked for. They grow by guesses that stand and by others; every guess is the judge's."""
+    rng, model = random.Random(seed), chaining()
+    tried = drafter(model, k=4)
+    options: list[dict[str, Any]] = [{}, {"temperature": 0.8}, {"presence_penalty": 0.9}, {"banned_token_ids": (1, 2)}]
+    seqs = [text(i, rng.choices(range(VOCAB), k=rng.choice((1, 2, 30))), **options[i % 4]) for i in range(8)]
+    for turn in range(40):
+        asked = [seq for seq in seqs if len(seq.tokens) < CONTEXT and rng.random() < 0.8]
+        if turn % 3:
+            asked = [seq for seq in asked if seq.untouched]
+        budgets = [min(rng.choice((2, 4, 4, 9)), CONTEXT - len(seq.tokens)) for seq in asked]
+        drafts = tried.propose(asked, budgets)
+        for seq, budget, draft in zip(asked, budgets, drafts, strict=True):
+            assert list(draft.tokens) == list(step_by_step(seq, min(4, budget)))
+            stood = rng.randrange(len(draft) + 1)
+            seq.tokens += [*draft.tokens[:stood], rng.randrange(VOCAB)]
+        tried.observe(asked, drafts, [Verdict((seq.tokens[-1],)) for seq in asked])
+        for seq in seqs:  # rounds in which nobody asks for a guess
+            seq.tokens += rng.choices(range(VOCAB), k=rng.choice((0, 0, 0, 3)))
+        model.pool.check()
+    assert model.chains > 20
+    for seq in seqs:
+        tried.forget(seq)
+    assert model.pool.used == 0
+
+
+class Long(list[Token]):
+    """A text that counts how much of it is copied."""
+
+    copied = 0
+
+    def __iter__(self) -> Iterator[Token]:
+        Long.copied += len(self)
+        return super().__iter__()
+
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        Long.copied += len(found) if isinstance(index, slice) else 0
+        return found
+
+
+def test_a_step_does_not_touch_the_text_that_was_read_before():
+    tried, seq = drafter(ToyTarget(VOCAB, context=CONTEXT), k=5), text(1, [1] * 200)
+    seq.tokens = Long(seq.tokens)
+    tried.propose([seq], [5])
+    Long.copied = 0
+    seq.tokens += [2, 3]
+    tried.propose([seq], [5])
+    assert Long.copied < 50
+
+
+def told(drafting: Any, asked: list[Request]) -> tuple[list[list[Token]], Engine]:
+    target = ToyTarget(VOCAB, context=CONTEXT, order=4)
+    engine = Engine(target, drafting, make_verifier("seeded"), ByteTokenizer(), limits=Limits(max_batch=6))
+    seqs = [engine.live(i).seq for each in asked for i in engine.submit(each)]
+    while engine.busy:
+        engine.step()
+        engine.check()
+    return [seq.tokens for seq in seqs], engine
+
+
+def test_mixed_batches_tell_plain_texts_and_every_guess_of_a_twin_stands():
+    """A guess that does not stand was made from a wrong cache. Those with options end first, then chains begin."""
+    options: list[dict[str, Any]] = [{"temperature": 0.8}, {"logit_bias": {5: 2.0}}, {}, {"frequency_penalty": 0.4}]
+    asked = [
+        Request(
+            prompt=tuple(range(1 + i, 3 + 4 * i)),
+            params=SamplingParams(seed=i, max_tokens=20 + i if i % 2 else 300, ignore_eos=True, **options[i % 4]),
+        )
+        for i in range(9)
+    ]
+    model = chaining()
+    texts, tried = told(drafter(model, k=5), asked)
+    assert texts == told(NoDraft(), asked)[0]
+    assert tried.stats.all.accepted == tried.stats.all.drafted > 0
+    assert model.chains > 50
+    assert model.pool.used == 0
+
+
+# --- options and trees --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"k": 2.5}, r"draft-model: k must be a whole number, got 2\.5"),
+        ({"k": True}, "draft-model: k must be a whole number, got True"),
+        ({"k": 65}, "draft-model: k must be 1 to 64, got 65"),
+        ({"beams": 0}, "draft-model: beams must be 1 to 64, got 0"),
+        ({"beams": "3"}, "draft-model: beams must be a whole number, got '3'"),
+        ({"min_prob": 1.5}, r"draft-model: min_prob must be 0\.0 to 1\.0, got 1\.5"),
+        ({"min_prob": float("nan")}, "draft-model: min_prob must be"),
+        ({"min_prob": None}, "draft-model: min_prob must be a number, got None"),
+        ({"beams": 3, "min_prob": 0.1}, "min_prob=0.1 ends chains and beams=3 drafts trees.* leave one of them out"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options: dict[str, Any], said: str):
+    with pytest.raises(ConfigError, match=said):
+        DraftModelConfig(model="-", **options)
+
+
+@pytest.mark.parametrize("mode", ["seeded", "distribution"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("k", "beams"), [(5, 3), (2, 4), (1, 5)])
+def test_a_tree_is_no_larger_than_the_drafter_says(mode: Any, temperature: float, k: int, beams: int):
+    """A member of a `mix` is handed the largest member's budget."""
+    tried = drafter(ToyTarget(VOCAB), mode, k=k, beams=beams)
+    for budget in (0, 1, beams, k * beams, 64):
+        (draft,) = tried.propose([text(budget, [1, 2, 3], temperature=temperature)], [budget])
+        assert len(draft) <= min(budget, tried.max_tokens) == min(budget, k * beams)
+        assert max(draft.depths(), default=0) <= k
+        siblings = [(draft.parent(node), token) for node, token in enumerate(draft.tokens)]
+        assert len(set(siblings)) == len(siblings)
+        if budget >= beams:
+            assert len(draft.children(-1)) == beams
+        if draft.probs is not None:
+            torch.testing.assert_close(draft.probs.sum(-1), torch.ones(len(draft), dtype=draft.probs.dtype))
+
+
+def test_a_tree_keeps_to_the_pages_there_are():
+    (draft,) = drafter(ToyTarget(VOCAB, cache_tokens=16), k=3, beams=3).propose([text(1, range(12))], [9])
+    assert len(draft) == 4
