@@ -10,7 +10,7 @@ from functools import partial
 from numbers import Integral
 from typing import Any, Literal, cast, overload
 
-from outrider.core import Constraint, SamplingParams, Token, TokenLogprob, derive_seeds, shown
+from outrider.core import Constraint, SamplingParams, Token, TokenLogprob
 from outrider.drafters.base import DrafterConfig, Setting, models_loaded, most_drafted
 from outrider.drafters.registry import parse_drafter
 from outrider.engine.engine import Engine
@@ -21,6 +21,7 @@ from outrider.engine.stats import Stats
 from outrider.errors import ConfigError, RequestError
 from outrider.grammar import GrammarSpec, compile_constraint, read_response_format
 from outrider.results import Comparison, Result, put_together
+from outrider.sampling import derive_seeds, shown
 from outrider.target.load import Loaded, choose_device, load
 from outrider.target.memory import Beside, beside_of
 from outrider.verify.base import make_verifier

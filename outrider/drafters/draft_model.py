@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from outrider.core import EMPTY, MAX_TOKENS, Draft, Sequence, Token, Verdict, is_whole
+from outrider.core import EMPTY, Draft, Sequence, Token, Verdict
 from outrider.drafters.base import ModelLoaded, Setting
 from outrider.drafters.draft_cache import DraftCache
 from outrider.drafters.draft_tree import Trees, chances_of
@@ -16,6 +16,7 @@ from outrider.drafters.frequent import LEAST_TOKENS, read_ranking, say_only
 from outrider.drafters.options import check_options
 from outrider.errors import ConfigError
 from outrider.models.tokenizer import check_same_vocabulary
+from outrider.sampling import MAX_TOKENS, is_whole
 from outrider.target.base import Start, Target
 from outrider.target.standing import Standing
 from outrider.verify.base import Mode

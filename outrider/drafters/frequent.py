@@ -13,8 +13,9 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from pathlib import Path
 
-from outrider.core import Sequence, Token, is_whole
+from outrider.core import Sequence, Token
 from outrider.errors import ConfigError
+from outrider.sampling import is_whole
 from outrider.target.base import Target
 from outrider.target.narrow import NarrowHead
 

@@ -10,15 +10,7 @@ from itertools import count
 
 import torch
 
-from outrider.core import (
-    EMPTY,
-    Draft,
-    Sequence,
-    Span,
-    Token,
-    Verdict,
-    derive_seeds,
-)
+from outrider.core import EMPTY, Draft, Sequence, Span, Token, Verdict
 from outrider.drafters.base import Drafter, follower
 from outrider.drafters.grammar import ForcedFirst
 from outrider.engine.events import Event, Live, Outcome, describe, extend, logprobs_of
@@ -29,6 +21,7 @@ from outrider.engine.stats import Stats, Times
 from outrider.engine.text import Decoder as TokenDecoder
 from outrider.engine.text import TextStream
 from outrider.errors import OutriderError, RequestError
+from outrider.sampling import derive_seeds
 from outrider.target.base import Target
 from outrider.target.standing import Standing
 from outrider.verify.base import Verifier

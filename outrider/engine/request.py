@@ -4,17 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from outrider.core import (
-    MAX_BATCH,
-    MAX_TOKENS,
-    Constraint,
-    SamplingParams,
-    Token,
-    check_token_ids,
-    check_whole,
-    is_whole,
-)
+from outrider.core import Constraint, SamplingParams, Token
 from outrider.errors import RequestError
+from outrider.sampling import MAX_BATCH, MAX_TOKENS, check_token_ids, check_whole, is_whole
 from outrider.target.base import Target
 
 

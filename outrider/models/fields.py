@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from outrider.core import shown
 from outrider.errors import ConfigError
+from outrider.sampling import shown
 
 Values = Mapping[str, Any]
 

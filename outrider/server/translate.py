@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from outrider.api import LLM
-from outrider.core import MAX_SEED, Constraint, SamplingParams, Token, derive_seeds
+from outrider.core import Constraint, SamplingParams, Token
 from outrider.engine.request import Request, longest
+from outrider.sampling import MAX_SEED, derive_seeds
 from outrider.server.body import parse
 from outrider.server.fitting import least_tokens
 from outrider.server.problems import Problem

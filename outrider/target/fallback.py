@@ -16,8 +16,9 @@ from torch import Tensor
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from outrider.core import MAX_TOKENS, Draft, Span, Token
+from outrider.core import Draft, Span, Token
 from outrider.errors import ConfigError, OutriderError
+from outrider.sampling import MAX_TOKENS
 from outrider.target.base import Start
 from outrider.target.pages import PagePool
 from outrider.target.standing import Standing

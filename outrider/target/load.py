@@ -10,7 +10,6 @@ from typing import Any, cast, get_args
 
 import torch
 
-from outrider.core import MAX_BATCH, MAX_TOKENS, check_whole
 from outrider.errors import ConfigError
 from outrider.models.cache import Progress
 from outrider.models.decoder import Decoder
@@ -19,6 +18,7 @@ from outrider.models.hub import resolve
 from outrider.models.linear import Quantization
 from outrider.models.load import load_decoder, read_config
 from outrider.models.tokenizer import Tokenizer
+from outrider.sampling import MAX_BATCH, MAX_TOKENS, check_whole
 from outrider.target.base import Target
 from outrider.target.memory import LEAST_TOKENS, Beside, MemoryPlan, Work, plan_memory
 from outrider.target.native import NativeTarget

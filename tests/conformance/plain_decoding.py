@@ -10,10 +10,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from outrider.core import SamplingParams, Sequence, Token, derive_seeds
+from outrider.core import SamplingParams, Sequence, Token
 from outrider.engine.engine import Engine
 from outrider.engine.events import Event
 from outrider.engine.request import Request
+from outrider.sampling import derive_seeds
 from outrider.verify.law import shape_logits
 from outrider.verify.noise import gumbel
 

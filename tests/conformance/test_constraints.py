@@ -21,12 +21,13 @@ from drafter_cast import EVERYBODY, Stage, make_drafter
 from plain_decoding import Told, assert_same, choice, opinion, run
 from testbed import PIECES, TOKENIZER, Testbed
 
-from outrider.core import EMPTY, Constraint, Draft, SamplingParams, Sequence, Token, derive_seeds
+from outrider.core import EMPTY, Constraint, Draft, SamplingParams, Sequence, Token
 from outrider.engine.engine import Engine
 from outrider.engine.request import Limits, Request
 from outrider.engine.stats import Stats
 from outrider.errors import RequestError
 from outrider.grammar import GrammarSpec, compile_constraint
+from outrider.sampling import derive_seeds
 from outrider.testing import ByteTokenizer, ScriptedDrafter, ToyTarget
 from outrider.verify.base import make_verifier
 

@@ -13,10 +13,11 @@ from plain_decoding import Told, assert_same, first_stop, request, run
 from testbed import EOS, PIECES, TOKENIZER, VOCAB
 from toy_world import TOY, WORLD, target
 
-from outrider.core import MAX_N, Draft, SamplingParams, Sequence, Token
+from outrider.core import Draft, SamplingParams, Sequence, Token
 from outrider.engine.engine import Engine
 from outrider.engine.request import Request
 from outrider.errors import RequestError
+from outrider.sampling import MAX_N
 from outrider.testing import ScriptedDrafter
 from outrider.verify.base import make_verifier
 

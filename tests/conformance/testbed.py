@@ -13,10 +13,11 @@ from drafter_cast import Stage, make_drafter
 from plain_decoding import Told, World, assert_same, plain, run
 from torch import Tensor
 
-from outrider.core import SamplingParams, Token, derive_seeds
+from outrider.core import SamplingParams, Token
 from outrider.engine.engine import Engine
 from outrider.engine.request import Limits, Request
 from outrider.engine.stats import Stats
+from outrider.sampling import derive_seeds
 from outrider.target.base import Target
 from outrider.verify.base import make_verifier
 

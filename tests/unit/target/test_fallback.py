@@ -10,8 +10,9 @@ import torch
 import transformers as hf
 from safetensors.torch import load_file, save_file
 
-from outrider.core import MAX_TOKENS, Draft, Span
+from outrider.core import Draft, Span
 from outrider.errors import ConfigError, OutriderError
+from outrider.sampling import MAX_TOKENS
 from outrider.target.fallback import FallbackTarget, context_of
 
 VOCAB, HIDDEN = 61, 32
