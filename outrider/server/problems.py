@@ -100,9 +100,13 @@ def _of_validation(error: RequestValidationError) -> Problem:
 
 
 def _field(found: Mapping[str, Any]) -> str:
-    """The request's own field, and the place in it where that is a list."""
+    """The request's own field, and the place in it where that is a list, or an object of fields of ours."""
     place = [part for part in found["loc"] if part != "body"]
-    inside = [part for part in place[1:2] if isinstance(part, int)]
+    of_fields = place[:1] in (
+        ["speculation"],
+        ["stream_options"],
+    )  # elsewhere names are clients', or of a field's forms
+    inside = [part for part in place[1:2] if isinstance(part, int) or of_fields]
     return ".".join(str(part) for part in (*place[:1], *inside))
 
 

@@ -390,3 +390,18 @@ def test_a_stream_left_before_its_first_byte_frees_its_job(blocked: bool):
         return cancelled
 
     assert asyncio.run(leave())
+
+
+@pytest.mark.parametrize(
+    ("wish", "param"),
+    [
+        ({"speculation": {"max_tokens": -1}}, "speculation.max_tokens"),
+        ({"speculation": {"off": "maybe"}}, "speculation.off"),
+        ({"speculation": 3}, "speculation"),
+        ({"temperature": "warm"}, "temperature"),
+    ],
+)
+def test_a_field_inside_another_is_named(serve: Serve, wish: dict[str, Any], param: str):
+    told = problem(serve().post(URL, prompt="a", **wish))
+    assert told["param"] == param
+    assert told["message"].startswith(f"{param}: ")

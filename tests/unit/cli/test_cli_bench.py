@@ -50,6 +50,7 @@ def test_profile_names_operators(cli):
     [
         (["synthetic:huge"], "choose one of: llama-8b"),
         (["synthetic", "--batch", "0"], "--batch must be 1 to 1024"),
+        (["synthetic", "--max-tokens", "1"], "--max-tokens must be 2 to"),
         (["synthetic", "--profile", "--rounds", "900"], "at most 211"),
         (["synthetic", "--prompt", "a"], "asked random tokens"),
         (["synthetic", "--quantize", "int4"], "float weights"),
