@@ -1,15 +1,15 @@
 """`outrider`, and `python -m outrider`."""
 
-import signal
 from typing import NoReturn
+
+from outrider.cli.interrupts import ending_at_once
 
 
 def main() -> NoReturn:
-    """The command line. Ctrl-C while it is still being imported ends the process at once, without a traceback."""
-    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from outrider.cli.main import main as run
+    """The command line."""
+    with ending_at_once():
+        from outrider.cli.main import main as run
 
-    signal.signal(signal.SIGINT, before)
     run()
 
 

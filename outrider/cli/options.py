@@ -5,15 +5,14 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
-import signal
-import threading
 from collections.abc import Callable
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from outrider.cli.interrupts import ending_at_once
 from outrider.cli.usage import did_you_mean
 from outrider.errors import ConfigError, RequestError
 
@@ -58,7 +57,8 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     parameters = [parameter for group in groups.values() for parameter in _parameters(group)]
 
     def flat(**given: Any) -> None:
-        import_torch()
+        with ending_at_once():
+            importlib.import_module("torch")  # which every one of these needs
         parts = {name: group(**{f.name: given[f.name] for f in fields(group)}) for name, group in groups.items()}
         command(**parts)
 
@@ -66,18 +66,6 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     flat.__annotations__ = {each.name: each.annotation for each in parameters}
     vars(flat)["__signature__"] = inspect.Signature(parameters)
     return flat
-
-
-def import_torch() -> None:
-    """Import what every model needs. Ctrl-C meanwhile ends the process: torch's own import would lose it."""
-    if threading.current_thread() is not threading.main_thread():  # only that one is ever interrupted
-        importlib.import_module("torch")
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        importlib.import_module("torch")
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _parameters(group: Any) -> list[inspect.Parameter]:
@@ -120,6 +108,9 @@ class Model(Placed, Named):
     max_batch: int = option(8, "Texts at once")
 
 
+WITH_PREDICTION = "suffix+prediction"  # cheap for every text, and drafts from a `prediction`
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafting:
     """Drafting."""
@@ -137,6 +128,11 @@ class Drafting:
             _choose("--rule", self.rule, ("block", "token"))
             if self.mode != "distribution":
                 raise ConfigError(f"--rule {self.rule} belongs to --mode distribution; mode seeded has one rule")
+
+    def else_with(self, drafter: str) -> Drafting:
+        """The same, with this drafter where none was asked for."""
+        asked = self.drafter is not None or self.speculative_config is not None
+        return self if asked else replace(self, drafter=drafter)
 
     def config(self) -> str | DrafterConfig:
         """What LLM takes as its drafter."""

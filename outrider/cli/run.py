@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from outrider.cli.figures import comparison, figures
-from outrider.cli.options import Drafting, Model, Sampling, argument, build, option, read_text
+from outrider.cli.options import WITH_PREDICTION, Drafting, Model, Sampling, argument, build, option, read_text
 from outrider.cli.show import Screen, bars
 from outrider.errors import ConfigError, OutriderError, RequestError
 
@@ -102,8 +102,8 @@ def run(asked: Asked, drafting: Drafting, model: Model, sampling: Sampling, outp
     _check(output)
     params = sampling.params(n=output.n, logprobs=output.logprobs)
     question = _ask(asked, params)
-    if asked.prediction is not None and drafting.drafter is None and drafting.speculative_config is None:
-        drafting = replace(drafting, drafter="suffix+prediction")
+    if asked.prediction is not None:
+        drafting = drafting.else_with(WITH_PREDICTION)
     screen = Screen(no_color=output.no_color)
     with bars(screen.notes) as progress:
         llm = build(model, drafting, progress)

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from outrider.cli.options import Drafting, Model, argument, build, option
+from outrider.cli.options import WITH_PREDICTION, Drafting, Model, argument, build, option
 from outrider.cli.show import Screen, bars
 from outrider.errors import ConfigError
 from outrider.server.settings import DEADLINE, DRAIN_TIMEOUT, MAX_QUEUE
@@ -15,8 +15,6 @@ from outrider.server.settings import DEADLINE, DRAIN_TIMEOUT, MAX_QUEUE
 if TYPE_CHECKING:
     from outrider.api import LLM
     from outrider.server.settings import Settings
-
-DRAFTER = "suffix+prediction"  # cheap for every text, and drafts from a client's `prediction`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +68,7 @@ def serve(served: Served, drafting: Drafting, model: Model) -> None:
         if model.model not in ("demo", served.name):
             raise ConfigError(f"MODEL {served.name} and --model {model.model} each name a model; give one of them")
         model = replace(model, model=served.name)
-    if drafting.drafter is None and drafting.speculative_config is None:
-        drafting = replace(drafting, drafter=DRAFTER)
+    drafting = drafting.else_with(WITH_PREDICTION)
     _check_drafter(drafting)
     settings = served.settings(model.model)
 

@@ -95,6 +95,8 @@ class Mix:
     not win of an empty draft and of all the tokens committed.
     """
 
+    aliases = ("mix",)
+
     def __init__(self, drafters: Seq[Drafter]) -> None:
         self.name = "+".join(drafter.name for drafter in drafters)
         self.members = [_Member(drafter, float(drafter.max_tokens)) for drafter in sorted(drafters, key=is_dear)]

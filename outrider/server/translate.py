@@ -233,6 +233,6 @@ def _max_draft(speculation: Speculation | None, llm: LLM) -> int | None:
 
 
 def _is_own(name: str, llm: LLM) -> bool:
-    """Whether the server's drafter goes by this name: its own, its members' in any order, or that of all mixtures."""
-    own = llm.drafter.name
-    return name == own or ("+" in own and (name == "mix" or sorted(name.split("+")) == sorted(own.split("+"))))
+    """Whether the server's drafter goes by this name: its own, its members' in any order, or another it has."""
+    own, aliases = llm.drafter.name, getattr(llm.drafter, "aliases", ())
+    return name in aliases or sorted(name.split("+")) == sorted(own.split("+"))

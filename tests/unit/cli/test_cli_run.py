@@ -324,3 +324,9 @@ def test_a_picture_that_has_no_folder_is_refused_before_the_answer(cli, stage, t
 def test_a_few_drafted_tokens_are_no_verdict(cli, stage):
     assert "too few to say more" in cli("run", ASK, "--max-tokens", "12", "--no-color").err
     assert "too few" not in cli("run", ASK, "--no-color").err
+
+
+def test_a_prediction_alone_brings_a_drafter_that_uses_it(cli, stage):
+    told = json.loads(cli("run", ASK, "--json", "--prediction", SONG).out)
+    assert told["text"] == SONG
+    assert {each["drafter"] for each in told["provenance"] if each["origin"] == "accepted"} >= {"prediction"}
