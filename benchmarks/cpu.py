@@ -22,10 +22,10 @@ from typing import Any
 import torch
 
 from outrider import LLM, SamplingParams
-from outrider.api import Result
+from outrider.checkpoints.resolve import resolve
+from outrider.core.errors import LosslessError
+from outrider.engine.results import Result
 from outrider.engine.stats import Stats, total
-from outrider.errors import LosslessError
-from outrider.models.hub import resolve
 
 PROMPTS: dict[str, list[str]] = json.loads((Path(__file__).parent / "prompts.json").read_text())
 DRAFTERS = ("suffix", "prompt-lookup", "mix")

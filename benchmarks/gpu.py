@@ -25,7 +25,7 @@ import torch
 from gpu_frame import Bench, OutOfTime, Plan, Row, read_bandwidth
 from gpu_parts import PARTS
 
-from outrider.synthetic import SHAPES, weight_bytes
+from outrider.testing.synthetic import SHAPES, weight_bytes
 
 TINY = {"prompt": 24, "new": 24, "batches": (1, 4), "contexts": (24, 96), "widths": (1, 4, 6), "pinned_prompts": 4}
 COLUMNS = (

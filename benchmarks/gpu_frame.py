@@ -16,7 +16,7 @@ import torch
 
 from outrider.bench.measure import Measured, random_prompts
 from outrider.bench.rig import Rig
-from outrider.synthetic import EOS, SyntheticPair, cache_bytes, synthetic_pair, weight_bytes
+from outrider.testing.synthetic import EOS, SyntheticPair, cache_bytes, synthetic_pair, weight_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

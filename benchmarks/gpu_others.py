@@ -15,8 +15,8 @@ from gpu_frame import Bench, Row, sync
 
 from outrider import LLM, SamplingParams
 from outrider.bench.measure import measure, random_prompts
-from outrider.models.demo import demo_folder
-from outrider.synthetic import EOS, save_decoder, synthetic_pair, transformers_model
+from outrider.checkpoints.demo import demo_folder
+from outrider.testing.synthetic import EOS, save_decoder, synthetic_pair, transformers_model
 
 HERE = Path(__file__).parent
 

@@ -12,9 +12,10 @@ from outrider import SamplingParams
 from outrider.bench.measure import Measured, measure
 from outrider.bench.rig import DRAFT_MODEL, Rig
 from outrider.bench.waits import Waits
-from outrider.core import Draft, Span
-from outrider.drafters.frequent import SHARE
-from outrider.synthetic import rare_words
+from outrider.core.draft import Draft
+from outrider.core.sequence import Span
+from outrider.drafters.reduced_vocab import SHARE
+from outrider.testing.synthetic import rare_words
 
 SPEC = f"{DRAFT_MODEL},k=5"
 NARROW = 32_768

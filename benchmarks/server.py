@@ -39,7 +39,7 @@ from typing import Any
 import httpx
 import torch
 
-from outrider.models.hub import resolve
+from outrider.checkpoints.resolve import resolve
 
 HERE = Path(__file__).parent
 PROMPTS: dict[str, list[str]] = json.loads((HERE / "prompts.json").read_text())
@@ -128,7 +128,7 @@ async def put_load(system: System, clients: int, prompts: list[str], tokens: int
     """So many clients at once, until every prompt is answered."""
     answers: dict[int, Answer] = {}
     left = iter(enumerate(prompts))
-    async with httpx.AsyncClient(timeout=1200, limits=httpx.Limits(max_connections=None)) as http:
+    async with httpx.AsyncClient(timeout=1200, limits=httpx.EngineLimits(max_connections=None)) as http:
 
         async def client() -> None:
             for i, prompt in left:

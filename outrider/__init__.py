@@ -5,14 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from outrider.api import LLM, Comparison, Result
-    from outrider.core import SamplingParams
-    from outrider.target.load import load
+    from outrider.core.sampling import SamplingParams
+    from outrider.engine.results import Comparison, Result
+    from outrider.llm import LLM
+    from outrider.loading.load import load
 
 __version__ = "0.1.0"
 __all__ = ["LLM", "Comparison", "Result", "SamplingParams", "load"]
 
-_HOMES = {"LLM": "api", "Comparison": "api", "Result": "api", "SamplingParams": "core", "load": "target.load"}
+_HOMES = {
+    "LLM": "llm",
+    "Comparison": "engine.results",
+    "Result": "engine.results",
+    "SamplingParams": "core.sampling",
+    "load": "loading.load",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -7,12 +7,12 @@ import time
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
-from outrider.core import SamplingParams, Token
+from outrider.core.errors import ConfigError
+from outrider.core.sampling import SamplingParams, Token
 from outrider.engine.engine import Engine
 from outrider.engine.events import Event
 from outrider.engine.request import Request
 from outrider.engine.stats import Stats, Times, total
-from outrider.errors import ConfigError
 
 
 @dataclass(slots=True)

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from outrider.api import LLM
-from outrider.drafters.base import Drafter, DrafterConfig, Setting
+from outrider.drafters.base import Drafter, DrafterConfig, DrafterContext
 from outrider.drafters.registry import parse_drafter
+from outrider.llm import LLM
+from outrider.loading.load import LoadedModel
 from outrider.models.decoder import Decoder
-from outrider.synthetic import SyntheticPair
-from outrider.target.load import Loaded
-from outrider.target.native import NativeTarget
+from outrider.runners.native import NativeRunner
+from outrider.testing.synthetic import SyntheticPair
 
 DRAFT_MODEL = "draft-model:model=synthetic"
 """The drafter that runs the pair's draft; options may follow, such as `,k=8`."""
@@ -23,10 +23,10 @@ class WithDraft:
     """A drafter's configuration whose draft model is at hand, whatever name it gives."""
 
     config: DrafterConfig
-    draft: Loaded
+    draft: LoadedModel
 
-    def build(self, setting: Setting) -> Drafter:
-        return self.config.build(replace(setting, load_target=lambda *_, **__: self.draft))
+    def build(self, setting: DrafterContext) -> Drafter:
+        return self.config.build(replace(setting, load_runner=lambda *_, **__: self.draft))
 
 
 class Rig:
@@ -38,9 +38,9 @@ class Rig:
     def __init__(self, pair: SyntheticPair, *, cache_tokens: int, context: int, pinned: bool = False) -> None:
         self.pair, self.context = pair, context
 
-        def loaded(name: str, decoder: Decoder, tokens: int, pinned: bool) -> Loaded:
-            target = NativeTarget(decoder, tokens, context=context, pinned=pinned)
-            return Loaded(name, Path(name), target, pair.tokenizer, str(decoder.dtype).removeprefix("torch."))
+        def loaded(name: str, decoder: Decoder, tokens: int, pinned: bool) -> LoadedModel:
+            target = NativeRunner(decoder, tokens, context=context, pinned=pinned)
+            return LoadedModel(name, Path(name), target, pair.tokenizer, str(decoder.dtype).removeprefix("torch."))
 
         self.target = loaded("synthetic", pair.target, cache_tokens, pinned)
         # A draft runs some tokens ahead of the text, and is never asked to be pinned: guesses may be anything.

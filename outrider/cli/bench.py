@@ -12,13 +12,13 @@ from rich.text import Text
 
 from outrider.cli.options import Drafting, Model, Placed, argument, build, engine_options, option
 from outrider.cli.show import Screen, bars
-from outrider.errors import ConfigError
+from outrider.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from outrider.api import LLM
     from outrider.bench.measure import Measured
     from outrider.bench.profile import Cost, Profile
-    from outrider.core import SamplingParams
+    from outrider.core.sampling import SamplingParams
+    from outrider.llm import LLM
 
 SYNTHETIC = "synthetic"
 TEXT = "Explain, step by step, how a steam engine turns heat into motion, and why it lost to the diesel engine."
@@ -79,8 +79,8 @@ def _synthetic(timed: Timed, drafting: Drafting, model: Model) -> tuple[LLM, lis
     """An LLM over a synthetic pair, and random prompts. Without --drafter the pair's draft guesses."""
     from outrider.bench.measure import random_prompts
     from outrider.bench.rig import DRAFT_MODEL, Rig
-    from outrider.synthetic import EOS, synthetic_pair
-    from outrider.target.load import DTYPES, LoadOptions, choose_context, choose_device
+    from outrider.loading.load import DTYPES, LoadOptions, choose_context, choose_device
+    from outrider.testing.synthetic import EOS, synthetic_pair
 
     if timed.prompt is not None:
         raise ConfigError("--prompt: a synthetic model is asked random tokens; leave it out, or name another model")
@@ -105,7 +105,7 @@ def _synthetic(timed: Timed, drafting: Drafting, model: Model) -> tuple[LLM, lis
 def _both(llm: LLM, prompts: list[list[int]], max_tokens: int) -> tuple[Measured, Measured]:
     """The prompts answered without drafts, then with; each after a warm-up nobody sees."""
     from outrider.bench.measure import measure
-    from outrider.core import SamplingParams
+    from outrider.core.sampling import SamplingParams
 
     found: list[Measured] = []
     for name, max_draft in (("plain", 0), ("speculative", None)):
@@ -120,7 +120,7 @@ def _both(llm: LLM, prompts: list[list[int]], max_tokens: int) -> tuple[Measured
 def _profile(llm: LLM, prompts: list[list[int]], rounds: int) -> Profile:
     """Profile rounds in which every prompt has been read. The same rounds are gone through once before, unseen."""
     from outrider.bench.profile import profile_rounds
-    from outrider.core import SamplingParams
+    from outrider.core.sampling import SamplingParams
 
     needed = (3 * rounds + WARM_UP_ROUNDS + 2) * (llm.drafter.max_tokens + 1)
     room = llm.loaded.target.context - max(map(len, prompts))

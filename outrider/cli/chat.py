@@ -17,12 +17,12 @@ from outrider.cli.figures import figures
 from outrider.cli.options import Drafting, Model, Sampling, build, engine_options, option
 from outrider.cli.show import Screen, bars
 from outrider.cli.usage import did_you_mean
-from outrider.errors import ConfigError, RequestError
+from outrider.core.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
-    from outrider.api import LLM
-    from outrider.core import SamplingParams
+    from outrider.core.sampling import SamplingParams
     from outrider.engine.stats import Stats
+    from outrider.llm import LLM
 
 COMMANDS = {
     "/help": "these commands",
@@ -108,9 +108,9 @@ class Chat:
     def draft_with(self, spec: str, engine: dict[str, Any]) -> None:
         """Change the drafter; the model stays loaded and the conversation stands. ConfigError changes nothing."""
         if spec:
-            from outrider import api
+            from outrider.llm import LLM
 
-            self.llm = api.LLM(self.llm.loaded, drafter=spec, **engine)
+            self.llm = LLM(self.llm.loaded, drafter=spec, **engine)
         self.screen.note(f"drafter: {spec or self.llm.drafter.name}")
 
 

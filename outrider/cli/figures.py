@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from outrider.api import Comparison
+    from outrider.engine.results import Comparison
     from outrider.engine.stats import Stats, Tally
 
 SHOWN_POSITIONS = 6

@@ -14,7 +14,7 @@ from outrider.cli.show import Screen, clean
 
 def list_models(as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
     """The models that are here."""
-    from outrider.models.hub import home, installed
+    from outrider.checkpoints.resolve import home, installed
 
     models = list(installed())
     if as_json:

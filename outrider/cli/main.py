@@ -22,7 +22,7 @@ from outrider.cli.run import run
 from outrider.cli.serve import serve
 from outrider.cli.show import clean
 from outrider.cli.usage import UsageError, explain
-from outrider.errors import ConfigError, LosslessError, OutriderError
+from outrider.core.errors import ConfigError, LosslessError, OutriderError
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 

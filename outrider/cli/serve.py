@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Literal
 
 from outrider.cli.options import WITH_PREDICTION, Drafting, Model, argument, build, option
 from outrider.cli.show import Screen, bars
-from outrider.errors import ConfigError
+from outrider.core.errors import ConfigError
 from outrider.server.settings import DEADLINE, DRAIN_TIMEOUT, MAX_QUEUE
 
 if TYPE_CHECKING:
-    from outrider.api import LLM
+    from outrider.llm import LLM
     from outrider.server.settings import Settings
 
 
@@ -120,7 +120,7 @@ def _check_installed() -> None:
 
 def _warm_up(llm: LLM) -> None:
     """A few rounds nobody sees, so that the first client does not pay what a first run costs."""
-    from outrider.core import SamplingParams
+    from outrider.core.sampling import SamplingParams
     from outrider.engine.stats import Stats
     from outrider.grammar import prepare
 

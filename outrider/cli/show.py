@@ -19,13 +19,13 @@ from rich.progress import Progress as RichProgress
 from rich.segment import ControlType
 from rich.text import Text
 
-from outrider.errors import ConfigError
+from outrider.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from outrider.api import Result
-    from outrider.core import Origin, Provenance
+    from outrider.checkpoints.storage import Progress
+    from outrider.core.outputs import Origin, Provenance
     from outrider.engine.events import Event
-    from outrider.models.cache import Progress
+    from outrider.engine.results import Result
 
 # Of middling brightness, so that each can be read on a dark and on a light screen.
 STYLES: dict[str, str] = {"accepted": "#1f9d3a", "recovered": "#b8860b", "bonus": "#3b82f6", "plain": ""}

@@ -7,8 +7,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
-from outrider.core import Draft, Sequence, Verdict
-from outrider.target.standing import Standing
+from outrider.core.draft import Draft, Verdict
+from outrider.core.sequence import Sequence
+from outrider.runners.device_state import DeviceState
 
 
 class Drafter(Protocol):
@@ -52,7 +53,7 @@ class Drafter(Protocol):
 class Follower(Protocol):
     """A drafter that can guess before the host knows what the round in flight brought: a method besides the others."""
 
-    def follow(self, seqs: Seq[Sequence], budgets: Seq[int], standing: Standing) -> list[Draft] | None:
+    def follow(self, seqs: Seq[Sequence], budgets: Seq[int], standing: DeviceState) -> list[Draft] | None:
         """As `propose`, after where the device says that each text stands; chains only. None: wait and ask again.
 
         The sequences are as they were before the round in flight, whose outcome `observe` tells next.
@@ -91,7 +92,7 @@ def most_drafted(config: DrafterConfig) -> int | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class DrafterContext:
     """What a drafter may know of the engine it drafts for."""
 
     vocab_size: int
@@ -100,7 +101,7 @@ class Setting:
     mode: Literal["seeded", "distribution"] = "seeded"
     tokenizer: Any = None
     device: Any = "cpu"
-    load_target: Callable[..., Any] | None = None
+    load_runner: Callable[..., Any] | None = None
     """Loads a draft model by name; only a drafter that runs a model calls it."""
     max_batch: int = 8
     """Most texts it is asked for at once."""
@@ -113,6 +114,6 @@ class DrafterConfig(Protocol):
     tokens are not an option `k` says them in a property `max_tokens`, see `most_drafted`.
     """
 
-    def build(self, setting: Setting) -> Drafter:
+    def build(self, setting: DrafterContext) -> Drafter:
         """The drafter, ready to draft for an engine of this setting."""
         ...

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from outrider.core import Token
+from outrider.core.sampling import Token
 
 DOUBT = (0.8, 0.74, 0.53, 0.4, 0.22, 0.11, 0.06, 0.03)
 """By grade: chance that a token which once followed such a match does not follow it again."""
-_MOST_SEEN = 8
+_MAX_SEEN = 8
 _PRIOR = 6.0
 """The ratio assumed at first has the weight of this many tokens."""
 _KEEP = 1 - 1 / 48
@@ -26,7 +26,7 @@ def grade(match: int) -> int:
     return _GRADES[match] if match < len(_GRADES) else 7
 
 
-_CLAIMS = tuple(tuple(1 - doubt**seen for seen in range(_MOST_SEEN + 1)) for doubt in DOUBT)
+_CLAIMS = tuple(tuple(1 - doubt**seen for seen in range(_MAX_SEEN + 1)) for doubt in DOUBT)
 
 
 def claim(match: int, votes: int, seen: int) -> float:
@@ -34,7 +34,7 @@ def claim(match: int, votes: int, seen: int) -> float:
 
     Each occurrence of the match leaves only a part of the doubt the one before it left.
     """
-    return votes / seen * _CLAIMS[grade(match)][min(seen, _MOST_SEEN)]
+    return votes / seen * _CLAIMS[grade(match)][min(seen, _MAX_SEEN)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,9 @@ from collections.abc import Sequence as Seq
 
 import torch
 
-from outrider.core import Sequence, Span, Token
-from outrider.target.base import Target
+from outrider.core.sampling import Token
+from outrider.core.sequence import Sequence, Span
+from outrider.runners.base import Runner
 
 CHUNK = 512
 """Most tokens of a text read in one pass."""
@@ -20,7 +21,7 @@ class DraftCache:
     all its guesses but the last in the cache; they may still be on their way to the host.
     """
 
-    def __init__(self, model: Target, vocab_size: int, guesses: int) -> None:
+    def __init__(self, model: Runner, vocab_size: int, guesses: int) -> None:
         """vocab_size: tokens that draft and target both know; guesses: most of them a round."""
         self.model, self.vocab_size, self.guesses = model, vocab_size, guesses
         self._held: dict[int, list[Token]] = {}

@@ -8,17 +8,18 @@ from typing import Any
 
 import torch
 
-from outrider.core import EMPTY, Draft, Sequence, Token, Verdict
-from outrider.drafters.base import ModelLoaded, Setting
+from outrider.core.draft import EMPTY, Draft, Verdict
+from outrider.core.errors import ConfigError
+from outrider.core.sampling import MAX_TOKENS, Token, is_whole
+from outrider.core.sequence import Sequence
+from outrider.drafters.base import DrafterContext, ModelLoaded
 from outrider.drafters.draft_cache import DraftCache
 from outrider.drafters.draft_tree import Trees, chances_of
-from outrider.drafters.frequent import LEAST_TOKENS, read_ranking, say_only
 from outrider.drafters.options import check_options
-from outrider.errors import ConfigError
+from outrider.drafters.reduced_vocab import MIN_TOKENS, read_ranking, reduce_vocab
 from outrider.models.tokenizer import check_same_vocabulary
-from outrider.sampling import MAX_TOKENS, is_whole
-from outrider.target.base import Start, Target
-from outrider.target.standing import Standing
+from outrider.runners.base import ChainStart, Runner
+from outrider.runners.device_state import DeviceState
 from outrider.verify.base import Mode
 from outrider.verify.propose import draft_token
 
@@ -57,8 +58,8 @@ class DraftModelConfig:
                 f"draft-model: min_prob={self.min_prob} ends chains and beams={self.beams} drafts trees, which grow "
                 "where the draft model is surest anyway; leave one of them out"
             )
-        if not is_whole(self.vocab) or (self.vocab and not LEAST_TOKENS <= self.vocab <= MAX_TOKENS):
-            raise ConfigError(f"draft-model: vocab must be 0 or {LEAST_TOKENS} to {MAX_TOKENS}, got {self.vocab!r}")
+        if not is_whole(self.vocab) or (self.vocab and not MIN_TOKENS <= self.vocab <= MAX_TOKENS):
+            raise ConfigError(f"draft-model: vocab must be 0 or {MIN_TOKENS} to {MAX_TOKENS}, got {self.vocab!r}")
         if self.ranking and not self.vocab:
             raise ConfigError("draft-model: ranking orders what vocab keeps; give vocab too, such as vocab=32768")
 
@@ -70,11 +71,11 @@ class DraftModelConfig:
     def max_tokens(self) -> int:
         return self.k * self.beams
 
-    def build(self, setting: Setting) -> DraftModel:
-        if setting.load_target is None:
+    def build(self, setting: DrafterContext) -> DraftModel:
+        if setting.load_runner is None:
             raise ConfigError("draft-model: no loader for models was given")
         ranking = read_ranking(self.ranking, setting.vocab_size)
-        loaded = setting.load_target(
+        loaded = setting.load_runner(
             self.model, device=self.device or "", dtype=self.dtype or "auto", quantize=self.quantize or "auto"
         )
         check_same_vocabulary(setting.tokenizer, loaded.tokenizer, setting.vocab_size, loaded.target.vocab_size)
@@ -102,7 +103,9 @@ class DraftModel:
     name = "draft-model"
     dear = True
 
-    def __init__(self, model: Target, setting: Setting, config: DraftModelConfig, ranking: Seq[Token] = ()) -> None:
+    def __init__(
+        self, model: Runner, setting: DrafterContext, config: DraftModelConfig, ranking: Seq[Token] = ()
+    ) -> None:
         """ranking: tokens, the most frequent first, where `config.vocab` leaves some out; the rest rank by id."""
         self.model, self.config = model, config
         self.mode: Mode = setting.mode
@@ -113,7 +116,7 @@ class DraftModel:
         self._usual = 1.0
         """Tokens that stood of late, on average over rounds."""
         ends = sorted(getattr(setting.tokenizer, "eos_ids", ()))  # rare, but sure to come once in a text
-        self._frequent = say_only(model, config.vocab, (*ends, *ranking), self.vocab_size)
+        self._frequent = reduce_vocab(model, config.vocab, (*ends, *ranking), self.vocab_size)
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[int]) -> list[Draft]:
         if self._frequent is not None:
@@ -123,7 +126,7 @@ class DraftModel:
         budgets = [min(budget, self.config.k) for budget in budgets]
         return self._at_once(seqs, budgets) or self._chains(seqs, budgets)
 
-    def follow(self, seqs: Seq[Sequence], budgets: Seq[int], standing: Standing) -> list[Draft] | None:
+    def follow(self, seqs: Seq[Sequence], budgets: Seq[int], standing: DeviceState) -> list[Draft] | None:
         """Chains behind chains: all the draft model has not read yet are a text's last two tokens, at most.
 
         None where a text that may be drafted for has no chain in flight: `propose` begins one.
@@ -138,7 +141,7 @@ class DraftModel:
             return None
         drafts = [EMPTY] * len(seqs)
         if rows:
-            starts = [Start(seq.id, seq.seed, seq.params.temperature) for seq in (seqs[i] for i in rows)]
+            starts = [ChainStart(seq.id, seq.seed, seq.params.temperature) for seq in (seqs[i] for i in rows)]
             chains = self.model.draft_chains(starts, self.config.k, standing.take(rows))
             for i, chain in zip(rows, chains or (), strict=True):
                 cache.chain_behind(seqs[i], chain)
@@ -178,7 +181,9 @@ class DraftModel:
         if not all(self.cache.hold(seq, k) == k for seq in seqs):
             return None
         self.cache.catch_up(seqs)
-        starts = [Start(s.id, s.seed, s.params.temperature, len(s.tokens), (s.tokens[-2], s.tokens[-1])) for s in seqs]
+        starts = [
+            ChainStart(s.id, s.seed, s.params.temperature, len(s.tokens), (s.tokens[-2], s.tokens[-1])) for s in seqs
+        ]
         chains = self.model.draft_chains(starts, k)
         if chains is None:
             return None

@@ -9,7 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from outrider.core import Draft, Sequence, Span, Token
+from outrider.core.draft import Draft
+from outrider.core.sampling import Token
+from outrider.core.sequence import Sequence, Span
 from outrider.drafters.draft_cache import DraftCache
 from outrider.verify.base import Mode
 from outrider.verify.propose import draft_top

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from outrider.core import EMPTY, Draft, Sequence, Verdict
-from outrider.drafters.base import Drafter, Setting
+from outrider.core.draft import EMPTY, Draft, Verdict
+from outrider.core.sequence import Sequence
+from outrider.drafters.base import Drafter, DrafterContext
 from outrider.drafters.options import check_options
 
 NAME = "grammar"
@@ -22,7 +23,7 @@ class GrammarConfig:
     def __post_init__(self) -> None:
         check_options(NAME, self, k=(1, 256))
 
-    def build(self, setting: Setting) -> Grammar:
+    def build(self, setting: DrafterContext) -> Grammar:
         return Grammar(self.k)
 
 

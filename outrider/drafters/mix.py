@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
-from outrider.core import EMPTY, Draft, Sequence, Token, Verdict
-from outrider.drafters.base import Drafter, DrafterConfig, ModelLoaded, Setting, is_dear, models_loaded, most_drafted
+from outrider.core.draft import EMPTY, Draft, Verdict
+from outrider.core.errors import ConfigError
+from outrider.core.sampling import Token
+from outrider.core.sequence import Sequence
+from outrider.drafters.base import (
+    Drafter,
+    DrafterConfig,
+    DrafterContext,
+    ModelLoaded,
+    is_dear,
+    models_loaded,
+    most_drafted,
+)
 from outrider.drafters.prediction import PredictionConfig
 from outrider.drafters.prompt_lookup import PromptLookupConfig
 from outrider.drafters.suffix import SuffixConfig
-from outrider.errors import ConfigError
 
 _PRIOR = 8.0
 """A member's ratio of tokens that stood to tokens expected starts at 1, with this weight."""
@@ -43,7 +53,7 @@ class MixConfig:
         each = [most_drafted(config) for config in self.of]
         return None if None in each else max(most for most in each if most is not None)
 
-    def build(self, setting: Setting) -> Mix:
+    def build(self, setting: DrafterContext) -> Mix:
         return Mix([config.build(setting) for config in self.of])
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from outrider.core import EMPTY, Draft, Sequence, Verdict
-from outrider.drafters.base import Setting
-from outrider.target.standing import Standing
+from outrider.core.draft import EMPTY, Draft, Verdict
+from outrider.core.sequence import Sequence
+from outrider.drafters.base import DrafterContext
+from outrider.runners.device_state import DeviceState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +19,7 @@ class NoDraftConfig:
     def max_tokens(self) -> int:
         return 0
 
-    def build(self, setting: Setting) -> NoDraft:
+    def build(self, setting: DrafterContext) -> NoDraft:
         return NoDraft()
 
 
@@ -31,7 +32,7 @@ class NoDraft:
     def propose(self, seqs: Seq[Sequence], budgets: Seq[int]) -> list[Draft]:
         return [EMPTY] * len(seqs)
 
-    def follow(self, seqs: Seq[Sequence], budgets: Seq[int], standing: Standing) -> list[Draft]:
+    def follow(self, seqs: Seq[Sequence], budgets: Seq[int], standing: DeviceState) -> list[Draft]:
         return [EMPTY] * len(seqs)
 
     def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:

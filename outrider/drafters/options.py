@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from outrider.drafters.base import Setting
-from outrider.errors import ConfigError
+from outrider.core.errors import ConfigError
+from outrider.drafters.base import DrafterContext
 
 _WORTH_ON_CPU = 0.25
 _WORTH = 0.1
@@ -22,7 +22,7 @@ def check_options(drafter: str, config: object, **ranges: tuple[float, float]) -
             raise ConfigError(f"{drafter}: {name} must be {low} to {high}, got {value}")
 
 
-def least_chance(min_prob: float | None, setting: Setting) -> float:
+def least_chance(min_prob: float | None, setting: DrafterContext) -> float:
     """The chance of standing below which a token is not worth proposing.
 
     Left open, it is what a row costs: on a CPU each further row of a pass adds about a

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from outrider.core import EMPTY, Draft, Sequence, Token, Verdict
-from outrider.drafters.base import Setting
+from outrider.core.draft import EMPTY, Draft, Verdict
+from outrider.core.sampling import Token
+from outrider.core.sequence import Sequence
+from outrider.drafters.base import DrafterContext
 from outrider.drafters.confidence import Confidence, Guess, grade
 from outrider.drafters.options import check_options, least_chance
 
@@ -36,7 +38,7 @@ class PredictionConfig:
     def __post_init__(self) -> None:
         check_options("prediction", self, k=(1, 256), min_prob=(0.0, 1.0))
 
-    def build(self, setting: Setting) -> Prediction:
+    def build(self, setting: DrafterContext) -> Prediction:
         return Prediction(self, least_chance(self.min_prob, setting))
 
 

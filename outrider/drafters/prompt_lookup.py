@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from outrider.core import EMPTY, Draft, Sequence, Token, Verdict
-from outrider.drafters.base import Setting
+from outrider.core.draft import EMPTY, Draft, Verdict
+from outrider.core.errors import ConfigError
+from outrider.core.sampling import Token
+from outrider.core.sequence import Sequence
+from outrider.drafters.base import DrafterContext
 from outrider.drafters.confidence import Confidence, Guess, claim
 from outrider.drafters.options import check_options, least_chance
-from outrider.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +32,7 @@ class PromptLookupConfig:
         if self.min_match > self.max_match:
             raise ConfigError(f"prompt-lookup: min_match ({self.min_match}) is more than max_match ({self.max_match})")
 
-    def build(self, setting: Setting) -> PromptLookup:
+    def build(self, setting: DrafterContext) -> PromptLookup:
         return PromptLookup(self, least_chance(self.min_prob, setting))
 
 

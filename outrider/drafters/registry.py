@@ -13,8 +13,8 @@ from textwrap import dedent
 from types import NoneType
 from typing import Any, NamedTuple, get_args, get_type_hints
 
+from outrider.core.errors import ConfigError
 from outrider.drafters.base import DrafterConfig
-from outrider.errors import ConfigError
 
 _PLACES = {
     "none": "none:NoDraftConfig",

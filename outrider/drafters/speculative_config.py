@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from outrider.core.errors import ConfigError
 from outrider.drafters.base import DrafterConfig
 from outrider.drafters.prompt_lookup import PromptLookupConfig
 from outrider.drafters.suffix import SuffixConfig
-from outrider.errors import ConfigError
 
 _COMMON = ("method", "num_speculative_tokens")
 _KEYS = {

@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from outrider.core import EMPTY, Draft, Sequence, Token, Verdict
-from outrider.drafters.base import Setting
+from outrider.core.draft import EMPTY, Draft, Verdict
+from outrider.core.sampling import Token
+from outrider.core.sequence import Sequence
+from outrider.drafters.base import DrafterContext
 from outrider.drafters.confidence import Confidence, Guess, claim
-from outrider.drafters.growth import Growth, Limits, grow
-from outrider.drafters.occurrences import Occurrences
+from outrider.drafters.ngram_index import NgramIndex
 from outrider.drafters.options import check_options, least_chance
+from outrider.drafters.tree_builder import DraftTree, TreeLimits, grow
 
 _SCAN = 16
 """Most occurrences counted, the most recent ones."""
@@ -58,7 +60,7 @@ class SuffixConfig:
         """Most tokens to propose after a match of this length: a longer one may count as shorter."""
         return int(self.factor * min(match, self.max_depth / (1 + self.factor)))
 
-    def build(self, setting: Setting) -> Suffix:
+    def build(self, setting: DrafterContext) -> Suffix:
         return Suffix(self, least_chance(self.min_prob, setting))
 
 
@@ -66,7 +68,7 @@ class SuffixConfig:
 class _Memory:
     """What is known of one sequence."""
 
-    own: Occurrences = field(default_factory=Occurrences)
+    own: NgramIndex = field(default_factory=NgramIndex)
     """The text itself."""
     trust_own: Confidence = field(default_factory=Confidence)
     """In guesses from the text itself."""
@@ -101,7 +103,7 @@ class Suffix:
         self.config, self.min_prob = config, min_prob
         self.max_tokens = config.k
         self._memories: dict[int, _Memory] = {}
-        self._answers: dict[str, Occurrences] = {}
+        self._answers: dict[str, NgramIndex] = {}
         self._order: deque[str] = deque()
         """The salt of each finished answer, oldest first."""
         self._cached_tokens = 0
@@ -118,7 +120,7 @@ class Suffix:
         answer = seq.tokens[max(seq.prompt_len, len(seq.tokens) - self.config.cached_tokens) :]
         if not answer or not self.config.cached_requests:
             return
-        answers = self._answers.setdefault(seq.salt, Occurrences())
+        answers = self._answers.setdefault(seq.salt, NgramIndex())
         answers.extend(answer)
         answers.finish()
         self._order.append(seq.salt)
@@ -147,9 +149,9 @@ class Suffix:
         parents = None if self.config.width == 1 else tuple(best.parents)
         return Draft(tuple(best.tokens), parents, None, self.name, best.expected)
 
-    def _best(self, memory: _Memory, answers: Occurrences | None, budget: int) -> Growth | None:
+    def _best(self, memory: _Memory, answers: NgramIndex | None, budget: int) -> DraftTree | None:
         """The growth that expects most tokens to stand, over both indexes and all match lengths."""
-        best: Growth | None = None
+        best: DraftTree | None = None
         for index, trust in ((memory.own, memory.trust_own), (answers, memory.trust_answers)):
             if index is None:
                 continue
@@ -157,13 +159,13 @@ class Suffix:
                 depth = min(budget, self.config.most_tokens(match))
                 if depth < 1 or (best is not None and _ceiling(trust, match, len(places), depth) <= best.expected):
                     continue
-                limits = Limits(budget, depth, self.config.width, self.min_prob)
+                limits = TreeLimits(budget, depth, self.config.width, self.min_prob)
                 growth = grow(index, places, match, trust, limits)
                 if growth.tokens and (best is None or growth.expected > best.expected):
                     best = growth
         return best
 
-    def _matches(self, index: Occurrences, text: list[Token]) -> Iterator[tuple[int, list[int]]]:
+    def _matches(self, index: NgramIndex, text: list[Token]) -> Iterator[tuple[int, list[int]]]:
         """Lengths of match that occurred, longest first, each with the places that match so far or farther."""
         found = index.find(text[-self.config.max_depth :], self.config.max_depth, _SCAN)
         for match in sorted(set(found.values()), reverse=True):

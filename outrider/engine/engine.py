@@ -10,20 +10,20 @@ from itertools import count
 
 import torch
 
-from outrider.core import EMPTY, Draft, Sequence, Span, Token, Verdict
+from outrider.core.draft import EMPTY, Draft, Verdict
+from outrider.core.errors import OutriderError, RequestError
+from outrider.core.sampling import Token, derive_seeds
+from outrider.core.sequence import Sequence, Span
 from outrider.drafters.base import Drafter, follower
 from outrider.drafters.grammar import ForcedFirst
 from outrider.engine.events import Event, Live, Outcome, describe, extend, logprobs_of
-from outrider.engine.flight import Flight, spans_of
-from outrider.engine.request import Limits, Request, longest
-from outrider.engine.scheduler import Scheduler, Turn
+from outrider.engine.request import EngineLimits, Request, longest
+from outrider.engine.round import InFlightRound, spans_of
+from outrider.engine.scheduler import ScheduledSequence, Scheduler
 from outrider.engine.stats import Stats, Times
-from outrider.engine.text import Decoder as TokenDecoder
-from outrider.engine.text import TextStream
-from outrider.errors import OutriderError, RequestError
-from outrider.sampling import derive_seeds
-from outrider.target.base import Target
-from outrider.target.standing import Standing
+from outrider.engine.text import Detokenizer, TextStream
+from outrider.runners.base import Runner
+from outrider.runners.device_state import DeviceState
 from outrider.verify.base import Verifier
 
 
@@ -32,15 +32,15 @@ class Engine:
 
     def __init__(
         self,
-        target: Target,
+        target: Runner,
         drafter: Drafter,
         verifier: Verifier,
-        tokenizer: TokenDecoder,
+        tokenizer: Detokenizer,
         *,
         eos_ids: Iterable[Token] = (),
-        limits: Limits | None = None,
+        limits: EngineLimits | None = None,
     ) -> None:
-        limits = limits or Limits()
+        limits = limits or EngineLimits()
         self.target, self.drafter, self.verifier, self.tokenizer = target, drafter, verifier, tokenizer
         self._proposer = ForcedFirst(drafter)
         self.eos_ids = frozenset(eos_ids)
@@ -48,7 +48,7 @@ class Engine:
         self.stats = Stats()
         """The figures of every request that has ended, summed."""
         self._live: dict[int, Live] = {}
-        self._flights: deque[Flight] = deque()
+        self._flights: deque[InFlightRound] = deque()
         """Rounds on their way, the oldest first: two at most."""
         self._landed = 0.0
         """When the last one was through."""
@@ -83,11 +83,11 @@ class Engine:
         outcomes, self._untold = self._untold, []
         return [self._tell(outcome) for outcome in outcomes]
 
-    def _enqueue(self, flight: Flight | None) -> None:
+    def _enqueue(self, flight: InFlightRound | None) -> None:
         if flight is not None:
             self._flights.append(flight)
 
-    def _launch(self) -> Flight | None:
+    def _launch(self) -> InFlightRound | None:
         """Schedule, propose, score: a round on its way. None where there is nothing to do."""
         began = time.perf_counter()
         turns = self.scheduler.next_round(self.drafter.max_tokens)
@@ -99,10 +99,10 @@ class Engine:
         drafts = self._propose(turns)
         scoring = time.perf_counter()
         times = Times(draft=scoring - drafting, host=drafting - began, rounds=1)
-        flight = Flight(turns, drafts, self.target.score(spans_of(turns, drafts)), scoring, times)
+        flight = InFlightRound(turns, drafts, self.target.score(spans_of(turns, drafts)), scoring, times)
         return self._decide(flight) if self.target.launches else flight
 
-    def _follow(self) -> Flight | None:
+    def _follow(self) -> InFlightRound | None:
         """The next round, launched behind the one in flight; None where the host must hear of that one first."""
         drafter, before = follower(self.drafter), self._flights[0] if len(self._flights) == 1 else None
         if drafter is None or before is None or before.standing is None:
@@ -117,9 +117,9 @@ class Engine:
             return None
         scoring = time.perf_counter()
         logits = self.target.score_behind(standing, [seq.id for seq in seqs], drafts)
-        return self._decide(Flight(turns, drafts, logits, scoring, Times(rounds=1)), standing)
+        return self._decide(InFlightRound(turns, drafts, logits, scoring, Times(rounds=1)), standing)
 
-    def _decide(self, flight: Flight, behind: Standing | None = None) -> Flight:
+    def _decide(self, flight: InFlightRound, behind: DeviceState | None = None) -> InFlightRound:
         """Launch the choices of a round where they are the target's alone, and where they leave its texts."""
         seqs, drafts = flight.judged
         if seqs:
@@ -218,7 +218,7 @@ class Engine:
         if not self.busy and (self.target.pool.used or self._live):
             raise OutriderError(f"idle, yet {self.target.pool.used} pages in use and {len(self._live)} texts alive")
 
-    def _propose(self, turns: list[Turn]) -> list[Draft]:
+    def _propose(self, turns: list[ScheduledSequence]) -> list[Draft]:
         """Ask the drafter; whatever comes back is cut to what may be scored."""
         asked = [turn for turn in turns if turn.budget > 0]
         if not asked:
@@ -276,7 +276,7 @@ class Engine:
         if told:
             self._proposer.observe([s for s, _, _ in told], [d for _, d, _ in told], [v for _, _, v in told])
 
-    def _account(self, flight: Flight, landed: float) -> None:
+    def _account(self, flight: InFlightRound, landed: float) -> None:
         times = flight.times
         if not self._flights:  # else the device works meanwhile
             times.host += time.perf_counter() - landed

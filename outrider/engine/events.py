@@ -7,10 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider.core import EMPTY, Draft, FinishReason, Provenance, Sequence, Token, TokenLogprob, Verdict
-from outrider.engine.stats import Stats, ends_in_refusal
+from outrider.core.draft import EMPTY, Draft, Verdict
+from outrider.core.outputs import Provenance, TokenLogprob
+from outrider.core.sampling import Token
+from outrider.core.sequence import FinishReason, Sequence
+from outrider.engine.stats import Stats, ends_in_rejection
 from outrider.engine.text import TextStream
-from outrider.verify.law import token_logprobs
+from outrider.verify.probs import token_logprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +125,7 @@ def provenance_of(draft: Draft, verdict: Verdict, round_: int) -> tuple[Provenan
     )
     if not len(draft):
         last = Provenance("plain", "", 0, round_, 0)
-    elif ends_in_refusal(draft, verdict):
+    elif ends_in_rejection(draft, verdict):
         last = Provenance("recovered", draft.source, verdict.accepted, round_, len(draft))
     else:
         last = Provenance("bonus", draft.source, verdict.accepted, round_, len(draft))

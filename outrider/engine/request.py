@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from outrider.core import Constraint, SamplingParams, Token
-from outrider.errors import RequestError
-from outrider.sampling import MAX_BATCH, MAX_TOKENS, check_token_ids, check_whole, is_whole
-from outrider.target.base import Target
+from outrider.core.errors import RequestError
+from outrider.core.sampling import MAX_BATCH, MAX_TOKENS, SamplingParams, Token, check_token_ids, check_whole, is_whole
+from outrider.core.sequence import Constraint
+from outrider.runners.base import Runner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class EngineLimits:
     """How much one round takes on."""
 
     max_batch: int = 8
@@ -40,7 +40,7 @@ class Limits:
         check_whole("max_round_tokens", self.max_round_tokens, 1, MAX_TOKENS)
 
 
-def longest(request: Request, target: Target) -> int:
+def longest(request: Request, target: Runner) -> int:
     """Most tokens the text may have; RequestError where the request cannot be served at all."""
     length, vocab = len(request.prompt), target.vocab_size
     capacity = target.pool.count * target.pool.size

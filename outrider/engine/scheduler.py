@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from outrider.core import Sequence
-from outrider.target.base import Target
-from outrider.target.standing import MOST_WIDTH
+from outrider.core.sequence import Sequence
+from outrider.runners.base import Runner
+from outrider.runners.device_state import MAX_WIDTH
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ScheduledSequence:
     """One sequence's share of a round: read `chunk` tokens, then draft up to `budget`."""
 
     seq: Sequence
@@ -32,7 +32,7 @@ class Turn:
 class Scheduler:
     """First come, first served. Decoding goes before reading; the newest yields when pages run out."""
 
-    def __init__(self, target: Target, *, max_batch: int, max_round_tokens: int) -> None:
+    def __init__(self, target: Runner, *, max_batch: int, max_round_tokens: int) -> None:
         self.target, self.pool = target, target.pool
         self.max_batch, self.max_round_tokens = max_batch, max_round_tokens
         self.waiting: deque[Sequence] = deque()
@@ -53,14 +53,14 @@ class Scheduler:
         else:
             self.waiting.remove(seq)
 
-    def next_round(self, max_draft: int) -> list[Turn]:
+    def next_round(self, max_draft: int) -> list[ScheduledSequence]:
         """The turns of this round, pages reserved. Empty where no sequence is left, or others hold all pages.
 
         A token for every text that goes on comes first, whatever a round may read. Of what is left, drafts may
         take half where somebody has text to read, else all: budgets are often not used, and nobody waits for that.
         """
         self.preempted = []
-        turns: list[Turn] = []
+        turns: list[ScheduledSequence] = []
         going = [seq for seq in self.running if seq.pending == 1]
         reading = [seq for seq in self.running if seq.pending > 1]
         newcomers = bool(self.waiting) and len(self.running) < self.max_batch
@@ -87,7 +87,7 @@ class Scheduler:
             spare -= turn.chunk
         return turns
 
-    def next_behind(self, turns: list[Turn], max_draft: int) -> list[Turn]:
+    def next_behind(self, turns: list[ScheduledSequence], max_draft: int) -> list[ScheduledSequence]:
         """The turns after those in flight, whatever they bring, pages reserved; none where they must land first.
 
         That is so where others could take part, where all texts are sure to end or one whose seat somebody waits
@@ -99,30 +99,30 @@ class Scheduler:
         if all(over) or (self.waiting and any(over)):
             return []
         self.preempted = []
-        behind: list[Turn] = []
+        behind: list[ScheduledSequence] = []
         for turn in turns:
             seq, rows = turn.seq, turn.chunk + turn.budget
             left = seq.room - turn.budget - 2  # were every guess to stand
-            budget = max(0, min(_most(seq, max_draft), left, MOST_WIDTH - 1))
+            budget = max(0, min(_most(seq, max_draft), left, MAX_WIDTH - 1))
             if not self.pool.reserve(seq.id, seq.cached + rows + 1 + budget):
                 return []
-            behind.append(Turn(seq, 1, budget, complete=True))
+            behind.append(ScheduledSequence(seq, 1, budget, complete=True))
         return behind if sum(1 + turn.budget for turn in behind) <= self.max_round_tokens else []
 
-    def _turn(self, seq: Sequence, chunk: int, most: int) -> Turn | None:
+    def _turn(self, seq: Sequence, chunk: int, most: int) -> ScheduledSequence | None:
         complete = chunk == seq.pending
         # A text once read may have a few tokens to read again, where the cache could not be rolled back.
         budget = max(0, min(most, seq.room - 1)) if complete and seq.generated else 0
         if self.pool.reserve(seq.id, seq.cached + chunk + budget):
-            return Turn(seq, chunk, budget, complete)
+            return ScheduledSequence(seq, chunk, budget, complete)
         while not self.pool.reserve(seq.id, seq.cached + chunk):  # a draft is never worth another's pages
             victim = self.running[-1]
             self._preempt(victim)
             if victim is seq:
                 return None
-        return Turn(seq, chunk, 0, complete)
+        return ScheduledSequence(seq, chunk, 0, complete)
 
-    def _admit(self, spare: int) -> Turn | None:
+    def _admit(self, spare: int) -> ScheduledSequence | None:
         seq = self.waiting[0]
         seq.cached = self.pool.open(seq.id, seq.tokens, seq.salt)
         chunk = min(seq.pending, spare)
@@ -131,7 +131,7 @@ class Scheduler:
             seq.cached = 0
             return None
         self.running.append(self.waiting.popleft())
-        return Turn(seq, chunk, 0, chunk == seq.pending, shared=seq.cached)
+        return ScheduledSequence(seq, chunk, 0, chunk == seq.pending, shared=seq.cached)
 
     def _preempt(self, victim: Sequence) -> None:
         """Take the newest sequence's pages. Nothing is lost: its text is read again when there is room."""

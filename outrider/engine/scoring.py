@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from itertools import count
 
-from outrider.core import Draft, Span, Token, TokenLogprob
-from outrider.errors import RequestError
-from outrider.target.base import Target
-from outrider.verify.law import token_logprobs
+from outrider.core.draft import Draft
+from outrider.core.errors import RequestError
+from outrider.core.outputs import TokenLogprob
+from outrider.core.sampling import Token
+from outrider.core.sequence import Span
+from outrider.runners.base import Runner
+from outrider.verify.probs import token_logprobs
 
 PIECE = 128  # tokens scored in one pass, so that a long text does not hold up the rounds of others
 _ids = count(-1, -1)  # below the engine's own, which count up from 0
@@ -20,7 +23,7 @@ class Scoring:
     The text is handed over as a draft that is kept whole, since a draft gets logits at every token.
     """
 
-    def __init__(self, target: Target, tokens: Seq[Token], top: int, salt: str = "") -> None:
+    def __init__(self, target: Runner, tokens: Seq[Token], top: int, salt: str = "") -> None:
         self.target, self.tokens, self.top, self.salt = target, tuple(tokens), top, salt
         self.logprobs: list[TokenLogprob] = []
         """Of every token but the first, which nothing comes before."""

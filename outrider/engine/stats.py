@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.core import Draft, Verdict
+from outrider.core.draft import Draft, Verdict
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class Tally:
         self.drafted += len(draft)
         self.accepted += verdict.accepted
         self.emitted += len(verdict.tokens)
-        self.refused += len(verdict.tokens) > verdict.accepted and ends_in_refusal(draft, verdict)
+        self.refused += len(verdict.tokens) > verdict.accepted and ends_in_rejection(draft, verdict)
         while len(self.drafted_at) < depth:
             self.drafted_at.append(0)
             self.accepted_at.append(0)
@@ -203,7 +203,7 @@ def total(parts: Iterable[Stats]) -> Stats:
     return out
 
 
-def ends_in_refusal(draft: Draft, verdict: Verdict) -> bool:
+def ends_in_rejection(draft: Draft, verdict: Verdict) -> bool:
     """Whether the target's own token stands where a draft had guessed another.
 
     Where nothing can follow the last kept guess, it is told as the target's own: no refusal.

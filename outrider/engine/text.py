@@ -7,7 +7,7 @@ from functools import lru_cache
 from itertools import islice, product
 from typing import Protocol
 
-from outrider.errors import RequestError
+from outrider.core.errors import RequestError
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # how a decoder shows bytes that are not (yet) a character
 MAX_UTF8 = 4  # most bytes in a character, so most tokens one can be spread over
@@ -15,7 +15,7 @@ CONTEXT = 5  # ids of the prompt decoded along with the output, so that a first 
 KEEP, WINDOW, FULL = 8, 16, 64  # ids kept when the window is cut; where cutting starts; where it must succeed
 
 
-class Decoder(Protocol):
+class Detokenizer(Protocol):
     """What turns ids into text, leaving out special tokens."""
 
     def decode(self, ids: list[int], /) -> str: ...
@@ -32,7 +32,7 @@ class TextStream:
     without `may_stop` is ordinary text for good.
     """
 
-    def __init__(self, tokenizer: Decoder, prompt: Seq[int] = (), stop: tuple[str, ...] = ()) -> None:
+    def __init__(self, tokenizer: Detokenizer, prompt: Seq[int] = (), stop: tuple[str, ...] = ()) -> None:
         self.stopped: str | None = None
         """The stop string that ended the text."""
         self._window = _Window(tokenizer, prompt)
@@ -104,7 +104,7 @@ class _Window:
     a word, the first bytes of its character) at a cost that does not grow with the text.
     """
 
-    def __init__(self, tokenizer: Decoder, prompt: Seq[int]) -> None:
+    def __init__(self, tokenizer: Detokenizer, prompt: Seq[int]) -> None:
         self._tokenizer, self._decode = tokenizer, tokenizer.decode
         self._ids, unfinished = _context(tokenizer, prompt)
         self._text = self._decode(self._ids)
@@ -162,7 +162,7 @@ class _Window:
                 return
 
 
-def _context(tokenizer: Decoder, prompt: Seq[int]) -> tuple[list[int], list[int]]:
+def _context(tokenizer: Detokenizer, prompt: Seq[int]) -> tuple[list[int], list[int]]:
     """The end of the prompt: ids that give the output its context, and ids that may leave a character unfinished."""
     telling = (token for token in reversed(prompt) if not _silent(tokenizer, token))
     ids = list(islice(telling, CONTEXT + 2 * MAX_UTF8))[::-1]
@@ -175,7 +175,7 @@ def _context(tokenizer: Decoder, prompt: Seq[int]) -> tuple[list[int], list[int]
     return head, ids[len(ids) - unfinished :]
 
 
-def _silent(tokenizer: Decoder, token: int) -> bool:
+def _silent(tokenizer: Detokenizer, token: int) -> bool:
     """Whether a token stands for no text at all."""
     return not tokenizer.decode([token, token])  # twice: one space at the beginning decodes to nothing, too
 

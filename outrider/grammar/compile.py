@@ -11,7 +11,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from outrider.errors import OutriderError, RequestError
+from outrider.core.errors import OutriderError, RequestError
 from outrider.grammar.matcher import GrammarConstraint
 from outrider.grammar.spec import GrammarSpec
 from outrider.grammar.vocabulary import Vocabulary

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.core import Token
+from outrider.core.sampling import Token
 from outrider.grammar.vocabulary import Vocabulary
 
 Path = tuple[Token, ...]

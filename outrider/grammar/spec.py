@@ -9,7 +9,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from outrider.errors import RequestError
+from outrider.core.errors import RequestError
 
 Kind = Literal["json_schema", "regex", "lark", "choice"]
 Whitespace = Literal["any", "line"]

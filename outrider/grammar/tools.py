@@ -14,7 +14,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from outrider.errors import RequestError
+from outrider.core.errors import RequestError
 from outrider.grammar.compile import compile_constraint, vocabulary_of
 from outrider.grammar.matcher import GrammarConstraint
 from outrider.grammar.spec import GrammarSpec

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from outrider.core import Token
-from outrider.errors import ConfigError, RequestError
+from outrider.core.errors import ConfigError, RequestError
+from outrider.core.sampling import Token
 
 
 class Vocabulary:

@@ -200,7 +200,7 @@ class Batch:
     how a row's sum is split does not depend on the rows beside it."""
 
 
-MOST_SPLITS = 64
+MAX_SPLITS = 64
 ROWS_TIMES_SPLITS = 2048
 """What a workspace has room for."""
 
@@ -220,7 +220,7 @@ def split_up(batch: int, width: int, kv_heads: int) -> tuple[int, int]:
     No more splits than the workspace has room for, nor than may be started for nothing.
     """
     pairs = batch * kv_heads
-    most = min(MOST_SPLITS, max(1, 1024 // pairs), ROWS_TIMES_SPLITS // (batch * width))
+    most = min(MAX_SPLITS, max(1, 1024 // pairs), ROWS_TIMES_SPLITS // (batch * width))
     return 1 << most.bit_length() - 1, max(BLOCK, triton.next_power_of_2(2 * pairs))
 
 

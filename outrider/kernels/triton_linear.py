@@ -25,9 +25,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from outrider.kernels.triton_rope import RowPlaces, rope_and_store, rope_of
 from outrider.kernels.triton_tiles import (
-    MOST_ROWS,
-    MOST_SPLITS,
+    MAX_ROWS,
+    MAX_SPLITS,
     PADDED,
     SPLIT_OUTPUTS,
     Tile,
@@ -35,7 +36,6 @@ from outrider.kernels.triton_tiles import (
     one_row_tile,
     padded,
 )
-from outrider.kernels.triton_turn import Places, turn_and_store, turns_of
 
 
 @triton.jit
@@ -68,7 +68,7 @@ def _one_row(
             if PDL:
                 tl.extra.cuda.gdc_wait()
             if DIM > 0:  # asked for as soon as they may be, needed at the end
-                turn = turns_of(turns, r, j, live, DIM)
+                turn = rope_of(turns, r, j, live, DIM)
                 slot = tl.load(slots + r)
         xi = tl.load(x + step + i) if EVEN else tl.load(x + step + i, mask=step + i < K, other=0.0)
         xi = xi.to(tl.float32)
@@ -88,7 +88,7 @@ def _one_row(
         y += tl.load(residual + j, mask=j < N, other=0.0).to(tl.float32)
     y = y.to(out.dtype.element_ty)
     if DIM > 0:
-        turn_and_store(y[None, :], turn, r, j, slot, live, out, keys, values, HEADS, KV, DIM, 1, BLOCK_N)
+        rope_and_store(y[None, :], turn, r, j, slot, live, out, keys, values, HEADS, KV, DIM, 1, BLOCK_N)
     else:
         tl.store(out + j, y, mask=j < N)
 
@@ -184,7 +184,7 @@ def _few_rows(
     for b in tl.static_range(AHEAD):
         last += (tl.load(columns + LOOPED + b * BLOCK_K, mask=live, other=0.0),)
     if DIM > 0:  # asked for as soon as they may be, needed at the end
-        turn = turns_of(turns, r, j, (r < m)[:, None], DIM)
+        turn = rope_of(turns, r, j, (r < m)[:, None], DIM)
         slot = tl.load(slots + r, mask=r < m, other=0)
     for step in range(0, LOOPED, BLOCK_K):
         weight = _weights(rows + step, real, EVEN)
@@ -213,7 +213,7 @@ def _few_rows(
             acc += tl.load(residual + r[None, :] * residual_stride + j[:, None], mask=mask, other=0.0).to(tl.float32)
         y = acc.to(out.dtype.element_ty)
         if DIM > 0:
-            turn_and_store(
+            rope_and_store(
                 tl.trans(y), turn, r, j, slot, (r < m)[:, None], out, keys, values, HEADS, KV, DIM, ROWS, BLOCK_N
             )  # fmt: skip
         else:
@@ -225,7 +225,7 @@ class Scratch:
 
     def __init__(self, device: torch.device) -> None:
         outputs = SPLIT_OUTPUTS + SPLIT_OUTPUTS // 64 + 64  # a tile's rows leave their squares behind the parts
-        self.parts = torch.empty(MOST_SPLITS * MOST_ROWS * outputs, dtype=torch.float32, device=device)
+        self.parts = torch.empty(MAX_SPLITS * MAX_ROWS * outputs, dtype=torch.float32, device=device)
         self.counters = torch.zeros(SPLIT_OUTPUTS // 16, dtype=torch.int32, device=device)
 
 
@@ -252,7 +252,7 @@ class _Job:
     added: Tensor | None = None
     eps: float | None = None
     gated: bool = False
-    heads: tuple[tuple[Tensor, Tensor], Places] | None = None
+    heads: tuple[tuple[Tensor, Tensor], RowPlaces] | None = None
     """Where turned heads go beside out, which takes the queries."""
 
     @property
@@ -291,12 +291,12 @@ def linear(
     _launch(_Job(x, w, out, residual, eps, gated), scratch, one_path, pdl)
 
 
-def linear_turned(
+def linear_rope(
     x: Tensor,
     w: Tensor,
     q: Tensor,
     cache: tuple[Tensor, Tensor],
-    places: Places,
+    places: RowPlaces,
     scratch: Scratch,
     *,
     bias: Tensor | None = None,
@@ -332,7 +332,7 @@ def _launch(job: _Job, scratch: Scratch, one_path: bool, pdl: bool) -> None:
 
 def _few_rows_cut(job: _Job, one_path: bool) -> Tile:
     (m, k), n = job.x.shape, job.outputs
-    tile = few_rows_tile(n, k, job.gated, padded(m)) if m <= MOST_ROWS else None
+    tile = few_rows_tile(n, k, job.gated, padded(m)) if m <= MAX_ROWS else None
     if tile is None:
         raise ValueError(f"no kernel for {m} rows of {k} inputs; ask `takes` first")
     if one_path:  # one way to add up, whatever rows are padded to, gives one result

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 4096
-NOTHING = -1
+NO_TOKEN = -1
 
 
 @triton.jit

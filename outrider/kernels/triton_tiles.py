@@ -7,11 +7,11 @@ from functools import lru_cache
 
 import triton
 
-MOST_ROWS = 64
+MAX_ROWS = 64
 """Rows these kernels take."""
 PADDED = (16, 32, 64)
 """What rows are padded to."""
-MOST_SPLITS = 4
+MAX_SPLITS = 4
 SPLIT_OUTPUTS = 8192
 """Products of more outputs fill the chip without being split."""
 
@@ -51,7 +51,7 @@ def few_rows_tile(n: int, k: int, gated: bool, rows: int) -> Tile | None:
     if n > 65536:  # a vocabulary's head: plenty of outputs
         return Tile(64, block, 1, 4, 4, 1) if rows <= 32 else Tile(128, min(block, 64), 1, 4, 4)
     tiles = -(-n // 64)
-    most = MOST_SPLITS if rows == 16 else 2
+    most = MAX_SPLITS if rows == 16 else 2
     splits = next((s for s in (1, 2, 4) if gated or s == most or tiles * s >= 90 or n > SPLIT_OUTPUTS), most)
     while k % (block * splits):
         splits //= 2
@@ -66,4 +66,4 @@ def padded(rows: int) -> int:
 
 def takes(n: int, k: int, rows: int, gated: bool) -> bool:
     """Whether `linear` can do a product of this shape."""
-    return rows == 1 or (rows <= MOST_ROWS and few_rows_tile(n, k, gated, padded(rows)) is not None)
+    return rows == 1 or (rows <= MAX_ROWS and few_rows_tile(n, k, gated, padded(rows)) is not None)

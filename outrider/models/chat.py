@@ -20,8 +20,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from outrider.errors import RequestError
-from outrider.sampling import MAX_TOKENS
+from outrider.core.errors import RequestError
+from outrider.core.sampling import MAX_TOKENS
 
 Message = Mapping[str, Any]
 

@@ -18,7 +18,7 @@ import torch
 
 from outrider.models.config import Activation, DecoderConfig, LayerConfig, RopeConfig
 from outrider.models.fields import (
-    MOST_LAYERS,
+    MAX_LAYERS,
     FieldError,
     NotOurs,
     flag,
@@ -194,7 +194,7 @@ def _read_sizes(values: Mapping[str, Any]) -> dict[str, int]:
 
 def _read_layers(model_type: str, values: Mapping[str, Any], *, apart: bool) -> tuple[LayerConfig, ...]:
     """Windows by layer. apart: windowed layers take the first rope, the others the second."""
-    count = whole(values, "num_hidden_layers", MOST_LAYERS)
+    count = whole(values, "num_hidden_layers", MAX_LAYERS)
     window = values.get("sliding_window")
     if "use_sliding_window" in values and not flag(values, "use_sliding_window"):
         window = None
@@ -220,7 +220,7 @@ def _default_types(model_type: str, values: Mapping[str, Any], windows: bool) ->
         "sliding_attention"
         if windows and i >= first and not (full_every and (i + 1) % full_every == 0)
         else "full_attention"
-        for i in range(whole(values, "num_hidden_layers", MOST_LAYERS))
+        for i in range(whole(values, "num_hidden_layers", MAX_LAYERS))
     ]
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from outrider.errors import ConfigError
-from outrider.sampling import shown
+from outrider.core.errors import ConfigError
+from outrider.core.sampling import shown
 
 Values = Mapping[str, Any]
 
 MOST = 1 << 30
-MOST_LAYERS = 4096
+MAX_LAYERS = 4096
 LARGEST = 1e30
 
 

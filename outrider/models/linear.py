@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider.errors import ConfigError
+from outrider.core.errors import ConfigError
 
 Product = Callable[[Tensor], Tensor]
 """[N, in] -> [N, out]"""

@@ -13,12 +13,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from outrider.errors import ConfigError
+from outrider.checkpoints.folder import check_folder, weight_files
+from outrider.core.errors import ConfigError
 from outrider.models.config import DecoderConfig
 from outrider.models.decoder import Decoder, Layer, Norm, Weights
 from outrider.models.families import understand
 from outrider.models.fields import FieldError, NotOurs
-from outrider.models.folder import check_folder, weight_files
 from outrider.models.linear import Int4Linear, Int8Linear, Linear, Product, Quantization
 from outrider.models.rope import pair_rows
 

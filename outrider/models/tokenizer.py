@@ -11,7 +11,7 @@ from typing import Any
 
 import tokenizers
 
-from outrider.errors import ConfigError, RequestError
+from outrider.core.errors import ConfigError, RequestError
 from outrider.models.chat import ChatTemplate, Message, check_messages, plain
 
 

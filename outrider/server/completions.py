@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from typing import Any
 
-from outrider.core import Token, TokenLogprob
+from outrider.core.outputs import TokenLogprob
+from outrider.core.sampling import Token
 from outrider.engine.events import Event
 from outrider.engine.text import TextStream
 from outrider.server.teller import AnswerTeller

@@ -10,10 +10,11 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from outrider.core import Token, TokenLogprob
+from outrider.core.errors import OutriderError
+from outrider.core.outputs import TokenLogprob
+from outrider.core.sampling import Token
 from outrider.engine.events import Event
 from outrider.engine.request import Request
-from outrider.errors import OutriderError
 from outrider.server.record import CURRENT
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from outrider.errors import ConfigError
+from outrider.core.errors import ConfigError
 from outrider.server.asgi import has_body, headers_named, refuse
 from outrider.server.problems import Problem
 

@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from outrider.errors import RequestError
+from outrider.core.errors import RequestError
 from outrider.server.jobs import QueueFull, Unavailable
 
 log = logging.getLogger("outrider.server")

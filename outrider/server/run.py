@@ -9,7 +9,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-from outrider.errors import ConfigError
+from outrider.core.errors import ConfigError
 from outrider.server.logs import log
 from outrider.server.operation import uvicorn_options
 from outrider.server.settings import Settings

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from outrider.sampling import MAX_STOP_CHARS, MAX_TOKENS
+from outrider.core.sampling import MAX_STOP_CHARS, MAX_TOKENS
 
 MAX_CHOICES = 128
 MAX_PROMPTS = 1024

@@ -16,7 +16,7 @@ from fastapi.responses import Response
 from starlette.types import Receive
 
 from outrider import __version__
-from outrider.core import TokenLogprob
+from outrider.core.outputs import TokenLogprob
 from outrider.engine.events import Event
 from outrider.server.chat import ChatTeller
 from outrider.server.completions import CompletionTeller, Echo

@@ -6,7 +6,7 @@ import ipaddress
 from dataclasses import dataclass
 from typing import Literal
 
-from outrider.errors import ConfigError
+from outrider.core.errors import ConfigError
 
 MAX_QUEUE = 256
 DEADLINE, DRAIN_TIMEOUT = 600.0, 30.0  # seconds

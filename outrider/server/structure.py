@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.core import Constraint
+from outrider.core.sequence import Constraint
 from outrider.grammar import ToolFormat, compile_constraint, read_response_format, tool_constraint
 from outrider.server.problems import Problem
 from outrider.server.schema import ChatRequest, ToolChoice

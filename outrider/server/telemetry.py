@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from outrider.errors import ConfigError
+from outrider.core.errors import ConfigError
 from outrider.server.record import Record
 
 if TYPE_CHECKING:

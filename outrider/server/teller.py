@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
-from outrider.core import Token
+from outrider.core.sampling import Token
 from outrider.engine.events import Event
 from outrider.server.telling import Head, Told, Wishes, metrics, usage
 from outrider.server.tokens import TokenTexts

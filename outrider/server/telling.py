@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.core import Provenance
+from outrider.core.outputs import Provenance
 from outrider.engine.events import Event
 from outrider.engine.stats import Stats, Tally, total
 from outrider.server.problems import Problem

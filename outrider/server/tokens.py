@@ -6,12 +6,12 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from outrider.core import Token
+from outrider.core.sampling import Token
 from outrider.engine.text import UNFINISHED
 from outrider.models.tokenizer import Tokenizer
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
-LEAST_LOGPROB = -9999.0  # OpenAI's number for a token that cannot be; JSON has no infinity
+MIN_LOGPROB = -9999.0  # OpenAI's number for a token that cannot be; JSON has no infinity
 
 
 def byte_alphabet() -> dict[str, int]:
@@ -53,4 +53,4 @@ _ALPHABET = byte_alphabet()
 
 
 def bounded(logprob: float) -> float:
-    return max(logprob, LEAST_LOGPROB)
+    return max(logprob, MIN_LOGPROB)

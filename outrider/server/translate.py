@@ -6,10 +6,10 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Any
 
-from outrider.api import LLM
-from outrider.core import Constraint, SamplingParams, Token
+from outrider.core.sampling import MAX_SEED, SamplingParams, Token, derive_seeds
+from outrider.core.sequence import Constraint
 from outrider.engine.request import Request, longest
-from outrider.sampling import MAX_SEED, derive_seeds
+from outrider.llm import LLM
 from outrider.server.body import parse
 from outrider.server.fitting import least_tokens
 from outrider.server.problems import Problem

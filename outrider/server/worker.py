@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 
-from outrider.api import LLM
+from outrider.core.errors import ConfigError, RequestError
 from outrider.engine.events import Event
 from outrider.engine.scoring import Scoring
-from outrider.errors import ConfigError, RequestError
+from outrider.llm import LLM
 from outrider.server.jobs import Ask, FairQueue, Job, QueueFull, Score, Text, TimeUp, Told, Unavailable
 from outrider.server.watching import Finished, Observer, Round, Snapshot, State
 

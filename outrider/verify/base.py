@@ -8,9 +8,10 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-from outrider.arriving import Arriving
-from outrider.core import Draft, Sequence, Verdict
-from outrider.errors import ConfigError, RequestError
+from outrider.core.draft import Draft, Verdict
+from outrider.core.errors import ConfigError, RequestError
+from outrider.core.host_copy import HostCopy
+from outrider.core.sequence import Sequence
 from outrider.verify.chain import ChainRule, block_rule, token_rule
 from outrider.verify.coupled import Seeded
 from outrider.verify.distribution import Distribution
@@ -24,7 +25,7 @@ class Verifier(Protocol):
 
     def decide(
         self, seqs: Seq[Sequence], drafts: Seq[Draft], logits: Tensor, lengths: Tensor | None = None
-    ) -> Arriving | None:
+    ) -> HostCopy | None:
         """Launch the target's own choice after each row, int64 [N]; None where choices depend on the drafts' laws.
 
         lengths int64 [len(seqs)]: the tokens of each text where only the device knows them, as in
@@ -33,7 +34,7 @@ class Verifier(Protocol):
         ...
 
     def judge(
-        self, seqs: Seq[Sequence], drafts: Seq[Draft], logits: Tensor, decided: Arriving | None = None
+        self, seqs: Seq[Sequence], drafts: Seq[Draft], logits: Tensor, decided: HostCopy | None = None
     ) -> list[Verdict | RequestError]:
         """Judge drafts[i] of seqs[i] by the target's raw logits [N, vocab]. Changes nothing.
 

@@ -13,7 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from outrider.core import Draft, Token
+from outrider.core.draft import Draft
+from outrider.core.sampling import Token
 from outrider.verify.dice import Dice
 
 
@@ -21,7 +22,7 @@ class ChainRule(Protocol):
     def __call__(self, tokens: Seq[Token], p: Tensor, q: Tensor, dice: Dice) -> tuple[int, Token]: ...
 
 
-def stated_laws(draft: Draft, like: Tensor) -> Tensor:
+def stated_probs(draft: Draft, like: Tensor) -> Tensor:
     """The laws the draft's tokens were drawn from: float64 [len(draft), at least like's vocab], summing to 1.
 
     A draft that states none was certain of each token. What is no probability counts as 0: a
@@ -65,14 +66,14 @@ def token_rule(tokens: Seq[Token], p: Tensor, q: Tensor, dice: Dice) -> tuple[in
 
 def block_rule(tokens: Seq[Token], p: Tensor, q: Tensor, dice: Dice) -> tuple[int, Token]:
     """Block verification (Sun et al. 2024): the longest prefix that stands; never fewer than `token_rule`."""
-    weights, stands = block_law(tokens, p, q)
+    weights, stands = block_weights(tokens, p, q)
     kept = next((i for i in range(len(tokens), 0, -1) if dice.chance(stands[i])), 0)
     if kept == len(tokens):
         return kept, dice.draw(p[kept])
     return kept, dice.draw(residual(weights[kept] * p[kept], q[kept]))
 
 
-def block_law(tokens: Seq[Token], p: Tensor, q: Tensor) -> tuple[list[float], list[float]]:
+def block_weights(tokens: Seq[Token], p: Tensor, q: Tensor) -> tuple[list[float], list[float]]:
     """For each prefix length 0..n: its weight, and the chance that it stands when no longer one does.
 
     weight_i = min(1, weight_(i-1) * p(x_i) / q(x_i));  S_i = sum of (weight_i * p - q)+ after it;

@@ -17,12 +17,14 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from outrider.arriving import Arriving
-from outrider.core import Draft, Sequence, Token, Verdict
-from outrider.errors import RequestError
-from outrider.verify.law import NOTHING, Path, Rows, explain, shape_logits, temper
+from outrider.core.draft import Draft, Verdict
+from outrider.core.errors import RequestError
+from outrider.core.host_copy import HostCopy
+from outrider.core.sampling import Token
+from outrider.core.sequence import Sequence
+from outrider.verify.choose_cuda import choose_rows
 from outrider.verify.noise import TARGET, gumbel_rows, rows_at_once
-from outrider.verify.on_device import choose_rows
+from outrider.verify.probs import NO_TOKEN, Path, Rows, apply_temperature, explain, process_logits
 
 Place = tuple[int, int]  # a seed and a position: where noise is looked up
 
@@ -32,11 +34,11 @@ class Seeded:
 
     def decide(
         self, seqs: Seq[Sequence], drafts: Seq[Draft], logits: Tensor, lengths: Tensor | None = None
-    ) -> Arriving | None:
+    ) -> HostCopy | None:
         return _decide(logits, seqs, [_rows(draft) for draft in drafts], lengths)
 
     def judge(
-        self, seqs: Seq[Sequence], drafts: Seq[Draft], logits: Tensor, decided: Arriving | None = None
+        self, seqs: Seq[Sequence], drafts: Seq[Draft], logits: Tensor, decided: HostCopy | None = None
     ) -> list[Verdict | RequestError]:
         decided = decided or _decide(logits, seqs, [_rows(draft) for draft in drafts])
         verdicts: list[Verdict | RequestError] = []
@@ -69,21 +71,21 @@ def _choose(logits: Tensor, seqs: Seq[Sequence], texts: Seq[Rows]) -> list[list[
     return _split(_decide(logits, seqs, texts), [len(text.depths) for text in texts])
 
 
-def _split(decided: Arriving, counts: Seq[int]) -> list[list[Token]]:
+def _split(decided: HostCopy, counts: Seq[int]) -> list[list[Token]]:
     """Each text's own choices."""
     each = iter(decided.list())
     return [list(islice(each, count)) for count in counts]
 
 
-def _decide(logits: Tensor, seqs: Seq[Sequence], texts: Seq[Rows], lengths: Tensor | None = None) -> Arriving:
+def _decide(logits: Tensor, seqs: Seq[Sequence], texts: Seq[Rows], lengths: Tensor | None = None) -> HostCopy:
     """The token of every row of logits [N, vocab], on its way: int64 [N]."""
     total = sum(len(text.depths) for text in texts)
     if total != len(logits):
         raise ValueError(f"{total} rows of logits are needed, 1 for each text and draft node; got {len(logits)}")
     if logits.is_cuda and total:
-        return Arriving(choose_rows(logits, seqs, texts, lengths))
+        return HostCopy(choose_rows(logits, seqs, texts, lengths))
     known = [len(seq.tokens) for seq in seqs] if lengths is None else lengths.tolist()
-    return Arriving(torch.tensor(_by_parts(logits, seqs, texts, known), dtype=torch.int64))
+    return HostCopy(torch.tensor(_by_parts(logits, seqs, texts, known), dtype=torch.int64))
 
 
 def match(draft: Draft, choices: Seq[Token]) -> Verdict:
@@ -93,13 +95,13 @@ def match(draft: Draft, choices: Seq[Token]) -> Verdict:
     """
     if draft.parents is None:
         pairs = enumerate(zip(draft.tokens, choices, strict=False))
-        stood = next((i for i, (token, chosen) in pairs if token != chosen or chosen == NOTHING), len(draft))
+        stood = next((i for i, (token, chosen) in pairs if token != chosen or chosen == NO_TOKEN), len(draft))
         return Verdict(tuple(choices[: stood + 1]), tuple(range(stood)))
     child = {(draft.parent(node), token): node for node, token in enumerate(draft.tokens)}
     path: list[int] = []
     tokens = [choices[0]]
     node = child.get((-1, choices[0]))
-    while node is not None and tokens[-1] != NOTHING:
+    while node is not None and tokens[-1] != NO_TOKEN:
         path.append(node)
         tokens.append(choices[node + 1])
         node = child.get((node, tokens[-1]))
@@ -114,7 +116,7 @@ def settle(verdict: Verdict, logits: Tensor, row: int, seq: Sequence) -> Verdict
     The last kept token is the target's own choice too, so a verdict may end with it: the text
     grows just as it would without a draft, and the next round fails at its first row.
     """
-    if verdict.tokens[-1] != NOTHING:
+    if verdict.tokens[-1] != NO_TOKEN:
         return verdict
     return Verdict(verdict.tokens[:-1], verdict.path[:-1]) if verdict.path else explain(logits[row], seq)
 
@@ -165,7 +167,7 @@ class _Part:
 
 def _by_parts(logits: Tensor, seqs: Seq[Sequence], texts: Seq[Rows], lengths: Seq[int]) -> list[Token]:
     """The token of every row of logits [N, vocab], in order; NOTHING where there is none."""
-    flat = [NOTHING] * len(logits)
+    flat = [NO_TOKEN] * len(logits)
     for part in _parts(logits, seqs, texts, lengths):
         for row, token in zip(part.rows, _best(part).tolist(), strict=True):
             flat[row] = token
@@ -184,7 +186,7 @@ def _parts(logits: Tensor, seqs: Seq[Sequence], texts: Seq[Rows], lengths: Seq[i
         start = rows.stop
         here = [(seq.seed, length + depth) for depth in text.depths]
         if not seq.plain_logits:
-            shaped = shape_logits(logits[rows.start : rows.stop], seq, text.paths())
+            shaped = process_logits(logits[rows.start : rows.stop], seq, text.paths())
             yield _Part(rows, shaped, None if seq.params.greedy else here)
         elif seq.params.greedy:
             greedy += rows
@@ -195,13 +197,13 @@ def _parts(logits: Tensor, seqs: Seq[Sequence], texts: Seq[Rows], lengths: Seq[i
     if greedy:
         yield _Part(greedy, _take(logits, greedy), None)
     if sampled:
-        yield _Part(sampled, temper(_take(logits, sampled), temperatures), places)
+        yield _Part(sampled, apply_temperature(_take(logits, sampled), temperatures), places)
 
 
 def _best(part: _Part) -> Tensor:
     """The token of each row, NOTHING where the best value is no number: int64 [R]."""
     values, tokens = part.shaped.max(-1) if part.places is None else noisy_best(part.shaped, part.places)
-    return tokens.masked_fill(~values.isfinite(), NOTHING)
+    return tokens.masked_fill(~values.isfinite(), NO_TOKEN)
 
 
 def _take(rows: Tensor, index: Seq[int]) -> Tensor:

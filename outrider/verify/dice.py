@@ -6,9 +6,10 @@ from typing import Protocol
 
 from torch import Tensor
 
-from outrider.core import Sequence, Token
-from outrider.verify.law import NOTHING
+from outrider.core.sampling import Token
+from outrider.core.sequence import Sequence
 from outrider.verify.noise import ACCEPT, RESIDUAL, round_seed, uniform
+from outrider.verify.probs import NO_TOKEN
 
 
 class Dice(Protocol):
@@ -37,7 +38,7 @@ class RoundDice:
         reached = weights.double().cumsum(-1)  # [vocab]
         total = float(reached[-1])
         if not total > 0:
-            return NOTHING
+            return NO_TOKEN
         # the first token past the mark: one of no weight never is, since it does not move the sum
         return int((reached <= self._next(RESIDUAL) * total).sum())
 

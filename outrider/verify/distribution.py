@@ -6,13 +6,14 @@ from collections.abc import Sequence as Seq
 
 from torch import Tensor
 
-from outrider.arriving import Arriving
-from outrider.core import Draft, Sequence, Verdict
-from outrider.errors import RequestError
-from outrider.verify.chain import ChainRule, pad, stated_laws
+from outrider.core.draft import Draft, Verdict
+from outrider.core.errors import RequestError
+from outrider.core.host_copy import HostCopy
+from outrider.core.sequence import Sequence
+from outrider.verify.chain import ChainRule, pad, stated_probs
 from outrider.verify.coupled import Seeded, draft_paths, settle, split_rows
 from outrider.verify.dice import Dice, RoundDice
-from outrider.verify.law import law, shape_logits
+from outrider.verify.probs import law, process_logits
 from outrider.verify.tree import tree_rule
 
 
@@ -25,12 +26,12 @@ class Distribution:
 
     def decide(
         self, seqs: Seq[Sequence], drafts: Seq[Draft], logits: Tensor, lengths: Tensor | None = None
-    ) -> Arriving | None:
+    ) -> HostCopy | None:
         greedy = all(seq.params.greedy for seq in seqs)
         return self._greedy.decide(seqs, drafts, logits, lengths) if greedy else None
 
     def judge(
-        self, seqs: Seq[Sequence], drafts: Seq[Draft], logits: Tensor, decided: Arriving | None = None
+        self, seqs: Seq[Sequence], drafts: Seq[Draft], logits: Tensor, decided: HostCopy | None = None
     ) -> list[Verdict | RequestError]:
         if all(seq.params.greedy for seq in seqs):
             return self._greedy.judge(seqs, drafts, logits, decided)
@@ -47,8 +48,8 @@ class Distribution:
 
 def decide(seq: Sequence, draft: Draft, logits: Tensor, rule: ChainRule, dice: Dice) -> Verdict:
     """Judge one draft given its rows of logits [1 + len(draft), vocab]; all chance comes from `dice`."""
-    p = law(shape_logits(logits, seq, draft_paths(draft)))  # [1 + len(draft), vocab]
-    q = stated_laws(draft, p)  # [len(draft), at least vocab]
+    p = law(process_logits(logits, seq, draft_paths(draft)))  # [1 + len(draft), vocab]
+    q = stated_probs(draft, p)  # [len(draft), at least vocab]
     p = pad(p, q.shape[-1])
     if not draft.is_chain:
         path, token = tree_rule(draft, p, q, dice)

@@ -13,11 +13,12 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
-from outrider.core import Sequence, Token
+from outrider.core.sampling import Token
+from outrider.core.sequence import Sequence
 from outrider.verify.base import Mode
 from outrider.verify.coupled import Place, choose_after, noisy_best
-from outrider.verify.law import Path, law, shape_logits, temper
 from outrider.verify.noise import DRAFT, TARGET, gumbel, round_seed
+from outrider.verify.probs import Path, apply_temperature, law, process_logits
 
 
 def draft_token(logits: Tensor, seqs: Seq[Sequence], paths: Seq[Path], mode: Mode) -> tuple[list[Token], Tensor | None]:
@@ -45,7 +46,7 @@ def draft_top(logits: Tensor, seq: Sequence, path: Path, k: int, mode: Mode) -> 
     position = len(seq.tokens) + len(path)
     stated: Tensor | None = None
     if mode == "seeded" or seq.params.greedy:
-        scores = shape_logits(logits[None], seq, [path])[0].double()
+        scores = process_logits(logits[None], seq, [path])[0].double()
         if not seq.params.greedy:
             scores += gumbel(seq.seed, position, len(scores), stream=TARGET, device=scores.device)
     else:
@@ -58,10 +59,10 @@ def draft_top(logits: Tensor, seq: Sequence, path: Path, k: int, mode: Mode) -> 
 def _laws_after(logits: Tensor, seqs: Seq[Sequence], paths: Seq[Path]) -> Tensor:
     """The law of each row of logits: float64 [R, vocab]; certain of token 0 where a row offers nothing."""
     if all(seq.plain_logits and not seq.params.greedy for seq in seqs):
-        laws = law(temper(logits, [seq.params.temperature for seq in seqs]))
+        laws = law(apply_temperature(logits, [seq.params.temperature for seq in seqs]))
     else:
         rows = zip(logits.split(1), seqs, paths, strict=True)
-        laws = torch.cat([law(shape_logits(x, seq, [path]), greedy=seq.params.greedy) for x, seq, path in rows])
+        laws = torch.cat([law(process_logits(x, seq, [path]), greedy=seq.params.greedy) for x, seq, path in rows])
     certain = torch.zeros_like(laws)
     certain[:, 0] = 1.0
     return torch.where(laws.isnan(), certain, laws)

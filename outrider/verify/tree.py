@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from outrider.core import Draft, Token
+from outrider.core.draft import Draft
+from outrider.core.sampling import Token
 from outrider.verify.chain import acceptance, residual
 from outrider.verify.dice import Dice
 

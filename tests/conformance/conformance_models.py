@@ -23,11 +23,12 @@ from transformers import (
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 from transformers.utils import logging
 
-from outrider.core import Span, Token
+from outrider.core.sampling import Token
+from outrider.core.sequence import Span
 from outrider.models.load import load_decoder
-from outrider.target.base import Target
-from outrider.target.fallback import FallbackTarget
-from outrider.target.native import NativeTarget
+from outrider.runners.base import Runner
+from outrider.runners.fallback import FallbackRunner
+from outrider.runners.native import NativeRunner
 
 logging.disable_progress_bar()
 
@@ -85,7 +86,7 @@ def transformers_world(model: Any) -> World:
     return World(logits_after, TOKENIZER, TOKENIZER.eos_ids, CONTEXT)
 
 
-def whole_text_world(fresh: Callable[[], Target]) -> World:
+def whole_text_world(fresh: Callable[[], Runner]) -> World:
     """Judged by a full pass of the same packed model over the whole text, on a cache used once."""
 
     def logits_after(tokens: Seq[Token]) -> Tensor:
@@ -110,12 +111,12 @@ def native_testbed(
         for name, model in models.items()
     }
 
-    def target(cache_tokens: int) -> NativeTarget:
-        return NativeTarget(decoders["draft"], cache_tokens)
+    def target(cache_tokens: int) -> NativeRunner:
+        return NativeRunner(decoders["draft"], cache_tokens)
 
     world = transformers_world(models["draft"]) if quantize is None else whole_text_world(lambda: target(CONTEXT))
     decoders["cramped"] = decoders["other"]
-    return Testbed(world, target, lambda name: NativeTarget(decoders[name], 64 if name == "cramped" else 2048))
+    return Testbed(world, target, lambda name: NativeRunner(decoders[name], 64 if name == "cramped" else 2048))
 
 
 def fallback_testbed(family: str, folder: Path) -> Testbed:
@@ -124,7 +125,7 @@ def fallback_testbed(family: str, folder: Path) -> Testbed:
     save(model, folder)
     device = torch.device("cpu")
 
-    def target(cache_tokens: int) -> FallbackTarget:
-        return FallbackTarget.load(folder, device=device, dtype=torch.float32, cache_tokens=cache_tokens)
+    def target(cache_tokens: int) -> FallbackRunner:
+        return FallbackRunner.load(folder, device=device, dtype=torch.float32, cache_tokens=cache_tokens)
 
     return Testbed(transformers_world(model), target, lambda _: target(2048))

@@ -8,11 +8,13 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from outrider.core import EMPTY, Draft, Sequence, Token
-from outrider.drafters.base import Drafter, Setting
+from outrider.core.draft import EMPTY, Draft
+from outrider.core.sampling import Token
+from outrider.core.sequence import Sequence
+from outrider.drafters.base import Drafter, DrafterContext
 from outrider.drafters.registry import DRAFTERS, parse_drafter
-from outrider.target.base import Target
-from outrider.testing import ScriptedDrafter, liar, random_trees
+from outrider.runners.base import Runner
+from outrider.testing.drafters import ScriptedDrafter, liar, random_trees
 
 Answers = Mapping[tuple[tuple[Token, ...], int], Seq[Token]]  # (prompt, seed) -> what plain decoding answers
 
@@ -37,7 +39,7 @@ class Stage:
     vocab_size: int
     context: int
     tokenizer: Any
-    drafts: Callable[[str], Target]
+    drafts: Callable[[str], Runner]
     """`draft` is the target itself once more, `other` a worse model, `cramped` one with hardly any cache."""
     mode: Literal["seeded", "distribution"] = "seeded"
     answers: Answers = field(default_factory=dict)
@@ -45,21 +47,21 @@ class Stage:
 
 @dataclass(frozen=True)
 class LoadedDraft:
-    """What `Setting.load_target` returns, as far as a drafter looks."""
+    """What `DrafterContext.load_target` returns, as far as a drafter looks."""
 
-    target: Target
+    target: Runner
     tokenizer: Any
 
 
 def make_drafter(name: str, stage: Stage) -> Drafter:
     if name in SCRIPTED:
         return _scripted(name, stage)
-    setting = Setting(
+    setting = DrafterContext(
         vocab_size=stage.vocab_size,
         context=stage.context,
         mode=stage.mode,
         tokenizer=stage.tokenizer,
-        load_target=lambda model, **_: LoadedDraft(stage.drafts(model), stage.tokenizer),
+        load_runner=lambda model, **_: LoadedDraft(stage.drafts(model), stage.tokenizer),
     )
     return parse_drafter(name).build(setting)
 

@@ -10,13 +10,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from outrider.core import SamplingParams, Sequence, Token
+from outrider.core.sampling import SamplingParams, Token, derive_seeds
+from outrider.core.sequence import Sequence
 from outrider.engine.engine import Engine
 from outrider.engine.events import Event
 from outrider.engine.request import Request
-from outrider.sampling import derive_seeds
-from outrider.verify.law import shape_logits
 from outrider.verify.noise import gumbel
+from outrider.verify.probs import process_logits
 
 
 class Decodes(Protocol):
@@ -81,7 +81,7 @@ def plain_one(world: World, request: Request, seed: int) -> Told:
 
 def choice(logits: Tensor, seq: Sequence) -> Token | None:
     """The target's own next token: argmax(shaped logits + noise); None where nothing is left."""
-    shaped = shape_logits(logits[None], seq, [()])[0].double()  # [vocab]
+    shaped = process_logits(logits[None], seq, [()])[0].double()  # [vocab]
     if not seq.params.greedy:
         shaped = shaped + gumbel(seq.seed, len(seq.tokens), len(shaped))
     best = int(shaped.argmax())

@@ -10,14 +10,14 @@ from plain_decoding import Told, assert_same, request, run, told_by
 from testbed import TOKENIZER, VOCAB, Testbed
 from toy_world import TOY
 
-from outrider.core import Token
+from outrider.core.sampling import Token
 from outrider.engine.engine import Engine
 from outrider.engine.events import Event
-from outrider.engine.request import Limits, Request
-from outrider.target.base import Target
+from outrider.engine.request import EngineLimits, Request
+from outrider.runners.base import Runner
 
 everybody = pytest.mark.parametrize("drafter", EVERYBODY)
-SMALL = Limits(max_batch=4, max_round_tokens=9)
+SMALL = EngineLimits(max_batch=4, max_round_tokens=9)
 
 
 def long_request(prompt: list[Token], **options: object) -> Request:
@@ -80,7 +80,7 @@ def test_at_random_with_everything_tight(drafter: str):
 def test_while_waiting_reading_decoding_and_preempted():
     """One of each state, found in the scheduler's queues, then cancelled; the last one finishes as if alone."""
     asked = [long_request([i + 1, *range(1, 20)]) for i in range(5)]
-    tried = TOY.engine("oracle", asked, limits=Limits(max_batch=3, max_round_tokens=12), cache_tokens=80)
+    tried = TOY.engine("oracle", asked, limits=EngineLimits(max_batch=3, max_round_tokens=12), cache_tokens=80)
     ids = [tried.submit(each)[0] for each in asked]
     seen: set[str] = set()
     for _ in range(200):
@@ -180,7 +180,7 @@ def test_everybody_lets_go(drafter: str):
         model.pool.check()
 
 
-def _draft_models(tried: Engine) -> list[Target]:
+def _draft_models(tried: Engine) -> list[Runner]:
     members = [member.drafter for member in getattr(tried.drafter, "members", ())]
     models = [getattr(drafter, "model", None) for drafter in (tried.drafter, *members)]
     return [model for model in models if model is not None]
@@ -200,7 +200,7 @@ def test_pages_of_a_cancelled_text_serve_the_next_one_right(after: int):
     prompt = random.Random(8).choices(range(1, VOCAB), k=37)
     asked = long_request(prompt, temperature=0.5, seed=1)
     longer = long_request([*prompt, *TOY.judged(asked)[0].tokens[:20]], temperature=0.5, seed=2)
-    tried = TOY.engine("hidden-oracle", [asked, longer], limits=Limits(max_round_tokens=11))
+    tried = TOY.engine("hidden-oracle", [asked, longer], limits=EngineLimits(max_round_tokens=11))
     (seq_id,) = tried.submit(asked)
     for _ in range(after):
         tried.step()

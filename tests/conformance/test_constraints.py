@@ -21,14 +21,16 @@ from drafter_cast import EVERYBODY, Stage, make_drafter
 from plain_decoding import Told, assert_same, choice, opinion, run
 from testbed import PIECES, TOKENIZER, Testbed
 
-from outrider.core import EMPTY, Constraint, Draft, SamplingParams, Sequence, Token
+from outrider.core.draft import EMPTY, Draft
+from outrider.core.errors import RequestError
+from outrider.core.sampling import SamplingParams, Token, derive_seeds
+from outrider.core.sequence import Constraint, Sequence
 from outrider.engine.engine import Engine
-from outrider.engine.request import Limits, Request
+from outrider.engine.request import EngineLimits, Request
 from outrider.engine.stats import Stats
-from outrider.errors import RequestError
 from outrider.grammar import GrammarSpec, compile_constraint
-from outrider.sampling import derive_seeds
-from outrider.testing import ByteTokenizer, ScriptedDrafter, ToyTarget
+from outrider.testing.drafters import ScriptedDrafter
+from outrider.testing.toy import ByteTokenizer, ToyRunner
 from outrider.verify.base import make_verifier
 
 VOCAB, EOS, CONTEXT, PROMPT = 257, 256, 192, (5, 9)
@@ -47,8 +49,8 @@ class Bytes(ByteTokenizer):
 BYTES = Bytes()
 
 
-def toy(cache_tokens: int = 4096, order: int = 2) -> ToyTarget:
-    return ToyTarget(VOCAB, context=CONTEXT, cache_tokens=cache_tokens, order=order)
+def toy(cache_tokens: int = 4096, order: int = 2) -> ToyRunner:
+    return ToyRunner(VOCAB, context=CONTEXT, cache_tokens=cache_tokens, order=order)
 
 
 TOY = toy()
@@ -181,7 +183,11 @@ def _plain(one: Case, seed: int) -> Told:
 
 
 def engine(
-    drafter: str, cases: Seq[Case] = (), mode: Mode = "seeded", cache_tokens: int = 4096, limits: Limits | None = None
+    drafter: str,
+    cases: Seq[Case] = (),
+    mode: Mode = "seeded",
+    cache_tokens: int = 4096,
+    limits: EngineLimits | None = None,
 ) -> Engine:
     answers = {
         (one.asked.prompt, seed): told.tokens

@@ -12,10 +12,10 @@ from drafter_cast import EVERYBODY
 from plain_decoding import assert_same, request, run
 from testbed import TOKENIZER, VOCAB, Testbed
 
-from outrider.core import SamplingParams
+from outrider.core.sampling import SamplingParams
 from outrider.engine.engine import Engine
-from outrider.engine.request import Limits, Request
-from outrider.target.native import NativeTarget
+from outrider.engine.request import EngineLimits, Request
+from outrider.runners.native import NativeRunner
 
 everybody = pytest.mark.parametrize("drafter", EVERYBODY)
 SOME = ("suffix:width=3,min_prob=0", "hidden-oracle", "random-trees", "draft-model:model=other,k=4,min_prob=0.2")
@@ -72,7 +72,7 @@ def test_where_everything_is_tight(beds: Any, family: str, drafter: str):
         request(range(1, 4 + 3 * i), max_tokens=34, ignore_eos=True, temperature=0.3 * i, seed=i, top_k=6, logprobs=1)
         for i in range(6)
     )
-    stats = bed.check(drafter, requests, limits=Limits(max_round_tokens=11), cache_tokens=64, tolerance=CLOSE)
+    stats = bed.check(drafter, requests, limits=EngineLimits(max_round_tokens=11), cache_tokens=64, tolerance=CLOSE)
     assert stats.preemptions > 0
 
 
@@ -84,7 +84,7 @@ def test_on_tiny_pages(beds: Any, page_size: int, drafter: str):
     requests = bed.pairwise_requests(designs=1)[:8]
     tried = bed.engine(drafter, requests)
     decoder = tried.target.decoder
-    small = NativeTarget(decoder, 300, page_size=page_size)
+    small = NativeRunner(decoder, 300, page_size=page_size)
     tried = Engine(small, tried.drafter, tried.verifier, TOKENIZER, eos_ids=TOKENIZER.eos_ids)
     for _ in range(2):
         for told, asked in zip(run(tried, requests), requests, strict=True):
@@ -119,8 +119,8 @@ def test_packed_models_to_the_last_bit(beds: Any, packed: str, drafter: str):
     bed = beds(f"llama {packed}")
     params = SamplingParams(max_tokens=16, temperature=0.5, ignore_eos=True, logprobs=3)
     requests = [Request(prompt=(i, *range(2, 9 + 3 * i)), params=replace(params, seed=i)) for i in range(4)]
-    drafted = bed.engine(drafter, requests, limits=Limits(max_round_tokens=19))
-    alone = bed.engine("none", limits=Limits(max_batch=1))
+    drafted = bed.engine(drafter, requests, limits=EngineLimits(max_round_tokens=19))
+    alone = bed.engine("none", limits=EngineLimits(max_batch=1))
     for told, plain_told in zip(run(drafted, requests), run(alone, requests), strict=True):
         assert told == plain_told
         assert [one.logprobs for one in told] == [one.logprobs for one in plain_told]
@@ -139,7 +139,7 @@ def test_packed_models_with_every_option(beds: Any, packed: str, drafter: str):
 def test_models_that_run_on_transformers(beds: Any, family: str, drafter: str):
     """One whose cache can be cropped and one whose cannot: what was refused is read again."""
     bed = beds(family)
-    limits = Limits(max_batch=4, max_round_tokens=21)
+    limits = EngineLimits(max_batch=4, max_round_tokens=21)
     bed.check(drafter, bed.pairwise_requests(designs=1)[:7], limits=limits, cache_tokens=112, tolerance=CLOSE)
 
 
@@ -150,7 +150,7 @@ def test_a_fuller_product(beds: Any, family: str, drafter: str):
     bed = beds(family)
     requests = bed.pairwise_requests(designs=3)
     for start in range(0, len(requests), 8):
-        limits = Limits(max_batch=5, max_round_tokens=7 + start)
+        limits = EngineLimits(max_batch=5, max_round_tokens=7 + start)
         bed.check(
             drafter, requests[start : start + 8], limits=limits, cache_tokens=96 + start % 5 * 16, tolerance=CLOSE
         )

@@ -13,9 +13,9 @@ from plain_decoding import assert_same, request, run
 from testbed import OPTIONS, VOCAB
 from toy_world import TOY
 
-from outrider.core import SamplingParams
+from outrider.core.sampling import SamplingParams
 from outrider.drafters.registry import DRAFTERS
-from outrider.engine.request import Limits, Request
+from outrider.engine.request import EngineLimits, Request
 
 everybody = pytest.mark.parametrize("drafter", EVERYBODY)
 
@@ -67,7 +67,7 @@ def test_where_the_cache_is_too_small_for_all(drafter: str):
 
 @everybody
 def test_where_prompts_are_read_in_small_pieces(drafter: str):
-    stats = TOY.check(drafter, TOY.pairwise_requests()[:8], limits=Limits(max_batch=3, max_round_tokens=5))
+    stats = TOY.check(drafter, TOY.pairwise_requests()[:8], limits=EngineLimits(max_batch=3, max_round_tokens=5))
     assert stats.passes > stats.all.rounds  # some passes only read
 
 
@@ -117,5 +117,5 @@ def test_shared_beginnings_with_and_without_salt(drafter: str):
 def test_a_fuller_product(drafter: str):
     requests = TOY.pairwise_requests(designs=20)
     for start in range(0, len(requests), 8):
-        limits = Limits(max_batch=5, max_round_tokens=7 + start)
+        limits = EngineLimits(max_batch=5, max_round_tokens=7 + start)
         TOY.check(drafter, requests[start : start + 8], limits=limits, cache_tokens=96 + 16 * (start % 5))

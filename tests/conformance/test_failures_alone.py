@@ -15,18 +15,21 @@ from testbed import CONTEXT, EOS, TOKENIZER, VOCAB
 from torch import Tensor
 from toy_world import TOY, WORLD, target
 
-from outrider.core import Draft, Sequence, Span, Token
+from outrider.core.draft import Draft
+from outrider.core.sampling import Token
+from outrider.core.sequence import Sequence, Span
 from outrider.engine.engine import Engine
 from outrider.engine.events import Event
 from outrider.engine.request import Request
-from outrider.testing import ScriptedDrafter, ToyTarget
+from outrider.testing.drafters import ScriptedDrafter
+from outrider.testing.toy import ToyRunner
 from outrider.verify.base import make_verifier
 
 everybody = pytest.mark.parametrize("drafter", EVERYBODY)
 POISON = 13
 
 
-class PoisonedToy(ToyTarget):
+class PoisonedToy(ToyRunner):
     """Says nothing but NaN once the poison is in the text; drafts included."""
 
     def score(self, spans: Seq[Span]) -> Tensor:
@@ -59,7 +62,7 @@ def others(count: int = 4, **options: object) -> list[Request]:
     ]
 
 
-def on(drafter: str, requests: list[Request], made: ToyTarget | None = None) -> Engine:
+def on(drafter: str, requests: list[Request], made: ToyRunner | None = None) -> Engine:
     """An engine like `toy_world.engine`, on another target."""
     tried = TOY.engine(drafter, requests)
     return Engine(made or target(), tried.drafter, tried.verifier, TOKENIZER, eos_ids=TOKENIZER.eos_ids)
@@ -74,7 +77,7 @@ def finish_all(tried: Engine, requests: list[Request]) -> dict[int, list[Event]]
     return heard
 
 
-def assert_alone(drafter: str, bad: Request, world: World, message: str, made: ToyTarget | None = None) -> None:
+def assert_alone(drafter: str, bad: Request, world: World, message: str, made: ToyRunner | None = None) -> None:
     """The bad request fails as in plain decoding, with this message; those around it are untouched."""
     good = others()
     tried = on(drafter, [*good, bad], made)
@@ -210,7 +213,7 @@ def test_a_failure_gives_its_pages_back_and_nothing_of_it_is_shared():
 def test_a_target_that_breaks_takes_no_text_with_it():
     """An exception from the pass itself reaches the caller; cancelling everything leaves the engine clean."""
 
-    class Breaking(ToyTarget):
+    class Breaking(ToyRunner):
         def score(self, spans: Seq[Span]) -> Tensor:
             if any(len(span.draft) for span in spans):
                 raise RuntimeError("out of memory")

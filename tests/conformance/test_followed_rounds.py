@@ -14,15 +14,15 @@ from test_rounds_in_flight import FLYING, Launching
 from testbed import CONTEXT, TOKENIZER, VOCAB, Testbed
 from torch import Tensor
 
-from outrider.core import Token
-from outrider.drafters.base import Setting
+from outrider.core.errors import RequestError
+from outrider.core.sampling import Token
+from outrider.drafters.base import DrafterContext
 from outrider.drafters.draft_model import DraftModel, DraftModelConfig
 from outrider.engine.engine import Engine
 from outrider.engine.events import Event
-from outrider.engine.request import Limits, Request
+from outrider.engine.request import EngineLimits, Request
 from outrider.engine.scoring import Scoring
-from outrider.errors import RequestError
-from outrider.kernels.settle import settle
+from outrider.kernels.accept import settle
 from outrider.verify.base import make_verifier
 
 DRAFTERS = ("none", "draft-model:model=draft,k=4", "draft-model:model=other,k=3", "smaller")
@@ -50,12 +50,12 @@ BREAKING = Testbed(World(breaking().logits_after, TOKENIZER, TOKENIZER.eos_ids, 
 WHOLE = Testbed(FLYING.world, FLYING.target, draft)
 
 
-def engine(world: Testbed, drafter: str, limits: Limits | None = None, cache_tokens: int = 4096) -> Engine:
+def engine(world: Testbed, drafter: str, limits: EngineLimits | None = None, cache_tokens: int = 4096) -> Engine:
     """With one drafter more, `smaller`: a draft model of fewer rows, a shorter context and a cramped cache."""
     if drafter != "smaller":
         return world.engine(drafter, limits=limits, cache_tokens=cache_tokens)
     model = Launching(VOCAB - 5, context=CONTEXT - 40, cache_tokens=208)
-    setting = Setting(vocab_size=VOCAB, context=CONTEXT)
+    setting = DrafterContext(vocab_size=VOCAB, context=CONTEXT)
     smaller = DraftModel(model, setting, DraftModelConfig(model=drafter, k=6))
     return Engine(
         world.target(cache_tokens),
@@ -162,7 +162,7 @@ def test_an_interrupt_leaves_the_other_texts_right(drafter: str, place: str):
     """Ctrl-C in one stream's step while another is half read: that one goes on as if nothing had been."""
     asked = [request([1 + i, 2, 3], max_tokens=40, seed=i, temperature=1.0, ignore_eos=True) for i in range(2)]
     for at in (3, 4, 7):
-        tried = engine(WHOLE, drafter, Limits(max_batch=4))
+        tried = engine(WHOLE, drafter, EngineLimits(max_batch=4))
         first, second = (tried.submit(each)[0] for each in asked)
         text = tried.live(second).seq
         interrupt(PLACES[place](tried), place, at)
@@ -269,7 +269,7 @@ def test_at_random(drafter: str, world: Testbed):
     follows = 0
     for seed in range(12):
         rng = random.Random(f"{drafter} {seed}")
-        limits = Limits(max_batch=rng.choice((1, 2, 4)), max_round_tokens=rng.choice((9, 20, 512)))
+        limits = EngineLimits(max_batch=rng.choice((1, 2, 4)), max_round_tokens=rng.choice((9, 20, 512)))
         tried = engine(world, drafter, limits, rng.choice((176, 256, 4096)))
         schedule = Schedule(tried, rng)
         schedule.run([at_random(rng) for _ in range(10)])

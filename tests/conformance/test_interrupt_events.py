@@ -9,7 +9,7 @@ from plain_decoding import assert_same, request, told_by
 from test_followed_rounds import PLACES, WHOLE, interrupt
 
 from outrider.engine.events import Event
-from outrider.engine.request import Limits
+from outrider.engine.request import EngineLimits
 
 PLACES_TOO: dict[str, Any] = {
     "score": lambda tried: tried.target,
@@ -26,7 +26,7 @@ def test_the_other_texts_are_told_whole_after_an_interrupt(place: str, options: 
     """Ctrl-C in one stream's step: what the same step had committed of another text must still be told."""
     asked = [request([1 + i, 2, 3], max_tokens=30 - 25 * i, seed=i, ignore_eos=True, **options) for i in range(2)]
     for at in range(2, 9):
-        tried = WHOLE.engine("draft-model:model=other,k=3", limits=Limits(max_batch=4))
+        tried = WHOLE.engine("draft-model:model=other,k=3", limits=EngineLimits(max_batch=4))
         first, second = (tried.submit(each)[0] for each in asked)
         heard: list[Event] = []
         interrupt(PLACES_TOO[place](tried), place, at)

@@ -13,12 +13,13 @@ from plain_decoding import Told, assert_same, first_stop, request, run
 from testbed import EOS, PIECES, TOKENIZER, VOCAB
 from toy_world import TOY, WORLD, target
 
-from outrider.core import Draft, SamplingParams, Sequence, Token
+from outrider.core.draft import Draft
+from outrider.core.errors import RequestError
+from outrider.core.sampling import MAX_N, SamplingParams, Token
+from outrider.core.sequence import Sequence
 from outrider.engine.engine import Engine
 from outrider.engine.request import Request
-from outrider.errors import RequestError
-from outrider.sampling import MAX_N
-from outrider.testing import ScriptedDrafter
+from outrider.testing.drafters import ScriptedDrafter
 from outrider.verify.base import make_verifier
 
 KNOWING = ("oracle", "hidden-oracle", "draft-model:model=draft")

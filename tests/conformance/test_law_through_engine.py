@@ -22,11 +22,14 @@ from plain_decoding import Told, run
 from testbed import EOS, TOKENIZER
 from toy_world import TOY
 
-from outrider.core import Draft, SamplingParams, Sequence, Token
+from outrider.core.draft import Draft
+from outrider.core.sampling import SamplingParams, Token
+from outrider.core.sequence import Sequence
 from outrider.drafters.base import Drafter
 from outrider.engine.engine import Engine
-from outrider.engine.request import Limits, Request
-from outrider.testing import ByteTokenizer, ScriptedDrafter, ToyTarget
+from outrider.engine.request import EngineLimits, Request
+from outrider.testing.drafters import ScriptedDrafter
+from outrider.testing.toy import ByteTokenizer, ToyRunner
 from outrider.verify.base import make_verifier
 
 everybody = pytest.mark.parametrize("drafter", EVERYBODY)
@@ -81,7 +84,7 @@ def test_without_drafts_the_text_depends_on_the_seed_alone():
     """Alone or in company, read at once or in pieces."""
     together = all_texts("none")
     for texts, asked in zip(together, TOY.pairwise_requests(designs=1), strict=True):
-        alone = TOY.engine("none", mode="distribution", limits=Limits(max_batch=1, max_round_tokens=7))
+        alone = TOY.engine("none", mode="distribution", limits=EngineLimits(max_batch=1, max_round_tokens=7))
         assert run(alone, [asked]) == [texts]
 
 
@@ -91,7 +94,7 @@ FIVE, PROMPT, FIRST, TEXTS = 5, (1, 3), 4, 512
 PARAMS: dict[str, float] = {"temperature": 0.9, "presence_penalty": 1.2}
 
 
-class SureAtFirst(ToyTarget):
+class SureAtFirst(ToyRunner):
     """Answers the prompt with one token for certain: nothing is drafted there, so nothing is to be learnt."""
 
     def _make_row(self, tail: tuple[Token, ...]) -> torch.Tensor:
@@ -100,7 +103,7 @@ class SureAtFirst(ToyTarget):
         return row
 
 
-def five(order: int) -> ToyTarget:
+def five(order: int) -> ToyRunner:
     return SureAtFirst(FIVE, order=order, cache_tokens=1 << 12)
 
 
@@ -113,7 +116,7 @@ def exact_law() -> dict[tuple[Token, ...], float]:
     return {(a, b): laws[()][a] * laws[a,][b] for a, b in product(range(FIVE), repeat=2)}
 
 
-def law_after(model: ToyTarget, output: Seq[Token]) -> list[float]:
+def law_after(model: ToyRunner, output: Seq[Token]) -> list[float]:
     scores = model.logits_after((*PROMPT, *output)).double().tolist()
     weights = [
         math.exp((x - PARAMS["presence_penalty"] * (t in output)) / PARAMS["temperature"]) for t, x in enumerate(scores)
@@ -171,7 +174,7 @@ def worse_fit(drafter: Drafter, mode: Mode, rule: Literal["block", "token"] = "b
         drafter,
         make_verifier(mode, rule),
         ByteTokenizer(),
-        limits=Limits(max_batch=128, max_round_tokens=4096),
+        limits=EngineLimits(max_batch=128, max_round_tokens=4096),
     )
     asked = [
         Request(prompt=PROMPT, params=SamplingParams(max_tokens=4, seed=1000 + i, n=128, **PARAMS))  # pyright: ignore[reportArgumentType]

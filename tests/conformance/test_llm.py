@@ -15,18 +15,20 @@ from testbed import PIECES, TOKENIZER
 from torch import Tensor
 from toy_world import TOY, target
 
-from outrider.api import LLM, Result
-from outrider.core import SamplingParams, Span, Token
+from outrider.core.errors import ConfigError, OutriderError, RequestError
+from outrider.core.sampling import SamplingParams, Token
+from outrider.core.sequence import Span
 from outrider.engine.request import Request
-from outrider.errors import ConfigError, OutriderError, RequestError
-from outrider.target.load import Loaded
-from outrider.testing import ToyTarget
+from outrider.engine.results import Result
+from outrider.llm import LLM
+from outrider.loading.load import LoadedModel
+from outrider.testing.toy import ToyRunner
 
 LONG = SamplingParams(max_tokens=30, temperature=0.7, seed=3, ignore_eos=True)
 
 
-def llm(drafter: str = "suffix", made: ToyTarget | None = None, **options: Any) -> LLM:
-    loaded = Loaded("toy", Path("toy"), made or target(), TOKENIZER, "float32")  # pyright: ignore[reportArgumentType]
+def llm(drafter: str = "suffix", made: ToyRunner | None = None, **options: Any) -> LLM:
+    loaded = LoadedModel("toy", Path("toy"), made or target(), TOKENIZER, "float32")  # pyright: ignore[reportArgumentType]
     return LLM(loaded, drafter=drafter, **options)
 
 
@@ -289,7 +291,7 @@ def test_a_text_that_fails_is_told_with_its_error_beside_those_that_do_not():
 
 
 def test_a_target_that_breaks_leaves_nothing_behind():
-    class Breaking(ToyTarget):
+    class Breaking(ToyRunner):
         passes = 0
 
         def score(self, spans: Seq[Span]) -> Tensor:

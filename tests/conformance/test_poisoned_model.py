@@ -10,10 +10,11 @@ from conformance_models import native_testbed
 from plain_decoding import assert_same, request, run
 from testbed import TOKENIZER, VOCAB, Testbed
 
-from outrider.core import Draft, Sequence
+from outrider.core.draft import Draft
+from outrider.core.sequence import Sequence
 from outrider.engine.engine import Engine
-from outrider.engine.request import Limits, Request
-from outrider.testing import ScriptedDrafter
+from outrider.engine.request import EngineLimits, Request
+from outrider.testing.drafters import ScriptedDrafter
 from outrider.verify.base import make_verifier
 
 POISON = 13
@@ -69,7 +70,7 @@ def test_whoever_gets_its_pages_is_well(bed: Testbed):
 @pytest.mark.parametrize("rounds", [1, 2, 3])
 def test_whoever_gets_its_pages_after_it_was_cancelled_while_reading_is_well(bed: Testbed, rounds: int):
     """Cancelled before anybody noticed: the poison has been read, its keys and values are in the pages."""
-    tried = bed.engine("none", limits=Limits(max_round_tokens=9), cache_tokens=4 * PAGE)
+    tried = bed.engine("none", limits=EngineLimits(max_round_tokens=9), cache_tokens=4 * PAGE)
     (seq_id,) = tried.submit(bad())
     for _ in range(rounds):
         assert tried.step() == []
@@ -81,7 +82,7 @@ def test_whoever_gets_its_pages_after_it_was_cancelled_while_reading_is_well(bed
 def test_whoever_gets_its_pages_after_it_was_preempted_while_reading_is_well(bed: Testbed):
     """Five pages: the first text grows and takes, one by one, those of the newcomer that reads the poison."""
     fine = good(1, length=30, max_tokens=45)
-    tried = bed.engine("none", limits=Limits(max_round_tokens=9), cache_tokens=5 * PAGE)
+    tried = bed.engine("none", limits=EngineLimits(max_round_tokens=9), cache_tokens=5 * PAGE)
     told = run(tried, [*fine, bad(length=60)])
     assert tried.stats.preemptions > 0
     assert_same(told[0], bed.judged(fine[0]), tolerance=1e-4)
@@ -89,7 +90,7 @@ def test_whoever_gets_its_pages_after_it_was_preempted_while_reading_is_well(bed
 
 
 def test_two_that_share_its_pages_both_fail_and_leave_nothing(bed: Testbed):
-    tried = bed.engine("none", limits=Limits(max_round_tokens=21), cache_tokens=8 * PAGE)
+    tried = bed.engine("none", limits=EngineLimits(max_round_tokens=21), cache_tokens=8 * PAGE)
     asked = bad()
     first, second = tried.submit(asked)[0], tried.submit(asked)[0]
     tried.step()

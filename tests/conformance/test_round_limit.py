@@ -9,14 +9,15 @@ from plain_decoding import request
 from testbed import CONTEXT, TOKENIZER, VOCAB
 from torch import Tensor
 
-from outrider.core import Span
+from outrider.core.sequence import Span
 from outrider.engine.engine import Engine
-from outrider.engine.request import Limits
-from outrider.testing import ToyTarget, liar
+from outrider.engine.request import EngineLimits
+from outrider.testing.drafters import liar
+from outrider.testing.toy import ToyRunner
 from outrider.verify.base import make_verifier
 
 
-class Counting(ToyTarget):
+class Counting(ToyRunner):
     """Notes how many tokens each pass reads."""
 
     def __init__(self) -> None:
@@ -31,7 +32,7 @@ class Counting(ToyTarget):
 @pytest.mark.parametrize(("batch", "most"), [(3, 4), (8, 9), (8, 20), (4, 4)])
 def test_no_pass_reads_more_than_a_round_may(batch: int, most: int):
     target = Counting()
-    limits = Limits(max_batch=batch, max_round_tokens=most)
+    limits = EngineLimits(max_batch=batch, max_round_tokens=most)
     tried = Engine(target, liar(VOCAB), make_verifier("seeded"), TOKENIZER, limits=limits)
     for i in range(batch):
         tried.submit(request([1 + i, 2], max_tokens=12, ignore_eos=True))

@@ -14,21 +14,23 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from toy_world import WORLD
 
-from outrider.core import Draft, SamplingParams, Sequence, Span, Token, Verdict
+from outrider.core.draft import Draft, Verdict
+from outrider.core.sampling import SamplingParams, Token
+from outrider.core.sequence import Sequence, Span
 from outrider.drafters.none import NoDraft
 from outrider.engine.engine import Engine
 from outrider.engine.events import Event
-from outrider.engine.request import Limits, Request
+from outrider.engine.request import EngineLimits, Request
 from outrider.engine.stats import Tally
-from outrider.kernels.settle import settle
-from outrider.target.base import Start
-from outrider.target.standing import Standing
-from outrider.testing import ToyTarget
+from outrider.kernels.accept import settle
+from outrider.runners.base import ChainStart
+from outrider.runners.device_state import DeviceState
+from outrider.testing.toy import ToyRunner
 from outrider.verify.base import make_verifier
 from outrider.verify.coupled import choose
 
 
-class Launching(ToyTarget):
+class Launching(ToyRunner):
     """Says that its passes are launched, so that the engine keeps one in flight, and launches others behind it."""
 
     launches = True
@@ -39,19 +41,19 @@ class Launching(ToyTarget):
         self.scored = list(spans)
         return super().score(spans)
 
-    def stand(self, choices: Tensor) -> Standing | None:
+    def stand(self, choices: Tensor) -> DeviceState | None:
         spans = self.scored
         if not all(len(span.tokens) == 1 and span.wanted and span.draft.parents is None for span in spans):
             return None
         ids = [torch.tensor([*span.tokens, *span.draft.tokens]) for span in spans]
         starts, widths = torch.tensor([span.start for span in spans]), torch.tensor([span.width for span in spans])
-        return Standing(*settle(pad_sequence(ids, batch_first=True), starts, widths, choices))
+        return DeviceState(*settle(pad_sequence(ids, batch_first=True), starts, widths, choices))
 
-    def score_behind(self, standing: Standing, seq_ids: Seq[int], drafts: Seq[Draft]) -> Tensor:
+    def score_behind(self, standing: DeviceState, seq_ids: Seq[int], drafts: Seq[Draft]) -> Tensor:
         self.followed += 1
         return super().score_behind(standing, seq_ids, drafts)
 
-    def draft_chains(self, starts: Seq[Start], steps: int, behind: Standing | None = None) -> list[list[Token]]:
+    def draft_chains(self, starts: Seq[ChainStart], steps: int, behind: DeviceState | None = None) -> list[list[Token]]:
         chains: list[list[Token]] = []
         for i, start in enumerate(starts):
             length = start.length if behind is None else int(behind.lengths[i])
@@ -82,7 +84,7 @@ everybody = pytest.mark.parametrize("drafter", EVERYBODY)
 
 @everybody
 def test_every_option_tells_the_same_text(drafter: str):
-    FLYING.check(drafter, FLYING.pairwise_requests()[:40], limits=Limits(max_batch=8, max_round_tokens=40))
+    FLYING.check(drafter, FLYING.pairwise_requests()[:40], limits=EngineLimits(max_batch=8, max_round_tokens=40))
 
 
 @everybody
@@ -104,8 +106,8 @@ def test_a_round_is_told_when_the_next_one_is_on_its_way():
 
 def stood_where_rounds_follow(drafter: str, asked: list[Request]) -> Tally:
     """How guesses fared: the texts are plain ones, and nearly every round was launched behind the one before."""
-    FLYING.check(drafter, asked, limits=Limits(max_batch=4))
-    tried = FLYING.engine(drafter, limits=Limits(max_batch=4))
+    FLYING.check(drafter, asked, limits=EngineLimits(max_batch=4))
+    tried = FLYING.engine(drafter, limits=EngineLimits(max_batch=4))
     for each in asked:
         tried.submit(each)
     rounds = 0
@@ -137,7 +139,7 @@ def test_pages_that_a_round_in_flight_writes_to_are_nobody_elses(drafter: str):
     """A pool that holds the texts and hardly more: what one gives back another takes at once."""
     asked = [request([i + 1] * (1 + i), max_tokens=75 - i, seed=i, ignore_eos=True) for i in range(9)]
     for spare in (16, 32, 48, 80):
-        FLYING.check(drafter, asked, limits=Limits(max_batch=9), cache_tokens=9 * 80 + spare)
+        FLYING.check(drafter, asked, limits=EngineLimits(max_batch=9), cache_tokens=9 * 80 + spare)
 
 
 def test_truncated_sampling_is_drafted_and_followed_too():
@@ -153,7 +155,7 @@ def test_truncated_sampling_is_drafted_and_followed_too():
 
 def test_no_round_follows_where_somebody_waits_to_begin():
     launched = target()
-    tried = Engine(launched, NoDraft(), make_verifier("seeded"), TOKENIZER, limits=Limits(max_batch=2))
+    tried = Engine(launched, NoDraft(), make_verifier("seeded"), TOKENIZER, limits=EngineLimits(max_batch=2))
     (first,) = tried.submit(request([1, 2], max_tokens=50, ignore_eos=True))
     for _ in range(5):
         tried.step()

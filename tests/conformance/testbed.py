@@ -13,12 +13,11 @@ from drafter_cast import Stage, make_drafter
 from plain_decoding import Told, World, assert_same, plain, run
 from torch import Tensor
 
-from outrider.core import SamplingParams, Token
+from outrider.core.sampling import SamplingParams, Token, derive_seeds
 from outrider.engine.engine import Engine
-from outrider.engine.request import Limits, Request
+from outrider.engine.request import EngineLimits, Request
 from outrider.engine.stats import Stats
-from outrider.sampling import derive_seeds
-from outrider.target.base import Target
+from outrider.runners.base import Runner
 from outrider.verify.base import make_verifier
 
 PIECES = (*("", "a", "b", "c", "ab", "ba", " ", "d", "abc", "é", "", "ca"), *"efghijklmnop")
@@ -94,9 +93,9 @@ class Testbed:
     __test__ = False  # no test, whatever its name begins with
 
     world: World
-    target: Callable[[int], Target]
+    target: Callable[[int], Runner]
     """By the tokens its cache holds."""
-    draft: Callable[[str], Target]
+    draft: Callable[[str], Runner]
     """By the names in `drafter_cast.Stage`."""
     _judged: dict[str, list[Told]] = field(default_factory=dict)
     _requests: dict[int, tuple[Request, ...]] = field(default_factory=dict)
@@ -114,7 +113,7 @@ class Testbed:
         requests: Seq[Request] = (),
         *,
         mode: Literal["seeded", "distribution"] = "seeded",
-        limits: Limits | None = None,
+        limits: EngineLimits | None = None,
         cache_tokens: int = 4096,
     ) -> Engine:
         """An engine on a fresh target; drafters that know the answers know those of `requests`."""
@@ -138,7 +137,7 @@ class Testbed:
         drafter: str,
         requests: Seq[Request],
         *,
-        limits: Limits | None = None,
+        limits: EngineLimits | None = None,
         cache_tokens: int = 4096,
         tolerance: float = 1e-5,
     ) -> Stats:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from plain_decoding import World
 from testbed import CONTEXT, TOKENIZER, VOCAB, Testbed
 
-from outrider.testing import ToyTarget
+from outrider.testing.toy import ToyRunner
 
 
-def target(cache_tokens: int = 4096, order: int = 2) -> ToyTarget:
-    return ToyTarget(VOCAB, context=CONTEXT, cache_tokens=cache_tokens, order=order)
+def target(cache_tokens: int = 4096, order: int = 2) -> ToyRunner:
+    return ToyRunner(VOCAB, context=CONTEXT, cache_tokens=cache_tokens, order=order)
 
 
 WORLD = World(target().logits_after, TOKENIZER, TOKENIZER.eos_ids, CONTEXT)

@@ -9,19 +9,21 @@ import pytest
 import torch
 
 from outrider.bench.waits import Waits
-from outrider.core import EMPTY, Draft, SamplingParams, Span
-from outrider.drafters.base import Setting
+from outrider.core.draft import EMPTY, Draft
+from outrider.core.errors import ConfigError
+from outrider.core.sampling import SamplingParams
+from outrider.core.sequence import Span
+from outrider.drafters.base import DrafterContext
 from outrider.drafters.draft_model import DraftModel, DraftModelConfig
 from outrider.drafters.none import NoDraft
 from outrider.engine.engine import Engine
-from outrider.engine.request import Limits, Request
-from outrider.errors import ConfigError
+from outrider.engine.request import EngineLimits, Request
 from outrider.models.config import DecoderConfig, LayerConfig, RopeConfig
 from outrider.models.decoder import Decoder, Layer, Norm, Weights
 from outrider.models.linear import Linear
-from outrider.target.native import NativeTarget
-from outrider.target.passes import Shape
-from outrider.testing import ByteTokenizer
+from outrider.runners.graphed_forward import BatchShape
+from outrider.runners.native import NativeRunner
+from outrider.testing.toy import ByteTokenizer
 from outrider.verify.base import make_verifier
 
 pytestmark = pytest.mark.gpu
@@ -77,7 +79,7 @@ DRAFTS = {
 @pytest.mark.parametrize("kind", [{}, {"bias": True}, {"window": 64}, {"qk_norm": True}], ids=str)
 @pytest.mark.parametrize("text", [1, 3])
 def test_a_recorded_pass_is_the_plain_one(drafts, kind, text):
-    target = NativeTarget(decoder(**kind), 4096)
+    target = NativeRunner(decoder(**kind), 4096)
     captured = target._captured
     assert captured is not None
     rng = random.Random(1)
@@ -101,7 +103,7 @@ def test_a_recorded_pass_is_the_plain_one(drafts, kind, text):
 @pytest.mark.parametrize("window", [None, 64])
 def test_a_prompt_is_read_as_plainly_and_beside_texts_that_go_on(window):
     """Prompts by the kernel, a text that goes on by a recorded pass, in one call: as one by one without either."""
-    target = NativeTarget(decoder(window=window), 4096)
+    target = NativeRunner(decoder(window=window), 4096)
     captured = target._captured
     rng = random.Random(2)
     texts = [[rng.randrange(VOCAB) for _ in range(length)] for length in (300, 77, 400, 150)]
@@ -125,7 +127,7 @@ def test_a_prompt_is_read_as_plainly_and_beside_texts_that_go_on(window):
 MANY = 70  # texts, of 5 rows each: more than passes have room for where nobody asked for it
 
 
-def many_texts(target: NativeTarget) -> list[Span]:
+def many_texts(target: NativeRunner) -> list[Span]:
     """Texts of different length, read by plain passes, each with a chain of four guesses."""
     captured, target._captured = target._captured, None
     rng = random.Random(5)
@@ -140,7 +142,7 @@ def many_texts(target: NativeTarget) -> list[Span]:
     return spans
 
 
-def plainly(target: NativeTarget, spans: list[Span]) -> torch.Tensor:
+def plainly(target: NativeRunner, spans: list[Span]) -> torch.Tensor:
     captured, target._captured = target._captured, None
     logits = target.score(spans)
     target._captured = captured
@@ -150,7 +152,7 @@ def plainly(target: NativeTarget, spans: list[Span]) -> torch.Tensor:
 @pytest.mark.parametrize("prepared", [False, True])
 def test_many_texts_are_scored_in_one_pass_where_room_was_made_for_them(prepared):
     """Else in several, as right, after which only the host can say where texts stand."""
-    target = NativeTarget(decoder(), 16384)
+    target = NativeRunner(decoder(), 16384)
     captured = target._captured
     assert captured is not None
     if prepared:
@@ -175,16 +177,16 @@ def test_many_texts_are_scored_in_one_pass_where_room_was_made_for_them(prepared
 
 def test_passes_recorded_before_room_was_made_for_more_keep_theirs():
     """Bit for bit: what is recorded later writes elsewhere."""
-    target = NativeTarget(decoder(), 16384)
+    target = NativeRunner(decoder(), 16384)
     captured = target._captured
     assert captured is not None
     spans = many_texts(target)
     list(target.prepare(2, 2))
     few = [replace(span, draft=EMPTY) for span in spans[:2]]
-    first, made = target.score(few), captured.pass_of(Shape(2, 1))[0]
+    first, made = target.score(few), captured.pass_of(BatchShape(2, 1))[0]
     list(target.prepare(MANY, 5))
     assert captured.arena is not made.arena
-    assert captured.pass_of(Shape(2, 1))[0] is made
+    assert captured.pass_of(BatchShape(2, 1))[0] is made
     target.score(spans)
     assert torch.equal(target.score(few), first)
 
@@ -192,11 +194,11 @@ def test_passes_recorded_before_room_was_made_for_more_keep_theirs():
 @pytest.mark.parametrize("rows", [6, 96, 768])
 def test_logits_are_summed_up_in_float32(rows):
     """From the rows of the last norm to float32, with nothing rounded to bfloat16 in between: judged in float64."""
-    target = NativeTarget(decoder(), 16384)
+    target = NativeRunner(decoder(), 16384)
     captured = target._captured
     assert captured is not None
-    captured.make_room([Shape(128, 6)])
-    made, graph = captured.pass_of(Shape(rows // 6, 6))
+    captured.make_room([BatchShape(128, 6)])
+    made, graph = captured.pass_of(BatchShape(rows // 6, 6))
     made.load(many_texts(target)[: rows // 6])
     graph.replay()
     real = [row for row in range(min(rows, 6 * MANY)) if row % 6 < 5]  # what only fills up may be no number
@@ -206,11 +208,11 @@ def test_logits_are_summed_up_in_float32(rows):
 
 def test_rounds_of_many_texts_follow_each_other():
     """Launched behind one another: with room made for all their rows a round is one pass."""
-    target, draft = NativeTarget(decoder(), 32768), NativeTarget(decoder(), 32768)
+    target, draft = NativeRunner(decoder(), 32768), NativeRunner(decoder(), 32768)
     list(target.prepare(MANY, 5))
     list(draft.prepare(MANY, 2, steps=4))
-    model = DraftModel(draft, Setting(vocab_size=VOCAB, context=2048), DraftModelConfig(model="-", k=4))
-    limits = Limits(max_batch=MANY, max_round_tokens=2048)
+    model = DraftModel(draft, DrafterContext(vocab_size=VOCAB, context=2048), DraftModelConfig(model="-", k=4))
+    limits = EngineLimits(max_batch=MANY, max_round_tokens=2048)
     engine = Engine(target, model, make_verifier("seeded"), ByteTokenizer(), limits=limits)
     recorded = set(target._captured.recorded)
     lengths: dict[int, int] = {}
@@ -233,8 +235,8 @@ def test_rounds_of_many_texts_follow_each_other():
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_speculation_over_recorded_passes_differs_at_near_ties_only(temperature):
     """bfloat16, unpinned: the first difference, if any, is where the target's own choices lay close together."""
-    target, draft = NativeTarget(decoder(), 8192), NativeTarget(decoder(1), 8192)
-    model = DraftModel(draft, Setting(vocab_size=VOCAB, context=2048), DraftModelConfig(model="-", k=4))
+    target, draft = NativeRunner(decoder(), 8192), NativeRunner(decoder(1), 8192)
+    model = DraftModel(draft, DrafterContext(vocab_size=VOCAB, context=2048), DraftModelConfig(model="-", k=4))
     params = SamplingParams(max_tokens=60, temperature=temperature, seed=4, ignore_eos=True, logprobs=2)
     told = []
     for drafter in (NoDraft(), model):
@@ -259,11 +261,11 @@ def test_speculation_over_recorded_passes_differs_at_near_ties_only(temperature)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_pinned_texts_are_identical_with_and_without_speculation(temperature):
     """bfloat16, to the last token: a row's bits do not depend on the rows beside it."""
-    target, draft = NativeTarget(decoder(), 8192, pinned=True), NativeTarget(decoder(1), 8192)
+    target, draft = NativeRunner(decoder(), 8192, pinned=True), NativeRunner(decoder(1), 8192)
     told = []
     for k in (0, 2, 5):
         config = DraftModelConfig(model="-", k=max(1, k))
-        drafter = DraftModel(draft, Setting(vocab_size=VOCAB, context=2048), config) if k else NoDraft()
+        drafter = DraftModel(draft, DrafterContext(vocab_size=VOCAB, context=2048), config) if k else NoDraft()
         engine = Engine(target, drafter, make_verifier("seeded"), ByteTokenizer())
         texts = []
         for i in range(6):
@@ -279,14 +281,14 @@ def test_pinned_texts_are_identical_with_and_without_speculation(temperature):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_pinned_texts_are_identical_in_any_company(temperature):
     """Batches whose texts begin and end at different times, prompts read in between: as one by one, undrafted."""
-    target, draft = NativeTarget(decoder(), 16384, pinned=True), NativeTarget(decoder(1), 16384)
+    target, draft = NativeRunner(decoder(), 16384, pinned=True), NativeRunner(decoder(1), 16384)
     rng = random.Random(3)
     prompts = [tuple(rng.randrange(VOCAB) for _ in range(rng.randrange(2, 150))) for _ in range(14)]
     told = []
     for batch, k in ((1, 0), (5, 0), (5, 4), (8, 5)):
         config = DraftModelConfig(model="-", k=max(1, k))
-        drafter = DraftModel(draft, Setting(vocab_size=VOCAB, context=2048), config) if k else NoDraft()
-        limits = Limits(max_batch=batch, max_round_tokens=100)
+        drafter = DraftModel(draft, DrafterContext(vocab_size=VOCAB, context=2048), config) if k else NoDraft()
+        limits = EngineLimits(max_batch=batch, max_round_tokens=100)
         engine = Engine(target, drafter, make_verifier("seeded"), ByteTokenizer(), limits=limits)
         texts: dict[int, list[int]] = {}
         for i, prompt in enumerate(prompts):
@@ -309,13 +311,13 @@ def test_rounds_follow_each_other_without_the_host(k, temperature, cut):
     Pinned: then the target guesses what it will say, bit for bit. Drafts go by temperature alone, so that truncation
     to nine tenths of the law rules out a tenth of all guesses, and with each those behind it.
     """
-    target, draft = (NativeTarget(decoder(), 8192, pinned=True) for _ in range(2))
+    target, draft = (NativeRunner(decoder(), 8192, pinned=True) for _ in range(2))
     told = []
     for drafted in (False, True):
         config = DraftModelConfig(model="-", k=max(1, k))
-        setting = Setting(vocab_size=VOCAB, context=2048)
+        setting = DrafterContext(vocab_size=VOCAB, context=2048)
         drafter = DraftModel(draft, setting, config) if drafted and k else NoDraft()
-        engine = Engine(target, drafter, make_verifier("seeded"), ByteTokenizer(), limits=Limits(max_batch=4))
+        engine = Engine(target, drafter, make_verifier("seeded"), ByteTokenizer(), limits=EngineLimits(max_batch=4))
         texts: dict[int, list[int]] = {}
         for i in range(4):
             params = SamplingParams(max_tokens=60 - 9 * i, temperature=temperature, seed=i, ignore_eos=True, **cut)
@@ -337,11 +339,11 @@ def test_rounds_follow_each_other_without_the_host(k, temperature, cut):
 
 def test_what_cannot_be_pinned_is_refused():
     with pytest.raises(ConfigError, match="no path whose bits"):
-        NativeTarget(plain_float32(), 1024, pinned=True)
+        NativeRunner(plain_float32(), 1024, pinned=True)
 
 
 def test_a_draft_too_wide_to_be_pinned_is_refused_at_start():
-    target = NativeTarget(decoder(1), 1024, pinned=True)
+    target = NativeRunner(decoder(1), 1024, pinned=True)
     with pytest.raises(ConfigError, match="drafts of 32 tokens are too wide; it takes 31 at most"):
         list(target.prepare(2, 33))
 
@@ -354,10 +356,10 @@ def plain_float32() -> Decoder:
 
 def test_what_is_got_ready_is_all_a_run_needs():
     """After `prepare`, serving records no pass and takes no memory from the device."""
-    target, draft = NativeTarget(decoder(), 8192), NativeTarget(decoder(1), 8192)
+    target, draft = NativeRunner(decoder(), 8192), NativeRunner(decoder(1), 8192)
     assert list(target.prepare(4, 5))
     assert list(draft.prepare(4, 1, steps=4))
-    model = DraftModel(draft, Setting(vocab_size=VOCAB, context=2048), DraftModelConfig(model="-", k=4))
+    model = DraftModel(draft, DrafterContext(vocab_size=VOCAB, context=2048), DraftModelConfig(model="-", k=4))
     engine = Engine(target, model, make_verifier("seeded"), ByteTokenizer())
 
     def serve(salt: str) -> None:
@@ -377,8 +379,8 @@ def test_what_is_got_ready_is_all_a_run_needs():
 
 def test_a_round_waits_for_the_device_once():
     """Draft, pass and choice are launched one after the other; the host waits for the choices alone."""
-    target, draft = NativeTarget(decoder(), 8192), NativeTarget(decoder(1), 8192)
-    model = DraftModel(draft, Setting(vocab_size=VOCAB, context=2048), DraftModelConfig(model="-", k=4))
+    target, draft = NativeRunner(decoder(), 8192), NativeRunner(decoder(1), 8192)
+    model = DraftModel(draft, DrafterContext(vocab_size=VOCAB, context=2048), DraftModelConfig(model="-", k=4))
     engine = Engine(target, model, make_verifier("seeded"), ByteTokenizer())
     for i in range(3):
         engine.submit(Request(prompt=(1, 2, 3, i), params=SamplingParams(max_tokens=200, ignore_eos=True)))
@@ -392,14 +394,14 @@ def test_a_round_waits_for_the_device_once():
 
 def test_a_draft_model_may_run_elsewhere():
     """A draft on the CPU for a target on CUDA: the same pinned text as without it, and some guesses stand."""
-    target = NativeTarget(decoder(), 4096, pinned=True)
+    target = NativeRunner(decoder(), 4096, pinned=True)
     far = decoder(1)
     there = Decoder(far.config, _moved(far.weights, "cpu"), torch.bfloat16)
     told = []
     for drafter in (
         NoDraft(),
         DraftModel(
-            NativeTarget(there, 4096), Setting(vocab_size=VOCAB, context=2048), DraftModelConfig(model="-", k=3)
+            NativeRunner(there, 4096), DrafterContext(vocab_size=VOCAB, context=2048), DraftModelConfig(model="-", k=3)
         ),
     ):
         engine = Engine(target, drafter, make_verifier("seeded"), ByteTokenizer())

@@ -151,7 +151,7 @@ def test_paged_attention_is_the_plain_one(sequences, width, text, tree, softcap,
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize(("heads", "kv"), [(8, 2), (9, 3)])
 def test_heads_are_turned_and_stored_where_they_belong(heads, kv, normed):
-    from outrider.kernels.triton_turn import Places, place_rows, rotate_and_store
+    from outrider.kernels.triton_rope import RowPlaces, place_rows, rotate_and_store
 
     dim, page, width = 64, 16, 3
     batch, count = a_batch(2, width, 50, tree=True, splits=1)
@@ -162,7 +162,7 @@ def test_heads_are_turned_and_stored_where_they_belong(heads, kv, normed):
     nowhere = count * page
     keys, values = (torch.full((nowhere + page, kv, dim), 7.0, device=DEVICE).to(HALF) for _ in range(2))
     q = torch.full((6, heads, dim), torch.nan, device=DEVICE).to(HALF)
-    places = Places.room(6, dim, torch.device(DEVICE))
+    places = RowPlaces.room(6, dim, torch.device(DEVICE))
     place_rows(batch, turns, places, nowhere=nowhere, page=page, pdl=PDL)
     rotate_and_store(qkv, places, q, (keys, values), norms=norms, eps=1e-5, pdl=PDL)
     x = qkv.double().view(6, heads + 2 * kv, dim)
@@ -209,8 +209,8 @@ if INTERPRETED:
 @pytest.mark.parametrize("model", TURNED, ids=str)
 def test_a_product_that_turns_its_heads_is_the_product_turned(model, sequences, width):
     """Bit for bit: queries, keys, values, and nothing written elsewhere, by either path of adding up."""
-    from outrider.kernels.triton_linear import Scratch, linear, linear_turned
-    from outrider.kernels.triton_turn import Places, place_rows, rotate_and_store
+    from outrider.kernels.triton_linear import Scratch, linear, linear_rope
+    from outrider.kernels.triton_rope import RowPlaces, place_rows, rotate_and_store
 
     (heads, kv, dim, k, bias), rows, page = model, sequences * width, 16
     n = (heads + 2 * kv) * dim
@@ -218,7 +218,7 @@ def test_a_product_that_turns_its_heads_is_the_product_turned(model, sequences, 
     nowhere = count * page
     angles = torch.rand(80, dim // 2, generator=torch.Generator().manual_seed(5)) * 6
     turns = torch.stack([angles.cos(), angles.sin()], -1).to(DEVICE)
-    places, scratch = Places.room(rows, dim, torch.device(DEVICE)), Scratch(torch.device(DEVICE))
+    places, scratch = RowPlaces.room(rows, dim, torch.device(DEVICE)), Scratch(torch.device(DEVICE))
     place_rows(batch, turns, places, nowhere=nowhere, page=page, pdl=PDL)
     x, w = random(rows, k, seed=rows), random(n, k, seed=n, scale=k**-0.5)
     added = random(1, n, seed=2)[0] if bias else None
@@ -228,7 +228,7 @@ def test_a_product_that_turns_its_heads_is_the_product_turned(model, sequences, 
         q, cache = heads_room(rows, heads, kv, dim, nowhere + page)
         rotate_and_store(qkv, places, q, cache, pdl=PDL)
         fused_q, fused = heads_room(rows, heads, kv, dim, nowhere + page)
-        linear_turned(x, w, fused_q, fused, places, scratch, bias=added, eps=1e-5, one_path=one_path, pdl=PDL)
+        linear_rope(x, w, fused_q, fused, places, scratch, bias=added, eps=1e-5, one_path=one_path, pdl=PDL)
         assert q.isfinite().all()
         assert torch.equal(fused_q, q)
         for mine, reference in zip(fused, cache, strict=True):
@@ -236,9 +236,9 @@ def test_a_product_that_turns_its_heads_is_the_product_turned(model, sequences, 
             assert bool((mine[nowhere + 1 :] == 7).all())
     for row in sorted({0, rows // 2, rows - 1}):  # alone, a row has the bits it has among others
         alone, kept = heads_room(1, heads, kv, dim, nowhere + page)
-        own = Places(places.slots[row : row + 1].contiguous(), places.turns[row : row + 1].contiguous())
+        own = RowPlaces(places.slots[row : row + 1].contiguous(), places.turns[row : row + 1].contiguous())
         one = x[row : row + 1].contiguous()
-        linear_turned(one, w, alone, kept, own, scratch, bias=added, eps=1e-5, one_path=True, pdl=PDL)
+        linear_rope(one, w, alone, kept, own, scratch, bias=added, eps=1e-5, one_path=True, pdl=PDL)
         assert torch.equal(alone[0], fused_q[row])
         slot = int(own.slots[0])
         if slot < nowhere:
@@ -246,11 +246,11 @@ def test_a_product_that_turns_its_heads_is_the_product_turned(model, sequences, 
 
 
 def test_places_are_those_of_the_text():
-    from outrider.kernels.triton_turn import Places, place_rows
+    from outrider.kernels.triton_rope import RowPlaces, place_rows
 
     batch, count = a_batch(3, 4, 50, tree=True, splits=1)
     turns = torch.rand(80, 16, 2, device=DEVICE)
-    places = Places.room(20, 32, torch.device(DEVICE))
+    places = RowPlaces.room(20, 32, torch.device(DEVICE))
     places.slots.fill_(-1)
     places.turns.fill_(torch.nan)
     place_rows(batch, turns, places.first(12), nowhere=count * 16, pdl=PDL)
@@ -326,7 +326,7 @@ def test_a_prompt_is_attended_as_plainly(texts, softcap, window):
 
 def test_a_broken_row_reaches_nobody_who_does_not_see_it():
     from outrider.kernels.triton_attention import Batch, Workspace, attend_pages
-    from outrider.kernels.triton_turn import Places, place_rows, rotate_and_store
+    from outrider.kernels.triton_rope import RowPlaces, place_rows, rotate_and_store
 
     keys, values = (random(80, 1, 64, seed=s) for s in (1, 2))
     keys[20:] = values[20:] = torch.nan  # nobody has written there yet
@@ -339,7 +339,7 @@ def test_a_broken_row_reaches_nobody_who_does_not_see_it():
 
     tables = torch.tensor([[0, 1, 2, 3]], device=DEVICE, dtype=torch.int32)
     batch = Batch(tables, ints(0), ints(20), ints(2), ints(1, 3), ints(0, 1), 2, 1)
-    places = Places.room(2, 64, torch.device(DEVICE))
+    places = RowPlaces.room(2, 64, torch.device(DEVICE))
     place_rows(batch, torch.rand(64, 32, 2, device=DEVICE), places, nowhere=64, pdl=PDL)
     rotate_and_store(qkv, places, q, (keys, values), pdl=PDL)
     assert keys[21].isnan().all()

@@ -7,14 +7,15 @@ import gc
 import pytest
 import torch
 
-from outrider.core import Draft, Span
-from outrider.errors import ConfigError
-from outrider.synthetic import synthetic_pair
-from outrider.target.memory import SPARE, Beside, Work, measure_workspace, plan_memory
-from outrider.target.native import NativeTarget
+from outrider.core.draft import Draft
+from outrider.core.errors import ConfigError
+from outrider.core.sequence import Span
+from outrider.loading.memory import SPARE, ReservedMemory, Workload, measure_workspace, plan_memory
+from outrider.runners.native import NativeRunner
+from outrider.testing.synthetic import synthetic_pair
 
 pytestmark = pytest.mark.gpu
-SMALL = Work(round_tokens=256, batch=2, width=2)
+SMALL = Workload(round_tokens=256, batch=2, width=2)
 VOCAB = 128_256
 A_ROW = VOCAB * 4
 """Bytes of one row's logits."""
@@ -46,9 +47,9 @@ def free() -> int:
 
 
 def test_what_is_wanted_is_planned_where_it_fits(decoder):
-    plan = plan_memory(decoder, 512, SMALL, wanted=4096, asked=None, beside=Beside())
+    plan = plan_memory(decoder, 512, SMALL, wanted=4096, asked=None, beside=ReservedMemory())
     assert plan.tokens == 4096
-    assert plan.workspace >= measure_workspace(decoder, 512, Work(round_tokens=64, batch=2, width=2)) // 2
+    assert plan.workspace >= measure_workspace(decoder, 512, Workload(round_tokens=64, batch=2, width=2)) // 2
     assert str(plan.tokens) in str(plan)
 
 
@@ -56,22 +57,22 @@ def test_a_draft_model_beside_takes_its_share(decoder):
     left = torch.cuda.mem_get_info()[0]
     alone, shared = (
         plan_memory(decoder, 512, SMALL, wanted=1 << 40, asked=None, beside=beside)
-        for beside in (Beside(), Beside(weights=left // 4, a_token=0))
+        for beside in (ReservedMemory(), ReservedMemory(weights=left // 4, a_token=0))
     )
     assert shared.tokens < 0.8 * alone.tokens
 
 
 def test_more_than_there_is_room_for_is_refused_with_the_numbers(decoder):
     with pytest.raises(ConfigError, match=r"no room for a cache of \d+ tokens, but for \d+\. Of .* GiB"):
-        plan_memory(decoder, 512, SMALL, wanted=64, asked=1 << 40, beside=Beside())
+        plan_memory(decoder, 512, SMALL, wanted=64, asked=1 << 40, beside=ReservedMemory())
     left = torch.cuda.mem_get_info()[0]
     with pytest.raises(ConfigError, match="no room"):
-        plan_memory(decoder, 512, SMALL, wanted=4096, asked=None, beside=Beside(weights=left))
+        plan_memory(decoder, 512, SMALL, wanted=4096, asked=None, beside=ReservedMemory(weights=left))
 
 
 def test_wide_passes_are_counted(many_words):
     """128 texts of 6 rows against 8: the room of passes, and the logits of two rounds, each 4 bytes a row and token."""
-    few, many = (measure_workspace(many_words, 2048, Work(batch=batch, width=6)) for batch in (8, 128))
+    few, many = (measure_workspace(many_words, 2048, Workload(batch=batch, width=6)) for batch in (8, 128))
     rows = (768 - 256) + 2 * (768 - 48)
     assert 0.9 * rows * A_ROW < many - few < 1.3 * rows * A_ROW + (256 << 20)
 
@@ -82,10 +83,10 @@ def test_what_is_planned_is_enough_for_what_is_served(many_words, batch, width):
 
     256 texts of 6 rows are scored in two passes: their parts are held beside the whole.
     """
-    work = Work(batch=batch, width=width)
-    plan = plan_memory(many_words, 2048, work, wanted=32768, asked=None, beside=Beside())
+    work = Workload(batch=batch, width=width)
+    plan = plan_memory(many_words, 2048, work, wanted=32768, asked=None, beside=ReservedMemory())
     before = free()
-    target = NativeTarget(many_words, plan.tokens, context=2048)
+    target = NativeRunner(many_words, plan.tokens, context=2048)
     list(target.prepare(batch, width))
     target.pool.open(-1, range(2000), "")
     target.pool.reserve(-1, 2001)
@@ -108,7 +109,9 @@ def test_a_device_too_small_for_the_passes_is_told_so_with_the_numbers(many_word
     blocker = torch.empty(free() - (600 << 20), dtype=torch.uint8, device="cuda")
     try:
         with pytest.raises(ConfigError, match=r"no room for rounds of 768 rows: of .* GiB 0\.\d+ are left, .* 0\.37"):
-            plan_memory(many_words, 2048, Work(batch=128, width=6), wanted=4096, asked=None, beside=Beside())
+            plan_memory(
+                many_words, 2048, Workload(batch=128, width=6), wanted=4096, asked=None, beside=ReservedMemory()
+            )
     finally:
         del blocker
         free()

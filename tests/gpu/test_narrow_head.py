@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from outrider.bench.rig import DRAFT_MODEL, Rig
-from outrider.core import Draft, SamplingParams, Sequence, Span
-from outrider.drafters.base import Setting
+from outrider.core.draft import Draft
+from outrider.core.sampling import SamplingParams
+from outrider.core.sequence import Sequence, Span
+from outrider.drafters.base import DrafterContext
 from outrider.drafters.draft_model import DraftModel, DraftModelConfig
-from outrider.synthetic import EOS
-from outrider.target.native import NativeTarget
-from outrider.testing import synthetic_pair
+from outrider.runners.native import NativeRunner
+from outrider.testing.synthetic import EOS, synthetic_pair
 from outrider.verify.noise import gumbel_rows
 
 pytestmark = pytest.mark.gpu
@@ -50,7 +51,7 @@ def test_the_kernel_takes_what_the_plain_rule_takes_of_these_tokens(columns: int
 
 def test_in_the_kernel_the_lowest_token_is_taken_among_equals():
     """Not the first column: within a part, and between parts."""
-    from outrider.kernels.triton_sample import NOTHING, choose
+    from outrider.kernels.triton_sample import NO_TOKEN, choose
 
     ids = torch.arange(9000).flip(0)
     logits = torch.zeros(4, 9000)
@@ -59,7 +60,7 @@ def test_in_the_kernel_the_lowest_token_is_taken_among_equals():
     logits[2, 77] = torch.nan
     logits[3] = -torch.inf
     got = choose(logits.to(DEVICE), ids=ids.to(DEVICE)).tolist()
-    assert got == [8999 - 20, 8999 - 8500, NOTHING, NOTHING]
+    assert got == [8999 - 20, 8999 - 8500, NO_TOKEN, NO_TOKEN]
 
 
 def pair(agreement: float = 1.0):
@@ -76,7 +77,7 @@ def pair(agreement: float = 1.0):
 
 
 def test_recorded_passes_by_a_narrow_head_say_what_the_whole_one_says_of_its_tokens():
-    target = NativeTarget(pair().draft, 4096)
+    target = NativeRunner(pair().draft, 4096)
     captured = target._captured
     assert captured is not None
     said = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(0))[:300].tolist()
@@ -107,8 +108,8 @@ def test_recorded_passes_by_a_narrow_head_say_what_the_whole_one_says_of_its_tok
 def test_chains_drafted_at_once_are_those_drafted_step_by_step(temperature: float, count: int):
     """The first guess by the whole head, those after it by the narrow one: each judged by `score`, up to near-ties."""
     made = pair()
-    setting = Setting(vocab_size=VOCAB, context=512, tokenizer=made.tokenizer)
-    target = NativeTarget(made.draft, 16384)
+    setting = DrafterContext(vocab_size=VOCAB, context=512, tokenizer=made.tokenizer)
+    target = NativeRunner(made.draft, 16384)
     model = DraftModel(target, setting, DraftModelConfig(model="-", k=4, vocab=256))
     assert model._frequent is not None
     params = SamplingParams(temperature=temperature, seed=1)

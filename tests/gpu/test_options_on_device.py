@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from outrider.bench.waits import Waits
-from outrider.core import Draft, SamplingParams, Sequence
+from outrider.core.draft import Draft
+from outrider.core.sampling import SamplingParams
+from outrider.core.sequence import Sequence
 from outrider.verify.coupled import choose
 
 pytestmark = pytest.mark.gpu

@@ -14,14 +14,16 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.core import EMPTY, Draft, SamplingParams, Sequence, Span
-from outrider.drafters.base import Setting
+from outrider.core.draft import EMPTY, Draft
+from outrider.core.sampling import SamplingParams
+from outrider.core.sequence import Sequence, Span
+from outrider.drafters.base import DrafterContext
 from outrider.drafters.draft_model import DraftModel, DraftModelConfig
 from outrider.models.decoder import Decoder
-from outrider.synthetic import synthetic_pair
-from outrider.target import captured, drafting, passes
-from outrider.target.native import NativeTarget
-from outrider.target.passes import Shape
+from outrider.runners import graph_runner, graphed_chain, graphed_forward
+from outrider.runners.graphed_forward import BatchShape
+from outrider.runners.native import NativeRunner
+from outrider.testing.synthetic import synthetic_pair
 
 pytestmark = [
     pytest.mark.gpu,
@@ -42,7 +44,7 @@ class Again:
 
 
 class NearInputs:
-    """Stands for `passes.Inputs`: the numbers need no copy."""
+    """Stands for `PinnedInputs`: the numbers need no copy."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.ints = torch.zeros(size, dtype=torch.int64)
@@ -55,19 +57,19 @@ class NearInputs:
 
 
 @pytest.fixture
-def target(monkeypatch: pytest.MonkeyPatch) -> NativeTarget:
-    monkeypatch.setattr(passes, "PDL", False)
-    monkeypatch.setattr(passes, "Inputs", NearInputs)
-    monkeypatch.setattr(drafting, "Inputs", NearInputs)
-    monkeypatch.setattr(captured, "record", Again)
-    monkeypatch.setattr(drafting, "record", Again)
+def target(monkeypatch: pytest.MonkeyPatch) -> NativeRunner:
+    monkeypatch.setattr(graphed_forward, "PDL", False)
+    monkeypatch.setattr(graphed_forward, "PinnedInputs", NearInputs)
+    monkeypatch.setattr(graphed_chain, "PinnedInputs", NearInputs)
+    monkeypatch.setattr(graph_runner, "capture", Again)
+    monkeypatch.setattr(graphed_chain, "capture", Again)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
     decoder = synthetic_pair("tiny", dtype=torch.float32, seed=3).draft
-    made = NativeTarget(decoder, 2048, context=256)
+    made = NativeRunner(decoder, 2048, context=256)
     as_on_cuda(decoder)
     decoder.reserve(made.context)
-    made._captured, made.launches = captured.Captured(made), True
+    made._captured, made.launches = graph_runner.GraphRunner(made), True
     return made
 
 
@@ -78,7 +80,7 @@ def as_on_cuda(decoder: Decoder) -> None:
         norm.weight, norm._least = norm.weight / len(norm.weight) ** 0.5, None
 
 
-def read(target: NativeTarget, count: int, drafts: list[Draft]) -> tuple[list[Span], torch.Tensor]:
+def read(target: NativeRunner, count: int, drafts: list[Draft]) -> tuple[list[Span], torch.Tensor]:
     """Texts read by plain passes, each with a draft to score next, and what a plain pass says of them."""
     recorder, target._captured = target._captured, None
     spans = []
@@ -93,19 +95,19 @@ def read(target: NativeTarget, count: int, drafts: list[Draft]) -> tuple[list[Sp
     return spans, plain
 
 
-def test_a_recorded_pass_is_the_plain_one_and_knows_where_texts_stand(target: NativeTarget):
+def test_a_recorded_pass_is_the_plain_one_and_knows_where_texts_stand(target: NativeRunner):
     spans, plain = read(target, 3, [Draft((5, 6, 7)), EMPTY, Draft((8,))])
     got = target.score(spans)
     torch.testing.assert_close(got, plain, rtol=1e-4, atol=1e-4)
     assert target.captured is not None
-    assert [*target.captured.recorded] == [Shape(4, 4)]
+    assert [*target.captured.recorded] == [BatchShape(4, 4)]
     standing = target.stand(torch.tensor([5, 6, 100, 101, 200, 300, 301]))
     assert standing is not None
     assert standing.lengths.tolist() == [3 + 2 + 2, 8 + 2, 13 + 2]
     assert standing.last.tolist() == [[6, 100], [2, 200], [3, 300]]
 
 
-def test_room_made_later_leaves_what_was_recorded_alone(target: NativeTarget):
+def test_room_made_later_leaves_what_was_recorded_alone(target: NativeRunner):
     """And where rows exceed the room a batch is halved, after which only the host can say where texts stand."""
     recorder = target.captured
     assert recorder is not None
@@ -114,10 +116,10 @@ def test_room_made_later_leaves_what_was_recorded_alone(target: NativeTarget):
     halves = target.score(spans)
     assert target.stand(halves.argmax(-1)) is None
     assert {shape.rows for shape in recorder.recorded} == {4}
-    recorder.make_room([Shape(4, 4)])
+    recorder.make_room([BatchShape(4, 4)])
     assert {id(made.arena) for made, _ in recorder.recorded.values()}.isdisjoint({id(recorder.arena)})
     whole, again = target.score(spans), target.score(spans[:1])
-    assert Shape(4, 4) in recorder.recorded
+    assert BatchShape(4, 4) in recorder.recorded
     assert target.stand(again.argmax(-1)) is not None
     assert torch.equal(again, halves[:4])
     for each in (halves, whole):
@@ -125,9 +127,9 @@ def test_room_made_later_leaves_what_was_recorded_alone(target: NativeTarget):
 
 
 @pytest.mark.parametrize("vocab", [0, 256])
-def test_chains_drafted_at_once_are_those_drafted_step_by_step(target: NativeTarget, vocab: int):
+def test_chains_drafted_at_once_are_those_drafted_step_by_step(target: NativeRunner, vocab: int):
     """The first guess by the whole head, those after it by the narrow one."""
-    setting = Setting(vocab_size=VOCAB, context=256)
+    setting = DrafterContext(vocab_size=VOCAB, context=256)
     model = DraftModel(target, setting, DraftModelConfig(model="-", k=3, vocab=vocab))
     params = SamplingParams(temperature=1.0, seed=1)
     seqs = [Sequence(i, [3 + i, 300 + i, 7, 9], 4, params, i) for i in range(2)]

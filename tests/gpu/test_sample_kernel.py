@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.core import SamplingParams, Sequence
-from outrider.verify.law import shape_logits
+from outrider.core.sampling import SamplingParams
+from outrider.core.sequence import Sequence
 from outrider.verify.noise import gumbel_rows
+from outrider.verify.probs import process_logits
 
 pytestmark = pytest.mark.gpu
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
@@ -53,7 +54,7 @@ def test_among_equals_the_lowest_id_is_taken():
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_row_that_offers_nothing_yields_no_token(temperature: float):
-    from outrider.kernels.triton_sample import NOTHING, choose
+    from outrider.kernels.triton_sample import NO_TOKEN, choose
 
     logits = torch.randn(5, 9000)
     logits[1, 4321] = torch.nan
@@ -64,7 +65,7 @@ def test_a_row_that_offers_nothing_yields_no_token(temperature: float):
         logits.to(DEVICE), torch.full((5,), temperature, dtype=torch.float64).to(DEVICE), zeros.to(DEVICE),
         zeros.to(DEVICE),
     ).tolist()  # fmt: skip
-    assert got[1:4] == [NOTHING] * 3
+    assert got[1:4] == [NO_TOKEN] * 3
     assert got[0] >= 0
     assert got[4] >= 0
 
@@ -98,7 +99,7 @@ def kept_there(
 def kept_plainly(row: Tensor, temperature: float, cut: dict[str, Any]) -> Tensor:
     """bool [vocab]: what the plain rule keeps, in float64."""
     seq = Sequence(0, [1], 1, SamplingParams(temperature=temperature, seed=0, **cut), 0)
-    return shape_logits(row[None].double(), seq, [()])[0] > -torch.inf
+    return process_logits(row[None].double(), seq, [()])[0] > -torch.inf
 
 
 @pytest.mark.parametrize("vocab", [97, 5000] if DEVICE == "cpu" else [97, 5000, 49152, 128256])
@@ -190,7 +191,7 @@ def test_rows_without_a_law_are_left_alone():
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_only_what_lies_between_the_ends_is_taken(temperature: float):
-    from outrider.kernels.triton_sample import NOTHING, choose
+    from outrider.kernels.triton_sample import NO_TOKEN, choose
 
     logits = torch.randn(6, 9000, generator=torch.Generator().manual_seed(2))
     logits[4, 8000] = torch.nan
@@ -202,7 +203,7 @@ def test_only_what_lies_between_the_ends_is_taken(temperature: float):
     noise = gumbel_rows(seeds, [3] * 6, 9000) * (temperature > 0)
     between = (logits >= low[:, None]) & (logits <= high[:, None])
     expected = (logits.double() + noise).masked_fill(~between, -torch.inf).argmax(-1).tolist()
-    expected[3] = expected[4] = NOTHING
+    expected[3] = expected[4] = NO_TOKEN
     got = choose(
         logits.to(DEVICE), torch.full((6,), temperature, dtype=torch.float64).to(DEVICE),
         torch.tensor(seeds).to(DEVICE), torch.full((6,), 3).to(DEVICE), torch.stack([low, high]).to(DEVICE),

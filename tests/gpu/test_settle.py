@@ -8,10 +8,10 @@ import random
 import pytest
 import torch
 
-from outrider.core import Draft
-from outrider.kernels.settle import settle
+from outrider.core.draft import Draft
+from outrider.kernels.accept import settle
 from outrider.verify.coupled import match
-from outrider.verify.law import NOTHING
+from outrider.verify.probs import NO_TOKEN
 
 pytestmark = pytest.mark.gpu
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
@@ -19,14 +19,14 @@ DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 
 @pytest.mark.parametrize("seed", range(12))
 def test_the_kernel_says_where_texts_stand(seed):
-    from outrider.kernels.triton_settle import settle as on_device
+    from outrider.kernels.triton_accept import settle as on_device
 
     rng = random.Random(seed)
     texts, most = rng.choice([1, 3, 40]), rng.choice([1, 2, 6, 32])
     widths = [rng.randint(1, most) for _ in range(texts)]
     ids = torch.tensor([[rng.randrange(3) for _ in range(most)] for _ in range(texts)])
     starts = torch.tensor([rng.randrange(1000) for _ in range(texts)])
-    choices = [[rng.choice([0, 0, 0, 1, 2, NOTHING]) for _ in range(width)] for width in widths]
+    choices = [[rng.choice([0, 0, 0, 1, 2, NO_TOKEN]) for _ in range(width)] for width in widths]
     for row, own in zip(ids, choices, strict=True):  # most guesses are right
         for i in range(1, len(own)):
             row[i] = own[i - 1] if rng.random() < 0.8 and own[i - 1] >= 0 else row[i]
@@ -39,7 +39,7 @@ def test_the_kernel_says_where_texts_stand(seed):
     for i, own in enumerate(choices):
         row = ids[i].tolist()
         verdict = match(Draft(tuple(row[1 : widths[i]])), own)
-        broken = verdict.tokens[-1] == NOTHING and verdict.path
+        broken = verdict.tokens[-1] == NO_TOKEN and verdict.path
         text = [row[0], *(verdict.tokens[:-1] if broken else verdict.tokens)]
         assert lengths[i] == starts[i] + len(text)
         assert last[i].tolist() == [max(token, 0) for token in text[-2:]]

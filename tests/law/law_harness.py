@@ -11,7 +11,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from outrider.core import Draft, SamplingParams, Sequence, Token, Verdict
+from outrider.core.draft import Draft, Verdict
+from outrider.core.sampling import SamplingParams, Token
+from outrider.core.sequence import Sequence
 
 VOCAB = 3
 Context = tuple[Token, ...]

@@ -15,10 +15,12 @@ import pytest
 import torch
 from law_harness import Context, Model, chains, distance, emitted, fits, joint, plain_law, request, trees
 
-from outrider.core import Draft, SamplingParams, Sequence, Token, Verdict
+from outrider.core.draft import Draft, Verdict
+from outrider.core.sampling import SamplingParams, Token
+from outrider.core.sequence import Sequence
 from outrider.verify.base import RULES, make_verifier
 from outrider.verify.distribution import decide
-from outrider.verify.law import law, shape_logits
+from outrider.verify.probs import law, process_logits
 from outrider.verify.propose import draft_token, draft_top
 
 LENGTH = 4
@@ -85,7 +87,7 @@ def test_each_row_has_the_masked_law_of_its_own_path(plan: str):
     """vLLM #44297, lmdeploy #4559: the mask of a drafted place is that of the drafted path, at every place."""
     params = PLANS[plan]
     paths = [path for n in range(4) for path in product(range(3), repeat=n)]
-    rows = law(shape_logits(torch.stack([TARGET.logits(path) for path in paths]), constrained(params), paths))
+    rows = law(process_logits(torch.stack([TARGET.logits(path) for path in paths]), constrained(params), paths))
     for row, path in zip(rows, paths, strict=True):
         way = (None, *path)
         if all(b in NEXT[a] for a, b in pairwise(way)):

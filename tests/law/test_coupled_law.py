@@ -11,7 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.core import Draft, SamplingParams, Sequence, Token, Verdict
+from outrider.core.draft import Draft, Verdict
+from outrider.core.sampling import SamplingParams, Token
+from outrider.core.sequence import Sequence
 from outrider.verify.base import make_verifier
 from outrider.verify.coupled import choose
 from outrider.verify.noise import gumbel

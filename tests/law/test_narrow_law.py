@@ -7,7 +7,8 @@ import torch
 from law_harness import Branching, Model, Shape, chains, distance, emitted, joint, request, trees
 from torch import Tensor
 
-from outrider.core import Draft, SamplingParams, Token, Verdict
+from outrider.core.draft import Draft, Verdict
+from outrider.core.sampling import SamplingParams, Token
 from outrider.verify.base import RULES
 from outrider.verify.distribution import decide
 from outrider.verify.propose import draft_token
@@ -23,7 +24,7 @@ FORK: Shape = (((), ()), ())
 
 
 class Narrow(Model):
-    """Says nothing of some tokens: their logits are -inf, as `NarrowHead` has them."""
+    """Says nothing of some tokens: their logits are -inf, as `ReducedHead` has them."""
 
     def __init__(self, seed: int, left_out: tuple[Token, ...]) -> None:
         super().__init__(seed, vocab=VOCAB)

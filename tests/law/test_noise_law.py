@@ -14,8 +14,7 @@ import torch
 from law_harness import fits
 from torch import Tensor
 
-from outrider.core import SamplingParams
-from outrider.sampling import derive_seeds
+from outrider.core.sampling import SamplingParams, derive_seeds
 from outrider.verify.noise import ACCEPT, DRAFT, RESIDUAL, TARGET, gumbel, gumbel_rows, round_seed, uniform
 
 FALSE_ALARM = 1e-6

@@ -14,7 +14,9 @@ import torch
 from law_harness import Model, fits, joint, request
 from torch import Tensor
 
-from outrider.core import Draft, SamplingParams, Sequence, Token, Verdict
+from outrider.core.draft import Draft, Verdict
+from outrider.core.sampling import SamplingParams, Token
+from outrider.core.sequence import Sequence
 from outrider.verify.base import Mode, Rule, make_verifier
 from outrider.verify.propose import draft_token, draft_top
 

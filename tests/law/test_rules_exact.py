@@ -9,7 +9,8 @@ import pytest
 import torch
 from law_harness import VOCAB, Branching, Context, Joint, Model, Shape, chains, distance, emitted, joint, request, trees
 
-from outrider.core import Draft, SamplingParams, Verdict
+from outrider.core.draft import Draft, Verdict
+from outrider.core.sampling import SamplingParams
 from outrider.verify import chain
 from outrider.verify.base import RULES
 from outrider.verify.distribution import decide

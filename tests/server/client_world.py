@@ -12,8 +12,8 @@ from typing import Any
 import jsonschema
 from server_world import END, NAME, Running, ToyWriter, make_llm, make_tokenizer, until
 
-from outrider.api import Result
-from outrider.core import SamplingParams
+from outrider.core.sampling import SamplingParams
+from outrider.engine.results import Result
 from outrider.grammar import tool_constraint
 from outrider.server.watching import Finished
 

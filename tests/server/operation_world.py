@@ -14,8 +14,9 @@ from typing import Any
 import httpx
 import uvicorn
 
-from outrider.api import LLM
-from outrider.core import Token
+from outrider.core.sampling import Token
+from outrider.llm import LLM
+from outrider.loading.load import LoadedModel
 from outrider.server.app import create_app
 from outrider.server.limits import HttpLimits
 from outrider.server.logs import Lines
@@ -23,8 +24,7 @@ from outrider.server.operation import uvicorn_options
 from outrider.server.protocol import bounded_protocol
 from outrider.server.settings import Settings
 from outrider.server.worker import Worker
-from outrider.target.load import Loaded
-from outrider.testing import ByteTokenizer, ToyTarget
+from outrider.testing.toy import ByteTokenizer, ToyRunner
 
 KEY = "sk-outrider-test-key"
 OTHER_KEY = "sk-another-test-key"
@@ -46,9 +46,9 @@ class ChatBytes(ByteTokenizer):
         return self.encode("".join(f"{message['role']}: {message['content']}\n" for message in messages))
 
 
-def toy_llm(target: ToyTarget | None = None, drafter: str = "suffix") -> LLM:
-    made = target or ToyTarget(257, context=512, cache_tokens=4096, order=1)
-    loaded = Loaded("toy", Path("toy"), made, ChatBytes(), "float32")  # pyright: ignore[reportArgumentType]
+def toy_llm(target: ToyRunner | None = None, drafter: str = "suffix") -> LLM:
+    made = target or ToyRunner(257, context=512, cache_tokens=4096, order=1)
+    loaded = LoadedModel("toy", Path("toy"), made, ChatBytes(), "float32")  # pyright: ignore[reportArgumentType]
     return LLM(loaded, drafter=drafter, max_batch=4)
 
 

@@ -16,16 +16,17 @@ import tokenizers
 import torch
 from torch import Tensor
 
-from outrider.api import LLM
-from outrider.core import Span, Token
+from outrider.core.sampling import Token
+from outrider.core.sequence import Span
+from outrider.llm import LLM
+from outrider.loading.load import LoadedModel
 from outrider.models.tokenizer import Tokenizer
 from outrider.server.app import create_app
 from outrider.server.run import Server, listen, server
 from outrider.server.settings import Settings
 from outrider.server.tokens import byte_alphabet
 from outrider.server.worker import Worker
-from outrider.target.load import Loaded
-from outrider.testing import ToyTarget
+from outrider.testing.toy import ToyRunner
 
 NAME = "toy"
 TEMPLATE = (
@@ -50,7 +51,7 @@ def make_tokenizer() -> Tokenizer:
     return Tokenizer(backend, named={"eos_token": "<|end|>"}, templates={"default": TEMPLATE})
 
 
-class ToyWriter(ToyTarget):
+class ToyWriter(ToyRunner):
     """Writes letters for the most part, and now and then an é. Reading `poison` makes it say NaN.
 
     While `gate` is closed no pass begins; `crash` ends the next one with an exception.
@@ -113,7 +114,7 @@ class Running:
 
 
 def make_llm(target: ToyWriter | None = None, *, drafter: str = "suffix+prediction", max_batch: int = 4) -> LLM:
-    loaded = Loaded(NAME, Path(NAME), target or ToyWriter(), make_tokenizer(), "float32")
+    loaded = LoadedModel(NAME, Path(NAME), target or ToyWriter(), make_tokenizer(), "float32")
     return LLM(loaded, drafter=drafter, max_batch=max_batch)
 
 

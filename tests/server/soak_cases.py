@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outrider import LLM, SamplingParams
-from outrider.api import Result
+from outrider.engine.results import Result
 
 WORDS = ("the", "a", "column", "rider", "ahead", "news", "of", "comes", "back", "hill", "river", "and", "camp", "fire")
 SHARED = "the outrider rides ahead of the column and comes back with news of the hill and the river. "

@@ -16,7 +16,7 @@ import pytest
 from operation_world import KEY, exchange, post, read_answer, serving
 from server_world import Running, ToyWriter, make_tokenizer, until
 
-from outrider.errors import ConfigError
+from outrider.core.errors import ConfigError
 from outrider.grammar import GrammarSpec, compile_constraint
 from outrider.server import operation, protocol
 from outrider.server.body import MAX_VALUES, parse

@@ -18,12 +18,12 @@ import pytest
 import torch
 from server_world import Running, ToyWriter, make_llm, make_tokenizer, until
 
-from outrider.api import LLM
-from outrider.errors import RequestError
+from outrider.core.errors import RequestError
+from outrider.llm import LLM
+from outrider.loading.load import LoadedModel
 from outrider.server import service
 from outrider.server.jobs import QueueFull
 from outrider.server.worker import Finished
-from outrider.target.load import Loaded
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
@@ -190,14 +190,14 @@ def test_a_text_refused_when_it_is_admitted_is_told_of(serve: Callable[..., Runn
     assert running.post(COMPLETIONS, prompt="ab", max_tokens=2).status_code == 200
 
 
-def fingerprint(loaded: Loaded, **options: Any) -> str:
+def fingerprint(loaded: LoadedModel, **options: Any) -> str:
     given: dict[str, Any] = {"drafter": "suffix"} | options
     llm = LLM(loaded, **given)
     return service.Service(SimpleNamespace(llm=llm), None).fingerprint  # pyright: ignore[reportArgumentType]
 
 
 def test_the_fingerprint_changes_with_whatever_may_change_a_text():
-    plain = Loaded("toy", Path("toy"), ToyWriter(), make_tokenizer(), "float32")
+    plain = LoadedModel("toy", Path("toy"), ToyWriter(), make_tokenizer(), "float32")
     elsewhere = ToyWriter()
     elsewhere.device = torch.device("meta")
     prints = {

@@ -31,7 +31,7 @@ from langchain_openai import ChatOpenAI, OpenAI
 from pydantic import BaseModel, SecretStr
 from server_world import NAME, Running, make_llm
 
-from outrider.core import SamplingParams
+from outrider.core.sampling import SamplingParams
 
 KEY = SecretStr("none")
 PROMPT = [(message["role"], message["content"]) for message in MESSAGES]

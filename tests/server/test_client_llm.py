@@ -29,7 +29,7 @@ from client_world import (
 )
 from server_world import NAME, Running, make_llm
 
-from outrider.core import SamplingParams
+from outrider.core.sampling import SamplingParams
 from outrider.grammar import tool_constraint
 
 SYSTEM, PROMPT = (message["content"] for message in MESSAGES)

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from server_world import Running, ToyWriter, chunks_of, make_tokenizer
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processors
 
-from outrider.core import TokenLogprob
+from outrider.core.outputs import TokenLogprob
 from outrider.models.tokenizer import Tokenizer
 from outrider.server import completions, connection, fitting, translate
 from outrider.server.jobs import Job

@@ -14,8 +14,8 @@ import pytest
 from client_world import LONG_TOKENS, Serve, watched
 from server_world import END, Running, lines_of, make_llm
 
-from outrider.api import Result
-from outrider.core import SamplingParams
+from outrider.core.sampling import SamplingParams
+from outrider.engine.results import Result
 
 PROMPT = "tell me of the sea"
 PLAIN = (0xC3, 0xA9, END)  # banned, so that every token is a letter and the text has a character for each

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from operation_world import KEY, Running, exchange, post, read_answer, serving
 
-from outrider.errors import ConfigError
+from outrider.core.errors import ConfigError
 from outrider.server.limits import BodyLimit, HttpLimits, check_origins, depth_exceeds
 
 PIECE = b"x" * (1 << 16)

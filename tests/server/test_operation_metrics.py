@@ -17,8 +17,8 @@ from operation_world import KEY, Running, exchange, post, serving, toy_llm
 from prometheus_client.parser import text_string_to_metric_families
 from torch import Tensor
 
-from outrider.core import Span
-from outrider.testing import ToyTarget
+from outrider.core.sequence import Span
+from outrider.testing.toy import ToyRunner
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -182,7 +182,7 @@ def bench_reads(text: str) -> dict[str, Any]:
     return read
 
 
-class Gated(ToyTarget):
+class Gated(ToyRunner):
     """Scores `free` passes, then waits at each for someone to open the gate."""
 
     def __init__(self, free: int) -> None:
@@ -221,7 +221,7 @@ def test_figures_move_while_a_text_is_written_and_a_cancelled_one_is_kept():
         assert line["tokens"] == value(ended, "outrider_generation_tokens_total")
 
 
-class Poisoned(ToyTarget):
+class Poisoned(ToyRunner):
     """Gives NaN after the token of `poison`."""
 
     def score(self, spans: Sequence[Span]) -> Tensor:

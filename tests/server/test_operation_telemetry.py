@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 from operation_world import Running, serving
 
-from outrider.errors import ConfigError
+from outrider.core.errors import ConfigError
 from outrider.server import operation
 from outrider.server.telemetry import Telemetry, connect
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from server_world import END, Running, ToyWriter, chunks_of, make_llm, make_tokenizer
 
-from outrider.core import SamplingParams
+from outrider.core.sampling import SamplingParams
 from outrider.server import answers
 from outrider.server.schema import ChatRequest, Message
 from outrider.server.translate import template_message

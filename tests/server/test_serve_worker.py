@@ -224,7 +224,7 @@ def test_health_is_503_while_the_model_loads():
 def test_requests_together_say_what_each_says_alone(serve):
     running = serve(max_batch=3)
     alone = make_llm(drafter="none")
-    from outrider.core import SamplingParams
+    from outrider.core.sampling import SamplingParams
 
     with ThreadPoolExecutor(8) as pool:
         asked = {i: in_background(pool, running, seed=i, prompt="ab" * (i + 1), max_tokens=30) for i in range(12)}

@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from outrider.api import LLM
-from outrider.core import SamplingParams
-from outrider.drafters.base import Setting
+from outrider.checkpoints.demo import demo_folder
+from outrider.core.sampling import SamplingParams
+from outrider.drafters.base import DrafterContext
 from outrider.drafters.none import NoDraft
 from outrider.drafters.registry import DRAFTERS, parse_drafter
 from outrider.engine.engine import Engine
 from outrider.engine.request import Request
-from outrider.models.demo import demo_folder
-from outrider.target.load import LoadOptions
-from outrider.testing import ByteTokenizer, ToyTarget
+from outrider.llm import LLM
+from outrider.loading.load import LoadOptions
+from outrider.testing.toy import ByteTokenizer, ToyRunner
 from outrider.verify.base import make_verifier
 
 ROOT = Path(__file__).parents[2]
@@ -116,10 +116,10 @@ def test_the_drafter_of_the_docs_works_as_it_stands(tmp_path: Path, monkeypatch:
     (tmp_path / "echo_of_the_docs.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     echo = importlib.import_module("echo_of_the_docs").EchoConfig(k=4)
-    target = ToyTarget()
+    target = ToyRunner()
     texts = []
-    for drafter in (NoDraft(), echo.build(Setting(vocab_size=target.vocab_size, context=target.context))):
-        engine = Engine(ToyTarget(), drafter, make_verifier("seeded"), ByteTokenizer())
+    for drafter in (NoDraft(), echo.build(DrafterContext(vocab_size=target.vocab_size, context=target.context))):
+        engine = Engine(ToyRunner(), drafter, make_verifier("seeded"), ByteTokenizer())
         params = SamplingParams(max_tokens=40, temperature=1, seed=5)
         (seq_id,) = engine.submit(Request(prompt=(1, 2, 3), params=params))
         texts.append([token for _ in range(60) for event in engine.step() for token in event.tokens])

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from outrider.api import LLM
-from outrider.core import SamplingParams
+from outrider.core.errors import ConfigError, RequestError
+from outrider.core.sampling import SamplingParams
 from outrider.engine.request import Request
-from outrider.errors import ConfigError, RequestError
-from outrider.target.load import Loaded
-from outrider.testing import ByteTokenizer, ToyTarget
+from outrider.llm import LLM
+from outrider.loading.load import LoadedModel
+from outrider.testing.toy import ByteTokenizer, ToyRunner
 
 SHORT = SamplingParams(max_tokens=3, ignore_eos=True)
 
@@ -37,7 +37,7 @@ class Told(ByteTokenizer):
 
 
 def llm(drafter: str = "suffix", **target: Any) -> LLM:
-    loaded = Loaded("toy", Path("toy"), ToyTarget(**target), Told(), "float32")  # pyright: ignore[reportArgumentType]
+    loaded = LoadedModel("toy", Path("toy"), ToyRunner(**target), Told(), "float32")  # pyright: ignore[reportArgumentType]
     return LLM(loaded, drafter=drafter)
 
 

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.api import LLM
-from outrider.core import SamplingParams
-from outrider.engine.request import Limits, Request, longest
-from outrider.errors import ConfigError, OutriderError, RequestError
-from outrider.synthetic import SHAPES, save_decoder, synthetic_pair
-from outrider.target import load as loading
-from outrider.target.load import Loaded, LoadOptions, choose_device, load
-from outrider.target.memory import beside_of
-from outrider.testing import ByteTokenizer, ToyTarget
+from outrider.core.errors import ConfigError, OutriderError, RequestError
+from outrider.core.sampling import SamplingParams
+from outrider.engine.request import EngineLimits, Request, longest
+from outrider.llm import LLM
+from outrider.loading import load as loading
+from outrider.loading.load import LoadedModel, LoadOptions, choose_device, load
+from outrider.loading.memory import reserved_memory_of
+from outrider.testing.synthetic import SHAPES, save_decoder, synthetic_pair
+from outrider.testing.toy import ByteTokenizer, ToyRunner
 
 CONTEXT = 64
 
@@ -34,8 +34,8 @@ class Bytes(ByteTokenizer):
 
 
 def toy(drafter: str = "none", **options: Any) -> LLM:
-    made = ToyTarget(257, context=CONTEXT, cache_tokens=1024)
-    loaded = Loaded("toy", Path("toy"), made, Bytes(), "float32")  # pyright: ignore[reportArgumentType]
+    made = ToyRunner(257, context=CONTEXT, cache_tokens=1024)
+    loaded = LoadedModel("toy", Path("toy"), made, Bytes(), "float32")  # pyright: ignore[reportArgumentType]
     return LLM(loaded, drafter=drafter, **options)
 
 
@@ -72,7 +72,7 @@ def test_a_prompt_that_cannot_fit_is_refused_before_its_tokens_are_looked_at():
 
         __ge__ = __lt__
 
-    target = ToyTarget(257, context=CONTEXT, cache_tokens=1024)
+    target = ToyRunner(257, context=CONTEXT, cache_tokens=1024)
     with pytest.raises(RequestError, match="leave room for one more"):
         longest(Request(prompt=(Unread(1),) * CONTEXT), target)
 
@@ -131,7 +131,7 @@ BROKEN = {
 def test_a_wrong_value_in_config_json_is_named_with_its_file(folder: str, tmp_path: Path, field: str):
     told = json.loads((Path(folder) / "config.json").read_text()) | {field: BROKEN[field]}
     broken = rewritten(folder, tmp_path, json.dumps(told))
-    for read in (load, beside_of):
+    for read in (load, reserved_memory_of):
         with pytest.raises(ConfigError, match=f"config.json: {field} must be"):
             read(broken)
 
@@ -147,7 +147,7 @@ def test_a_wrong_value_inside_a_rope_is_named(folder: str, tmp_path: Path, scali
 @pytest.mark.parametrize("text", ["{", "[]", "null", "[" * 100_000, '"\\ud800'])
 def test_a_config_json_that_is_no_object_is_said(folder: str, tmp_path: Path, text: str):
     broken = rewritten(folder, tmp_path, text)
-    for read in (load, beside_of):
+    for read in (load, reserved_memory_of):
         with pytest.raises(ConfigError, match=r"config.json is not (JSON|a JSON object)"):
             read(broken)
 
@@ -181,7 +181,7 @@ def test_a_round_is_a_whole_number_within_bounds(folder: str, option: dict[str, 
         with pytest.raises(ConfigError, match=f"{name} must be a whole number from 1 to"):
             make(**option)
     with pytest.raises(ConfigError, match=f"{name} must be a whole number from 1 to"):
-        Limits(**option)
+        EngineLimits(**option)
 
 
 @pytest.mark.parametrize(

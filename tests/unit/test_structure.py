@@ -13,27 +13,22 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # Who may know whom. Arrows point one way.
 KNOWS: dict[str, set[str]] = {
-    "errors": set(),
-    "arriving": set(),
-    "sampling": {"errors"},
-    "core": {"errors", "sampling"},
-    "kernels": {"errors"},
-    "models": {"core", "errors", "kernels", "sampling"},
-    "verify": {"arriving", "core", "errors", "kernels"},
-    "target": {"arriving", "core", "errors", "kernels", "models", "sampling"},
-    "drafters": {"core", "errors", "models", "sampling", "target", "verify"},
-    "engine": {"arriving", "core", "drafters", "errors", "sampling", "target", "verify"},
-    "grammar": {"core", "errors"},
-    "synthetic": {"core", "errors", "models", "target"},
-    "testing": {"core", "errors", "models", "synthetic", "target"},
-    "results": {"core", "engine", "errors"},
-    "api": {"core", "drafters", "engine", "errors", "grammar", "models", "results", "sampling", "target", "verify"},
-    "bench": {"api", "core", "drafters", "engine", "errors", "models", "synthetic", "target"},
-    "server": {"api", "core", "drafters", "engine", "errors", "grammar", "models", "sampling", "target", "verify"},
-    "cli": {
-        *("api", "bench", "core", "drafters", "engine", "errors", "grammar", "models", "server", "synthetic", "target"),
-        "verify",
-    },
+    "core": set(),
+    "checkpoints": {"core"},
+    "kernels": {"core"},
+    "kvcache": {"core"},
+    "models": {"checkpoints", "core"},
+    "verify": {"core", "kernels"},
+    "grammar": {"core"},
+    "runners": {"core", "kernels", "kvcache", "models"},
+    "loading": {"checkpoints", "core", "models", "runners"},
+    "drafters": {"core", "models", "runners", "verify"},
+    "engine": {"core", "drafters", "runners", "verify"},
+    "llm": {"core", "drafters", "engine", "grammar", "loading", "verify"},
+    "testing": {"checkpoints", "core", "kvcache", "models", "runners"},
+    "bench": {"core", "drafters", "engine", "llm", "loading", "models", "runners", "testing"},
+    "server": {"core", "engine", "grammar", "llm", "models"},
+    "cli": {"bench", "checkpoints", "core", "drafters", "engine", "grammar", "llm", "loading", "server", "testing"},
 }
 LIGHT = {"torch", "numpy", "safetensors", "tokenizers", "transformers", "jinja2", "outrider"}
 
@@ -72,7 +67,7 @@ def test_the_core_imports_only_what_a_bare_gpu_image_has(path):
     for module, top in imports(path):
         name = module.split(".")[0]
         if name == "triton" and path.name.startswith("triton_"):
-            continue  # imported only where there is a CUDA device, see target/captured.py
+            continue  # imported only where there is a CUDA device, see runners/native.py
         assert not top or name in LIGHT or name in sys.stdlib_module_names, f"import {name} where it is used"
 
 
@@ -99,7 +94,7 @@ def test_checks_that_must_hold_are_not_asserts(path):
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_a_name_becomes_a_drafter_in_the_registry_alone(path):
     text = path.read_text()
-    assert "isinstance(drafter" not in text or path.name == "api.py"
+    assert "isinstance(drafter" not in text or path.name == "llm.py"
     assert "method ==" not in text or path.name == "speculative_config.py"
 
 
@@ -117,7 +112,7 @@ class Hidden:
         if name.split(".")[0] in {"gguf", "typer", "rich", "fastapi", "pydantic", "hypothesis"}:
             raise ImportError(name)
 sys.meta_path.insert(0, Hidden())
-import outrider.api, outrider.testing
+import outrider.llm, outrider.testing
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -9,23 +9,26 @@ import torch
 
 from outrider import LLM, SamplingParams, load
 from outrider.bench.rig import DRAFT_MODEL, Rig
-from outrider.core import Draft, Span
-from outrider.errors import ConfigError
+from outrider.core.draft import Draft
+from outrider.core.errors import ConfigError
+from outrider.core.sequence import Span
 from outrider.models.config import DecoderConfig
 from outrider.models.linear import Linear
 from outrider.models.rope import pair_rows
-from outrider.synthetic import (
+from outrider.runners.native import NativeRunner
+from outrider.testing.synthetic import (
     EOS,
     SHAPES,
+    SyntheticPair,
     byte_tokenizer,
     cache_bytes,
     checkpoint_tensors,
     halve_rows,
+    measured_agreement,
+    synthetic_pair,
     transformers_model,
     weight_bytes,
 )
-from outrider.target.native import NativeTarget
-from outrider.testing import SyntheticPair, measured_agreement, synthetic_pair
 
 QWEN: dict[str, Any] = SHAPES["tiny"] | {"model_type": "qwen2", "tie_word_embeddings": True}
 TEXT = tuple(range(260, 320))
@@ -33,7 +36,7 @@ TEXT = tuple(range(260, 320))
 
 def logits(pair: SyntheticPair) -> torch.Tensor:
     """The target's logits after each token of TEXT, [60, vocab]."""
-    target = NativeTarget(pair.target, 256)
+    target = NativeRunner(pair.target, 256)
     target.pool.open(0, TEXT)
     target.pool.reserve(0, len(TEXT))
     return target.score([Span(0, 0, TEXT[:1], Draft(TEXT[1:]))])

@@ -7,10 +7,10 @@ import pytest
 from outrider.bench.measure import Measured, measure, random_prompts
 from outrider.bench.rig import DRAFT_MODEL, Rig
 from outrider.bench.waits import Waits
-from outrider.core import SamplingParams
+from outrider.core.errors import ConfigError
+from outrider.core.sampling import SamplingParams
 from outrider.engine.stats import Times
-from outrider.errors import ConfigError
-from outrider.synthetic import synthetic_pair
+from outrider.testing.synthetic import synthetic_pair
 
 PAIR = synthetic_pair("tiny", seed=2)
 RIG = Rig(PAIR, cache_tokens=2048, context=256)

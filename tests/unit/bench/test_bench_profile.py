@@ -8,8 +8,8 @@ import pytest
 
 from outrider.bench.profile import Gap, Piece, busy_us, costs_of, gaps_of, profile_rounds
 from outrider.bench.rig import Rig
-from outrider.core import SamplingParams
-from outrider.synthetic import synthetic_pair
+from outrider.core.sampling import SamplingParams
+from outrider.testing.synthetic import synthetic_pair
 
 PIECES = [Piece("a", 0, 10), Piece("b", 5, 8), Piece("a", 12, 15), Piece("c", 15, 20), Piece("d", 30, 31)]
 

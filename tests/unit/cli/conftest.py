@@ -9,7 +9,6 @@ from collections.abc import Callable
 import pytest
 from reciting import Ran, Stage, Terminal
 
-from outrider import api
 from outrider.cli.main import main
 
 
@@ -24,7 +23,7 @@ def plain_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
     stage = Stage()
-    monkeypatch.setattr(api, "load", stage.load)
+    monkeypatch.setattr("outrider.llm.load", stage.load)
     return stage
 
 

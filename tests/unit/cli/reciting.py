@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.target.load import Loaded
-from outrider.testing import ByteTokenizer, ToyTarget
+from outrider.loading.load import LoadedModel
+from outrider.testing.toy import ByteTokenizer, ToyRunner
 
 SONG = "one two three, five two three, nine two three, done two three."
 
 
-class Reciter(ToyTarget):
+class Reciter(ToyRunner):
     """After a prompt that ends in a colon and a space: this answer, then the end of text."""
 
     def __init__(self, answer: str, *, context: int = 512) -> None:
@@ -62,7 +62,7 @@ class Stage:
     before_score: Callable[[int], None] = lambda passes: None
     """Called with the number of passes so far, before each."""
 
-    def load(self, model: str, **options: Any) -> Loaded:
+    def load(self, model: str, **options: Any) -> LoadedModel:
         self.asked = {"model": model, **options}
         target = Reciter(self.answer, context=self.context)
         score, passes = target.score, iter(range(1 << 20))
@@ -72,7 +72,7 @@ class Stage:
             return score(spans)
 
         target.score = watched
-        return Loaded(model, Path("nowhere"), target, self.tokenizer, "float32")  # type: ignore[arg-type]
+        return LoadedModel(model, Path("nowhere"), target, self.tokenizer, "float32")  # type: ignore[arg-type]
 
 
 @dataclass

@@ -11,11 +11,11 @@ from dataclasses import fields
 
 import pytest
 
-from outrider import __version__, api
+from outrider import __version__, llm
 from outrider.cli.options import Model, Sampling, grouped
-from outrider.core import SamplingParams
-from outrider.errors import LosslessError
-from outrider.target.load import LoadOptions
+from outrider.core.errors import LosslessError
+from outrider.core.sampling import SamplingParams
+from outrider.loading.load import LoadOptions
 
 
 def test_version_and_help(cli):
@@ -135,7 +135,7 @@ def test_options_are_named_and_defaulted_as_in_the_library():
     assert left_out == {"n", "logprobs", "logits_processors"}
     left_out = set(LoadOptions.__slots__) - set(ours)
     assert left_out == {"max_round_tokens", "max_draft", "beside"}  # what `LLM` says itself
-    assert api.LLM.__init__.__kwdefaults__["max_batch"] == Model().max_batch
+    assert llm.LLM.__init__.__kwdefaults__["max_batch"] == Model().max_batch
 
 
 def test_an_interrupt_while_torch_is_imported_ends_the_process(monkeypatch):

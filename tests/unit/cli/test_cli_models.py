@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from outrider.checkpoints import demo
+from outrider.checkpoints import resolve as hub
+from outrider.checkpoints.resolve import Installed
 from outrider.cli.list import human_count, human_size
-from outrider.errors import FetchError
-from outrider.models import demo, hub
-from outrider.models.hub import Installed
+from outrider.core.errors import FetchError
 
 
 @pytest.fixture

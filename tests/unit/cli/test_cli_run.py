@@ -278,7 +278,8 @@ def test_json_is_safe_to_print_and_exact(cli, stage):
 def test_the_comparison_says_where_texts_part(cli, stage, monkeypatch):
     from dataclasses import replace
 
-    from outrider.api import LLM, Comparison
+    from outrider.engine.results import Comparison
+    from outrider.llm import LLM
 
     compare = LLM.compare
 

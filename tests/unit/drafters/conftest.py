@@ -4,8 +4,10 @@ import itertools
 
 import pytest
 
-from outrider.core import SamplingParams, Sequence, Verdict
-from outrider.drafters.base import Setting
+from outrider.core.draft import Verdict
+from outrider.core.sampling import SamplingParams
+from outrider.core.sequence import Sequence
+from outrider.drafters.base import DrafterContext
 
 _ids = itertools.count()
 
@@ -22,7 +24,7 @@ def make():
 
 @pytest.fixture
 def setting():
-    return Setting(vocab_size=1000, context=8192)
+    return DrafterContext(vocab_size=1000, context=8192)
 
 
 @pytest.fixture

@@ -11,16 +11,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.core import Draft, SamplingParams, Sequence, Span, Token, Verdict
-from outrider.drafters.base import Setting
+from outrider.core.draft import Draft, Verdict
+from outrider.core.errors import ConfigError
+from outrider.core.sampling import SamplingParams, Token
+from outrider.core.sequence import Sequence, Span
+from outrider.drafters.base import DrafterContext
 from outrider.drafters.draft_model import DraftModel, DraftModelConfig
 from outrider.drafters.none import NoDraft
 from outrider.engine.engine import Engine
-from outrider.engine.request import Limits, Request
-from outrider.errors import ConfigError
-from outrider.target.base import Start
-from outrider.target.standing import Standing
-from outrider.testing import ByteTokenizer, ToyTarget
+from outrider.engine.request import EngineLimits, Request
+from outrider.runners.base import ChainStart
+from outrider.runners.device_state import DeviceState
+from outrider.testing.toy import ByteTokenizer, ToyRunner
 from outrider.verify.base import make_verifier
 from outrider.verify.coupled import choose
 
@@ -28,7 +30,7 @@ VOCAB = 40
 CONTEXT = 256
 
 
-class Chaining(ToyTarget):
+class Chaining(ToyRunner):
     """Drafts whole chains, as on a device; counts them, and the passes and tokens that the host asks for."""
 
     launches = True
@@ -39,11 +41,11 @@ class Chaining(ToyTarget):
         self.read += sum(len(span.tokens) for span in spans)
         return super().score(spans)
 
-    def draft_chains(self, starts: Seq[Start], steps: int, behind: Standing | None = None) -> list[list[Token]]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def draft_chains(self, starts: Seq[ChainStart], steps: int, behind: DeviceState | None = None) -> list[list[Token]]:  # pyright: ignore[reportIncompatibleMethodOverride]
         self.chains += len(starts)
         return [self._chain(start, steps) for start in starts]
 
-    def _chain(self, start: Start, steps: int) -> list[Token]:
+    def _chain(self, start: ChainStart, steps: int) -> list[Token]:
         logits, chain = super().score([Span(start.seq_id, start.length - 2, start.last)]), []
         params = SamplingParams(temperature=start.temperature)
         for place in range(start.length, start.length + steps):
@@ -54,8 +56,8 @@ class Chaining(ToyTarget):
         return chain
 
 
-def drafter(model: ToyTarget, mode: Literal["seeded", "distribution"] = "seeded", **options: Any) -> DraftModel:
-    setting = Setting(vocab_size=VOCAB, context=CONTEXT, mode=mode)
+def drafter(model: ToyRunner, mode: Literal["seeded", "distribution"] = "seeded", **options: Any) -> DraftModel:
+    setting = DrafterContext(vocab_size=VOCAB, context=CONTEXT, mode=mode)
     return DraftModel(model, setting, DraftModelConfig(model="-", **options))
 
 
@@ -69,7 +71,7 @@ def text(seq_id: int, tokens: Seq[Token], **params: Any) -> Sequence:
 
 def step_by_step(seq: Sequence, budget: int) -> Seq[Token]:
     """The judge: drafted alone by a model that has read nothing yet, a token at a time."""
-    model = ToyTarget(VOCAB, context=CONTEXT, order=4)
+    model = ToyRunner(VOCAB, context=CONTEXT, order=4)
     return drafter(model, k=64).propose([seq], [budget])[0].tokens
 
 
@@ -80,7 +82,7 @@ def step_by_step(seq: Sequence, budget: int) -> Seq[Token]:
 def test_up_to_the_context_s_end_no_text_is_read_twice(order: int):
     k, prompt = 16, [i % 30 for i in range(200)]
     model = chaining(order)
-    target = ToyTarget(VOCAB, context=CONTEXT, order=4)
+    target = ToyRunner(VOCAB, context=CONTEXT, order=4)
     tried = Engine(target, drafter(model, k=k), make_verifier("seeded"), ByteTokenizer())
     asked = Request(prompt=tuple(prompt), params=SamplingParams(max_tokens=4096, ignore_eos=True))
     (seq_id,) = tried.submit(asked)
@@ -206,7 +208,7 @@ class Long(list[Token]):
 
 
 def test_a_step_does_not_touch_the_text_that_was_read_before():
-    tried, seq = drafter(ToyTarget(VOCAB, context=CONTEXT), k=5), text(1, [1] * 200)
+    tried, seq = drafter(ToyRunner(VOCAB, context=CONTEXT), k=5), text(1, [1] * 200)
     seq.tokens = Long(seq.tokens)
     tried.propose([seq], [5])
     Long.copied = 0
@@ -216,8 +218,8 @@ def test_a_step_does_not_touch_the_text_that_was_read_before():
 
 
 def told(drafting: Any, asked: list[Request]) -> tuple[list[list[Token]], Engine]:
-    target = ToyTarget(VOCAB, context=CONTEXT, order=4)
-    engine = Engine(target, drafting, make_verifier("seeded"), ByteTokenizer(), limits=Limits(max_batch=6))
+    target = ToyRunner(VOCAB, context=CONTEXT, order=4)
+    engine = Engine(target, drafting, make_verifier("seeded"), ByteTokenizer(), limits=EngineLimits(max_batch=6))
     seqs = [engine.live(i).seq for each in asked for i in engine.submit(each)]
     while engine.busy:
         engine.step()
@@ -270,7 +272,7 @@ def test_options_that_cannot_be_are_refused(options: dict[str, Any], said: str):
 @pytest.mark.parametrize(("k", "beams"), [(5, 3), (2, 4), (1, 5)])
 def test_a_tree_is_no_larger_than_the_drafter_says(mode: Any, temperature: float, k: int, beams: int):
     """A member of a `mix` is handed the largest member's budget."""
-    tried = drafter(ToyTarget(VOCAB), mode, k=k, beams=beams)
+    tried = drafter(ToyRunner(VOCAB), mode, k=k, beams=beams)
     for budget in (0, 1, beams, k * beams, 64):
         (draft,) = tried.propose([text(budget, [1, 2, 3], temperature=temperature)], [budget])
         assert len(draft) <= min(budget, tried.max_tokens) == min(budget, k * beams)
@@ -284,5 +286,5 @@ def test_a_tree_is_no_larger_than_the_drafter_says(mode: Any, temperature: float
 
 
 def test_a_tree_keeps_to_the_pages_there_are():
-    (draft,) = drafter(ToyTarget(VOCAB, cache_tokens=16), k=3, beams=3).propose([text(1, range(12))], [9])
+    (draft,) = drafter(ToyRunner(VOCAB, cache_tokens=16), k=3, beams=3).propose([text(1, range(12))], [9])
     assert len(draft) == 4

@@ -12,18 +12,20 @@ import pytest
 import torch
 
 from outrider.bench.rig import DRAFT_MODEL, Rig
-from outrider.core import Draft, SamplingParams, Sequence, Span, Token
-from outrider.drafters.base import Setting
+from outrider.core.draft import Draft
+from outrider.core.errors import ConfigError
+from outrider.core.sampling import SamplingParams, Token
+from outrider.core.sequence import Sequence, Span
+from outrider.drafters.base import DrafterContext
 from outrider.drafters.draft_model import DraftModel, DraftModelConfig
-from outrider.drafters.frequent import FrequentTokens, read_ranking, say_only
+from outrider.drafters.reduced_vocab import ReducedVocab, read_ranking, reduce_vocab
 from outrider.drafters.registry import parse_drafter
-from outrider.errors import ConfigError
 from outrider.models.linear import Int8Linear, Linear
 from outrider.models.load import load_decoder
-from outrider.synthetic import EOS, SHAPES, SyntheticPair, rare_words, shrinking
-from outrider.target.narrow import NarrowHead
-from outrider.target.native import NativeTarget
-from outrider.testing import ByteTokenizer, ToyTarget, synthetic_pair
+from outrider.runners.native import NativeRunner
+from outrider.runners.reduced_head import ReducedHead
+from outrider.testing.synthetic import EOS, SHAPES, SyntheticPair, rare_words, shrinking, synthetic_pair
+from outrider.testing.toy import ByteTokenizer, ToyRunner
 
 VOCAB = 512
 PAIR = synthetic_pair("tiny", agreement=0.9, seed=3)
@@ -31,7 +33,7 @@ TWINS = synthetic_pair("tiny", seed=5)
 PROMPTS = [[*range(260, 290)], [*range(20, 60)], [400, 33, 17]]
 
 
-def rows(target: NativeTarget, text: tuple[Token, ...], seq_id: int = 0) -> torch.Tensor:
+def rows(target: NativeRunner, text: tuple[Token, ...], seq_id: int = 0) -> torch.Tensor:
     """The logits after each token of a text, [len(text), vocab]."""
     target.pool.open(seq_id, text, str(seq_id))
     target.pool.reserve(seq_id, len(text))
@@ -40,8 +42,8 @@ def rows(target: NativeTarget, text: tuple[Token, ...], seq_id: int = 0) -> torc
 
 def drafter(pair: SyntheticPair, vocab: int, *, mode: Any = "seeded", **options: Any) -> DraftModel:
     config = DraftModelConfig(model="draft", vocab=vocab, **options)
-    setting = Setting(vocab_size=VOCAB, context=512, mode=mode, tokenizer=pair.tokenizer)
-    return DraftModel(NativeTarget(pair.draft, 4096), setting, config)
+    setting = DrafterContext(vocab_size=VOCAB, context=512, mode=mode, tokenizer=pair.tokenizer)
+    return DraftModel(NativeRunner(pair.draft, 4096), setting, config)
 
 
 def text(seq_id: int, tokens: list[Token], *, salt: str = "", temperature: float = 0.0) -> Sequence:
@@ -92,7 +94,7 @@ def test_the_whole_vocabulary_drafts_as_without_the_option(rig: Rig):
 @pytest.mark.parametrize("quantize", [None, "int8", "int4"])
 def test_narrow_logits_are_the_whole_ones_and_nothing_elsewhere(tmp_path: Path, quantize: Any):
     _, folder = TWINS.save(tmp_path)
-    target = NativeTarget(load_decoder(folder, device="cpu", quantize=quantize), 512)
+    target = NativeRunner(load_decoder(folder, device="cpu", quantize=quantize), 512)
     asked = (300, 7, 21, 256, 9)
     whole = rows(target, asked)
     said = random.Random(0).sample(range(VOCAB), 100)
@@ -118,7 +120,7 @@ def test_a_soft_cap_is_applied_to_narrow_logits_too():
     from outrider.models.decoder import Decoder
 
     capped = Decoder(replace(PAIR.draft.config, final_softcap=2.0), PAIR.draft.weights, torch.float32)
-    target = NativeTarget(capped, 256)
+    target = NativeRunner(capped, 256)
     whole = rows(target, (4, 5, 6))
     assert 1.5 < float(whole.abs().max()) <= 2.0
     target.narrow([3, 1, 4])
@@ -141,7 +143,7 @@ def test_outputs_are_taken_and_overwritten_one_by_one(kind: Any, biased: bool):
 
 def test_a_head_of_the_same_width_takes_its_place_in_memory():
     """Recorded passes read it there."""
-    target = NativeTarget(PAIR.draft, 256)
+    target = NativeRunner(PAIR.draft, 256)
     one = target.narrow([1, 2, 3])
     other = target.narrow([4, 5])
     assert target.narrow([7, 6, 500]) is one is not other
@@ -164,9 +166,9 @@ class Recorder:
             self.tokens[column] = token
 
 
-def frequent(size: int = 256) -> tuple[FrequentTokens, Recorder]:
+def frequent(size: int = 256) -> tuple[ReducedVocab, Recorder]:
     head = Recorder([*range(size)])
-    return FrequentTokens(head, head.tokens, VOCAB), head  # pyright: ignore[reportArgumentType]
+    return ReducedVocab(head, head.tokens, VOCAB), head  # pyright: ignore[reportArgumentType]
 
 
 def test_tokens_seen_take_the_oldest_places_first():
@@ -231,11 +233,11 @@ def test_nothing_is_remembered_from_one_salt_to_another():
 
 
 def test_ends_of_text_are_always_said():
-    model = NativeTarget(PAIR.draft, 256)
+    model = NativeRunner(PAIR.draft, 256)
     assert EOS not in range(256)
     made = DraftModel(
         model,
-        Setting(vocab_size=VOCAB, context=512, tokenizer=PAIR.tokenizer),
+        DrafterContext(vocab_size=VOCAB, context=512, tokenizer=PAIR.tokenizer),
         DraftModelConfig(model="-", vocab=256),
         [500, 499],
     )
@@ -300,7 +302,7 @@ def test_a_ranking_orders_and_ids_follow(tmp_path: Path):
     file.write_text(json.dumps([*range(500, 400, -1)]))
     assert read_ranking(str(file), VOCAB) == [*range(500, 400, -1)]
     assert read_ranking("", VOCAB) == []
-    made = say_only(NativeTarget(PAIR.draft, 256), 256, [*range(500, 400, -1), VOCAB + 3], VOCAB)
+    made = reduce_vocab(NativeRunner(PAIR.draft, 256), 256, [*range(500, 400, -1), VOCAB + 3], VOCAB)
     assert made is not None
     assert made.tokens == [*range(500, 400, -1), *range(156)]
 
@@ -333,11 +335,11 @@ def test_a_ranking_that_is_none_is_refused_before_a_model_is_loaded(tmp_path: Pa
         raise AssertionError("loaded")
 
     with pytest.raises(ConfigError, match=said):
-        config.build(Setting(vocab_size=VOCAB, context=64, tokenizer=PAIR.tokenizer, load_target=load))
+        config.build(DrafterContext(vocab_size=VOCAB, context=64, tokenizer=PAIR.tokenizer, load_runner=load))
 
 
 def test_a_ranking_larger_than_any_vocabulary_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("outrider.drafters.frequent.MOST_BYTES", 10)
+    monkeypatch.setattr("outrider.drafters.reduced_vocab.MAX_BYTES", 10)
     (tmp_path / "ranking.json").write_text("[1, 2, 3, 4, 5]")
     with pytest.raises(ConfigError, match="more than 10 bytes"):
         read_ranking(str(tmp_path / "ranking.json"), VOCAB)
@@ -359,10 +361,10 @@ def test_options_out_of_range_are_refused(options: str, said: str):
 
 
 def test_a_model_without_a_head_of_ours_is_refused_only_where_tokens_would_be_left_out():
-    setting = Setting(vocab_size=VOCAB, context=64, tokenizer=ByteTokenizer())
+    setting = DrafterContext(vocab_size=VOCAB, context=64, tokenizer=ByteTokenizer())
     with pytest.raises(ConfigError, match="vocab=256 needs a native draft model"):
-        DraftModel(ToyTarget(VOCAB), setting, DraftModelConfig(model="-", vocab=256))
-    DraftModel(ToyTarget(VOCAB), setting, DraftModelConfig(model="-", vocab=VOCAB))
+        DraftModel(ToyRunner(VOCAB), setting, DraftModelConfig(model="-", vocab=256))
+    DraftModel(ToyRunner(VOCAB), setting, DraftModelConfig(model="-", vocab=VOCAB))
 
 
 # --- a synthetic pair with rare words -----------------------------------------------------------
@@ -371,7 +373,7 @@ def test_a_model_without_a_head_of_ours_is_refused_only_where_tokens_would_be_le
 def share_below(pair: SyntheticPair, frequent: int) -> float:
     """How often the target's best token is one of the first ids, after random text."""
     asked = torch.randint(EOS + 1, VOCAB, (600,), generator=torch.Generator().manual_seed(1))
-    return float((rows(NativeTarget(pair.target, 1024), tuple(asked.tolist())).argmax(-1) < frequent).float().mean())
+    return float((rows(NativeRunner(pair.target, 1024), tuple(asked.tolist())).argmax(-1) < frequent).float().mean())
 
 
 def test_rare_words_are_as_rare_as_asked_and_only_meanwhile():
@@ -404,7 +406,7 @@ def test_the_factor_gives_the_coverage_it_was_found_for():
 
 
 def test_a_head_is_made_of_rows_that_are_its_own():
-    head = NarrowHead(PAIR.draft, [5, 6])
+    head = ReducedHead(PAIR.draft, [5, 6])
     before = PAIR.draft.logits(torch.ones(1, 64))
     head.put([0], [9])
     assert torch.equal(PAIR.draft.logits(torch.ones(1, 64)), before)

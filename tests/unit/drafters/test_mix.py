@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from outrider.core import EMPTY, Draft, Verdict
+from outrider.core.draft import EMPTY, Draft, Verdict
+from outrider.core.errors import ConfigError
 from outrider.drafters.mix import Mix, MixConfig
 from outrider.drafters.none import NoDraftConfig
-from outrider.errors import ConfigError
 
 
 class Scripted:

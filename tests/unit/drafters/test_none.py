@@ -1,6 +1,6 @@
 """Plain decoding drafts nothing."""
 
-from outrider.core import EMPTY
+from outrider.core.draft import EMPTY
 from outrider.drafters.none import NoDraftConfig
 
 

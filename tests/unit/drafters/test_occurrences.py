@@ -6,8 +6,8 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.drafters import occurrences
-from outrider.drafters.occurrences import END, GRAMS, Occurrences
+from outrider.drafters import ngram_index as occurrences
+from outrider.drafters.ngram_index import END, GRAMS, NgramIndex
 
 texts = st.lists(st.integers(0, 2), max_size=30)
 LONGEST = 12
@@ -34,7 +34,7 @@ def by_hand(finished, tail, first=0):
 @given(texts, st.data())
 @settings(max_examples=150, deadline=None)
 def test_one_growing_text(text, data):
-    index = Occurrences()
+    index = NgramIndex()
     size = 0
     while size < len(text):
         grown = data.draw(st.integers(size + 1, len(text)))
@@ -46,7 +46,7 @@ def test_one_growing_text(text, data):
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=20), max_size=8), texts, st.data())
 @settings(max_examples=150, deadline=None)
 def test_finished_texts_come_and_go(finished, tail, data):
-    index, kept, dropped = Occurrences(), [], 0
+    index, kept, dropped = NgramIndex(), [], 0
     for text in finished:
         index.extend(text)
         index.finish()
@@ -80,7 +80,7 @@ def count(finished, run):
 @given(texts, st.integers(1, 3))
 @settings(max_examples=100, deadline=None)
 def test_only_the_most_recent_are_scanned(text, scan):
-    index = Occurrences()
+    index = NgramIndex()
     index.extend(text)
     everywhere = by_hand([text], text)
     expected = {}
@@ -93,7 +93,7 @@ def test_only_the_most_recent_are_scanned(text, scan):
 def test_colliding_hashes_change_nothing(monkeypatch):
     text = [1, 2, 1, 3, 1, 2, 1, 2, 0, 1, 2]
     monkeypatch.setattr(occurrences, "hash", lambda run: 0, raising=False)
-    index = Occurrences()
+    index = NgramIndex()
     index.extend(text)
     index.finish()
     index.extend(text)
@@ -105,7 +105,7 @@ def test_colliding_hashes_change_nothing(monkeypatch):
 
 
 def test_a_place_beyond_the_text_reads_the_guess():
-    index = Occurrences()
+    index = NgramIndex()
     index.extend([5, 6, 5, 6])
     assert index.followers([2], ()) == {5: [2]}
     assert index.followers([4], (7,)) == {7: [4]}

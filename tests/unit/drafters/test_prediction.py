@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from outrider.core import EMPTY
+from outrider.core.draft import EMPTY
+from outrider.core.errors import ConfigError
 from outrider.drafters.prediction import PredictionConfig
-from outrider.errors import ConfigError
 
 EXPECTED = tuple(range(100, 200))
 

@@ -4,9 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.core import EMPTY, SamplingParams, Sequence
+from outrider.core.draft import EMPTY
+from outrider.core.errors import ConfigError
+from outrider.core.sampling import SamplingParams
+from outrider.core.sequence import Sequence
 from outrider.drafters.prompt_lookup import PromptLookup, PromptLookupConfig
-from outrider.errors import ConfigError
 
 
 def by_hand(text, config, k):

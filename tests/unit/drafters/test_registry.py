@@ -2,13 +2,13 @@
 
 import pytest
 
+from outrider.core.errors import ConfigError
 from outrider.drafters.mix import MixConfig
 from outrider.drafters.none import NoDraftConfig
 from outrider.drafters.prediction import PredictionConfig
 from outrider.drafters.prompt_lookup import PromptLookupConfig
 from outrider.drafters.registry import DRAFTERS, describe_drafters, parse_drafter
 from outrider.drafters.suffix import SuffixConfig
-from outrider.errors import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
+from outrider.core.errors import ConfigError
 from outrider.drafters.prompt_lookup import PromptLookupConfig
 from outrider.drafters.speculative_config import from_vllm
 from outrider.drafters.suffix import SuffixConfig
-from outrider.errors import ConfigError
 
 
 def ngram(k, longest, shortest):

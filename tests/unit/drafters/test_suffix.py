@@ -7,11 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.core import EMPTY, SamplingParams, Sequence
+from outrider.core.draft import EMPTY
+from outrider.core.errors import ConfigError
+from outrider.core.sampling import SamplingParams
+from outrider.core.sequence import Sequence
 from outrider.drafters import suffix
 from outrider.drafters.confidence import claim
 from outrider.drafters.suffix import Suffix, SuffixConfig
-from outrider.errors import ConfigError
 
 tokens = st.lists(st.integers(0, 3), min_size=1, max_size=40)
 

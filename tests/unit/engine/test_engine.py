@@ -6,12 +6,15 @@ from collections.abc import Sequence as Seq
 import pytest
 from torch import Tensor
 
-from outrider.core import EMPTY, Draft, SamplingParams, Sequence, Span, Verdict
+from outrider.core.draft import EMPTY, Draft, Verdict
+from outrider.core.errors import ConfigError, OutriderError, RequestError
+from outrider.core.sampling import SamplingParams
+from outrider.core.sequence import Sequence, Span
 from outrider.engine.engine import Engine
 from outrider.engine.events import Event
-from outrider.engine.request import Limits, Request
-from outrider.errors import ConfigError, OutriderError, RequestError
-from outrider.testing import ByteTokenizer, ScriptedDrafter, ToyTarget, random_trees
+from outrider.engine.request import EngineLimits, Request
+from outrider.testing.drafters import ScriptedDrafter, random_trees
+from outrider.testing.toy import ByteTokenizer, ToyRunner
 from outrider.verify.base import make_verifier
 
 VOCAB = 64
@@ -22,15 +25,15 @@ def nothing(seq: Sequence, budget: int) -> Draft:
 
 
 def engine(
-    script: Callable[[Sequence, int], Draft] = nothing, *, target: ToyTarget | None = None, **limits: int
+    script: Callable[[Sequence, int], Draft] = nothing, *, target: ToyRunner | None = None, **limits: int
 ) -> Engine:
     return Engine(
-        target or ToyTarget(VOCAB, context=100, cache_tokens=160),
+        target or ToyRunner(VOCAB, context=100, cache_tokens=160),
         ScriptedDrafter(script),
         make_verifier("seeded"),
         ByteTokenizer(),
         eos_ids={0},
-        limits=Limits(**limits),
+        limits=EngineLimits(**limits),
     )
 
 
@@ -123,11 +126,11 @@ def test_what_sampling_parameters_refuse(options: dict[str, object], words: tupl
 @pytest.mark.parametrize("name", ["max_batch", "max_round_tokens"])
 def test_limits_are_at_least_one(name: str):
     with pytest.raises(ConfigError, match=f"{name} must be a whole number from 1 to [0-9]+, got 0"):
-        Limits(**{name: 0})
+        EngineLimits(**{name: 0})
 
 
 def test_a_prompt_the_cache_cannot_hold_says_so():
-    tried = engine(target=ToyTarget(VOCAB, context=500, cache_tokens=32))
+    tried = engine(target=ToyRunner(VOCAB, context=500, cache_tokens=32))
     with pytest.raises(RequestError, match=r"32 tokens.*cache holds 32.*enlarge the cache"):
         tried.submit(ask((1,) * 32))
     tried.submit(ask((1,) * 31))
@@ -136,7 +139,7 @@ def test_a_prompt_the_cache_cannot_hold_says_so():
 
 @pytest.mark.parametrize(("context", "cache", "room"), [(40, 160, 40), (100, 48, 48)])
 def test_text_ends_where_context_or_cache_do(context: int, cache: int, room: int):
-    tried = engine(random_trees(VOCAB).script, target=ToyTarget(VOCAB, context=context, cache_tokens=cache))
+    tried = engine(random_trees(VOCAB).script, target=ToyRunner(VOCAB, context=context, cache_tokens=cache))
     tried.submit(ask(max_tokens=500, ignore_eos=True))
     events = finish(tried)
     tokens = tuple(token for event in events for token in event.tokens)
@@ -220,7 +223,7 @@ def test_a_budget_is_never_more_than_what_is_left():
 def test_a_target_that_scores_no_trees_gets_the_chain_of_first_children():
     seen: list[Draft] = []
 
-    class ChainsOnly(ToyTarget):
+    class ChainsOnly(ToyRunner):
         scores_trees = False
 
         def score(self, spans: Seq[Span]) -> Tensor:
@@ -239,7 +242,7 @@ def test_a_target_that_scores_no_trees_gets_the_chain_of_first_children():
 def test_what_a_drafter_says_beyond_its_budget_is_cut():
     widths: list[int] = []
 
-    class Watched(ToyTarget):
+    class Watched(ToyRunner):
         def score(self, spans: Seq[Span]) -> Tensor:
             widths.extend(len(span.draft) for span in spans)
             return super().score(spans)
@@ -258,7 +261,7 @@ def test_a_drafter_sees_the_committed_text_and_its_verdict():
             super().observe(seqs, drafts, verdicts)
             seen.extend((list(s.tokens), d, v.tokens) for s, d, v in zip(seqs, drafts, verdicts, strict=True))
 
-    tried = Engine(ToyTarget(VOCAB), Noted(nothing), make_verifier("seeded"), ByteTokenizer())
+    tried = Engine(ToyRunner(VOCAB), Noted(nothing), make_verifier("seeded"), ByteTokenizer())
     tried.submit(ask(max_tokens=3))
     finish(tried)
     text = greedy(tried, (1, 2, 3), 3)
@@ -267,7 +270,7 @@ def test_a_drafter_sees_the_committed_text_and_its_verdict():
 
 def test_who_brought_what_adds_up():
     """The first of each draft right, the second wrong: a round brings one accepted token and one recovered."""
-    target = ToyTarget(VOCAB)
+    target = ToyRunner(VOCAB)
 
     def script(seq: Sequence, budget: int) -> Draft:
         right = int(target.logits_after(seq.tokens).argmax())
@@ -321,7 +324,7 @@ def test_logits_are_asked_for_only_where_needed():
     """A chunk that does not reach the end of its prompt asks for no rows."""
     rows: list[list[int]] = []
 
-    class Watched(ToyTarget):
+    class Watched(ToyRunner):
         def score(self, spans: Seq[Span]) -> Tensor:
             rows.append([span.rows for span in spans])
             return super().score(spans)
@@ -349,7 +352,7 @@ class _Faulty(ScriptedDrafter):
 def test_a_step_broken_off_loses_nothing_that_was_committed(broken: int):
     told: list[list[int]] = []
     for rounds in (0, broken):
-        engine = Engine(ToyTarget(), _Faulty(rounds), make_verifier("seeded"), ByteTokenizer())
+        engine = Engine(ToyRunner(), _Faulty(rounds), make_verifier("seeded"), ByteTokenizer())
         for first in (1, 2):
             engine.submit(Request(prompt=(first, 2), params=SamplingParams(max_tokens=2 + first, ignore_eos=True)))
         texts: dict[int, list[int]] = {0: [], 1: []}
@@ -369,7 +372,7 @@ def test_a_step_broken_off_loses_nothing_that_was_committed(broken: int):
 
 
 def test_a_text_cancelled_after_a_broken_step_ends_once():
-    engine = Engine(ToyTarget(), _Faulty(2), make_verifier("seeded"), ByteTokenizer())
+    engine = Engine(ToyRunner(), _Faulty(2), make_verifier("seeded"), ByteTokenizer())
     (seq_id,) = engine.submit(Request(prompt=(1, 2), params=SamplingParams(max_tokens=9, ignore_eos=True)))
     engine.step()
     with pytest.raises(KeyboardInterrupt):

@@ -7,10 +7,12 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from outrider.core import Draft, SamplingParams, Sequence, Verdict
+from outrider.core.draft import Draft, Verdict
+from outrider.core.sampling import SamplingParams
+from outrider.core.sequence import Sequence
 from outrider.engine.events import extend, logprobs_of, provenance_of, spell
 from outrider.engine.text import TextStream
-from outrider.testing import ByteTokenizer
+from outrider.testing.toy import ByteTokenizer
 
 PIECES = ("", "a", "b", "ab", "ba", "c", " ", "é")
 BLOCKS = st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=6), min_size=1, max_size=8)

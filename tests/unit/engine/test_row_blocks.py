@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from outrider.core import Draft, SamplingParams
+from outrider.core.draft import Draft
+from outrider.core.sampling import SamplingParams
 from outrider.engine.engine import Engine
 from outrider.engine.request import Request
-from outrider.testing import ByteTokenizer, ScriptedDrafter, ToyTarget
+from outrider.testing.drafters import ScriptedDrafter
+from outrider.testing.toy import ByteTokenizer, ToyRunner
 from outrider.verify.base import make_verifier
 
 
@@ -16,7 +18,7 @@ def widths(block: int, draft: int, requests: int = 1, *, sampled: bool = False) 
     """Rows of the spans that were scored with a draft."""
     seen: set[int] = set()
 
-    class Watched(ToyTarget):
+    class Watched(ToyRunner):
         row_block = block
 
         def score(self, spans):

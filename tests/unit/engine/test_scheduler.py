@@ -7,11 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.core import Draft, SamplingParams, Sequence
+from outrider.core.draft import Draft
+from outrider.core.sampling import SamplingParams
+from outrider.core.sequence import Sequence
 from outrider.engine.engine import Engine
-from outrider.engine.request import Limits, Request
-from outrider.engine.scheduler import Scheduler, Turn
-from outrider.testing import ScriptedDrafter, ToyTarget
+from outrider.engine.request import EngineLimits, Request
+from outrider.engine.scheduler import ScheduledSequence, Scheduler
+from outrider.testing.drafters import ScriptedDrafter
+from outrider.testing.toy import ToyRunner
 from outrider.verify.base import make_verifier
 
 PAGE = 16
@@ -21,7 +24,7 @@ class Stand:
     """A scheduler on a pool of so many pages, and sequences added by hand."""
 
     def __init__(self, pages: int = 64, max_batch: int = 8, max_round_tokens: int = 64) -> None:
-        self.target = ToyTarget(cache_tokens=pages * PAGE)
+        self.target = ToyRunner(cache_tokens=pages * PAGE)
         self.scheduler = Scheduler(self.target, max_batch=max_batch, max_round_tokens=max_round_tokens)
         self.pool = self.target.pool
 
@@ -79,7 +82,7 @@ def test_decoding_goes_before_reading_whoever_came_first():
     older.cached = 0
     turns = stand.scheduler.next_round(4)
     assert [(turn.seq.id, turn.chunk) for turn in turns] == [(2, 1), (1, 31)]
-    assert turns[0] == Turn(newer, 1, 4, complete=True)
+    assert turns[0] == ScheduledSequence(newer, 1, 4, complete=True)
 
 
 def test_newcomers_read_what_is_left_of_the_round():
@@ -245,26 +248,28 @@ Mix = list[tuple[int, int, int | None]]  # tokens of the prompt, new ones, max_d
 mixes = st.lists(
     st.tuples(st.integers(1, 40), st.integers(1, 40), st.sampled_from([None, 0, 2])), min_size=1, max_size=7
 )
-limits = st.builds(Limits, max_batch=st.integers(1, 5), max_round_tokens=st.integers(1, 24))
+limits = st.builds(EngineLimits, max_batch=st.integers(1, 5), max_round_tokens=st.integers(1, 24))
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(mixes, st.integers(0, 3), limits, st.integers(0, 1000))
-def test_every_request_finishes_with_the_right_text(mix: Mix, spare_pages: int, limits: Limits, seed: int):
+def test_every_request_finishes_with_the_right_text(mix: Mix, spare_pages: int, limits: EngineLimits, seed: int):
     finish_all(mix, spare_pages, limits, seed)
 
 
 @pytest.mark.slow
 @settings(max_examples=1500, deadline=None)
 @given(mixes, st.integers(0, 3), limits, st.integers(0, 10**6))
-def test_every_request_finishes_with_the_right_text_at_length(mix: Mix, spare_pages: int, limits: Limits, seed: int):
+def test_every_request_finishes_with_the_right_text_at_length(
+    mix: Mix, spare_pages: int, limits: EngineLimits, seed: int
+):
     finish_all(mix, spare_pages, limits, seed)
 
 
-def finish_all(mix: Mix, spare_pages: int, limits: Limits, seed: int) -> None:
+def finish_all(mix: Mix, spare_pages: int, limits: EngineLimits, seed: int) -> None:
     """The pool holds the longest text and a few pages more; arrivals are spread over the rounds."""
     longest = max(prompt + new for prompt, new, _ in mix)
-    target = ToyTarget(vocab_size=16, cache_tokens=(-(-longest // PAGE) + spare_pages) * PAGE)
+    target = ToyRunner(vocab_size=16, cache_tokens=(-(-longest // PAGE) + spare_pages) * PAGE)
     drafter = ScriptedDrafter(half_right(target), max_tokens=5)
     engine = Engine(target, drafter, make_verifier("seeded"), Letters(), limits=limits)
     rng = random.Random(seed)
@@ -298,14 +303,14 @@ class Letters:
         return "".join(chr(97 + i) for i in ids)
 
 
-def greedy(target: ToyTarget, request: Request) -> list[int]:
+def greedy(target: ToyRunner, request: Request) -> list[int]:
     text = list(request.prompt)
     for _ in range(request.params.max_tokens):
         text.append(int(target.logits_after(text).argmax()))
     return text[len(request.prompt) :]
 
 
-def half_right(target: ToyTarget) -> Callable[[Sequence, int], Draft]:
+def half_right(target: ToyRunner) -> Callable[[Sequence, int], Draft]:
     """Drafts a tree: what comes, and beside every token of it a wrong one."""
 
     def script(seq: Sequence, budget: int) -> Draft:

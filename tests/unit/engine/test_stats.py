@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.core import EMPTY, Draft, Verdict
-from outrider.engine.stats import Stats, Tally, Times, ends_in_refusal, meaning, total
+from outrider.core.draft import EMPTY, Draft, Verdict
+from outrider.engine.stats import Stats, Tally, Times, ends_in_rejection, meaning, total
 
 VOCAB = 6
 
@@ -121,7 +121,7 @@ def test_acceptance_by_position(history: list[Round]):
 @given(histories)
 def test_a_refusal_is_a_last_node_with_children(history: list[Round]):
     for each in history:
-        assert ends_in_refusal(each.draft, each.verdict) == (False in each.decisions)
+        assert ends_in_rejection(each.draft, each.verdict) == (False in each.decisions)
 
 
 @by_hand

@@ -10,8 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from outrider.core.errors import RequestError
 from outrider.engine.text import TextStream
-from outrider.errors import RequestError
 
 FIXED = {"deadline": None, "derandomize": True}
 FFFD = "\N{REPLACEMENT CHARACTER}"

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from outrider.core import SamplingParams
+from outrider.core.errors import ConfigError, RequestError
+from outrider.core.sampling import SamplingParams
 from outrider.drafters.grammar import Grammar
 from outrider.engine.engine import Engine
 from outrider.engine.request import Request
-from outrider.errors import ConfigError, RequestError
 from outrider.grammar import GrammarSpec, compile_constraint, prepare, read_response_format
 from outrider.grammar import compile as compiling
 from outrider.grammar.spec import MAX_CHARS, MAX_CHOICES
-from outrider.testing import ByteTokenizer, ToyTarget
+from outrider.testing.toy import ByteTokenizer, ToyRunner
 from outrider.verify.base import make_verifier
 
 BYTES = ByteTokenizer()
@@ -27,7 +27,7 @@ LONGEST = 20.0
 
 def run(spec: GrammarSpec, max_tokens: int = 12) -> list[tuple[str | None, str, str]]:
     """The evil request between two innocent ones: (finish, error, text) of each."""
-    tried = Engine(ToyTarget(257), Grammar(8), make_verifier("seeded"), BYTES, eos_ids=BYTES.eos_ids)
+    tried = Engine(ToyRunner(257), Grammar(8), make_verifier("seeded"), BYTES, eos_ids=BYTES.eos_ids)
     params = SamplingParams(max_tokens=max_tokens, temperature=1.0, seed=3)
     plain = Request(prompt=(1, 2), params=params)
     ids = [

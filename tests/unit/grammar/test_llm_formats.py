@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from outrider.api import LLM
-from outrider.core import SamplingParams, Token
-from outrider.errors import RequestError
+from outrider.core.errors import RequestError
+from outrider.core.sampling import SamplingParams, Token
 from outrider.grammar import GrammarSpec, compile_constraint
-from outrider.target.load import Loaded
-from outrider.testing import ByteTokenizer, ToyTarget
+from outrider.llm import LLM
+from outrider.loading.load import LoadedModel
+from outrider.testing.toy import ByteTokenizer, ToyRunner
 
 SCHEMA = {
     "type": "object",
@@ -38,7 +38,7 @@ class Bytes(ByteTokenizer):
 
 
 def llm(drafter: str = "suffix") -> LLM:
-    loaded = Loaded("toy", Path("toy"), ToyTarget(257), Bytes(), "float32")  # pyright: ignore[reportArgumentType]
+    loaded = LoadedModel("toy", Path("toy"), ToyRunner(257), Bytes(), "float32")  # pyright: ignore[reportArgumentType]
     return LLM(loaded, drafter=drafter)
 
 

@@ -9,12 +9,12 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from outrider.core import Token
-from outrider.errors import RequestError
+from outrider.core.errors import RequestError
+from outrider.core.sampling import Token
 from outrider.grammar import GrammarSpec, compile_constraint, matcher
 from outrider.grammar.compile import vocabulary_of
 from outrider.models.tokenizer import Tokenizer
-from outrider.testing import ByteTokenizer
+from outrider.testing.toy import ByteTokenizer
 
 BYTES = ByteTokenizer()
 SCHEMA = {

@@ -11,21 +11,21 @@ import jsonschema
 import pytest
 import torch
 
-from outrider.core import SamplingParams, Token
+from outrider.core.errors import RequestError
+from outrider.core.sampling import SamplingParams, Token
 from outrider.drafters.grammar import Grammar
 from outrider.engine.engine import Engine
-from outrider.engine.request import Limits, Request
-from outrider.errors import RequestError
+from outrider.engine.request import EngineLimits, Request
 from outrider.grammar import GrammarSpec, compile_constraint
 from outrider.grammar.spec import MAX_DEPTH
-from outrider.testing import ByteTokenizer, ToyTarget
+from outrider.testing.toy import ByteTokenizer, ToyRunner
 from outrider.verify.base import make_verifier
 
 BYTES = ByteTokenizer()
 SCHEMAS = 1000
 
 
-class Brief(ToyTarget):
+class Brief(ToyRunner):
     """Likes what ends things, so that most texts come to an end, and letters better than other bytes."""
 
     def _make_row(self, tail: tuple[Token, ...]) -> torch.Tensor:
@@ -117,7 +117,7 @@ def test_every_text_that_ends_is_valid(mode: str):
     seeds = range(0, SCHEMAS, 2) if mode == "seeded" else range(1, SCHEMAS, 2)
     target = Brief(257, context=160, cache_tokens=1 << 15)
     verifier = make_verifier(mode)  # pyright: ignore[reportArgumentType]
-    tried = Engine(target, Grammar(16), verifier, BYTES, eos_ids=BYTES.eos_ids, limits=Limits(max_batch=32))
+    tried = Engine(target, Grammar(16), verifier, BYTES, eos_ids=BYTES.eos_ids, limits=EngineLimits(max_batch=32))
     schemas: dict[int, dict[str, Any]] = {}
     refused = 0
     for seed in seeds:

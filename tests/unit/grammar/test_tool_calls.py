@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 from test_matcher import BPE, BYTES
 
-from outrider.errors import RequestError
+from outrider.core.errors import RequestError
 from outrider.grammar import GrammarSpec, ToolParser, compile_constraint, parse_tool_calls, tool_format
 from outrider.grammar.tools import (
     MAX_TOOLS,

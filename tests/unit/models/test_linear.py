@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.errors import ConfigError
+from outrider.core.errors import ConfigError
 from outrider.models.linear import BLOCK, Int4Linear, Int8Linear, quantize_int4, quantize_int8
 
 

@@ -14,7 +14,7 @@ from tiny_models import DenseAttend, make, save
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from outrider.errors import ConfigError
+from outrider.core.errors import ConfigError
 from outrider.models.decoder import Decoder
 from outrider.models.load import load_decoder
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer
 
-from outrider.errors import ConfigError, RequestError
+from outrider.core.errors import ConfigError, RequestError
 from outrider.models import chat as chat_module
 from outrider.models.tokenizer import Tokenizer, check_same_vocabulary
 

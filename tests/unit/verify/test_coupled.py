@@ -9,12 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.core import Draft, SamplingParams, Sequence, Verdict
-from outrider.errors import ConfigError, RequestError
+from outrider.core.draft import Draft, Verdict
+from outrider.core.errors import ConfigError, RequestError
+from outrider.core.sampling import SamplingParams
+from outrider.core.sequence import Sequence
 from outrider.verify.base import VERIFIERS, Mode, make_verifier
 from outrider.verify.coupled import choose, draft_paths, match, noisy_best
-from outrider.verify.law import NOTHING, shape_logits
 from outrider.verify.noise import gumbel
+from outrider.verify.probs import NO_TOKEN, process_logits
 
 VOCAB = 23
 TREE = Draft((4, 9, 1, 4, 6), parents=(-1, -1, 0, 1, 2))
@@ -45,7 +47,7 @@ def rows_of(index: int, drafts: list[Draft]) -> slice:
 def test_choose_is_the_argmax_of_shaped_logits_and_the_noise_of_the_place():
     seqs, drafts, logits = batch()
     for i, (seq, draft, got) in enumerate(zip(seqs, drafts, choose(logits, seqs, drafts), strict=True)):
-        shaped = shape_logits(logits[rows_of(i, drafts)], seq, draft_paths(draft)).double()
+        shaped = process_logits(logits[rows_of(i, drafts)], seq, draft_paths(draft)).double()
         for row, depth, token in zip(shaped, (0, *draft.depths()), got, strict=True):
             noise = 0 if seq.params.greedy else gumbel(seq.seed, len(seq.tokens) + depth, VOCAB)
             assert token == int((row + noise).argmax())
@@ -75,7 +77,7 @@ def test_match_walks_a_tree_and_ends_with_the_targets_own_token():
     assert match(TREE, [2, 0, 0, 0, 0, 0]) == Verdict((2,), ())
     assert match(Draft(), [5]) == Verdict((5,), ())
     assert match(Draft((5, 5)), [5, 5, 6]) == Verdict((5, 5, 6), (0, 1))
-    assert match(Draft((NOTHING,)), [NOTHING, 3]).path == ()
+    assert match(Draft((NO_TOKEN,)), [NO_TOKEN, 3]).path == ()
 
 
 def test_draft_paths():

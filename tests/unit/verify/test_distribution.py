@@ -8,11 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.core import Draft, SamplingParams, Sequence, Verdict
+from outrider.core.draft import Draft, Verdict
+from outrider.core.sampling import SamplingParams
+from outrider.core.sequence import Sequence
 from outrider.verify.base import Rule, make_verifier
-from outrider.verify.chain import acceptance, block_law, residual, stated_laws
+from outrider.verify.chain import acceptance, block_weights, residual, stated_probs
 from outrider.verify.dice import RoundDice
-from outrider.verify.law import NOTHING
+from outrider.verify.probs import NO_TOKEN
 from outrider.verify.propose import draft_token, draft_top
 from outrider.verify.tree import after_refusal, remaining
 
@@ -37,7 +39,7 @@ def test_acceptance_and_residual_by_hand():
 def test_block_law_by_hand():
     """The published formulas, worked for two tokens."""
     p, q = torch.stack([P, P, P]), torch.stack([Q, Q])
-    weights, stands = block_law([2, 0], p, q)
+    weights, stands = block_weights([2, 0], p, q)
     assert weights == pytest.approx([1.0, 0.4, 1.0])  # 0.2 / 0.5, then 0.4 * 0.5 / 0.2
     excess = max(0, 0.4 * 0.5 - 0.2) + max(0, 0.4 * 0.3 - 0.2) + max(0, 0.4 * 0.2 - 0.5)
     assert stands[1:] == pytest.approx([excess / (excess + 0.6), 1.0])
@@ -50,9 +52,9 @@ def test_what_is_left_after_refusals():
 
 
 def test_stated_laws():
-    assert stated_laws(Draft((2, 9)), P[None]).tolist() == [[0, 0, 1, 0], [0, 0, 0, 0]]  # 9 is no token here
+    assert stated_probs(Draft((2, 9)), P[None]).tolist() == [[0, 0, 1, 0], [0, 0, 0, 0]]  # 9 is no token here
     broken = Draft((1, 0), probs=torch.tensor([[math.nan, 2.0, -1.0], [math.inf, 1.0, 3.0]]))
-    assert stated_laws(broken, P[None]).tolist() == [[0, 1, 0, 0], [0, 0.25, 0.75, 0]]
+    assert stated_probs(broken, P[None]).tolist() == [[0, 1, 0, 0], [0, 0.25, 0.75, 0]]
 
 
 def test_the_dice_repeat_for_a_seed_and_differ_between_rounds():
@@ -70,8 +72,8 @@ def test_the_dice_never_draw_what_has_no_weight():
     weights = torch.tensor([0.0, 0.0, 1e-300, 0.0, 3e-300, 0.0], dtype=torch.float64)
     dice = RoundDice(seq())
     assert {dice.draw(weights) for _ in range(200)} == {2, 4}
-    assert dice.draw(torch.zeros(3)) == NOTHING
-    assert dice.draw(torch.full((3,), math.nan)) == NOTHING
+    assert dice.draw(torch.zeros(3)) == NO_TOKEN
+    assert dice.draw(torch.full((3,), math.nan)) == NO_TOKEN
     assert not any(dice.chance(0.0) for _ in range(200))
     assert all(dice.chance(1.0) for _ in range(200))
 

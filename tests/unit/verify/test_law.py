@@ -21,8 +21,9 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from outrider.core import SamplingParams, Sequence, Token
-from outrider.verify.law import explain, law, shape_logits, temper, token_logprobs
+from outrider.core.sampling import SamplingParams, Token
+from outrider.core.sequence import Sequence
+from outrider.verify.probs import apply_temperature, explain, law, process_logits, token_logprobs
 
 Options = dict[str, Any]
 
@@ -73,7 +74,7 @@ WARPERS = {
 def test_the_law_is_transformers_row_by_row(temperature: float, options: Options, warpers: list[Any]):
     for seed in range(5):
         raw, seq = logits(seed=seed), sequence(temperature=temperature, **options)
-        got = law(shape_logits(raw, seq, PATHS))
+        got = law(process_logits(raw, seq, PATHS))
         first = [w for w in warpers if isinstance(w, RepetitionPenaltyLogitsProcessor)]
         after = [w for w in warpers if w not in first]
         for row, path, ours in zip(raw, PATHS, got, strict=True):
@@ -97,7 +98,7 @@ def test_a_large_vocabulary_is_sorted_only_where_its_head_does_not_suffice(
     raw = logits(2, 5000) * spread / 3
     seq = sequence(temperature=1.0, **options)
     with Calls("sort") as calls:
-        got = law(shape_logits(raw, seq, [(), ()]))
+        got = law(process_logits(raw, seq, [(), ()]))
     assert calls.count == sorts
     for row, ours in zip(raw, got, strict=True):
         theirs = transformers_law(row, seq, (), warper)
@@ -120,14 +121,14 @@ class Calls(TorchFunctionMode):
 def test_top_p_is_the_smallest_set_that_reaches_p():
     raw = torch.tensor([[0.5, 0.3, 0.15, 0.05]], dtype=torch.float64).log()
     for p, kept in ((0.4, 1), (0.5, 1), (0.51, 2), (0.8, 2), (0.81, 3), (0.96, 4)):
-        shaped = shape_logits(raw, sequence(temperature=1.0, top_p=p - 1e-12), [()])
+        shaped = process_logits(raw, sequence(temperature=1.0, top_p=p - 1e-12), [()])
         assert int(shaped.isfinite().sum()) == kept
 
 
 def test_tokens_that_tie_with_the_last_one_kept_are_kept():
     raw = torch.tensor([[2.0, 1.0, 1.0, 1.0, 0.0, -50.0]])
     for options in ({"top_k": 2}, {"top_p": 0.6}):
-        shaped = shape_logits(raw, sequence(temperature=1.0, **options), [()])
+        shaped = process_logits(raw, sequence(temperature=1.0, **options), [()])
         assert shaped.isfinite().tolist() == [[True, True, True, True, False, False]]
 
 
@@ -154,11 +155,11 @@ OPTIONS = {
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
 def test_a_row_after_a_path_is_shaped_as_if_the_path_were_text(options: Options):
     raw = logits()
-    together = shape_logits(raw, sequence(**options), PATHS)
+    together = process_logits(raw, sequence(**options), PATHS)
     for r, path in enumerate(PATHS):
-        alone = shape_logits(raw[r : r + 1], sequence(OUTPUT + list(path), **options), [()])
+        alone = process_logits(raw[r : r + 1], sequence(OUTPUT + list(path), **options), [()])
         assert torch.equal(together[r], alone[0])
-    assert not torch.equal(together, shape_logits(raw, sequence(**options), [()] * len(PATHS)))
+    assert not torch.equal(together, process_logits(raw, sequence(**options), [()] * len(PATHS)))
 
 
 def test_penalties_by_hand():
@@ -166,7 +167,7 @@ def test_penalties_by_hand():
     raw = torch.full((1, VOCAB), 2.0)
     raw[0, 31] = -2.0
     options = {"repetition_penalty": 2.0, "frequency_penalty": 0.25, "presence_penalty": 0.5}
-    row = shape_logits(raw, sequence(**options), [(11, 40, 11)])[0]
+    row = process_logits(raw, sequence(**options), [(11, 40, 11)])[0]
     wanted = {0: 2.0, 5: 1.0, 31: -4.0, 2: 1.0 - 0.75, 40: 1.0 - 1.0, 11: 1.0 - 1.0, 9: 1.0 - 0.75}
     for token, value in wanted.items():
         assert float(row[token]) == pytest.approx(value), token
@@ -183,9 +184,9 @@ def test_bias_comes_before_penalties_and_masks_come_last():
     seq = sequence(
         logit_bias={9: 4.0}, repetition_penalty=2.0, logits_processors=(insist,), allowed_token_ids=(8, 9, 10, 0)
     )
-    assert shape_logits(raw, seq, [()])[0].isfinite().nonzero().flatten().tolist() == [0, 8, 9, 10]
+    assert process_logits(raw, seq, [()])[0].isfinite().nonzero().flatten().tolist() == [0, 8, 9, 10]
     banned = sequence(banned_token_ids=(1, 2), min_tokens=4)
-    rows = shape_logits(logits(2), banned, [(), (7,)])  # three tokens so far: only the first row is early
+    rows = process_logits(logits(2), banned, [(), (7,)])  # three tokens so far: only the first row is early
     assert (rows == -math.inf).nonzero().tolist() == [[0, 0], [0, 1], [0, 2], [0, 3], [1, 1], [1, 2]]
 
 
@@ -196,7 +197,7 @@ def test_ids_beyond_the_vocabulary_are_no_ones_business():
     seq = sequence([95, 2], repetition_penalty=1.2, min_tokens=9, **options)
     seq.stop_ids = frozenset({77})
     same = sequence([2], repetition_penalty=1.2, temperature=1.0, frequency_penalty=1.0)
-    assert torch.equal(shape_logits(raw, seq, [(), (80,)]), shape_logits(raw, same, [(), ()]))
+    assert torch.equal(process_logits(raw, seq, [(), (80,)]), process_logits(raw, same, [(), ()]))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
@@ -206,7 +207,7 @@ def test_ids_beyond_the_vocabulary_are_no_ones_business():
 def test_shaping_returns_a_new_tensor_of_float32_or_finer(dtype: torch.dtype, options: Options):
     raw = logits().to(dtype)
     kept = raw.clone()
-    shaped = shape_logits(raw, sequence(**options), PATHS)
+    shaped = process_logits(raw, sequence(**options), PATHS)
     shaped.fill_(0)
     assert torch.equal(raw, kept)
     assert shaped.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
@@ -215,14 +216,14 @@ def test_shaping_returns_a_new_tensor_of_float32_or_finer(dtype: torch.dtype, op
 @pytest.mark.parametrize("temperature", [1e-320, 1e-30, 1e-6, 1e-3])
 def test_the_coldest_temperature_is_greedy(temperature: float):
     raw = logits() * 1000
-    cold = law(shape_logits(raw, sequence(temperature=temperature), PATHS))
+    cold = law(process_logits(raw, sequence(temperature=temperature), PATHS))
     assert torch.equal(cold, law(raw, greedy=True))
 
 
 def test_greedy_ignores_temperature_and_truncation_and_takes_the_lowest_id_among_equals():
     raw = torch.zeros(1, 5000)
     raw[0, [4000, 77, 1500]] = 1.0
-    shaped = shape_logits(raw, sequence(top_k=1, top_p=0.1), [()])
+    shaped = process_logits(raw, sequence(top_k=1, top_p=0.1), [()])
     assert torch.equal(shaped, raw)
     assert law(shaped, greedy=True).nonzero().tolist() == [[0, 77]]
 
@@ -239,7 +240,7 @@ def test_law_is_float64_softmax():
 
 def test_temper_takes_a_temperature_for_each_row():
     raw = logits(2)
-    for row, temperature, got in zip(raw, (0.5, 2.0), temper(raw, [0.5, 2.0]), strict=True):
+    for row, temperature, got in zip(raw, (0.5, 2.0), apply_temperature(raw, [0.5, 2.0]), strict=True):
         torch.testing.assert_close(got, (row - row.max()) / temperature)
 
 
@@ -248,9 +249,9 @@ def test_a_row_that_leaves_nothing_is_nan_and_alone():
     raw[1, 5] = math.nan
     for options in ({"temperature": 1.0, "top_p": 0.9, "typical_p": 0.9, "top_k": 9, "min_p": 0.1}, {}):
         seq = sequence(**options)
-        got = law(shape_logits(raw, seq, [()] * 3), greedy=seq.params.greedy)
+        got = law(process_logits(raw, seq, [()] * 3), greedy=seq.params.greedy)
         assert got.isnan().all(-1).tolist() == [False, True, False]
-        good = law(shape_logits(raw[[0, 2]], seq, [()] * 2), greedy=seq.params.greedy)
+        good = law(process_logits(raw[[0, 2]], seq, [()] * 2), greedy=seq.params.greedy)
         assert torch.equal(got[[0, 2]], good)
 
 
@@ -278,7 +279,7 @@ def test_a_processor_may_insist_with_infinity():
 
     for options in ({}, {"temperature": 1.0}):
         seq = sequence(logits_processors=(force,), **options)
-        got = law(shape_logits(logits(1), seq, [()]), greedy=seq.params.greedy)
+        got = law(process_logits(logits(1), seq, [()]), greedy=seq.params.greedy)
         assert got[0, 12] == 1.0
 
 

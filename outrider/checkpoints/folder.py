@@ -1,0 +1,142 @@
+"""What makes a folder a model that can be loaded safely, and which such folders are here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from outrider.checkpoints.storage import models_folder
+from outrider.core.errors import ConfigError
+
+INDEX = "model.safetensors.index.json"
+SOURCE_BITS = "outrider.source_bits"
+"""Metadata key of our own safetensors files: a 4-bit checkpoint, written out, can be packed again without loss."""
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+NO_PICKLES = (
+    "pickle files can run code and are never read; load the model with Transformers once and save it with "
+    "`model.save_pretrained(FOLDER)`, which writes safetensors"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """One model that is here, ready to be named to `resolve`."""
+
+    name: str
+    path: Path
+    size: int
+    """In bytes, on disk."""
+    architecture: str
+    parameters: int
+
+
+def check_folder(folder: Path) -> Path:
+    """The same folder, checked to hold a model that can be loaded safely. ConfigError where it does not."""
+    if not (folder / "config.json").is_file():
+        adapter = (folder / "adapter_config.json").is_file()
+        hint = "an adapter must be merged into its base model first" if adapter else "name the folder that holds it"
+        raise ConfigError(f"{folder} has no config.json, so it is not a model folder; {hint}")
+    files = weight_files(folder)
+    if not files:
+        pickled = any(next(folder.glob(pattern), None) for pattern in PICKLES)
+        hint = NO_PICKLES if pickled else "the weights are missing; download or save the model again"
+        raise ConfigError(f"{folder} has no .safetensors file: {hint}")
+    return folder
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The weight files of a model: those its index names, or all there are.
+
+    ConfigError where the index is broken, or a file is missing or lies outside the folder.
+    """
+    index = folder / INDEX
+    found = _indexed(index) if index.is_file() else [file.name for file in folder.glob("*.safetensors")]
+    return [_inside(folder, name) for name in sorted(found)]
+
+
+def source_bits(folder: Path) -> int:
+    """How many bits most weights had before they were written out as floats; 0 where nothing says so."""
+    from safetensors import safe_open
+
+    for file in weight_files(folder)[:1]:
+        with safe_open(file, "pt") as tensors:
+            said = (tensors.metadata() or {}).get(SOURCE_BITS, "")
+            return int(said) if said.isdecimal() else 0
+    return 0
+
+
+def _indexed(index: Path) -> list[str]:
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{index} is not a sound index of weights ({error!r}); download or save the model again"
+        ) from error
+    for name in names:
+        # One plain name: no folder, no drive, no way up.
+        if not isinstance(name, str) or Path(name).name != name or "\\" in name or not name.endswith(".safetensors"):
+            raise ConfigError(f"{index} names {name!r}; a weight file lies beside the index and ends in .safetensors")
+    return list(names)
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """A weight file, checked to exist and not to be a link out of the folder."""
+    file, own = folder / name, folder.resolve()
+    if not file.is_file():
+        raise ConfigError(f"{file} is not there; download or save the model again")
+    allowed = {own}
+    if own.parent.name == "snapshots":  # a Hugging Face cache links from there to its blobs
+        allowed.add(own.parent.parent / "blobs")
+    if file.resolve().parent not in allowed:
+        raise ConfigError(
+            f"{file} is a link to {file.resolve()}, outside the model's folder; put the file itself there"
+        )
+    return file
+
+
+def installed() -> list[Installed]:
+    """The models that are here, sorted: Outrider's own and the Hugging Face cache's. Broken ones are left out."""
+    found: list[Installed] = []
+    for name, folder in [*_own(), *_from_hub()]:
+        try:
+            found.append(_described(name, check_folder(folder)))
+        except (ConfigError, OSError, ValueError):
+            continue
+    return sorted(found, key=lambda model: model.name)
+
+
+def _own() -> Iterator[tuple[str, Path]]:
+    folder = models_folder()
+    for child in folder.iterdir() if folder.is_dir() else ():
+        if child.is_dir() and not child.name.startswith("."):
+            yield child.name, child
+
+
+def _from_hub() -> Iterator[tuple[str, Path]]:
+    from huggingface_hub import constants
+
+    for snapshot in Path(constants.HF_HUB_CACHE).glob("models--*--*/snapshots/*"):
+        repo = snapshot.parent.parent.name.removeprefix("models--").replace("--", "/")
+        yield f"{repo}@{snapshot.name}", snapshot
+
+
+def _described(name: str, folder: Path) -> Installed:
+    from safetensors import SafetensorError, safe_open
+
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if not isinstance(config, dict):
+        raise ConfigError(f"{folder / 'config.json'} is not a JSON object")
+    parameters = 0
+    for file in weight_files(folder):
+        try:
+            with safe_open(file, "np") as weights:
+                names = list(weights.keys())
+                parameters += sum(prod(weights.get_slice(name).get_shape()) for name in names)
+        except SafetensorError as error:
+            raise ConfigError(f"{file} is not a sound safetensors file: {error}") from error
+    size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+    architectures = config.get("architectures") or [config.get("model_type", "unknown")]
+    return Installed(name, folder, size, str(architectures[0]), parameters)

@@ -1,0 +1,77 @@
+"""Typed access to a GGUF file's metadata, and the errors that say what is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isfinite
+from typing import Any
+
+import numpy as np
+
+from outrider.checkpoints.gguf.header import Value
+from outrider.core.errors import ConfigError
+
+
+class Metadata:
+    """Typed access to a file's metadata. ConfigError where a key is missing or of the wrong kind."""
+
+    def __init__(self, values: Mapping[str, Value], where: str) -> None:
+        self.values, self.where = values, where
+
+    def fail(self, why: str) -> ConfigError:
+        return ConfigError(f"{self.where}: {why}")
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        value = self.values.get(key, default)
+        if isinstance(value, list) and value and all(v == value[0] for v in value):
+            value = value[0]  # one number for each layer, all alike
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31:
+            raise self.fail(f"{key} should be one whole number, found {self._shown(key)}")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.values.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value):
+            raise self.fail(f"{key} should be a number, found {self._shown(key)}")
+        return shortest(value)
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self.values.get(key, default)
+        if not isinstance(value, str):
+            raise self.fail(f"{key} should be a string, found {self._shown(key)}")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.values.get(key, default)
+        if not isinstance(value, bool):
+            raise self.fail(f"{key} should be true or false, found {self._shown(key)}")
+        return value
+
+    def texts(self, key: str) -> list[str]:
+        return self._items(key, str, "strings")
+
+    def numbers(self, key: str) -> list[float]:
+        return self._items(key, (int, float), "numbers")
+
+    def _items(self, key: str, kind: type | tuple[type, ...], said: str) -> list[Any]:
+        value = self.values.get(key)
+        # every list in a file is of one kind, so its first item speaks for all
+        if not isinstance(value, list) or (value and not isinstance(value[0], kind)):
+            raise self.fail(f"{key} should be a list of {said}, found {self._shown(key)}")
+        return value
+
+    def token(self, name: str, size: int) -> int | None:
+        """The id of a special token (`bos`, `eos`, ...), or None where the file names none it has."""
+        key = f"tokenizer.ggml.{name}_token_id"
+        if key not in self.values:
+            return None
+        token = self.values[key]
+        return token if isinstance(token, int) and 0 <= token < size else None
+
+    def _shown(self, key: str) -> str:
+        return f"{self.values[key]!r:.60}" if key in self.values else "nothing"
+
+
+def shortest(value: float) -> float:
+    """The shortest decimal that is the same float32, since the file stores 1e-5 as 9.999999747378752e-06."""
+    return float(str(np.float32(value)))

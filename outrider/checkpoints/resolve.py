@@ -1,0 +1,152 @@
+"""From what a user types to a local model folder: a folder, a GGUF file, `demo`, or a Hugging Face id."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from outrider.checkpoints.demo import pull_demo
+from outrider.checkpoints.folder import NO_PICKLES, Installed, check_folder, installed
+from outrider.checkpoints.gguf import convert
+from outrider.checkpoints.storage import Progress, Silent, home, models_folder, watching
+from outrider.core.errors import ConfigError, FetchError
+
+__all__ = ["Installed", "Progress", "check_folder", "home", "installed", "resolve"]
+
+# From a hub: data of known formats, from the top folder only. Nothing that is code or pickle.
+WANTED = ["*.safetensors", "*.json", "tokenizer.model", "*.jinja", "*.txt"]
+UNWANTED = ["*/*", "consolidated*"]  # `consolidated` is a second copy of the weights in Mistral's own layout
+CONVERTER = 1  # part of a converted GGUF file's key: raise it when the same file would come out differently
+
+
+def resolve(path_or_id: str, *, revision: str | None = None, progress: Progress | None = None) -> Path:
+    """The local folder of a model, fetched or converted first where need be.
+
+    Takes `demo`, a folder, a .gguf file, a name that `installed` gives, or a Hugging Face
+    id: `org/name` or `org/name@revision`. ConfigError or FetchError where there is no such model.
+    """
+    if path_or_id == "demo":
+        _no_revision(path_or_id, revision)
+        return pull_demo(progress=progress)
+    path = Path(path_or_id).expanduser()
+    if not path.exists() and re.fullmatch(r"\w[\w.-]*", path_or_id):
+        path = models_folder() / path_or_id
+    if path_or_id and path.exists():  # an empty name would be the current folder
+        _no_revision(path_or_id, revision)
+        return check_folder(path) if path.is_dir() else _converted(path, progress)
+    repo, _, named = path_or_id.partition("@")
+    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", repo) or repo.endswith(".gguf"):
+        raise ConfigError(
+            f"there is no file or folder {path_or_id!r}, and it is no Hugging Face id (org/name or org/name@revision); "
+            "`demo` is a small model to try, and `outrider list` shows the models that are here"
+        )
+    if revision is not None and named and named != revision:
+        raise ConfigError(f"{path_or_id} names one revision and {revision!r} is another; give one of them")
+    return check_folder(_fetched(repo, revision or named or "main", progress or Silent()))
+
+
+def _no_revision(name: str, revision: str | None) -> None:
+    if revision is not None:
+        raise ConfigError(f"{name} is not a Hugging Face id and has no revision {revision!r}; leave the revision out")
+
+
+def _converted(file: Path, progress: Progress | None) -> Path:
+    """The folder a GGUF file was converted into, now or before. A file that changed is converted anew."""
+    if file.suffix.lower() != ".gguf":
+        raise ConfigError(f"{file} is a file; a model is a folder with config.json and .safetensors, or a .gguf file")
+    found = file.resolve().stat()
+    key = hashlib.sha256(f"{file.resolve()}|{found.st_size}|{found.st_mtime_ns}|{CONVERTER}".encode()).hexdigest()
+    folder = models_folder() / f"{file.stem}-{key[:12]}"
+    if not folder.is_dir():
+        convert(file, folder, progress)
+    return check_folder(folder)
+
+
+def _fetched(repo: str, revision: str, progress: Progress) -> Path:
+    """A snapshot of a Hugging Face repository: the revision is settled to one commit, then that commit is fetched.
+
+    Where the hub cannot be reached, the commit this revision stood for last time, if it is here.
+    """
+    from huggingface_hub import HfApi, constants, snapshot_download
+    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+
+    note = home() / "refs" / f"{quote(repo, safe='')}@{quote(revision, safe='')}"
+    try:
+        info = HfApi().model_info(repo, revision=revision, files_metadata=True)
+        cache = Path(constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"
+        with watching(cache, f"downloading {repo}", _wanted_bytes(repo, info), progress), _quiet_hub():
+            folder = snapshot_download(repo, revision=info.sha, allow_patterns=WANTED, ignore_patterns=UNWANTED)
+    except GatedRepoError as error:
+        raise FetchError(
+            f"{repo} asks for its terms to be accepted: do so on its page, then run `hf auth login`"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise FetchError(
+            f"Hugging Face has no model {repo}, or it is private; check the spelling, or run `hf auth login`"
+        ) from error
+    except RevisionNotFoundError as error:
+        raise FetchError(f"{repo} has no revision {revision!r}; name a branch, a tag or a commit it has") from error
+    except HFValidationError as error:
+        raise ConfigError(f"{repo} is no Hugging Face id: {error}") from error
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever its network library raises; the set changed between its releases
+        return _remembered(repo, revision, note, error)
+    note.parent.mkdir(parents=True, exist_ok=True)
+    note.write_text(str(info.sha), encoding="utf-8")
+    return Path(str(folder))
+
+
+def _wanted_bytes(repo: str, info: Any) -> int:
+    """How much there is to fetch. ConfigError where the repository has nothing that can be loaded."""
+    sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
+    wanted = {
+        name: size
+        for name, size in sizes.items()
+        if any(fnmatch(name, pattern) for pattern in WANTED) and not any(fnmatch(name, pattern) for pattern in UNWANTED)
+    }
+    if "config.json" not in wanted:
+        raise ConfigError(
+            f"{repo} has no config.json, so it is no model for here; GGUF files are read from disk, by path"
+        )
+    if not any(name.endswith(".safetensors") for name in wanted):
+        raise ConfigError(f"{repo} has no .safetensors weights: {NO_PICKLES}")
+    return sum(wanted.values())
+
+
+def _remembered(repo: str, revision: str, note: Path, error: Exception) -> Path:
+    """The snapshot of the commit noted last time, where it is whole; otherwise the FetchError that explains."""
+    from huggingface_hub import snapshot_download
+
+    sha = note.read_text(encoding="utf-8") if note.is_file() else revision
+    try:
+        found = snapshot_download(
+            repo, revision=sha, allow_patterns=WANTED, ignore_patterns=UNWANTED, local_files_only=True
+        )
+    except Exception as missing:
+        raise FetchError(
+            f"{repo} could not be fetched, and is not here yet ({type(error).__name__}: {error}); "
+            "check the network, the proxy and HF_HUB_OFFLINE, or copy the model's folder here and name its path"
+        ) from missing
+    return Path(str(found))
+
+
+@contextmanager
+def _quiet_hub() -> Iterator[None]:
+    """Keep the hub library from drawing bars of its own meanwhile."""
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    if are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()

@@ -1,0 +1,143 @@
+"""Where fetched and converted models live, how one is put there whole, and who is told of progress."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from outrider.core.errors import FetchError
+
+POLL_S = 0.2
+
+
+class Progress(Protocol):
+    """Told how a long step goes, so that a command line can draw it.
+
+    One step at a time and one call at a time, though `advance` may come from another thread.
+    """
+
+    def start(self, label: str, total: int | None) -> None:
+        """A step begins. `total` is in the unit `advance` counts; None: not known."""
+        ...
+
+    def advance(self, amount: int) -> None:
+        """So much more of the step is done."""
+        ...
+
+    def done(self) -> None:
+        """The step ended. Not called for a step that failed."""
+        ...
+
+
+class Silent:
+    """The Progress that says nothing."""
+
+    def start(self, label: str, total: int | None) -> None:
+        pass
+
+    def advance(self, amount: int) -> None:
+        pass
+
+    def done(self) -> None:
+        pass
+
+
+def home() -> Path:
+    """Outrider's own folder: OUTRIDER_HOME, or `outrider` in the platform's cache folder. Not created here."""
+    if named := os.environ.get("OUTRIDER_HOME"):
+        return Path(named).expanduser()
+    if sys.platform == "win32":
+        local = os.environ.get("LOCALAPPDATA")
+        return (Path(local) if local else Path.home() / "AppData" / "Local") / "outrider"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "outrider"
+    xdg = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG rules say to ignore a relative path here.
+    return (Path(xdg) if os.path.isabs(xdg) else Path.home() / ".cache") / "outrider"
+
+
+def models_folder() -> Path:
+    """The folder whose subfolders are Outrider's own models: `demo` and converted GGUF files."""
+    return home() / "models"
+
+
+@contextmanager
+def scratch_beside(folder: Path) -> Iterator[Path]:
+    """An empty hidden folder next to `folder`, on the same disk; removed at the end, whatever happens."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    except OSError as error:
+        raise _unwritable(folder.parent, error) from error
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextmanager
+def whole(folder: Path) -> Iterator[Path]:
+    """A folder to fill, which becomes `folder` in one step when the block ends well.
+
+    Nobody ever sees `folder` half-written. Where another process got there first, its
+    result stands and ours is dropped. An OSError meanwhile becomes a FetchError.
+    """
+    with scratch_beside(folder) as scratch:
+        filling = scratch / folder.name  # made by mkdir, so that it gets the user's usual permissions
+        try:
+            filling.mkdir()
+            yield filling
+            if not folder.is_dir():
+                filling.rename(folder)
+        except OSError as error:
+            if not folder.is_dir():  # otherwise another process was quicker between the two lines above
+                raise _unwritable(folder, error) from error
+
+
+def _unwritable(where: Path, error: OSError) -> FetchError:
+    return FetchError(f"{where} cannot be written ({error}); free some space, or name another folder in OUTRIDER_HOME")
+
+
+def size_on_disk(folder: Path) -> int:
+    """Bytes of the plain files under a folder that may be changing; links are not followed."""
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            found = path.lstat()
+        except OSError:  # gone meanwhile
+            continue
+        total += found.st_size if stat.S_ISREG(found.st_mode) else 0
+    return total
+
+
+@contextmanager
+def watching(folder: Path, label: str, total: int, progress: Progress) -> Iterator[None]:
+    """While the block runs, tell `progress` how many of `total` bytes have arrived under `folder`."""
+    stop, before, told = threading.Event(), size_on_disk(folder), 0
+
+    def watch() -> None:
+        nonlocal told
+        while not stop.wait(POLL_S):
+            now = min(size_on_disk(folder) - before, total)
+            if now > told:
+                progress.advance(now - told)
+                told = now
+
+    progress.start(label, total)
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        watcher.join()
+    progress.advance(total - told)
+    progress.done()

@@ -1,0 +1,106 @@
+"""What is drafted, and what the target made of it. Data only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from outrider.core.sampling import Token
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Tokens guessed to come next: a chain, or a tree. Empty is always a legal guess.
+
+    Node i follows node parents[i]; -1 is the text's last token. Parents come before
+    their children. Without parents, each node follows the one before it. Siblings
+    hold different tokens.
+    """
+
+    tokens: Seq[Token] = ()
+    """They may still be on a device: their number is known, and reading them waits."""
+    parents: tuple[int, ...] | None = None
+    probs: Tensor | None = None
+    """[len(tokens), vocab]: the law each token was drawn from; None: certain of each token.
+
+    In a tree, the law at the node's parent before any sibling was drawn.
+    """
+    source: str = ""
+    """The drafter's registered name."""
+    expected: float = 0.0
+    """How many of these tokens the drafter expects to stand; what `mix` compares."""
+    known: bool = False
+    """Every token is one of the target's: nobody needs to look."""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def is_chain(self) -> bool:
+        return self.parents is None or all(p == i - 1 for i, p in enumerate(self.parents))
+
+    def parent(self, node: int) -> int:
+        return node - 1 if self.parents is None else self.parents[node]
+
+    def path(self, node: int) -> tuple[int, ...]:
+        """The nodes from the first guess down to this one."""
+        nodes: list[int] = []
+        while node >= 0:
+            nodes.append(node)
+            node = self.parent(node)
+        return tuple(reversed(nodes))
+
+    def depths(self) -> tuple[int, ...]:
+        """How far each node lies beyond the text: 1 for a first guess."""
+        if self.parents is None:
+            return tuple(range(1, len(self.tokens) + 1))
+        out: list[int] = []
+        for p in self.parents:
+            out.append(1 if p < 0 else out[p] + 1)
+        return tuple(out)
+
+    def children(self, node: int) -> list[int]:
+        return [i for i in range(node + 1, len(self.tokens)) if self.parent(i) == node]
+
+    def first_nodes(self, count: int) -> Draft:
+        """The draft cut to its first `count` nodes; still a tree, since parents come first."""
+        if count >= len(self.tokens):
+            return self
+        return replace(
+            self,
+            tokens=self.tokens[:count],
+            parents=None if self.parents is None else self.parents[:count],
+            probs=None if self.probs is None else self.probs[:count],
+        )
+
+    def first_chain(self) -> Draft:
+        """The chain of first children: what a target that scores no trees can check."""
+        if self.is_chain:
+            return self
+        nodes: list[int] = []
+        while children := self.children(nodes[-1] if nodes else -1):
+            nodes.append(children[0])
+        return replace(
+            self,
+            tokens=tuple(self.tokens[i] for i in nodes),
+            parents=None,
+            probs=None if self.probs is None else self.probs[list(nodes)],
+        )
+
+
+EMPTY = Draft()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the target made of a draft: the kept tokens, then one of its own."""
+
+    tokens: tuple[Token, ...]
+    path: tuple[int, ...] = ()
+    """The kept nodes of the draft, in order; tokens has one more."""
+
+    @property
+    def accepted(self) -> int:
+        return len(self.path)

@@ -1,0 +1,129 @@
+"""One text being generated, and its part of a pass. Data only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Literal, Protocol, Self
+
+from torch import Tensor
+
+from outrider.core.draft import EMPTY, Draft
+from outrider.core.sampling import MAX_TOKENS, SamplingParams, Token
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+
+
+class Constraint(Protocol):
+    """What one text may say: a grammar, and how far the text has come in it.
+
+    Kept with the sequence, so that a preempted text loses nothing. Asking changes nothing:
+    the same text and path always give the same answer, whatever was asked in between.
+    """
+
+    @property
+    def done(self) -> bool:
+        """The text is complete and nothing may follow it: it ends here, stop token or not."""
+        ...
+
+    @property
+    def problem(self) -> str:
+        """Why the grammar cannot be followed any further; empty where it can."""
+        ...
+
+    def allowed(self, paths: Seq[tuple[Token, ...]], stops: frozenset[Token]) -> Tensor:
+        """bool [len(paths), vocab] on the CPU: the tokens that may follow the text and then each path.
+
+        `stops` end the text: allowed exactly where the grammar can end and could also go on.
+        Where the text is done, and behind a path that breaks the grammar or holds a stop,
+        nothing is allowed: such rows are never reached.
+        """
+        ...
+
+    def advance(self, tokens: Seq[Token]) -> None:
+        """Take in committed text, each token of it allowed; no stop token among them."""
+        ...
+
+    def forced(self) -> tuple[Token, ...]:
+        """The tokens that must come next, a run of them; empty where there is a choice. To draft from."""
+        ...
+
+    def fork(self) -> Self:
+        """A copy that goes its own way from here."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One text in the making: the request, and where it stands. Only the engine changes it."""
+
+    id: int
+    tokens: list[Token]
+    prompt_len: int
+    params: SamplingParams
+    seed: int
+    stop_ids: frozenset[Token] = frozenset()
+    limit: int = MAX_TOKENS
+    """Most tokens in all, prompt included."""
+    prediction: tuple[Token, ...] = ()
+    """Text the caller expects, for the prediction drafter."""
+    max_draft: int | None = None
+    """Most tokens drafted a round for this request; None leaves it to the drafter."""
+    salt: str = ""
+    """Caches are never shared between sequences of different salt."""
+    constraint: Constraint | None = None
+    """What the text may say; None: anything."""
+    cached: int = 0
+    """How many of tokens have keys and values in the target's cache."""
+    round: int = 0
+    finish: FinishReason | None = None
+    stop_reason: Token | str | None = None
+    """The stop id or string that ended the text, where one did."""
+
+    @property
+    def generated(self) -> int:
+        return len(self.tokens) - self.prompt_len
+
+    @property
+    def plain_logits(self) -> bool:
+        """Neither options nor a constraint touch the logits; temperature may."""
+        return self.constraint is None and self.params.plain_logits
+
+    @property
+    def untouched(self) -> bool:
+        """Neither options nor a constraint change logits before temperature."""
+        return self.constraint is None and self.params.untouched
+
+    @property
+    def pending(self) -> int:
+        """Tokens the target has yet to read: 1 while decoding, more while reading the prompt."""
+        return len(self.tokens) - self.cached
+
+    @property
+    def room(self) -> int:
+        """How many more tokens the text may take."""
+        return self.limit - len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One sequence's part of a pass: text to read, then a draft to score.
+
+    `start` tokens are in the cache already. Logits come back for the last text token
+    and for every draft node, in that order; none where `wanted` is False.
+    """
+
+    seq_id: int
+    start: int
+    tokens: tuple[Token, ...]
+    draft: Draft = EMPTY
+    wanted: bool = True
+
+    @property
+    def width(self) -> int:
+        return len(self.tokens) + len(self.draft)
+
+    @property
+    def rows(self) -> int:
+        """How many rows of logits this span asks for."""
+        return 1 + len(self.draft) if self.wanted else 0

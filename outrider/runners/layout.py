@@ -1,0 +1,114 @@
+"""From the spans of a round to one flat pass: ids, positions, slots, and what each row may see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from outrider.core.sequence import Span
+from outrider.kvcache.pages import PagePool
+
+
+@dataclass(slots=True)
+class Part:
+    """One span's rows in the flat pass, and where their keys lie.
+
+    Keys come in text order for every row, whole pages at a time: `keys` is a slice of
+    slots where the pages lie side by side, else slots to gather, [T] for a chain and
+    [R, T] for a tree, where each row has its own way back to the text. Row r sees the
+    first `limits[r]` of them; T is a multiple of the page size whatever the row, which
+    is what makes a row's attention the same bits in any company (see kernels/attention.py).
+    """
+
+    rows: slice
+    keys: slice | Tensor
+    limits: Tensor  # [R]
+    length: int  # T
+    masks: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
+
+    def mask(self, window: int, dtype: torch.dtype) -> Tensor:
+        """[R, T]: 0 where a row may look, -inf elsewhere; window 0 looks all the way back."""
+        if window not in self.masks:
+            place = torch.arange(self.length, device=self.limits.device)
+            seen = place < self.limits[:, None]
+            if window:
+                seen &= place >= self.limits[:, None] - window
+            self.masks[window] = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(
+                ~seen, float("-inf")
+            )
+        return self.masks[window]
+
+
+@dataclass(slots=True)
+class Layout:
+    """A whole pass. N rows in all; logits are wanted at M of them."""
+
+    ids: Tensor  # [N]
+    positions: Tensor  # [N]
+    slots: Tensor  # [N] where each row's key and value are written
+    wanted: Tensor  # [M] rows
+    rows: list[slice]
+    """Each span's own rows."""
+
+
+def lay_out(spans: Seq[Span], pool: PagePool, device: torch.device) -> Layout:
+    """Lay the spans one after another. Draft node i is written behind the text, at its place in the draft."""
+    ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    wanted: list[int] = []
+    rows: list[slice] = []
+    size = pool.size
+    for span in spans:
+        first, table = len(ids), pool.table(span.seq_id)
+        end = span.start + len(span.tokens)
+        depths = span.draft.depths()
+        ids += span.tokens
+        ids += span.draft.tokens
+        positions += range(span.start, end)
+        positions += [end - 1 + depth for depth in depths]
+        slots += [table[p // size] * size + p % size for p in range(span.start, end + len(span.draft))]
+        wanted += range(len(ids) - span.rows, len(ids))
+        rows.append(slice(first, len(ids)))
+
+    def tensor(values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.long).to(device, non_blocking=True)
+
+    return Layout(tensor(ids), tensor(positions), tensor(slots), tensor(wanted), rows)
+
+
+def look_back(spans: Seq[Span], layout: Layout, pool: PagePool, device: torch.device) -> list[Part]:
+    """What each span's rows may see, spelled out for the reference attention."""
+    return [_part(span, rows, pool, device) for span, rows in zip(spans, layout.rows, strict=True)]
+
+
+def _part(span: Span, rows: slice, pool: PagePool, device: torch.device) -> Part:
+    table, size, end = pool.table(span.seq_id), pool.size, span.start + len(span.tokens)
+    positions = [*range(span.start, end), *(end - 1 + depth for depth in span.draft.depths())]
+    pages = -(-(max(positions) + 1) // size)
+    limits = torch.tensor(positions, dtype=torch.long, device=device) + 1
+    if not span.draft.is_chain:
+        return Part(rows, torch.tensor(_ways_back(span, pages, pool), device=device), limits, pages * size)
+    table = table[:pages]
+    if all(b - a == 1 for a, b in pairwise(table)):
+        return Part(rows, slice(table[0] * size, (table[-1] + 1) * size), limits, pages * size)
+    starts = torch.tensor(table, dtype=torch.long, device=device) * size
+    keys = (starts[:, None] + torch.arange(size, device=device)).flatten()
+    return Part(rows, keys, limits, pages * size)
+
+
+def _ways_back(span: Span, pages: int, pool: PagePool) -> list[list[int]]:
+    """For each row of a tree, the slots of its text and ancestors in text order, then padding."""
+    table, size = pool.table(span.seq_id), pool.size
+    end = span.start + len(span.tokens)
+    slots = [page * size + i for page in table for i in range(size)]
+    text = slots[: pages * size]
+    ways = [text for _ in span.tokens]
+    for node in range(len(span.draft)):
+        way = slots[:end] + [slots[end + n] for n in span.draft.path(node)]
+        ways.append(way + slots[len(way) : pages * size])
+    return ways

@@ -1,0 +1,379 @@
+"""A target and a draft of a real model's shape with random weights: time is real, text is not.
+
+The target's layers beyond the draft's add only `epsilon` of themselves to the stream, so the two
+models agree as often as `epsilon` lets them. Made for measuring speed where no weights can be had.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import tokenizers
+import torch
+from torch import Tensor
+
+from outrider.core.draft import Draft
+from outrider.core.errors import ConfigError
+from outrider.core.sequence import Span
+from outrider.models.config import DecoderConfig
+from outrider.models.decoder import Decoder, Layer, Norm, Weights
+from outrider.models.families import FAMILIES, understand
+from outrider.models.fields import NotOurs
+from outrider.models.linear import Linear
+from outrider.models.tokenizer import Tokenizer
+from outrider.runners.native import NativeRunner
+
+ModelShape = str | Mapping[str, Any]
+"""A name in SHAPES, or what a config.json holds."""
+
+_LLAMA_3: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 128_256,
+    "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500_000.0,
+}
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama-8b": _LLAMA_3
+    | {"hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32}
+    | {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128},
+    "llama-1b": _LLAMA_3
+    | {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "tie_word_embeddings": True}
+    | {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64},
+    "smollm2-135m": _LLAMA_3
+    | {"vocab_size": 49_152, "max_position_embeddings": 8192, "rope_theta": 100_000.0, "tie_word_embeddings": True}
+    | {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30}
+    | {"num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64},
+    "qwen-1.5b": {"model_type": "qwen2", "vocab_size": 151_936, "max_position_embeddings": 32_768}
+    | {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "rms_norm_eps": 1e-6}
+    | {"num_attention_heads": 12, "num_key_value_heads": 2, "rope_theta": 1e6, "tie_word_embeddings": True},
+    "tiny": _LLAMA_3
+    | {"vocab_size": 512, "max_position_embeddings": 4096, "rope_theta": 10_000.0}
+    | {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4}
+    | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16},
+}
+EOS = 256
+"""End of text: the first id after the bytes."""
+NO_TOKEN = 2.0**-60
+"""epsilon for full agreement: what is added is lost in rounding, yet weights stay random numbers, not zeros."""
+GAIN = 2.0
+"""Spread of the logits. With tied tables, more than about 3 would repeat one token for ever."""
+TRIALS = 128  # vocabularies drawn to find which correlation gives an agreement
+
+
+@dataclass(frozen=True, slots=True)
+class SyntheticPair:
+    """Two decoders that share embedding, first layers, final norm and head: the same tensors, no copies."""
+
+    target: Decoder
+    draft: Decoder
+    tokenizer: Tokenizer
+    config_json: Mapping[str, Any]
+    """The target's, as a config.json would say it; the draft's differs in num_hidden_layers."""
+    epsilon: float
+
+    def save(self, folder: Path) -> tuple[Path, Path]:
+        """Write both as Hugging Face folders, `target` and `draft`; returns their paths."""
+        paths = folder / "target", folder / "draft"
+        for path, decoder in zip(paths, (self.target, self.draft), strict=True):
+            save_decoder(decoder, self.config_of(decoder), path)
+        return paths
+
+    def config_of(self, decoder: Decoder) -> dict[str, Any]:
+        """What config.json says of one of the two."""
+        return dict(self.config_json) | {"num_hidden_layers": len(decoder.config.layers)}
+
+
+def synthetic_pair(
+    shape: ModelShape,
+    layers: int = 2,
+    agreement: float = 1.0,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    seed: int = 0,
+    frequent: int = 0,
+    coverage: float = 0.98,
+) -> SyntheticPair:
+    """A target of this shape with random weights, and a draft made of its first `layers` layers.
+
+    agreement: how often the draft's best token should be the target's, above 0 and at most 1.
+    At 1 it always is; below, it is aimed at by `epsilon_for` and met roughly: `measured_agreement`
+    says how nearly. dtype None is float32 on the CPU and bfloat16 elsewhere. Weights are drawn on
+    the device. frequent: see `rare_words`; 0 says every token alike.
+    """
+    device = torch.device(device)
+    if dtype is None:
+        dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    config_json = _config_json(shape, dtype)
+    config = _understood(config_json)
+    if not 1 <= layers < len(config.layers):
+        raise ConfigError(f"layers must be 1 to {len(config.layers) - 1}, fewer than the target's; got {layers}")
+    epsilon = epsilon_for(agreement, config, layers, device)
+    weights = _Dice(config, device, dtype, seed).weights([1.0] * layers + [epsilon] * (len(config.layers) - layers))
+    if frequent:
+        cast(Linear, weights.head).weight[frequent:] *= shrinking(frequent, config.vocab_size, coverage)
+    shared = Weights(weights.embedding, weights.layers[:layers], weights.norm, weights.head)
+    small = _understood(config_json | {"num_hidden_layers": layers})
+    tokenizer = byte_tokenizer(config.vocab_size)
+    return SyntheticPair(
+        Decoder(config, weights, dtype), Decoder(small, shared, dtype), tokenizer, config_json, epsilon
+    )
+
+
+def epsilon_for(agreement: float, config: DecoderConfig, layers: int, device: torch.device | str = "cpu") -> float:
+    """How much of themselves the later layers may add for the draft's best token to be the target's this often.
+
+    Each layer adds about as much to the stream as any other, in a direction of its own. So with n
+    layers drafted and m beyond, draft and target logits correlate by c = 1 / sqrt(1 + epsilon^2 m / n).
+    c is found by drawing pairs of normal logits and counting equal argmaxes.
+    """
+    if not 0 < agreement <= 1:
+        raise ConfigError(f"agreement must be above 0 and at most 1, got {agreement}")
+    if agreement == 1:
+        return NO_TOKEN
+    generator = torch.Generator(device).manual_seed(1)
+    ours, other = (torch.randn(TRIALS, config.vocab_size, generator=generator, device=device) for _ in range(2))
+    best = ours.argmax(-1)
+    low, high = 0.0, 1.0
+    for _ in range(12):
+        middle = (low + high) / 2
+        met = float((ours * middle + other * math.sqrt(1 - middle**2)).argmax(-1).eq(best).float().mean())
+        low, high = (middle, high) if met < agreement else (low, middle)
+    correlation = (low + high) / 2
+    return math.sqrt(1 / correlation**2 - 1) * math.sqrt(layers / (len(config.layers) - layers))
+
+
+@contextmanager
+def rare_words(pair: SyntheticPair, frequent: int, coverage: float = 0.98) -> Iterator[None]:
+    """Meanwhile, ids from `frequent` on are the best in only 1 - coverage of all places, in both models.
+
+    A model of real text, where most of the vocabulary is hardly ever said: for measuring a draft's
+    narrow head (`vocab`). It knows two kinds of tokens only. The pair's head is changed in place.
+    """
+    rare = cast(Linear, pair.target.weights.head).weight[frequent:]
+    before = rare.clone()
+    rare *= shrinking(frequent, pair.target.config.vocab_size, coverage)
+    try:
+        yield
+    finally:
+        rare.copy_(before)
+
+
+def shrinking(frequent: int, vocab_size: int, coverage: float) -> float:
+    """What the logits from `frequent` on are multiplied by for the best to lie below this often; 1 if there are none.
+
+    Logits by random rows are independent and normal. Where u is uniform, the best of n is the point x
+    below which one of them lies with chance u^(1/n); the m others, shrunk by s, all lie below it with
+    chance Phi(x / s)^m.
+    """
+    rare = vocab_size - frequent
+    if rare <= 0:
+        return 1.0
+    if frequent < 1 or not frequent / vocab_size <= coverage < 1:
+        raise ConfigError(
+            f"coverage must be at least frequent / vocabulary ({frequent} / {vocab_size}) and below 1, got {coverage}"
+        )
+    u = (torch.arange(TRIALS**2, dtype=torch.float64) + 0.5) / TRIALS**2
+    best = torch.special.ndtri(u ** (1 / frequent))
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        met = float((rare * torch.special.log_ndtr(best / middle)).exp().mean())
+        low, high = (middle, high) if met > coverage else (low, middle)
+    return (low + high) / 2
+
+
+@torch.inference_mode()
+def measured_agreement(pair: SyntheticPair, *, texts: int = 4, length: int = 96, seed: int = 0) -> float:
+    """The share of positions in random texts at which the draft's best token is the target's."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (texts, length)
+    ids = torch.randint(EOS + 1, pair.target.config.vocab_size, shape, generator=generator).tolist()
+    best: list[Tensor] = []
+    for decoder in (pair.target, pair.draft):
+        target = NativeRunner(decoder, texts * (length + 16), context=length)
+        spans = [Span(i, 0, (text[0],), Draft(tuple(text[1:]))) for i, text in enumerate(ids)]
+        for span, text in zip(spans, ids, strict=True):
+            target.pool.open(span.seq_id, text, str(span.seq_id))
+            target.pool.reserve(span.seq_id, length)
+        best.append(target.score(spans).argmax(-1))
+    return float((best[0] == best[1]).float().mean())
+
+
+def byte_tokenizer(vocab_size: int) -> Tokenizer:
+    """One token a byte, an end-of-text token, and a made-up word for every further id."""
+    if vocab_size <= EOS:
+        raise ConfigError(f"a synthetic vocabulary has at least {EOS + 1} tokens, got {vocab_size}")
+    return Tokenizer(_backend(vocab_size), named={"eos_token": "<eos>"})
+
+
+def save_decoder(decoder: Decoder, config_json: Mapping[str, Any], folder: Path) -> None:
+    """Write a decoder of float weights as a Hugging Face folder: config.json, safetensors, tokenizer."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = checkpoint_tensors(decoder)
+    if decoder.config.tied:
+        del tensors["lm_head.weight"]
+    save_file({n: t.to("cpu", copy=True) for n, t in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(dict(config_json), indent=1))
+    _backend(decoder.config.vocab_size).save(str(folder / "tokenizer.json"))
+    settings = {"eos_token": "<eos>", "tokenizer_class": "PreTrainedTokenizerFast"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def checkpoint_tensors(decoder: Decoder) -> dict[str, Tensor]:
+    """A decoder's weights by their names in a Hugging Face checkpoint; views where that is possible."""
+    config, weights = decoder.config, decoder.weights
+    tensors = {
+        "model.embed_tokens.weight": weights.embedding,
+        "model.norm.weight": _plain(weights.norm, decoder),
+        "lm_head.weight": cast(Linear, weights.head).weight,
+    }
+    q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    for i, layer in enumerate(weights.layers):
+        qkv, gate_up = cast(Linear, layer.qkv), cast(Linear, layer.gate_up)
+        gate, up = gate_up.weight.chunk(2)
+        own = {
+            "input_layernorm.weight": _plain(layer.attention_norm, decoder),
+            "post_attention_layernorm.weight": _plain(layer.mlp_norm, decoder),
+            "self_attn.o_proj.weight": cast(Linear, layer.out).weight,
+            "mlp.gate_proj.weight": gate,
+            "mlp.up_proj.weight": up,
+            "mlp.down_proj.weight": cast(Linear, layer.down).weight,
+        }
+        for kind, fused in (("weight", qkv.weight), ("bias", qkv.bias)):
+            if fused is not None:
+                parts = fused.split([q, kv, kv])
+                own[f"self_attn.q_proj.{kind}"] = halve_rows(parts[0], config.head_dim)
+                own[f"self_attn.k_proj.{kind}"] = halve_rows(parts[1], config.head_dim)
+                own[f"self_attn.v_proj.{kind}"] = parts[2]
+        tensors |= {f"model.layers.{i}.{name}": tensor for name, tensor in own.items()}
+    return tensors
+
+
+def transformers_model(decoder: Decoder, config_json: Mapping[str, Any]) -> Any:
+    """Transformers' model on the very same weights, mostly the same memory.
+
+    Make it after any target that may fold norms into the matrices in place (captured passes do).
+    Rotary frequencies stay float32.
+    """
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+
+    config = AutoConfig.for_model(**config_json)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=decoder.dtype)
+    model.load_state_dict(checkpoint_tensors(decoder), strict=True, assign=True)
+    # Its frequencies are in no checkpoint: they follow from the configuration.
+    model.model.rotary_emb = type(model.model.rotary_emb)(config).to(decoder.device)
+    return model.eval()
+
+
+def halve_rows(weight: Tensor, head_dim: int) -> Tensor:
+    """Undo `rope.pair_rows`: each head's rows from pairs to (first half, second half)."""
+    pairs = weight.view(-1, head_dim // 2, 2, *weight.shape[1:])
+    return pairs.transpose(1, 2).reshape(weight.shape)
+
+
+def weight_bytes(decoder: Decoder) -> int:
+    """Bytes of weights that one pass must read: every matrix and the head, of the embedding only a few rows."""
+    products = [p for layer in decoder.weights.layers for p in (layer.qkv, layer.out, layer.gate_up, layer.down)]
+    return sum(cast(Linear, product).weight.nbytes for product in (*products, decoder.weights.head))
+
+
+def cache_bytes(decoder: Decoder) -> int:
+    """Bytes of keys and values a token of context adds to what a pass must read."""
+    return decoder.config.token_bytes(decoder.dtype)
+
+
+@dataclass(slots=True)
+class _Dice:
+    """Draws weights on the device, in the order the model uses them."""
+
+    config: DecoderConfig
+    device: torch.device
+    dtype: torch.dtype
+    seed: int
+    _generator: torch.Generator | None = None
+
+    def weights(self, strengths: list[float]) -> Weights:
+        """strengths: how much of itself each layer adds."""
+        config = self.config
+        self._generator = torch.Generator(self.device).manual_seed(self.seed)
+        embedding = self._matrix(config.vocab_size, config.hidden_size, GAIN)
+        layers = [self._layer(strength) for strength in strengths]
+        head = embedding if config.tied else self._matrix(config.vocab_size, config.hidden_size, GAIN)
+        return Weights(embedding, layers, self._norm(), Linear(head))
+
+    def _layer(self, strength: float) -> Layer:
+        config = self.config
+        hidden, wide, q = config.hidden_size, config.intermediate_size, config.heads * config.head_dim
+        rows = q + 2 * config.kv_heads * config.head_dim
+        return Layer(
+            attention_norm=self._norm(),
+            qkv=Linear(self._matrix(rows, hidden), self._drawn(rows) * 0.1 if config.qkv_bias else None),
+            out=Linear(self._matrix(hidden, q, strength)),
+            mlp_norm=self._norm(),
+            gate_up=Linear(self._matrix(2 * wide, hidden)),
+            down=Linear(self._matrix(hidden, wide, strength)),
+        )
+
+    def _matrix(self, rows: int, columns: int, strength: float = 1.0) -> Tensor:
+        return self._drawn(rows, columns).mul_(strength * columns**-0.5)
+
+    def _drawn(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=self.dtype, device=self.device).normal_(generator=self._generator)
+
+    def _norm(self) -> Norm:
+        """Between 0.75 and 1.25, and exact in the model's dtype: a checkpoint then holds the same weight."""
+        weight = torch.empty(self.config.hidden_size, device=self.device).uniform_(
+            0.75, 1.25, generator=self._generator
+        )
+        return Norm(weight.to(self.dtype).float(), self.config.norm_eps, self.dtype)
+
+
+def _config_json(shape: ModelShape, dtype: torch.dtype) -> dict[str, Any]:
+    if isinstance(shape, str) and shape not in SHAPES:
+        raise ConfigError(f"no shape called {shape!r}; choose one of: {', '.join(SHAPES)}")
+    given = dict(SHAPES[shape] if isinstance(shape, str) else shape)
+    family = FAMILIES.get(str(given.get("model_type")))
+    named = {"architectures": [family.architecture]} if family else {}
+    ids = {"bos_token_id": None, "eos_token_id": EOS, "pad_token_id": None}
+    return named | given | ids | {"dtype": str(dtype).removeprefix("torch.")}
+
+
+def _understood(config_json: Mapping[str, Any]) -> DecoderConfig:
+    try:
+        config = understand(config_json)
+    except NotOurs as reason:
+        raise ConfigError(f"the native decoder has no such shape: {reason}") from reason
+    if config.qk_norm or config.sandwich_norms or config.out_bias or config.mlp_bias or config.unit_offset:
+        raise ConfigError(f"synthetic weights are drawn for Llama-like and Qwen2 shapes, not {config.model_type}")
+    return config
+
+
+def _plain(norm: Norm, decoder: Decoder) -> Tensor:
+    """A norm's weight as a checkpoint has it. On the CPU a Norm keeps it times sqrt(dim)."""
+    weight = norm.weight / math.sqrt(norm.weight.shape[-1]) if norm.weight.device.type == "cpu" else norm.weight
+    return weight.to(decoder.dtype)
+
+
+def _backend(vocab_size: int) -> tokenizers.Tokenizer:
+    from tokenizers import AddedToken, decoders, models, pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = {letter: i for i, letter in enumerate(letters)} | {"<eos>": EOS}
+    words |= {f"Ġw{i}": i for i in range(EOS + 1, vocab_size)}  # Ġ: a space, as byte-level vocabularies write it
+    backend = tokenizers.Tokenizer(models.BPE(vocab=words, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken("<eos>", special=True, normalized=False)])
+    return backend

@@ -1,0 +1,89 @@
+"""What the memory plan counts, without a GPU: rows of logits, recorded sizes, and what a draft model takes beside."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from outrider.drafters.base import DrafterContext, ModelLoaded, models_loaded, most_drafted
+from outrider.drafters.draft_model import DraftModelConfig
+from outrider.drafters.registry import parse_drafter
+from outrider.loading import memory
+from outrider.loading.memory import SAMPLES, ReservedMemory, Workload, reserved_memory_of
+from outrider.testing.synthetic import SHAPES, save_decoder, synthetic_pair
+from outrider.testing.toy import ByteTokenizer
+
+GRAPH, ROW = 3 << 20, 1 << 20
+
+
+class FakeRecorder:
+    """Stands for Captured on a device that counts: a graph takes GRAPH bytes, a row of room ROW."""
+
+    def __init__(self, rows: list[int]) -> None:
+        self.shapes = [SimpleNamespace(rows=each) for each in rows]
+        self.decoder = SimpleNamespace(device=torch.device("cpu"))
+        self.config = SimpleNamespace(vocab_size=2)
+        self.recorded: list[int] = []
+        self.room = 0
+
+    def capture_shapes(self, batch: int, width: int) -> list[SimpleNamespace]:
+        return [*self.shapes]
+
+    def make_room(self, shapes: list[SimpleNamespace]) -> None:
+        self.room = max(shape.rows for shape in shapes)
+
+    def pass_of(self, shape: SimpleNamespace) -> None:
+        self.recorded.append(shape.rows)
+
+    @property
+    def taken(self) -> int:
+        return self.room * ROW + len(self.recorded) * GRAPH
+
+
+@pytest.mark.parametrize("rows", [[1], [1, 2], [1, 4, 2, 8, 16], [*range(1, 33)]], ids=len)
+def test_what_was_not_recorded_is_counted_like_what_was(rows, monkeypatch):
+    fake = FakeRecorder(rows)
+    monkeypatch.setattr(memory, "_free", lambda device: (1 << 40) - fake.taken)
+    unseen = memory._record(fake, Workload(batch=4, width=4))
+    assert fake.taken + unseen == max(rows) * ROW + len(rows) * GRAPH
+    assert fake.recorded[0] == max(rows)
+    assert len(fake.recorded) <= 1 + SAMPLES
+
+
+def test_the_rows_of_a_round_are_bounded_by_its_tokens():
+    assert Workload(batch=8, width=6).rows == 48
+    assert Workload(batch=512, width=16, round_tokens=2048).rows == 2048
+    assert Workload(batch=512, width=16, round_tokens=100).rows == 512  # every text has its last token to read
+
+
+SPECS = ["none", "suffix", "prompt-lookup:k=3", "prediction", "grammar", "mix", "suffix:k=4+prompt-lookup:k=9"]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_drafters_width_is_known_before_it_is_built(spec):
+    config = parse_drafter(spec)
+    setting = DrafterContext(vocab_size=300, context=100, tokenizer=ByteTokenizer())
+    assert most_drafted(config) == config.build(setting).max_tokens
+
+
+def test_a_tree_is_as_wide_as_its_nodes_and_a_stranger_says_nothing():
+    assert most_drafted(DraftModelConfig(model="-", k=4, beams=3)) == 12
+    assert most_drafted(SimpleNamespace(build=None)) is None
+    assert most_drafted(parse_drafter("suffix:k=4+draft-model:model=a,k=6")) == 6
+
+
+def test_a_mix_names_the_models_it_loads_and_what_they_copy():
+    config = parse_drafter("suffix+draft-model:model=a,vocab=300,device=cuda:1")
+    assert models_loaded(config) == (ModelLoaded("a", "cuda:1", 300),)
+
+
+def test_a_narrow_head_is_counted_beside_the_weights(tmp_path):
+    save_decoder(synthetic_pair("tiny", dtype=torch.float32).draft, SHAPES["tiny"] | {"num_hidden_layers": 2}, tmp_path)
+    whole, narrow, all_of_it = (reserved_memory_of(str(tmp_path), vocab=vocab) for vocab in (0, 256, 512))
+    number = whole.a_token // (2 * 2 * 2 * 16)  # of layers, key and value, heads and their dimensions
+    assert number in (2, 4)
+    assert narrow == whole + ReservedMemory(256 * 64 * number)
+    assert all_of_it == whole
+    assert whole.weights == sum(file.stat().st_size for file in tmp_path.glob("*.safetensors"))

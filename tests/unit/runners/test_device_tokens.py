@@ -1,0 +1,53 @@
+"""Guesses that may stay on a device: their number is known without reading them, and each goes where it belongs."""
+
+import pytest
+import torch
+
+from outrider.core.device_row import DeviceRow, copy_guesses
+
+TOKENS = torch.arange(20).view(4, 5) + 100
+
+
+class Block:
+    """Stands for a block on a device; counts how often it is read."""
+
+    def __init__(self, tokens: torch.Tensor) -> None:
+        self.tokens, self.reads = tokens, 0
+
+    def list(self) -> list[list[int]]:
+        self.reads += 1
+        return self.tokens.tolist()
+
+
+def test_counting_and_cutting_reads_nothing():
+    block = Block(TOKENS)
+    guesses = DeviceRow(block, 2, 5)
+    assert len(guesses) == 5
+    assert len(guesses[:3]) == 3
+    assert len(guesses[:-1]) == 4
+    assert block.reads == 0
+    assert list(guesses[:3]) == [110, 111, 112]
+    assert guesses[4] == 114
+    assert tuple(guesses[1:3]) == (111, 112)
+
+
+@pytest.mark.parametrize(
+    "lengths", [(5, 5, 5, 5), (3, 5, 5, 5), (5, 3, 5, 1), (1, 2, 3, 4)], ids=lambda each: "-".join(map(str, each))
+)
+@pytest.mark.parametrize("rows", [(0, 1, 2, 3), (1, 2, 3, 4), (0, 2, 3, 4), (3, 2, 1, 0)], ids=str)
+@pytest.mark.parametrize("columns", [(1, 1, 1, 1), (2, 1, 1, 1)], ids=str)
+def test_every_guess_is_copied_to_its_place(lengths, rows, columns):
+    """Also where a text near its end asked for fewer guesses than the others: those keep all of theirs."""
+    block = Block(TOKENS)
+    ids = torch.zeros(6, 8, dtype=torch.int64)
+    copy_guesses(ids, [(rows[i], columns[i], DeviceRow(block, i, lengths[i])) for i in range(4)])
+    for i, row in enumerate(rows):
+        expected = [0] * columns[i] + TOKENS[i, : lengths[i]].tolist()
+        assert ids[row].tolist() == expected + [0] * (8 - len(expected))
+
+
+def test_guesses_of_different_blocks_are_not_mixed_up():
+    one, other = Block(TOKENS), Block(TOKENS + 50)
+    ids = torch.zeros(2, 6, dtype=torch.int64)
+    copy_guesses(ids, [(0, 1, DeviceRow(one, 0, 5)), (1, 1, DeviceRow(other, 1, 5))])
+    assert ids[:, 1:].tolist() == [TOKENS[0].tolist(), (TOKENS[1] + 50).tolist()]
