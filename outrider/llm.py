@@ -18,7 +18,7 @@ from outrider.drafters.base import DrafterConfig, DrafterContext, models_loaded,
 from outrider.drafters.registry import parse_drafter
 from outrider.engine.engine import Engine
 from outrider.engine.events import Event
-from outrider.engine.request import EngineLimits, Request, longest
+from outrider.engine.request import EngineLimits, Request, validate_request
 from outrider.engine.results import Comparison, Result, build_result
 from outrider.engine.scoring import Scoring
 from outrider.engine.stats import Stats
@@ -244,7 +244,7 @@ class LLM:
 
     def scoring(self, tokens: tuple[Token, ...], top: int = 0, salt: str = "") -> Scoring:
         """The same piece by piece, for whoever runs rounds in between. RequestError if it cannot be done at all."""
-        longest(Request(prompt=tokens, params=SamplingParams(logprobs=top)), self.engine.target)
+        validate_request(Request(prompt=tokens, params=SamplingParams(logprobs=top)), self.engine.target)
         return Scoring(self.engine.target, tokens, top, salt)
 
     @property

@@ -8,6 +8,7 @@ class OutriderError(Exception):
       ConfigError     the caller asked for something that cannot be; raised before any work
         FetchError    a model could not be fetched; nothing half-written is left behind
       RequestError    one request is wrong; it fails alone and every other goes on
+        ModelError    the model's own output for one request cannot be used
       LosslessError   output differed from the target's own; never caught, always a bug
     """
 
@@ -22,6 +23,10 @@ class FetchError(ConfigError):
 
 class RequestError(OutriderError):
     """One request is wrong, or failed alone. Every other request goes on."""
+
+
+class ModelError(RequestError):
+    """The model's own output for one request cannot be used: NaN or infinite logits. Every other request goes on."""
 
 
 class LosslessError(OutriderError):

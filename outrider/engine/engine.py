@@ -17,7 +17,7 @@ from outrider.core.sequence import Sequence, Span
 from outrider.drafters.base import Drafter, follower
 from outrider.drafters.grammar import ForcedFirst
 from outrider.engine.events import Event, Live, Outcome, describe, extend, logprobs_of
-from outrider.engine.request import EngineLimits, Request, longest
+from outrider.engine.request import CheckedRequest, EngineLimits, Request, validate_request
 from outrider.engine.round import InFlightRound, spans_of
 from outrider.engine.scheduler import ScheduledSequence, Scheduler
 from outrider.engine.stats import Stats, Times
@@ -164,9 +164,11 @@ class Engine:
         self.stats.add(outcome.live.stats)
         return replace(event, stats=outcome.live.stats)
 
-    def submit(self, request: Request) -> list[int]:
+    def submit(self, request: Request | CheckedRequest) -> list[int]:
         """Queue a request; returns a sequence id for each of its n texts. RequestError if it cannot be served."""
-        params, limit = request.params, longest(request, self.target)
+        checked = request if isinstance(request, CheckedRequest) else validate_request(request, self.target)
+        request, limit = checked.request, checked.limit
+        params = request.params
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_ids)
         ids: list[int] = []
         for seed in derive_seeds(params):
@@ -261,7 +263,7 @@ class Engine:
         if isinstance(verdict, RequestError):
             seq.finish = "error"
             live.stats.ended = now
-            return Outcome(live, span.draft, error=str(verdict))
+            return Outcome(live, span.draft, error=verdict)
         count, pieces = extend(seq, verdict.tokens, live.text)
         kept = verdict.tokens[:count]
         seq.cached = self.target.keep(span, verdict.path[: count - 1], trim=not self._flights)

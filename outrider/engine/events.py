@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from outrider.core.draft import EMPTY, Draft, Verdict
+from outrider.core.errors import ModelError, RequestError
 from outrider.core.outputs import Provenance, TokenLogprob
 from outrider.core.sampling import Token
 from outrider.core.sequence import FinishReason, Sequence
@@ -32,6 +34,9 @@ class Event:
     stop_reason: Token | str | None = None
     """The stop id or string that ended the text, where one did."""
     error: str = ""
+    """Why the text failed, where `finish` is `error`."""
+    at_fault: Literal["", "request", "model"] = ""
+    """Whose fault that is: the request's options left no token to choose, or the model's logits are no numbers."""
     stats: Stats | None = None
     """The request's figures, with its last event."""
 
@@ -58,7 +63,7 @@ class Outcome:
     pieces: tuple[str, ...] = ()
     """The text of each, where stop strings had to be looked for; else not spelled out yet."""
     logprobs: tuple[TokenLogprob, ...] = ()
-    error: str = ""
+    error: RequestError | None = None
 
 
 def describe(outcome: Outcome) -> Event:
@@ -66,7 +71,11 @@ def describe(outcome: Outcome) -> Event:
     live, verdict, kept = outcome.live, outcome.verdict, outcome.kept
     seq = live.seq
     if verdict is None:
-        return Event(seq.id, text=live.text.flush(), finish=seq.finish, error=outcome.error)
+        event = Event(seq.id, text=live.text.flush(), finish=seq.finish)
+        if outcome.error is None:
+            return event
+        fault = "model" if isinstance(outcome.error, ModelError) else "request"
+        return replace(event, error=str(outcome.error), at_fault=fault)
     pieces = outcome.pieces or spell(seq, kept, live.text)
     live.stats.count(outcome.draft, Verdict(kept, verdict.path[: len(kept)]))
     provenance = provenance_of(outcome.draft, verdict, seq.round - 1)[: len(kept)]

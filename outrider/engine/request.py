@@ -40,8 +40,17 @@ class EngineLimits:
         check_whole("max_round_tokens", self.max_round_tokens, 1, MAX_TOKENS)
 
 
-def longest(request: Request, target: Runner) -> int:
-    """Most tokens the text may have; RequestError where the request cannot be served at all."""
+@dataclass(frozen=True, slots=True)
+class CheckedRequest:
+    """A request that `validate_request` accepted for one runner: the engine does not look at it again."""
+
+    request: Request
+    limit: int
+    """Most tokens the text may have, prompt included."""
+
+
+def validate_request(request: Request, target: Runner) -> CheckedRequest:
+    """The request with its limit; RequestError where it cannot be served at all. May run on any thread."""
     length, vocab = len(request.prompt), target.vocab_size
     capacity = target.pool.count * target.pool.size
     if length == 0:
@@ -60,4 +69,4 @@ def longest(request: Request, target: Runner) -> int:
     check_token_ids(request.params, vocab)
     if request.constraint is not None and (request.constraint.problem or request.constraint.done):
         raise RequestError(request.constraint.problem or "the constraint allows nothing but the empty text")
-    return min(length + request.params.max_tokens, room)
+    return CheckedRequest(request, min(length + request.params.max_tokens, room))

@@ -8,7 +8,7 @@ from typing import Any
 
 from outrider.core.sampling import MAX_SEED, SamplingParams, Token, derive_seeds
 from outrider.core.sequence import Constraint
-from outrider.engine.request import Request, longest
+from outrider.engine.request import Request, validate_request
 from outrider.llm import LLM
 from outrider.server.body import parse
 from outrider.server.fitting import least_tokens
@@ -61,7 +61,7 @@ def translate_chat(body: ChatRequest, llm: LLM, salt: str, constraint: Constrain
     asked = _asked(body, [prompt], sampling(body, min(most, room), logprobs), llm, salt)
     if constraint is None:
         return asked
-    longest(replace(asked.requests[0], constraint=constraint), llm.engine.target)
+    validate_request(replace(asked.requests[0], constraint=constraint), llm.engine.target)
     return replace(asked, requests=tuple(replace(each, constraint=constraint.fork()) for each in asked.requests))
 
 
@@ -211,7 +211,7 @@ def _asked(
     requests: list[Request] = []
     for prompt in prompts:
         request = replace(first, prompt=prompt)
-        longest(request, llm.engine.target)
+        validate_request(request, llm.engine.target)
         requests += [replace(request, params=replace(params, n=1, seed=seed)) for seed in derive_seeds(params)]
     return Asked(tuple(prompts), tuple(requests), params.n)
 

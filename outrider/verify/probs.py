@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider.core.errors import RequestError
+from outrider.core.errors import ModelError, RequestError
 from outrider.core.outputs import TokenLogprob
 from outrider.core.sampling import SamplingParams, Token
 from outrider.core.sequence import Sequence
@@ -123,7 +123,7 @@ def explain(logits: Tensor, seq: Sequence) -> RequestError:
     """Why nothing can follow the text, given the raw row of logits [vocab] after it."""
     where = f"request {seq.id} cannot go on at token {len(seq.tokens)}"
     if not logits.amax().isfinite():
-        return RequestError(f"{where}: the model's logits are NaN or infinite there; check its weights and dtype")
+        return ModelError(f"{where}: the model's logits are NaN or infinite there; check its weights and dtype")
     x = _fine(logits[None]).clone()
     _weigh(x, seq, [()])
     try:

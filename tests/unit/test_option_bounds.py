@@ -13,7 +13,7 @@ import torch
 
 from outrider.core.errors import ConfigError, OutriderError, RequestError
 from outrider.core.sampling import SamplingParams
-from outrider.engine.request import EngineLimits, Request, longest
+from outrider.engine.request import EngineLimits, Request, validate_request
 from outrider.llm import LLM
 from outrider.loading import load as loading
 from outrider.loading.load import LoadedModel, LoadOptions, choose_device, load
@@ -74,7 +74,7 @@ def test_a_prompt_that_cannot_fit_is_refused_before_its_tokens_are_looked_at():
 
     target = ToyRunner(257, context=CONTEXT, cache_tokens=1024)
     with pytest.raises(RequestError, match="leave room for one more"):
-        longest(Request(prompt=(Unread(1),) * CONTEXT), target)
+        validate_request(Request(prompt=(Unread(1),) * CONTEXT), target)
 
 
 # Memory
