@@ -128,7 +128,7 @@ async def put_load(system: System, clients: int, prompts: list[str], tokens: int
     """So many clients at once, until every prompt is answered."""
     answers: dict[int, Answer] = {}
     left = iter(enumerate(prompts))
-    async with httpx.AsyncClient(timeout=1200, limits=httpx.EngineLimits(max_connections=None)) as http:
+    async with httpx.AsyncClient(timeout=1200, limits=httpx.Limits(max_connections=None)) as http:
 
         async def client() -> None:
             for i, prompt in left:

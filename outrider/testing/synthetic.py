@@ -60,8 +60,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 EOS = 256
 """End of text: the first id after the bytes."""
-NO_TOKEN = 2.0**-60
-"""epsilon for full agreement: what is added is lost in rounding, yet weights stay random numbers, not zeros."""
+FULL_AGREEMENT_EPSILON = 2.0**-60
+"""epsilon of agreement 1: the added layers vanish in rounding, while their weights stay random numbers, not zeros."""
 GAIN = 2.0
 """Spread of the logits. With tied tables, more than about 3 would repeat one token for ever."""
 TRIALS = 128  # vocabularies drawn to find which correlation gives an agreement
@@ -137,7 +137,7 @@ def epsilon_for(agreement: float, config: DecoderConfig, layers: int, device: to
     if not 0 < agreement <= 1:
         raise ConfigError(f"agreement must be above 0 and at most 1, got {agreement}")
     if agreement == 1:
-        return NO_TOKEN
+        return FULL_AGREEMENT_EPSILON
     generator = torch.Generator(device).manual_seed(1)
     ours, other = (torch.randn(TRIALS, config.vocab_size, generator=generator, device=device) for _ in range(2))
     best = ours.argmax(-1)
