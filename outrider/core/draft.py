@@ -12,27 +12,29 @@ from outrider.core.sampling import Token
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Tokens guessed to come next: a chain, or a tree. Empty is always a legal guess.
+    """Tokens guessed to come next: a chain, or a tree. Empty is always a legal draft.
 
     Node i follows node parents[i]; -1 is the text's last token. Parents come before
     their children. Without parents, each node follows the one before it. Siblings
     hold different tokens.
+
+    Tokens and parents may be `DeviceRow`s: made on a device and still there. Their
+    number is known; whoever reads them waits for them.
     """
 
     tokens: Seq[Token] = ()
-    """They may still be on a device: their number is known, and reading them waits."""
-    parents: tuple[int, ...] | None = None
+    parents: Seq[int] | None = None
     probs: Tensor | None = None
-    """[len(tokens), vocab]: the law each token was drawn from; None: certain of each token.
+    """[len(tokens), vocab]: the distribution each token was drawn from; None: certain of each token.
 
-    In a tree, the law at the node's parent before any sibling was drawn.
+    In a tree, the distribution at the node's parent before any sibling was drawn.
     """
     source: str = ""
     """The drafter's registered name."""
     expected: float = 0.0
-    """How many of these tokens the drafter expects to stand; what `mix` compares."""
+    """How many of these tokens the drafter expects to be accepted; what `mix` compares."""
     known: bool = False
-    """Every token is one of the target's: nobody needs to look."""
+    """Every token is in the target's vocabulary and every parent precedes its child: nobody needs to check."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -45,7 +47,7 @@ class Draft:
         return node - 1 if self.parents is None else self.parents[node]
 
     def path(self, node: int) -> tuple[int, ...]:
-        """The nodes from the first guess down to this one."""
+        """The nodes from the first level down to this one."""
         nodes: list[int] = []
         while node >= 0:
             nodes.append(node)
@@ -53,7 +55,7 @@ class Draft:
         return tuple(reversed(nodes))
 
     def depths(self) -> tuple[int, ...]:
-        """How far each node lies beyond the text: 1 for a first guess."""
+        """How far each node lies beyond the text: 1 at the first level."""
         if self.parents is None:
             return tuple(range(1, len(self.tokens) + 1))
         out: list[int] = []
@@ -76,7 +78,7 @@ class Draft:
         )
 
     def first_chain(self) -> Draft:
-        """The chain of first children: what a target that scores no trees can check."""
+        """The chain of first children: what a runner that scores no trees can check."""
         if self.is_chain:
             return self
         nodes: list[int] = []
@@ -95,11 +97,11 @@ EMPTY = Draft()
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the target made of a draft: the kept tokens, then one of its own."""
+    """What the target made of a draft: the accepted tokens, then one of its own."""
 
     tokens: tuple[Token, ...]
     path: tuple[int, ...] = ()
-    """The kept nodes of the draft, in order; tokens has one more."""
+    """The accepted nodes of the draft, in order; tokens has one more."""
 
     @property
     def accepted(self) -> int:

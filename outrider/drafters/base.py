@@ -2,93 +2,115 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, cast
+from typing import Any, Literal, NamedTuple, Protocol
 
 from outrider.core.draft import Draft, Verdict
-from outrider.core.sequence import Sequence
+from outrider.core.sequence import Sequence, Span
+from outrider.runners.base import Runner, Scores
 from outrider.runners.device_state import DeviceState
 
 
-class Drafter(Protocol):
-    """Guesses ahead. May be wrong at will: a bad guess costs time, never correctness.
-
-    A drafter never changes a sequence. Private state is keyed by `seq.id`, and must
-    cope with a sequence that grew by any number of tokens since it was last seen,
-    since a round may pass without this drafter being asked.
-
-    A drafter whose guess costs about as much as it may save, such as a pass of a model,
-    says so with a class attribute `dear = True` (see `is_dear`): `mix` asks it last, and
-    only where the cheap ones expect little.
-    """
-
-    name: str
-    """As registered; written into every draft's `source`."""
-    max_tokens: int
-    """Most tokens it proposes for one sequence in one round."""
-
-    def propose(self, seqs: Seq[Sequence], budgets: Seq[int]) -> list[Draft]:
-        """Guess at most budgets[i] tokens to follow seqs[i].tokens. Zero is a budget.
-
-        In mode `distribution` a draft whose tokens were sampled states the laws they
-        were sampled from (`Draft.probs`), and keeps every token it sampled.
-        """
-        ...
-
-    def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
-        """See what the target decided. The sequences hold the committed tokens by now.
-
-        A drafter inside a `mix` whose draft did not win sees an empty draft, and a verdict
-        with an empty path that carries all the tokens committed, however many.
-        """
-        ...
-
-    def forget(self, seq: Sequence) -> None:
-        """Drop all state of a finished sequence. Called exactly once, with its final text."""
-        ...
-
-
-class Follower(Protocol):
-    """A drafter that can guess before the host knows what the round in flight brought: a method besides the others."""
-
-    def follow(self, seqs: Seq[Sequence], budgets: Seq[int], standing: DeviceState) -> list[Draft] | None:
-        """As `propose`, after where the device says that each text stands; chains only. None: wait and ask again.
-
-        The sequences are as they were before the round in flight, whose outcome `observe` tells next.
-        """
-        ...
-
-
-def follower(drafter: Drafter) -> Follower | None:
-    """The drafter, if it can follow a round in flight."""
-    return cast(Follower, drafter) if hasattr(drafter, "follow") else None
-
-
-def is_dear(drafter: Drafter) -> bool:
-    """Whether asking this drafter costs enough that it should be asked last."""
-    return bool(getattr(drafter, "dear", False))
-
-
 class ModelLoaded(NamedTuple):
-    """A model that a drafter will load."""
+    """A model that a drafter loads: memory is reserved for it."""
 
     model: str
     device: str = ""
     """Empty: the target's."""
     vocab: int = 0
-    """Rows of its head that will be copied."""
+    """Rows of its output head that are copied."""
 
 
-def models_loaded(config: DrafterConfig) -> tuple[ModelLoaded, ...]:
-    """The models a drafter will load. Room must be left for them."""
-    return getattr(config, "loads", ())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """What a drafter is and needs, as data: nobody probes a drafter for what it can do."""
+
+    name: str
+    """As registered; written into every draft's `source`."""
+    max_tokens: int
+    """Most tokens it proposes for one sequence in one round."""
+    aliases: tuple[str, ...] = ()
+    """Other names it answers to."""
+    runs_model: bool = False
+    """A proposal costs about as much as it may save: `mix` asks such a drafter last."""
+    drafts_ahead: bool = False
+    """It can propose from a DeviceState, before the host knows what the round in flight brings."""
+    follows_target: bool = False
+    """`process` is called after every pass of the target."""
+    taps: tuple[int, ...] = ()
+    """Layers of the target whose outputs it reads."""
+    uses_prediction: bool = False
+    """It drafts from `Sequence.prediction`."""
+    states_probs: bool = False
+    """In mode `distribution` its drafts carry the distributions they were sampled from."""
+    loads: tuple[ModelLoaded, ...] = ()
 
 
-def most_drafted(config: DrafterConfig) -> int | None:
-    """Most tokens the drafter will propose for one text in a round: its `max_tokens`, else its `k`; None: not said."""
-    return getattr(config, "max_tokens", getattr(config, "k", None))
+@dataclass(frozen=True, slots=True)
+class RoundView:
+    """A round to draft for."""
+
+    seqs: Seq[Sequence]
+    budgets: Seq[int]
+    """Most tokens to draft for each; 0 is a budget."""
+    state: DeviceState | None = None
+    """Where the device already is, in the order of seqs: the host's sequences lack the round in flight.
+
+    None: the sequences are up to date.
+    """
+
+    def take(self, rows: Seq[int]) -> RoundView:
+        """The same round for some of its sequences."""
+        state = None if self.state is None else self.state.take(rows)
+        return RoundView([self.seqs[i] for i in rows], [self.budgets[i] for i in rows], state)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetPass:
+    """What the target has read in one round, and where that leaves its sequences."""
+
+    seqs: Seq[Sequence]
+    spans: Seq[Span]
+    """What was read of each. Where the host was behind, only `draft` and `wanted` hold."""
+    scores: Scores
+    state: DeviceState | None
+    """Of the sequences whose spans are `wanted`, in their order; None where no layer is tapped."""
+
+
+class Drafter(ABC):
+    """Guesses ahead. May be wrong at will: a bad draft costs time, never correctness.
+
+    A drafter never changes a sequence. Private state is keyed by `seq.id`, and copes with a
+    sequence that grew by any number of tokens since it was last seen. An exception, or a draft
+    that is not well-formed, ends its turn in that round: the text goes on without a draft.
+    """
+
+    traits: Traits
+
+    @abstractmethod
+    def propose(self, view: RoundView) -> Seq[Draft] | None:
+        """A draft for each sequence of the view, of at most its budget.
+
+        None, only where `view.state` is given: the round in flight must complete first.
+        In mode `distribution` a draft whose tokens were sampled states the distributions they
+        were sampled from (`Draft.probs`), and keeps every token it sampled.
+        """
+
+    def process(self, work: TargetPass) -> None:
+        """See what the target read, once a round and before `propose`; only where `traits.follows_target`."""
+
+    def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
+        """See what the target decided. The sequences hold the committed tokens by now.
+
+        A member of a `mix` whose draft was not used sees an empty draft, and a verdict
+        with an empty path that carries all the tokens committed, however many.
+        """
+
+    def forget(self, seq: Sequence) -> None:
+        """Drop all state of a finished sequence. Called exactly once, with its final text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,17 +125,20 @@ class DrafterContext:
     device: Any = "cpu"
     load_runner: Callable[..., Any] | None = None
     """Loads a draft model by name; only a drafter that runs a model calls it."""
+    target: Runner | None = None
+    """The target's runner, for a drafter that reads its layers or adds some to its cache."""
     max_batch: int = 8
-    """Most texts it is asked for at once."""
+    """Most sequences it is asked for at once."""
+    max_round_tokens: int = 512
+    """Most tokens that a drafter's own model reads in one round."""
 
 
 class DrafterConfig(Protocol):
-    """The options of one drafter: frozen, checked when made. Nothing is loaded before `build`.
+    """The options of one drafter: frozen, checked when made. Nothing is loaded before `build`."""
 
-    A drafter that loads models names them in a property `loads`, see `models_loaded`. One whose most
-    tokens are not an option `k` says them in a property `max_tokens`, see `most_drafted`.
-    """
+    @property
+    def traits(self) -> Traits: ...
 
-    def build(self, setting: DrafterContext) -> Drafter:
-        """The drafter, ready to draft for an engine of this setting."""
+    def build(self, context: DrafterContext) -> Drafter:
+        """The drafter, ready to draft for an engine of this context."""
         ...

@@ -1,16 +1,18 @@
-"""The target's contract: score text and drafts in one pass, keep what stands, release what ended."""
+"""The contract of a runner: a model with a cache that scores text and drafts in one pass."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from outrider.core.draft import Draft
+from outrider.core.draft import Verdict
+from outrider.core.errors import ConfigError
 from outrider.core.sampling import Token
 from outrider.core.sequence import Span
 from outrider.kvcache.pages import PagePool
@@ -19,92 +21,118 @@ from outrider.runners.reduced_head import ReducedHead
 
 
 @dataclass(frozen=True, slots=True)
+class Scores:
+    """What a pass returns. It is handed on by value: a runner remembers no last pass."""
+
+    logits: Tensor
+    """float32 [sum of span.rows, vocab]: span by span, after its last text token and after each draft node."""
+    features: Seq[Tensor] | None = None
+    """For each span [its rows, taps * hidden], where layers are tapped; valid until the next pass."""
+    positions: Callable[[], Tensor] | None = None
+    """int64 [rows of logits]: the place in its text of the token that follows each row, computed on the device.
+
+    None where the host's sequences and drafts tell.
+    """
+    handle: Any = None
+    """The runner's own, for `advance`; valid until the next pass."""
+
+
+@dataclass(frozen=True, slots=True)
 class ChainStart:
-    """Where one sequence's chain begins: all but its last two tokens are cached."""
+    """Where a draft model's chain begins: all but the sequence's last two tokens are cached."""
 
     seq_id: int
     seed: int
     temperature: float
     length: int = 2
     last: tuple[Token, Token] = (0, 0)
-    """Length and last tokens are left out where the chain follows a round in flight: a Standing tells them."""
+    """Length and last tokens are left out where a DeviceState holds them."""
 
 
-class Runner(Protocol):
-    """A model with a cache. What it computes for one sequence never depends on another."""
+class Runner(ABC):
+    """A model with a paged cache. What it computes for one sequence never depends on another.
+
+    The defaults are those of a runner that waits for its passes and taps no layers.
+    """
 
     vocab_size: int
-    """Rows of logits; ids at or beyond it do not exist."""
+    """Columns of logits; ids at or beyond it do not exist."""
     context: int
-    """Most tokens of one text the model was made for."""
-    scores_trees: bool
-    """False: the engine hands it only chains."""
-    row_block: int
-    """Rows are computed so many at a time: a pass of one row more costs as much as a whole block more."""
-    rewinds: bool
-    """Whether a span may start before the end of what is cached, which then goes; a draft model must."""
-    launches: bool
-    """Passes are launched and not waited for, so that the host may work meanwhile; `draft_chains` works too."""
+    """Most tokens of one text the model is made for."""
     device: torch.device
     pool: PagePool
-    """Who owns which page. The engine opens, reserves and closes; the target reads the tables."""
+    """Who owns which page. The engine opens, reserves and closes; the runner reads the tables."""
+    scores_trees: bool = True
+    """False: the engine passes it only chains."""
+    row_block: int = 1
+    """Rows are computed so many at a time: a pass of one row more costs as much as a whole block more."""
+    rewinds: bool = True
+    """Whether a span may start before the end of what is cached, which is then dropped; a draft model must."""
+    asynchronous: bool = False
+    """Passes are launched and not waited for, so that the host works meanwhile."""
 
-    def score(self, spans: Seq[Span]) -> Tensor:
-        """Read each span's tokens and draft in one pass.
+    @abstractmethod
+    def score(self, spans: Seq[Span], after: DeviceState | None = None) -> Scores:
+        """Read each span's tokens and draft in one pass. Every span's pages are reserved by the caller.
 
-        Returns float32 [sum of span.rows, vocab]: span by span, the logits after its last
-        text token and after each draft node. Every span's pages are reserved by the caller.
+        after: the spans' sequences stand where after[i] says, which only the device knows: each span is
+        one token and a draft, and its `start` and `tokens` are ignored.
         """
-        ...
 
-    def stand(self, choices: Tensor) -> DeviceState | None:
-        """Where the texts of the pass launched last stand, given its choice after each row; None: the host must say.
+    @abstractmethod
+    def keep(self, span: Span, path: Seq[int], *, compacted: bool = False, trim: bool = True) -> int:
+        """Of a span that was scored, keep the text and the draft nodes on `path`.
 
-        choices int64 [rows], as the pass's logits; negative where there is none. Never waits.
+        Returns how many tokens of the sequence are cached now: the text and the path, or less where
+        the cache cannot be rolled back and the rest is read again. compacted: `advance` has moved the
+        accepted nodes together already. trim: give pages beyond back; not while a pass in flight writes there.
         """
-        ...
 
-    def score_behind(self, standing: DeviceState, seq_ids: Seq[int], drafts: Seq[Draft]) -> Tensor:
-        """As `score`, for texts whose last token only the device knows: sequence i stands where standing[i] says.
-
-        Drafts are chains. Pages are reserved as far as the texts can have come.
-        """
-        ...
-
-    def keep(self, span: Span, path: Seq[int], *, trim: bool = True) -> int:
-        """Of the span just scored, keep the text and the draft nodes on `path`.
-
-        Returns how many tokens of the sequence are cached now. That is the text and the
-        path, or less where the cache cannot be rolled back: the rest is read again. Pages beyond
-        are given back, unless a pass that writes there is on its way: then not to `trim`.
-        """
-        ...
-
+    @abstractmethod
     def release(self, seq_id: int, *, unpublish: bool = False) -> None:
         """Forget the sequence and close its pages; `unpublish`: what they hold is offered to nobody."""
-        ...
+
+    def advance(self, scores: Scores, choices: Tensor) -> DeviceState | None:
+        """Where a pass leaves its sequences, given the target's choice after each row of its logits. Never waits.
+
+        choices int64 [rows], negative where there is none. Accepted tree nodes are moved together in the
+        cache. None where only the host can tell.
+        """
+
+    def advance_to(self, scores: Scores, verdicts: Seq[Verdict]) -> DeviceState | None:
+        """The same for verdicts that the host knows, one for each span that asks for logits; None: no layer is tapped."""
+
+    def tap(self, layers: Seq[int]) -> None:
+        """Return these layers' outputs with every pass from now on. Called before `capture`."""
+        if layers:
+            raise ConfigError(
+                f"{type(self).__name__} does not return layers' outputs, which this drafter needs; "
+                "use a model of a native family, or a drafter that reads no hidden states"
+            )
+
+    def capture(self, batch: int, width: int) -> Iterator[str]:
+        """Compile, capture and allocate for passes of up to `batch` sequences of up to `width` rows.
+
+        Yields what is ready, piece by piece. Afterwards no pass of any such size does so again.
+        """
+        return iter(())
+
+    # what a draft model's runner does besides
 
     def draft_chains(
-        self, starts: Seq[ChainStart], steps: int, behind: DeviceState | None = None
+        self, starts: Seq[ChainStart], steps: int, after: DeviceState | None = None
     ) -> Seq[Seq[Token]] | None:
-        """As a draft model: guess `steps` tokens after each start without asking the host; None if it cannot.
+        """Draft `steps` tokens after each start on the device, in one go; None where that cannot be.
 
-        The guesses may still be on the device: their number is known, and reading them waits.
-        behind: where the starts' texts stand, in their order, on this target's device.
+        The result may be `DeviceRow`s. after: where the starts' sequences stand, in their order.
         """
-        ...
 
-    def narrow(self, tokens: Seq[Token]) -> ReducedHead | None:
-        """As a draft model: say only these tokens from now on, all where none are named; None if it cannot.
+    def capture_chains(self, batch: int, steps: Seq[int]) -> Iterator[str]:
+        """As `capture`, for chains of each of these lengths."""
+        return iter(())
 
-        To `score` every other token is -inf; the first guess of `draft_chains` may still be any. The head returned
-        exchanges single tokens later.
+    def reduce_vocab(self, tokens: Seq[Token]) -> ReducedHead | None:
+        """Score only these tokens from now on, all where none are named; None where that cannot be.
+
+        `score` returns -inf for every other token; the first token of `draft_chains` may still be any.
         """
-        ...
-
-    def prepare(self, batch: int, width: int, steps: int = 0) -> Iterator[str]:
-        """Get ready for passes of up to `batch` sequences of `width` rows, and chains of `steps`.
-
-        Yields what was got ready, piece by piece. Afterwards nothing is compiled or allocated for them.
-        """
-        ...
