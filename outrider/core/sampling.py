@@ -16,6 +16,8 @@ from outrider.core.errors import ConfigError, RequestError
 Token = int
 LogitsProcessor = Callable[[Seq[Token], Tensor], Tensor]
 
+NO_TOKEN = -1  # in place of a token where none can be chosen
+
 MAX_TOKENS = 1 << 20  # an upper bound on every count a request may name
 MAX_BATCH = 4096
 MAX_N = 128

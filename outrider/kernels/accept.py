@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def settle(ids: Tensor, starts: Tensor, widths: Tensor, choices: Tensor) -> tuple[Tensor, Tensor]:
+def accept_chains(ids: Tensor, starts: Tensor, widths: Tensor, choices: Tensor) -> tuple[Tensor, Tensor]:
     """Each text's length, [B], and its last two tokens, [B, 2], once the round is committed; all int64.
 
     ids [B, W]: a text's last token, then its guesses, a chain. starts [B]: tokens cached before it.
@@ -18,10 +18,10 @@ def settle(ids: Tensor, starts: Tensor, widths: Tensor, choices: Tensor) -> tupl
     real = column < widths[:, None]
     place = (widths.cumsum(0) - widths)[:, None] + column
     chosen = torch.where(real, choices[place.clamp(max=len(choices) - 1)], -1)
-    stands = (ids[:, 1:] == chosen[:, :-1]) & (chosen[:, :-1] >= 0) & real[:, 1:]
-    stood = stands.long().cumprod(1).sum(1, keepdim=True)
-    token = chosen.gather(1, stood)
-    back = (token < 0) & (stood > 0)
-    token = torch.where(back, ids.gather(1, stood), token)
-    stood = stood - back.long()
-    return starts + 2 + stood[:, 0], torch.cat([ids.gather(1, stood), token], 1).clamp(min=0)
+    matches = (ids[:, 1:] == chosen[:, :-1]) & (chosen[:, :-1] >= 0) & real[:, 1:]
+    accepted = matches.long().cumprod(1).sum(1, keepdim=True)
+    token = chosen.gather(1, accepted)
+    step_back = (token < 0) & (accepted > 0)
+    token = torch.where(step_back, ids.gather(1, accepted), token)
+    accepted = accepted - step_back.long()
+    return starts + 2 + accepted[:, 0], torch.cat([ids.gather(1, accepted), token], 1).clamp(min=0)

@@ -11,19 +11,18 @@ by its page table alone: one recorded pass serves every length.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 64  # keys a program takes at a time
-JOIN = 16  # splits put together at a time
+from outrider.kernels.batch import AttentionBatch, AttentionWorkspace
+
+KEY_BLOCK = 64  # keys a program takes at a time
+SPLITS_PER_STEP = 16  # splits put together at a time
 
 
 @triton.jit
-def keys_and_values(
+def load_keys_values(
     keys, values, table, p, begin, end, g, KV: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr
 ):  # fmt: skip
     """Of key/value head g at positions begin <= p < end: keys [DIM, len(p)] and values [len(p), DIM]; 0 elsewhere."""
@@ -37,7 +36,7 @@ def keys_and_values(
 
 
 @triton.jit
-def scores(qt, kt, scale, softcap, CAPPED: tl.constexpr):
+def attention_scores(qt, kt, scale, softcap, CAPPED: tl.constexpr):
     """[rows, keys] of queries [rows, DIM] and keys [DIM, keys]."""
     s = tl.dot(qt, kt) * scale
     if CAPPED:
@@ -46,7 +45,7 @@ def scores(qt, kt, scale, softcap, CAPPED: tl.constexpr):
 
 
 @triton.jit
-def take_in(s, vt, peak, total, acc):
+def online_softmax(s, vt, peak, total, acc):
     """A softmax goes on over more keys: scores [rows, keys], -inf where unseen, and values [keys, DIM]."""
     top = tl.maximum(peak, tl.max(s, 1))
     safe = tl.where(top == float("-inf"), 0.0, top)
@@ -58,7 +57,7 @@ def take_in(s, vt, peak, total, acc):
 
 
 @triton.jit
-def _unseen_out(s, p, start, end, bits, own, window, WINDOWED: tl.constexpr):
+def _mask_scores(s, p, start, end, bits, own, window, WINDOWED: tl.constexpr):
     """Scores [ROWS, BLOCK] of keys at p, -inf where a row does not see the key."""
     ahead = p[None, :] - start
     seen = (ahead < 0) | (((bits[:, None] >> tl.maximum(ahead, 0)) & 1) == 1)
@@ -68,7 +67,7 @@ def _unseen_out(s, p, start, end, bits, own, window, WINDOWED: tl.constexpr):
 
 
 @triton.jit
-def _splits_of(end, SPLITS: tl.constexpr, CHUNK: tl.constexpr):
+def _num_splits(end, SPLITS: tl.constexpr, CHUNK: tl.constexpr):
     """Between how many programs `end` keys are split."""
     if CHUNK == 0:
         return SPLITS
@@ -77,9 +76,9 @@ def _splits_of(end, SPLITS: tl.constexpr, CHUNK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["width", "groups"])
 def _attend_split(
-    q, keys, values, tables, seats, starts, widths, ancestors, depths, out, parts, peaks, sums,
+    q, keys, values, block_tables, table_ids, starts, widths, ancestors, depths, out, parts, peaks, sums,
     scale, softcap, window, width, pages, groups,
-    HEADS: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, TOGETHER: tl.constexpr,
+    HEADS: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, ROWS_PER_PROGRAM: tl.constexpr,
     PAGE: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, CHUNK: tl.constexpr,
     CAPPED: tl.constexpr, WINDOWED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -98,12 +97,12 @@ def _attend_split(
     GROUP: tl.constexpr = HEADS // KV
     start = tl.load(starts + b).to(tl.int32)
     end = start + tl.maximum(tl.load(widths + b).to(tl.int32), 1)
-    n = _splits_of(end, SPLITS, CHUNK)
+    n = _num_splits(end, SPLITS, CHUNK)
     if (split < n) & (split * BLOCK < end):
-        table = tables + tl.load(seats + b) * pages
+        table = block_tables + tl.load(table_ids + b) * pages
         r = tl.arange(0, ROWS)  # row w and head h of the group, packed
-        w = tl.program_id(0) % groups * TOGETHER + r // GROUP
-        real = (r < TOGETHER * GROUP) & (w < width)
+        w = tl.program_id(0) % groups * ROWS_PER_PROGRAM + r // GROUP
+        real = (r < ROWS_PER_PROGRAM * GROUP) & (w < width)
         d = tl.arange(0, DIM)
         at = ((b * width + w) * HEADS + g * GROUP + r % GROUP).to(tl.int64)
         bits = tl.load(ancestors + b * width + w, mask=real, other=0)
@@ -113,24 +112,26 @@ def _attend_split(
             unseen = tl.maximum(start - window, 0) // BLOCK
             first = (split + tl.maximum(unseen - split + n - 1, 0) // n * n) * BLOCK
         p = first + tl.arange(0, BLOCK)
-        kt, vt = keys_and_values(keys, values, table, p, 0, start, g, KV, DIM, PAGE)
+        kt, vt = load_keys_values(keys, values, table, p, 0, start, g, KV, DIM, PAGE)
         if PDL:
             tl.extra.cuda.gdc_wait()
         qt = tl.load(q + at[:, None] * DIM + d[None, :], mask=real[:, None], other=0.0)  # [ROWS, DIM]
         if first + BLOCK > start:
-            k_new, v_new = keys_and_values(keys, values, table, p, start, end, g, KV, DIM, PAGE)
+            k_new, v_new = load_keys_values(keys, values, table, p, start, end, g, KV, DIM, PAGE)
             kt = tl.where((p < start)[None, :], kt, k_new)
             vt = tl.where((p < start)[:, None], vt, v_new)
-        s = _unseen_out(scores(qt, kt, scale, softcap, CAPPED), p, start, end, bits, own, window, WINDOWED)
+        s = _mask_scores(attention_scores(qt, kt, scale, softcap, CAPPED), p, start, end, bits, own, window, WINDOWED)
         peak = tl.full((ROWS,), float("-inf"), dtype=tl.float32)
         total = tl.zeros((ROWS,), dtype=tl.float32)
         acc = tl.zeros((ROWS, DIM), dtype=tl.float32)
-        peak, total, acc = take_in(s, vt, peak, total, acc)
+        peak, total, acc = online_softmax(s, vt, peak, total, acc)
         for block in range(first + n * BLOCK, end, n * BLOCK):
             p = block + tl.arange(0, BLOCK)
-            kt, vt = keys_and_values(keys, values, table, p, 0, end, g, KV, DIM, PAGE)
-            s = _unseen_out(scores(qt, kt, scale, softcap, CAPPED), p, start, end, bits, own, window, WINDOWED)
-            peak, total, acc = take_in(s, vt, peak, total, acc)
+            kt, vt = load_keys_values(keys, values, table, p, 0, end, g, KV, DIM, PAGE)
+            s = _mask_scores(
+                attention_scores(qt, kt, scale, softcap, CAPPED), p, start, end, bits, own, window, WINDOWED
+            )
+            peak, total, acc = online_softmax(s, vt, peak, total, acc)
         if tl.minimum(tl.cdiv(end, BLOCK), n) == 1:
             y = (acc / total[:, None]).to(out.dtype.element_ty)
             tl.store(out + at[:, None] * DIM + d[None, :], y, mask=real[:, None])
@@ -142,7 +143,7 @@ def _attend_split(
 
 
 @triton.jit(do_not_specialize=["width"])
-def _join_splits(
+def _combine_splits(
     parts, peaks, sums, starts, widths, out, width,
     HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, CHUNK: tl.constexpr,
     STEP: tl.constexpr, PDL: tl.constexpr,
@@ -154,7 +155,7 @@ def _join_splits(
     head = tl.program_id(1)
     d = tl.arange(0, DIM)
     end = (tl.load(starts + row // width) + tl.maximum(tl.load(widths + row // width), 1)).to(tl.int32)
-    used = tl.minimum(tl.cdiv(end, BLOCK), _splits_of(end, SPLITS, CHUNK))
+    used = tl.minimum(tl.cdiv(end, BLOCK), _num_splits(end, SPLITS, CHUNK))
     base = (row * HEADS + head).to(tl.int64) * SPLITS
     if PDL:
         tl.extra.cuda.gdc_wait()  # always: whoever waits for this kernel waits for those before it
@@ -178,53 +179,22 @@ def _join_splits(
     tl.store(out + (row * HEADS + head) * DIM + d, (acc / total).to(out.dtype.element_ty))
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Who attends to what: B sequences of `width` rows each, N = B * width."""
-
-    tables: Tensor  # [all seats, pages] int32: the pages of every text
-    seats: Tensor  # [B] int64: each sequence's row of `tables`
-    starts: Tensor  # [B] int64: text in the cache
-    widths: Tensor  # [B] int64: how many of a sequence's rows are real; the rest fill up
-    ancestors: Tensor  # [N] int64: bit j of row w set where it sees row j
-    depths: Tensor  # [N] int64: position less start
-    width: int
-    splits: int
-    """Between how many programs a sequence's keys are split at most."""
-    together: int = 0
-    """Rows of a sequence one program takes; 0: all. The chip multiplies small and large tiles by different
-    instructions, whose sums may differ in the last bit (seen on an H200 in 4 of a million numbers): a row has the
-    same bits in any company only where this is the same."""
-    chunk: int = 0
-    """Keys a program takes before a text is split any further; 0: every text is split as far as it goes, so that
-    how a row's sum is split does not depend on the rows beside it."""
-
-
-MAX_SPLITS = 64
-ROWS_TIMES_SPLITS = 2048
+MAX_KV_SPLITS = 64
+MAX_ROW_SPLITS = 2048
 """What a workspace has room for."""
 
 
-class Workspace:
-    """Partial sums of passes whose rows times splits are at most `most`."""
-
-    def __init__(self, most: int, heads: int, dim: int, device: torch.device) -> None:
-        self.parts = torch.empty(most * heads * dim, dtype=torch.float32, device=device)
-        self.peaks = torch.empty(most * heads, dtype=torch.float32, device=device)
-        self.sums = torch.empty_like(self.peaks)
-
-
-def split_up(batch: int, width: int, kv_heads: int) -> tuple[int, int]:
+def choose_kv_splits(batch: int, width: int, kv_heads: int) -> tuple[int, int]:
     """Splits and chunk that fill the chip once with texts of some hundred keys; long ones are split further.
 
     No more splits than the workspace has room for, nor than may be started for nothing.
     """
     pairs = batch * kv_heads
-    most = min(MAX_SPLITS, max(1, 1024 // pairs), ROWS_TIMES_SPLITS // (batch * width))
-    return 1 << most.bit_length() - 1, max(BLOCK, triton.next_power_of_2(2 * pairs))
+    most = min(MAX_KV_SPLITS, max(1, 1024 // pairs), MAX_ROW_SPLITS // (batch * width))
+    return 1 << most.bit_length() - 1, max(KEY_BLOCK, triton.next_power_of_2(2 * pairs))
 
 
-def effort(rows: int) -> dict[str, int]:
+def launch_options(rows: int) -> dict[str, int]:
     """What a program of so many packed rows is given. By rows alone: the last bits of their sums depend on it.
 
     Eight warps take a block sooner than four. Of more than 128 registers each, a processor holds one program and
@@ -239,9 +209,9 @@ def attend_pages(
     q: Tensor,
     keys: Tensor,
     values: Tensor,
-    batch: Batch,
+    batch: AttentionBatch,
     out: Tensor,
-    work: Workspace,
+    work: AttentionWorkspace,
     *,
     scale: float,
     softcap: float = 0.0,
@@ -252,16 +222,17 @@ def attend_pages(
     """q [N, H, D] over cached keys and values [slots, KV, D] -> out [N, H, D]."""
     n, heads, dim = q.shape
     kv = keys.shape[1]
-    together = batch.together or batch.width
-    rows = max(16, triton.next_power_of_2(together * (heads // kv)))
-    groups = triton.cdiv(batch.width, together)
+    rows_per_program = batch.rows_per_program or batch.width
+    rows = max(16, triton.next_power_of_2(rows_per_program * (heads // kv)))
+    groups = triton.cdiv(batch.width, rows_per_program)
     _attend_split[(n // batch.width * groups, kv, batch.splits)](
-        q, keys, values, batch.tables, batch.seats, batch.starts, batch.widths, batch.ancestors, batch.depths, out,
-        work.parts, work.peaks, work.sums, scale, softcap, window, batch.width, batch.tables.shape[1],
-        groups, heads, kv, dim, rows, together, page, BLOCK, batch.splits, batch.chunk, softcap > 0, window > 0, pdl,
-        launch_pdl=pdl, **effort(rows),
+        q, keys, values, batch.block_tables, batch.table_ids, batch.starts, batch.widths, batch.ancestors, batch.depths,
+        out, work.parts, work.peaks, work.sums, scale, softcap, window, batch.width, batch.block_tables.shape[1], groups,
+        heads, kv, dim, rows, rows_per_program, page, KEY_BLOCK, batch.splits, batch.chunk, softcap > 0, window > 0, pdl,
+        launch_pdl=pdl, **launch_options(rows),
     )  # fmt: skip
-    _join_splits[(n, heads)](
+    _combine_splits[(n, heads)](
         work.parts, work.peaks, work.sums, batch.starts, batch.widths, out, batch.width,
-        heads, dim, BLOCK, batch.splits, batch.chunk, min(JOIN, batch.splits), pdl, num_warps=1, launch_pdl=pdl,
+        heads, dim, KEY_BLOCK, batch.splits, batch.chunk, min(SPLITS_PER_STEP, batch.splits), pdl,
+        num_warps=1, launch_pdl=pdl,
     )  # fmt: skip

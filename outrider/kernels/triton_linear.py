@@ -25,22 +25,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from outrider.kernels.triton_rope import RowPlaces, rope_and_store, rope_of
+from outrider.kernels.batch import RowPlaces
+from outrider.kernels.triton_rope import load_cos_sin, rope_and_store
 from outrider.kernels.triton_tiles import (
-    MAX_ROWS,
-    MAX_SPLITS,
-    PADDED,
-    SPLIT_OUTPUTS,
+    MAX_K_SPLITS,
+    MAX_LINEAR_ROWS,
+    MAX_SPLIT_OUTPUTS,
+    PADDED_ROWS,
     Tile,
     few_rows_tile,
     one_row_tile,
-    padded,
+    padded_rows,
 )
 
 
 @triton.jit
 def _one_row(
-    x, w, residual, out, slots, turns, keys, values, eps,
+    x, w, residual, out, slots, cos_sin, keys, values, eps,
     N: tl.constexpr, K: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr, ADDED: tl.constexpr,
     PDL: tl.constexpr, HEADS: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -68,7 +69,7 @@ def _one_row(
             if PDL:
                 tl.extra.cuda.gdc_wait()
             if DIM > 0:  # asked for as soon as they may be, needed at the end
-                turn = rope_of(turns, r, j, live, DIM)
+                rotation = load_cos_sin(cos_sin, r, j, live, DIM)
                 slot = tl.load(slots + r)
         xi = tl.load(x + step + i) if EVEN else tl.load(x + step + i, mask=step + i < K, other=0.0)
         xi = xi.to(tl.float32)
@@ -88,7 +89,7 @@ def _one_row(
         y += tl.load(residual + j, mask=j < N, other=0.0).to(tl.float32)
     y = y.to(out.dtype.element_ty)
     if DIM > 0:
-        rope_and_store(y[None, :], turn, r, j, slot, live, out, keys, values, HEADS, KV, DIM, 1, BLOCK_N)
+        rope_and_store(y[None, :], rotation, r, j, slot, live, out, keys, values, HEADS, KV, DIM, 1, BLOCK_N)
     else:
         tl.store(out + j, y, mask=j < N)
 
@@ -99,7 +100,7 @@ def _weights(rows, real, EVEN: tl.constexpr):
 
 
 @triton.jit
-def _stay(x, PDL: tl.constexpr):
+def _keep_in_registers(x, PDL: tl.constexpr):
     """x as it is. Without this the compiler moves what was loaded to shared memory at once, and waits for it."""
     if PDL:
         x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=2)
@@ -107,7 +108,7 @@ def _stay(x, PDL: tl.constexpr):
 
 
 @triton.jit
-def _take(weight, up, xt, acc, acc_up, squares, NORMED: tl.constexpr, GATED: tl.constexpr):
+def _accumulate(weight, up, xt, acc, acc_up, squares, NORMED: tl.constexpr, GATED: tl.constexpr):
     """One block of inputs more: weights [BLOCK_N, BLOCK_K] times xt [BLOCK_K, ROWS], and the inputs' squares."""
     acc = tl.dot(weight, xt, acc)
     if GATED:
@@ -119,7 +120,7 @@ def _take(weight, up, xt, acc, acc_up, squares, NORMED: tl.constexpr, GATED: tl.
 
 
 @triton.jit
-def _join(
+def _combine_parts(
     acc, square, parts, counters, place, mask, r,
     N: tl.constexpr, NORMED: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
@@ -145,7 +146,7 @@ def _join(
 
 @triton.jit(do_not_specialize=["m"])
 def _few_rows(
-    x, w, residual, out, parts, counters, slots, turns, keys, values, m, residual_stride, eps,
+    x, w, residual, out, parts, counters, slots, cos_sin, keys, values, m, residual_stride, eps,
     N: tl.constexpr, K: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr, ADDED: tl.constexpr,
     PDL: tl.constexpr, HEADS: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, AHEAD: tl.constexpr,
@@ -173,35 +174,37 @@ def _few_rows(
     columns = x + r[None, :] * K + i[:, None] + part * SPAN
     live = r[None, :] < m
     real = (j < N)[:, None]
-    held = ()
+    ahead_weights = ()
     for b in tl.static_range(AHEAD):
-        held += (_weights(rows + LOOPED + b * BLOCK_K, real, EVEN),)
+        ahead_weights += (_weights(rows + LOOPED + b * BLOCK_K, real, EVEN),)
         if GATED:
-            held += (_weights(rows + UP + LOOPED + b * BLOCK_K, real, EVEN),)
+            ahead_weights += (_weights(rows + UP + LOOPED + b * BLOCK_K, real, EVEN),)
     if PDL:
         tl.extra.cuda.gdc_wait()
     last = ()
     for b in tl.static_range(AHEAD):
         last += (tl.load(columns + LOOPED + b * BLOCK_K, mask=live, other=0.0),)
     if DIM > 0:  # asked for as soon as they may be, needed at the end
-        turn = rope_of(turns, r, j, (r < m)[:, None], DIM)
+        rotation = load_cos_sin(cos_sin, r, j, (r < m)[:, None], DIM)
         slot = tl.load(slots + r, mask=r < m, other=0)
     for step in range(0, LOOPED, BLOCK_K):
         weight = _weights(rows + step, real, EVEN)
         up = _weights(rows + UP + step, real, EVEN) if GATED else weight
         xt = tl.load(columns + step, mask=live, other=0.0)
-        acc, acc_up, squares = _take(weight, up, xt, acc, acc_up, squares, NORMED, GATED)
+        acc, acc_up, squares = _accumulate(weight, up, xt, acc, acc_up, squares, NORMED, GATED)
     for b in tl.static_range(AHEAD):  # in the same order as without
-        weight = _stay(held[2 * b] if GATED else held[b], PDL)
-        up = _stay(held[2 * b + 1], PDL) if GATED else weight
-        xt = _stay(last[b], PDL)
-        acc, acc_up, squares = _take(weight, up, xt, acc, acc_up, squares, NORMED, GATED)
+        weight = _keep_in_registers(ahead_weights[2 * b] if GATED else ahead_weights[b], PDL)
+        up = _keep_in_registers(ahead_weights[2 * b + 1], PDL) if GATED else weight
+        xt = _keep_in_registers(last[b], PDL)
+        acc, acc_up, squares = _accumulate(weight, up, xt, acc, acc_up, squares, NORMED, GATED)
     square = tl.sum(squares, 0)
     place = r[None, :] * N + j[:, None]  # [BLOCK_N, ROWS]
     mask = live & real
     mine = True
     if SPLITS > 1:
-        mine, acc, square = _join(acc, square, parts, counters, place, mask, r, N, NORMED, ROWS, BLOCK_N, SPLITS)
+        mine, acc, square = _combine_parts(
+            acc, square, parts, counters, place, mask, r, N, NORMED, ROWS, BLOCK_N, SPLITS
+        )
     if mine:
         scale = tl.full((ROWS,), 1.0, dtype=tl.float32)
         if NORMED:
@@ -214,19 +217,19 @@ def _few_rows(
         y = acc.to(out.dtype.element_ty)
         if DIM > 0:
             rope_and_store(
-                tl.trans(y), turn, r, j, slot, (r < m)[:, None], out, keys, values, HEADS, KV, DIM, ROWS, BLOCK_N
+                tl.trans(y), rotation, r, j, slot, (r < m)[:, None], out, keys, values, HEADS, KV, DIM, ROWS, BLOCK_N
             )  # fmt: skip
         else:
             tl.store(out + place, y, mask=mask)
 
 
-class Scratch:
+class LinearWorkspace:
     """Room for split products: their parts, and how many have arrived. One for each stream of launches."""
 
     def __init__(self, device: torch.device) -> None:
-        outputs = SPLIT_OUTPUTS + SPLIT_OUTPUTS // 64 + 64  # a tile's rows leave their squares behind the parts
-        self.parts = torch.empty(MAX_SPLITS * MAX_ROWS * outputs, dtype=torch.float32, device=device)
-        self.counters = torch.zeros(SPLIT_OUTPUTS // 16, dtype=torch.int32, device=device)
+        outputs = MAX_SPLIT_OUTPUTS + MAX_SPLIT_OUTPUTS // 64 + 64  # a tile's rows leave their squares behind the parts
+        self.parts = torch.empty(MAX_K_SPLITS * MAX_LINEAR_ROWS * outputs, dtype=torch.float32, device=device)
+        self.counters = torch.zeros(MAX_SPLIT_OUTPUTS // 16, dtype=torch.int32, device=device)
 
 
 def plain_linear(
@@ -243,7 +246,7 @@ def plain_linear(
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class _LinearCall:
     """One product, as both kernels take it."""
 
     x: Tensor
@@ -263,7 +266,7 @@ class _Job:
         if self.heads is None:
             return (self.x,) * 4
         cache, places = self.heads
-        return places.slots, places.turns, *cache
+        return places.slots, places.cos_sin, *cache
 
     def constants(self, pdl: bool) -> tuple[int, ...]:
         heads = (0, 0, 0) if self.heads is None else (self.out.shape[1], *self.heads[0][0].shape[1:])
@@ -274,13 +277,13 @@ def linear(
     x: Tensor,
     w: Tensor,
     out: Tensor,
-    scratch: Scratch,
+    scratch: LinearWorkspace,
     *,
     residual: Tensor | None = None,
     eps: float | None = None,
     gated: bool = False,
     pdl: bool = True,
-    one_path: bool = False,
+    pinned: bool = False,
 ) -> None:
     """out [M, n] = f(norm(x [M, k]) @ w.T) + residual, M up to 64.
 
@@ -288,7 +291,7 @@ def linear(
     out is silu(gate) * up. residual [M, n] may be out itself, or [n] a bias. one_path: inputs are added up in one
     order however many rows there are, so that a row's bits are the same alone and among others.
     """
-    _launch(_Job(x, w, out, residual, eps, gated), scratch, one_path, pdl)
+    _launch(_LinearCall(x, w, out, residual, eps, gated), scratch, pinned, pdl)
 
 
 def linear_rope(
@@ -297,45 +300,45 @@ def linear_rope(
     q: Tensor,
     cache: tuple[Tensor, Tensor],
     places: RowPlaces,
-    scratch: Scratch,
+    scratch: LinearWorkspace,
     *,
     bias: Tensor | None = None,
     eps: float | None = None,
     pdl: bool = True,
-    one_path: bool = False,
+    pinned: bool = False,
 ) -> None:
     """Query, key and value heads of x [M, k], turned and stored: `linear` and `rotate_and_store` in one, bit for bit.
 
     w [(H + 2 KV) * D, k]; q [M, H, D] takes the queries, the cache, keys and values [slots, KV, D], the rest.
     """
-    _launch(_Job(x, w, q, bias, eps, heads=(cache, places)), scratch, one_path, pdl)
+    _launch(_LinearCall(x, w, q, bias, eps, heads=(cache, places)), scratch, pinned, pdl)
 
 
-def _launch(job: _Job, scratch: Scratch, one_path: bool, pdl: bool) -> None:
-    (m, k), n = job.x.shape, job.outputs
-    added, least = job.x if job.added is None else job.added, job.eps or 0.0
-    given, known = job.pointers(), job.constants(pdl)
-    if m == 1 and not one_path:
-        tile = one_row_tile(n, k, job.gated)
+def _launch(call: _LinearCall, scratch: LinearWorkspace, pinned: bool, pdl: bool) -> None:
+    (m, k), n = call.x.shape, call.outputs
+    added, least = call.x if call.added is None else call.added, call.eps or 0.0
+    given, known = call.pointers(), call.constants(pdl)
+    if m == 1 and not pinned:
+        tile = one_row_tile(n, k, call.gated)
         _one_row[(triton.cdiv(n, tile.outputs),)](
-            job.x, job.w, added, job.out, *given, least, *known, tile.outputs, tile.inputs,
+            call.x, call.w, added, call.out, *given, least, *known, tile.outputs, tile.inputs,
             num_warps=tile.warps, launch_pdl=pdl,
         )  # fmt: skip
         return
-    tile = _few_rows_cut(job, one_path)
+    tile = _choose_tile(call, pinned)
     _few_rows[(triton.cdiv(n, tile.outputs), tile.splits)](
-        job.x, job.w, added, job.out, scratch.parts, scratch.counters, *given, m, n if added.dim() == 2 else 0, least,
-        *known, padded(m), tile.outputs, tile.inputs, tile.splits, tile.ahead,
+        call.x, call.w, added, call.out, scratch.parts, scratch.counters, *given, m, n if added.dim() == 2 else 0,
+        least, *known, padded_rows(m), tile.outputs, tile.inputs, tile.splits, tile.ahead,
         num_warps=tile.warps, num_stages=tile.stages, launch_pdl=pdl,
     )  # fmt: skip
 
 
-def _few_rows_cut(job: _Job, one_path: bool) -> Tile:
-    (m, k), n = job.x.shape, job.outputs
-    tile = few_rows_tile(n, k, job.gated, padded(m)) if m <= MAX_ROWS else None
+def _choose_tile(call: _LinearCall, pinned: bool) -> Tile:
+    (m, k), n = call.x.shape, call.outputs
+    tile = few_rows_tile(n, k, call.gated, padded_rows(m)) if m <= MAX_LINEAR_ROWS else None
     if tile is None:
         raise ValueError(f"no kernel for {m} rows of {k} inputs; ask `takes` first")
-    if one_path:  # one way to add up, whatever rows are padded to, gives one result
-        first = few_rows_tile(n, k, job.gated, PADDED[0]) or tile
+    if pinned:  # one way to add up, whatever rows are padded to, gives one result
+        first = few_rows_tile(n, k, call.gated, PADDED_ROWS[0]) or tile
         tile = replace(first, stages=tile.stages, ahead=tile.ahead)
     return replace(tile, ahead=min(tile.ahead, k // tile.splits // tile.inputs))

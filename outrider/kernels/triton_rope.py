@@ -1,6 +1,6 @@
 """Where a pass's rows stand: their slots in the cache, and queries and keys turned by their positions (RoPE).
 
-`place_rows` looks up, once a pass, each row's slot and the cosines and sines of its position. A
+`locate_rows` looks up, once a pass, each row's slot and the cosines and sines of its position. A
 product of query, key and value heads can then turn and store its own outputs (`linear_rope` in
 triton_linear.py). `rotate_and_store` does the same to a product that is there already: for heads
 that are normed first, for many rows, and as the reference. Dimensions are turned in adjacent pairs.
@@ -8,21 +8,18 @@ that are normed first, for many rows, and as the reference. Dimensions are turne
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from outrider.kernels.triton_attention import Batch
+from outrider.kernels.batch import AttentionBatch, RowPlaces
 
-HEADS_AT_ONCE = 8  # heads one program turns
+HEADS_PER_PROGRAM = 8  # heads one program turns
 
 
 @triton.jit(do_not_specialize=["width", "nowhere"])
-def _place_row(
-    tables, seats, starts, widths, depths, turns, slots, row_turns, width, pages, nowhere,
+def _locate_row(
+    block_tables, table_ids, starts, widths, depths, cos_sin, slots, row_cos_sin, width, pages, scratch_slot,
     DIM: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
@@ -34,22 +31,22 @@ def _place_row(
     start = tl.load(starts + b)
     place = start + w
     real = w < tl.load(widths + b)
-    page = tl.load(tables + tl.load(seats + b) * pages + place // PAGE, mask=real, other=0)
-    tl.store(slots + row, tl.where(real, page.to(tl.int64) * PAGE + place % PAGE, nowhere))
+    page = tl.load(block_tables + tl.load(table_ids + b) * pages + place // PAGE, mask=real, other=0)
+    tl.store(slots + row, tl.where(real, page.to(tl.int64) * PAGE + place % PAGE, scratch_slot))
     d = tl.arange(0, DIM)
-    tl.store(row_turns + row * DIM + d, tl.load(turns + (start + tl.load(depths + row)) * DIM + d))
+    tl.store(row_cos_sin + row * DIM + d, tl.load(cos_sin + (start + tl.load(depths + row)) * DIM + d))
 
 
 @triton.jit
-def rope_of(turns, r, j, live, DIM: tl.constexpr):
+def load_cos_sin(cos_sin, r, j, live, DIM: tl.constexpr):
     """Cosines and sines of rows r for outputs j, in pairs as they are: [rows, outputs]. live [rows, 1]."""
-    return tl.load(turns + r[:, None] * DIM + (j % DIM)[None, :], mask=live, other=0.0)
+    return tl.load(cos_sin + r[:, None] * DIM + (j % DIM)[None, :], mask=live, other=0.0)
 
 
 @triton.jit
 def rope_and_store(
-    x, turn, r, j, slot, live, q, keys, values,
-    HEADS: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr,
+    x, rotation, r, j, slot, live, q, keys, values,
+    HEADS: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """x [ROWS, WIDE], outputs j of rows r: turned where they are queries or keys, and put where they belong.
 
@@ -57,12 +54,12 @@ def rope_and_store(
     """
     QUERIES: tl.constexpr = HEADS * DIM
     SLOT: tl.constexpr = KV * DIM
-    a, b = tl.split(tl.reshape(x.to(tl.float32), (ROWS, WIDE // 2, 2)))
-    c, s = tl.split(tl.reshape(turn, (ROWS, WIDE // 2, 2)))
+    a, b = tl.split(tl.reshape(x.to(tl.float32), (ROWS, COLUMNS // 2, 2)))
+    c, s = tl.split(tl.reshape(rotation, (ROWS, COLUMNS // 2, 2)))
     # spelled as fma, so that every kernel rounds alike
     both = tl.join(tl.fma(a, c, -(b * s)), tl.fma(b, c, a * s))
-    turned = tl.reshape(both, (ROWS, WIDE))
-    y = tl.where((j < QUERIES + SLOT)[None, :], turned, x.to(tl.float32)).to(q.dtype.element_ty)
+    rotated = tl.reshape(both, (ROWS, COLUMNS))
+    y = tl.where((j < QUERIES + SLOT)[None, :], rotated, x.to(tl.float32)).to(q.dtype.element_ty)
     tl.store(q + r[:, None].to(tl.int64) * QUERIES + j[None, :], y, mask=live & (j < QUERIES)[None, :])
     at = slot[:, None] * SLOT + (j - QUERIES)[None, :]
     tl.store(keys + at, y, mask=live & ((j >= QUERIES) & (j < QUERIES + SLOT))[None, :])
@@ -71,60 +68,43 @@ def rope_and_store(
 
 @triton.jit
 def _rotate_and_store(
-    qkv, slots, turns, norms, q, keys, values, eps,
-    HEADS: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr, AT_ONCE: tl.constexpr,
+    qkv, slots, cos_sin, norms, q, keys, values, eps,
+    HEADS: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr, HEADS_PER_PROGRAM: tl.constexpr,
     NORMED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A few heads of one row. NORMED: each query and key head first, by its own weight in norms [H + KV, D]."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    WIDE: tl.constexpr = AT_ONCE * DIM
+    COLUMNS: tl.constexpr = HEADS_PER_PROGRAM * DIM
     TOTAL: tl.constexpr = (HEADS + 2 * KV) * DIM
     r = tl.program_id(0) + tl.arange(0, 1)
-    j = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
+    j = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     live = (r >= 0)[:, None]
     x = tl.load(qkv + r[:, None].to(tl.int64) * TOTAL + j[None, :], mask=(j < TOTAL)[None, :], other=0.0)
     if NORMED:
-        head = tl.reshape(x.to(tl.float32), (AT_ONCE, DIM))
+        head = tl.reshape(x.to(tl.float32), (HEADS_PER_PROGRAM, DIM))
         head *= tl.rsqrt(tl.sum(head * head, 1) / DIM + eps)[:, None]
         moved = (j < (HEADS + KV) * DIM)[None, :]
         weight = tl.load(norms + j[None, :], mask=moved, other=0.0)
-        x = tl.where(moved, tl.reshape(head, (1, WIDE)) * weight, x.to(tl.float32))
-    turn = rope_of(turns, r, j, live, DIM)
+        x = tl.where(moved, tl.reshape(head, (1, COLUMNS)) * weight, x.to(tl.float32))
+    rotation = load_cos_sin(cos_sin, r, j, live, DIM)
     slot = tl.load(slots + r)
-    rope_and_store(x, turn, r, j, slot, live, q, keys, values, HEADS, KV, DIM, 1, WIDE)
+    rope_and_store(x, rotation, r, j, slot, live, q, keys, values, HEADS, KV, DIM, 1, COLUMNS)
 
 
-@dataclass(frozen=True, slots=True)
-class RowPlaces:
-    """Where each of N rows stands and goes."""
-
-    slots: Tensor  # [N] int64: the cache's slot that takes its key and value
-    turns: Tensor  # [N, D/2, 2] float32: cosine and sine of its position, for each pair of dimensions
-
-    @staticmethod
-    def room(rows: int, dim: int, device: torch.device) -> RowPlaces:
-        """Not yet filled in."""
-        slots = torch.empty(rows, dtype=torch.int64, device=device)
-        return RowPlaces(slots, torch.empty(rows, dim // 2, 2, dtype=torch.float32, device=device))
-
-    def first(self, rows: int) -> RowPlaces:
-        """The same room, for so many rows."""
-        return RowPlaces(self.slots[:rows], self.turns[:rows])
-
-
-def place_rows(
-    batch: Batch, turns: Tensor, places: RowPlaces, *, nowhere: int, page: int = 16, pdl: bool = True
+def locate_rows(
+    batch: AttentionBatch, cos_sin: Tensor, places: RowPlaces, *, scratch_slot: int, page: int = 16, pdl: bool = True
 ) -> None:
     """Fill in the places of a batch's rows.
 
     turns [positions, D/2, 2] float32: cosine and sine of each position and pair. nowhere: the slot of rows that
     only fill up.
     """
-    _place_row[(len(places.slots),)](
-        batch.tables, batch.seats, batch.starts, batch.widths, batch.depths, turns, places.slots, places.turns,
-        batch.width, batch.tables.shape[1], nowhere, 2 * turns.shape[1], page, pdl, num_warps=1, launch_pdl=pdl,
+    _locate_row[(len(places.slots),)](
+        batch.block_tables, batch.table_ids, batch.starts, batch.widths, batch.depths, cos_sin, places.slots,
+        places.cos_sin, batch.width, batch.block_tables.shape[1], scratch_slot, 2 * cos_sin.shape[1], page, pdl,
+        num_warps=1, launch_pdl=pdl,
     )  # fmt: skip
 
 
@@ -145,7 +125,7 @@ def rotate_and_store(
     n, heads, dim = q.shape
     keys, values = cache
     kv = keys.shape[1]
-    _rotate_and_store[(n, triton.cdiv(heads + 2 * kv, HEADS_AT_ONCE))](
-        qkv, places.slots, places.turns, places.turns if norms is None else norms, q, keys, values, eps,
-        heads, kv, dim, HEADS_AT_ONCE, norms is not None, pdl, num_warps=4, launch_pdl=pdl,
+    _rotate_and_store[(n, triton.cdiv(heads + 2 * kv, HEADS_PER_PROGRAM))](
+        qkv, places.slots, places.cos_sin, places.cos_sin if norms is None else norms, q, keys, values, eps,
+        heads, kv, dim, HEADS_PER_PROGRAM, norms is not None, pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip

@@ -3,7 +3,7 @@
 The noise is that of verify/noise.py, in the same integer arithmetic and in float64; a row of
 temperature 0 takes the best logit. Each program takes a part of the vocabulary; a second kernel
 compares the parts' best, the lowest id first among equals. A row that holds a NaN, or no finite
-best, yields NOTHING.
+best, yields NO_TOKEN.
 
 The plain reference is verify/noise.py; what truncation leaves is found in triton_truncate.py.
 """
@@ -15,12 +15,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 4096
-NO_TOKEN = -1
+from outrider.core.sampling import NO_TOKEN
+
+SAMPLE_BLOCK = 4096  # columns a program takes
 
 
 @triton.jit
-def _mix(x):
+def _splitmix64(x):
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB
     return x ^ (x >> 31)
@@ -45,10 +46,10 @@ def _best_of_part(
         temperature = tl.load(temperatures + row)
         if temperature > 0:
             golden = tl.full((), 0x9E3779B97F4A7C15, dtype=tl.uint64)
-            key = _mix(tl.load(seeds + row).to(tl.uint64, bitcast=True) + golden)
-            key = _mix(key + tl.load(positions + row).to(tl.uint64) * golden)
-            key = _mix(key)  # stream 0, the target's own
-            bits = _mix(key + token.to(tl.uint64) * golden) >> 12
+            key = _splitmix64(tl.load(seeds + row).to(tl.uint64, bitcast=True) + golden)
+            key = _splitmix64(key + tl.load(positions + row).to(tl.uint64) * golden)
+            key = _splitmix64(key)  # stream 0, the target's own
+            bits = _splitmix64(key + token.to(tl.uint64) * golden) >> 12
             v = (bits.to(tl.float64) + 0.5) * (1.0 / 4503599627370496.0)
             x = x / temperature - tl.log(-tl.log(1.0 - v))
             x = tl.where(inside, x, float("-inf"))
@@ -63,7 +64,7 @@ def _best_of_part(
 
 
 @triton.jit
-def _best_of_parts(values, tokens, out, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+def _best_of_parts(values, tokens, out, MISSING: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr):
     """One row's token: of the best part, the first among equals."""
     row = tl.program_id(0)
     part = tl.arange(0, BLOCK)
@@ -73,10 +74,10 @@ def _best_of_parts(values, tokens, out, PARTS: tl.constexpr, BLOCK: tl.constexpr
     best = tl.max(tl.where(value == value, value, float("-inf")), 0)
     first = tl.min(tl.where(value == best, token, 2147483647), 0)
     fine = (broken == 0) & (best > float("-inf")) & (best < float("inf"))
-    tl.store(out + row, tl.where(fine, first, -1).to(tl.int64))
+    tl.store(out + row, tl.where(fine, first, MISSING).to(tl.int64))
 
 
-def choose(
+def sample_tokens(
     logits: Tensor,
     temperatures: Tensor | None = None,
     seeds: Tensor | None = None,
@@ -84,7 +85,7 @@ def choose(
     cut: Tensor | None = None,
     ids: Tensor | None = None,
 ) -> Tensor:
-    """[R]: each row's token, NOTHING where there is none. logits [R, vocab], rows contiguous.
+    """[R]: each row's token, NO_TOKEN where there is none. logits [R, vocab], rows contiguous.
 
     temperatures float64 [R]; seeds and positions int64 [R]; without them every row takes its best.
     cut float32 [2, R]: logits below the first or above the second are out of the running. ids int64
@@ -92,7 +93,7 @@ def choose(
     vocabulary: its noise is looked up.
     """
     rows, columns = logits.shape
-    parts = triton.cdiv(columns, BLOCK)
+    parts = triton.cdiv(columns, SAMPLE_BLOCK)
     values = torch.empty(rows, parts, dtype=torch.float64, device=logits.device)
     tokens = torch.empty(rows, parts, dtype=torch.int32, device=logits.device)
     out = torch.empty(rows, dtype=torch.int64, device=logits.device)
@@ -100,7 +101,7 @@ def choose(
     noise = (temperatures, seeds, positions) if sampled else (values, tokens, tokens)
     _best_of_part[(rows, parts)](
         logits, *noise, values if cut is None else cut, tokens if ids is None else ids, values, tokens, columns,
-        logits.stride(0), parts, sampled, cut is not None, ids is not None, BLOCK, num_warps=8,
+        logits.stride(0), parts, sampled, cut is not None, ids is not None, SAMPLE_BLOCK, num_warps=8,
     )  # fmt: skip
-    _best_of_parts[(rows,)](values, tokens, out, parts, triton.next_power_of_2(parts), num_warps=1)
+    _best_of_parts[(rows,)](values, tokens, out, NO_TOKEN, parts, triton.next_power_of_2(parts), num_warps=1)
     return out

@@ -7,12 +7,12 @@ from functools import lru_cache
 
 import triton
 
-MAX_ROWS = 64
+MAX_LINEAR_ROWS = 64
 """Rows these kernels take."""
-PADDED = (16, 32, 64)
+PADDED_ROWS = (16, 32, 64)
 """What rows are padded to."""
-MAX_SPLITS = 4
-SPLIT_OUTPUTS = 8192
+MAX_K_SPLITS = 4
+MAX_SPLIT_OUTPUTS = 8192
 """Products of more outputs fill the chip without being split."""
 
 
@@ -51,19 +51,21 @@ def few_rows_tile(n: int, k: int, gated: bool, rows: int) -> Tile | None:
     if n > 65536:  # a vocabulary's head: plenty of outputs
         return Tile(64, block, 1, 4, 4, 1) if rows <= 32 else Tile(128, min(block, 64), 1, 4, 4)
     tiles = -(-n // 64)
-    most = MAX_SPLITS if rows == 16 else 2
-    splits = next((s for s in (1, 2, 4) if gated or s == most or tiles * s >= 90 or n > SPLIT_OUTPUTS), most)
+    max_splits = MAX_K_SPLITS if rows == 16 else 2
+    splits = next(
+        (s for s in (1, 2, 4) if gated or s == max_splits or tiles * s >= 90 or n > MAX_SPLIT_OUTPUTS), max_splits
+    )
     while k % (block * splits):
         splits //= 2
     ahead = min(k // (block * splits) - 1, 0 if gated or rows == 64 else 1 if rows == 32 or splits > 1 else 4)
     return Tile(64, block, splits, 4, 4 if gated else 6 if rows == 16 else 5, ahead)
 
 
-def padded(rows: int) -> int:
+def padded_rows(rows: int) -> int:
     """What so many rows are padded to."""
-    return next(p for p in PADDED if p >= rows)
+    return next(p for p in PADDED_ROWS if p >= rows)
 
 
-def takes(n: int, k: int, rows: int, gated: bool) -> bool:
+def supports_linear(n: int, k: int, rows: int, gated: bool) -> bool:
     """Whether `linear` can do a product of this shape."""
-    return rows == 1 or (rows <= MAX_ROWS and few_rows_tile(n, k, gated, padded(rows)) is not None)
+    return rows == 1 or (rows <= MAX_LINEAR_ROWS and few_rows_tile(n, k, gated, padded_rows(rows)) is not None)

@@ -17,12 +17,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 8192
-HEAD = 1024  # logits of a row that are sorted to find where truncation cuts
+TRUNCATE_BLOCK = 8192  # logits read at a time
+NUM_TOP = 1024  # logits of a row that are sorted to find where truncation cuts
 
 
 @triton.jit
-def _held(row, count, peak, scale, least, centre, radius, MASS: tl.constexpr, BLOCK: tl.constexpr):
+def _sum_within(row, count, peak, scale, least, centre, radius, MASS: tl.constexpr, BLOCK: tl.constexpr):
     """Of the tokens at or above `least`, those within `radius` of `centre`: their number, or their mass."""
     total = tl.zeros((BLOCK,), dtype=tl.float32)
     for start in range(0, count, BLOCK):
@@ -35,44 +35,44 @@ def _held(row, count, peak, scale, least, centre, radius, MASS: tl.constexpr, BL
 
 
 @triton.jit
-def _halve(row, count, peak, scale, least, centre, wanted, low, high, MASS: tl.constexpr, BLOCK: tl.constexpr):
+def _bisect_radius(row, count, peak, scale, least, centre, wanted, low, high, MASS: tl.constexpr, BLOCK: tl.constexpr):
     """The least radius that holds `wanted`, between the bits of two floats: `low` holds less; `high` at the latest."""
     while high - low > 1:
         middle = low + ((high - low) >> 1)
         radius = middle.to(tl.float32, bitcast=True)
-        enough = _held(row, count, peak, scale, least, centre, radius, MASS, BLOCK) >= wanted
+        enough = _sum_within(row, count, peak, scale, least, centre, radius, MASS, BLOCK) >= wanted
         low = tl.where(enough, low, middle)
         high = tl.where(enough, middle, high)
     return high.to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _told(last, peak, scale, least, centre):
+def _covered_radius(last, peak, scale, least, centre):
     """Nearer to `centre` than this lies nothing but best logits, the least of which is `last`; inf: nowhere at all."""
     bound = centre - (last - peak) * scale
     return tl.where(least > last, float("inf"), tl.where(bound > 0, bound, 0.0))
 
 
 @triton.jit
-def _radius(
-    row, best, vocab, head, last, peak, scale, least, centre, wanted,
-    MASS: tl.constexpr, HEAD: tl.constexpr, BLOCK: tl.constexpr,
+def _find_radius(
+    row, top_logits, vocab, num_top, last, peak, scale, least, centre, wanted,
+    MASS: tl.constexpr, TOP_BLOCK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """How far from `centre` tokens lie that hold `wanted` together, the nearest first."""
-    inner = _told(last, peak, scale, least, centre).to(tl.int32, bitcast=True) - 1
+    inner = _covered_radius(last, peak, scale, least, centre).to(tl.int32, bitcast=True) - 1
     near = inner.to(tl.float32, bitcast=True)  # NaN, which holds nothing, where nothing is told
-    if _held(best, head, peak, scale, least, centre, near, MASS, HEAD) >= wanted:
+    if _sum_within(top_logits, num_top, peak, scale, least, centre, near, MASS, TOP_BLOCK) >= wanted:
         none = tl.full((), -1, dtype=tl.int32)
-        radius = _halve(best, head, peak, scale, least, centre, wanted, none, inner, MASS, HEAD)
+        radius = _bisect_radius(top_logits, num_top, peak, scale, least, centre, wanted, none, inner, MASS, TOP_BLOCK)
     else:
         # exp gives nothing to what lies 128 from the best; numbers go up to the largest float
         most = tl.full((), 0x43000000 if MASS else 0x7F7FFFFF, dtype=tl.int32)
-        radius = _halve(row, vocab, peak, scale, least, centre, wanted, inner, most, MASS, BLOCK)
+        radius = _bisect_radius(row, vocab, peak, scale, least, centre, wanted, inner, most, MASS, BLOCK)
     return radius
 
 
 @triton.jit
-def _ends(row, count, peak, scale, least, centre, radius, BLOCK: tl.constexpr):
+def _logit_range(row, count, peak, scale, least, centre, radius, BLOCK: tl.constexpr):
     """The least and the greatest logit that is at or above `least` and within `radius` of `centre`."""
     low = tl.full((BLOCK,), float("inf"), dtype=tl.float32)
     high = tl.full((BLOCK,), float("-inf"), dtype=tl.float32)
@@ -86,19 +86,20 @@ def _ends(row, count, peak, scale, least, centre, radius, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _range(
-    row, best, vocab, head, last, peak, scale, least, centre, radius, HEAD: tl.constexpr, BLOCK: tl.constexpr
+def _kept_range(
+    row, top_logits, vocab, num_top, last, peak, scale, least, centre, radius,
+    TOP_BLOCK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """`_ends` of a row, from its best logits where those tell."""
-    if radius < _told(last, peak, scale, least, centre):
-        low, high = _ends(best, head, peak, scale, least, centre, radius, HEAD)
+    """`_logit_range` of a row, from its best logits where those tell."""
+    if radius < _covered_radius(last, peak, scale, least, centre):
+        low, high = _logit_range(top_logits, num_top, peak, scale, least, centre, radius, TOP_BLOCK)
     else:
-        low, high = _ends(row, vocab, peak, scale, least, centre, radius, BLOCK)
+        low, high = _logit_range(row, vocab, peak, scale, least, centre, radius, BLOCK)
     return low, high
 
 
 @triton.jit
-def _sums(row, count, peak, scale, least, BLOCK: tl.constexpr):
+def _mass_and_mean(row, count, peak, scale, least, BLOCK: tl.constexpr):
     """Of the tokens at or above `least`: their mass, and the mean of their tempered logits under their law."""
     mass = tl.zeros((BLOCK,), dtype=tl.float32)
     moment = tl.zeros((BLOCK,), dtype=tl.float32)
@@ -115,52 +116,60 @@ def _sums(row, count, peak, scale, least, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _law(row, best, vocab, head, last, peak, scale, least, HEAD: tl.constexpr, BLOCK: tl.constexpr):
-    """`_sums` of a row, from its best logits where no others are left."""
-    if _told(last, peak, scale, least, 0.0) == float("inf"):
-        mass, mean = _sums(best, head, peak, scale, least, HEAD)
+def _row_mass_and_mean(
+    row, top_logits, vocab, num_top, last, peak, scale, least, TOP_BLOCK: tl.constexpr, BLOCK: tl.constexpr
+):
+    """`_mass_and_mean` of a row, from its best logits where no others are left."""
+    if _covered_radius(last, peak, scale, least, 0.0) == float("inf"):
+        mass, mean = _mass_and_mean(top_logits, num_top, peak, scale, least, TOP_BLOCK)
     else:
-        mass, mean = _sums(row, vocab, peak, scale, least, BLOCK)
+        mass, mean = _mass_and_mean(row, vocab, peak, scale, least, BLOCK)
     return mass, mean
 
 
 # single words at any address: rows of one table, of which an odd number must not mean compiling anew
 @triton.jit(do_not_specialize_on_alignment=["top_ks", "top_ps", "typical_ps", "lows", "highs"])
 def _cutoffs(
-    logits, best, temperatures, top_ks, top_ps, min_ps, typical_ps, lows, highs, vocab, stride, head,
-    HEAD: tl.constexpr, BLOCK: tl.constexpr,
+    logits, top_logits, temperatures, top_ks, top_ps, min_ps, typical_ps, lows, highs, vocab, stride, num_top,
+    TOP_BLOCK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One row: top-k, then top-p of what that leaves, then min-p, then typical-p."""
     r = tl.program_id(0)
     row = logits + r.to(tl.int64) * stride
-    best += r * head
+    top_logits += r * num_top
     temperature = tl.load(temperatures + r)
     top_k = tl.load(top_ks + r)
     top_p = tl.load(top_ps + r)
     min_p = tl.load(min_ps + r)
     typical_p = tl.load(typical_ps + r)
-    peak = tl.load(best)
-    last = tl.where(head == vocab, float("-inf"), tl.load(best + head - 1))
+    peak = tl.load(top_logits)
+    last = tl.where(num_top == vocab, float("-inf"), tl.load(top_logits + num_top - 1))
     low = tl.full((), float("-inf"), dtype=tl.float32)
     high = tl.full((), float("inf"), dtype=tl.float32)
-    top = tl.full((), 0.0, dtype=tl.float32)
+    zero = tl.full((), 0.0, dtype=tl.float32)
     usable = (peak > float("-inf")) & (peak < float("inf")) & (temperature > 0)
     scale = 1.0 / tl.where(usable, temperature, 1.0)
     if usable & (top_k > 0) & (top_k < vocab):
         one = tl.full((), 1.0, dtype=tl.float32)  # the order of logits is the same at any temperature
         k = top_k.to(tl.float64)
-        radius = _radius(row, best, vocab, head, last, peak, one, low, top, k, False, HEAD, BLOCK)
-        low, _ = _range(row, best, vocab, head, last, peak, one, low, top, radius, HEAD, BLOCK)
+        radius = _find_radius(row, top_logits, vocab, num_top, last, peak, one, low, zero, k, False, TOP_BLOCK, BLOCK)
+        low, _ = _kept_range(row, top_logits, vocab, num_top, last, peak, one, low, zero, radius, TOP_BLOCK, BLOCK)
     if usable & (top_p < 1):
-        mass, _ = _law(row, best, vocab, head, last, peak, scale, low, HEAD, BLOCK)
-        radius = _radius(row, best, vocab, head, last, peak, scale, low, top, top_p * mass, True, HEAD, BLOCK)
-        low, _ = _range(row, best, vocab, head, last, peak, scale, low, top, radius, HEAD, BLOCK)
+        mass, _ = _row_mass_and_mean(row, top_logits, vocab, num_top, last, peak, scale, low, TOP_BLOCK, BLOCK)
+        radius = _find_radius(
+            row, top_logits, vocab, num_top, last, peak, scale, low, zero, top_p * mass, True, TOP_BLOCK, BLOCK
+        )
+        low, _ = _kept_range(row, top_logits, vocab, num_top, last, peak, scale, low, zero, radius, TOP_BLOCK, BLOCK)
     if usable & (min_p > 0):
-        low, _ = _range(row, best, vocab, head, last, peak, scale, low, top, -tl.log(min_p), HEAD, BLOCK)
+        low, _ = _kept_range(
+            row, top_logits, vocab, num_top, last, peak, scale, low, zero, -tl.log(min_p), TOP_BLOCK, BLOCK
+        )
     if usable & (typical_p < 1):
-        mass, mean = _law(row, best, vocab, head, last, peak, scale, low, HEAD, BLOCK)
-        radius = _radius(row, best, vocab, head, last, peak, scale, low, mean, typical_p * mass, True, HEAD, BLOCK)
-        low, high = _range(row, best, vocab, head, last, peak, scale, low, mean, radius, HEAD, BLOCK)
+        mass, mean = _row_mass_and_mean(row, top_logits, vocab, num_top, last, peak, scale, low, TOP_BLOCK, BLOCK)
+        radius = _find_radius(
+            row, top_logits, vocab, num_top, last, peak, scale, low, mean, typical_p * mass, True, TOP_BLOCK, BLOCK
+        )
+        low, high = _kept_range(row, top_logits, vocab, num_top, last, peak, scale, low, mean, radius, TOP_BLOCK, BLOCK)
     tl.store(lows + r, low)
     tl.store(highs + r, high)
 
@@ -176,7 +185,7 @@ class Truncation:
     typical_ps: Tensor  # float64; 1: all
 
 
-def cutoffs(logits: Tensor, asked: Truncation, head: int = HEAD) -> Tensor:
+def cutoffs(logits: Tensor, truncation: Truncation, num_top: int = NUM_TOP) -> Tensor:
     """float32 [2, R]: the least and the greatest logit each row keeps; -inf and inf where it keeps all.
 
     logits float32 [R, vocab]. Top-k keeps what the plain rule keeps, to the token, but for logits that only
@@ -187,11 +196,12 @@ def cutoffs(logits: Tensor, asked: Truncation, head: int = HEAD) -> Tensor:
     """
     rows, vocab = logits.shape
     # sorted: in what order topk leaves them otherwise depends on the number of rows, and rounding on the order
-    best = logits.topk(min(head, vocab), dim=-1).values  # [R, head]
-    ends = torch.empty(2, rows, device=logits.device)
+    top_logits = logits.topk(min(num_top, vocab), dim=-1).values  # [R, head]
+    bounds = torch.empty(2, rows, device=logits.device)
     _cutoffs[(rows,)](
-        logits, best, asked.temperatures, asked.top_ks, asked.top_ps, asked.min_ps, asked.typical_ps, *ends,
-        vocab, logits.stride(0), best.shape[1], triton.next_power_of_2(best.shape[1]), BLOCK, num_warps=16,
+        logits, top_logits, truncation.temperatures, truncation.top_ks, truncation.top_ps, truncation.min_ps,
+        truncation.typical_ps, *bounds, vocab, logits.stride(0), top_logits.shape[1],
+        triton.next_power_of_2(top_logits.shape[1]), TRUNCATE_BLOCK, num_warps=16,
         enable_fp_fusion=False,  # a distance rounds the same wherever it is worked out
     )  # fmt: skip
-    return ends
+    return bounds

@@ -1,4 +1,4 @@
-"""The texts' page tables on the device: a row each, of which only what changed is sent."""
+"""The sequences' block tables on the device: a row each, of which only what changed is sent."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from outrider.kvcache.pages import PagePool
 
 
 class BlockTables:
-    """Seats for the texts of a pass. A text keeps its seat until another needs it."""
+    """Table rows for the sequences of a pass. A sequence keeps its row until another needs it."""
 
-    def __init__(self, pool: PagePool, seats: int, context: int, device: torch.device) -> None:
-        """context: most tokens of one text; seats: most texts of one pass."""
-        self.pool, self.spare, self.device = pool, seats, device
-        """`spare` is a seat whose every page is the scratch page, for rows that only fill up."""
+    def __init__(self, pool: PagePool, sequences: int, context: int, device: torch.device) -> None:
+        """context: max tokens of one sequence; sequences: max sequences of one pass."""
+        self.pool, self.spare, self.device = pool, sequences, device
+        """`spare` is a row whose every page is the scratch page, for rows that only fill up."""
         self.width = -(-context // pool.size) + 4  # a pass may be wider than the text it fills up
-        self.pages = torch.full((seats + 1, self.width), pool.count, dtype=torch.int32, device=device)
-        self._sent: dict[int, tuple[int, list[int]]] = {}  # text -> seat, pages there; least used first
-        self._free = list(range(seats))
+        self.pages = torch.full((sequences + 1, self.width), pool.count, dtype=torch.int32, device=device)
+        self._sent: dict[int, tuple[int, list[int]]] = {}  # sequence -> row, pages there; least recently used first
+        self._free = list(range(sequences))
 
-    def seat(self, seq_ids: Iterable[int]) -> list[int]:
-        """A seat for each text, its table up to date once what is launched next runs."""
-        seats: list[int] = []
+    def table_ids(self, seq_ids: Iterable[int]) -> list[int]:
+        """Each sequence's row of `pages`, its table up to date once what is launched next runs."""
+        rows: list[int] = []
         places: list[int] = []
         pages: list[int] = []
         for seq_id in seq_ids:
-            seat, sent = self._sent.pop(seq_id, None) or (self._vacate(), [])
+            row, sent = self._sent.pop(seq_id, None) or (self._free_row(), [])
             table = self.pool.table(seq_id)
             if sent[: len(table)] != table:
                 changed = [i for i, page in enumerate(table) if i >= len(sent) or sent[i] != page]
-                places += [seat * self.width + i for i in changed]
+                places += [row * self.width + i for i in changed]
                 pages += [table[i] for i in changed]
                 sent = [*table, *sent[len(table) :]]
-            self._sent[seq_id] = seat, sent  # again at the end: the last used
-            seats.append(seat)
+            self._sent[seq_id] = row, sent  # again at the end: the last used
+            rows.append(row)
         if places:
             change = torch.tensor([places, pages], dtype=torch.int64).pin_memory().to(self.device, non_blocking=True)
             self.pages.view(-1).index_copy_(0, change[0], change[1].to(torch.int32))
-        return seats
+        return rows
 
-    def _vacate(self) -> int:
-        """A free seat, or that of the text that was longest in no pass."""
+    def _free_row(self) -> int:
+        """A free row, or that of the least recently used sequence."""
         return self._free.pop() if self._free else self._sent.pop(next(iter(self._sent)))[0]

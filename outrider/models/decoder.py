@@ -128,7 +128,7 @@ class Decoder:
         """
         self._rotations.reserve(length)
 
-    def turns(self, rope: int) -> Tensor:
+    def cos_sin(self, rope: int) -> Tensor:
         """One rope's rotations, float32 [positions, dim / 2, 2]: cosine and sine. `reserve` may replace them."""
         return self._rotations.table(rope)
 
@@ -136,10 +136,10 @@ class Decoder:
         """int64 [N], int64 [N] -> [N, hidden], after the final norm"""
         config, weights = self.config, self.weights
         rotations = self._rotations(positions)
-        turns = [rotations[layer.rope] for layer in config.layers]
+        cos_sin = [rotations[layer.rope] for layer in config.layers]
         x = self._embed(ids)
         for i, layer in enumerate(weights.layers):
-            x = x + self._attention(i, layer, x, turns[i], attend)
+            x = x + self._attention(i, layer, x, cos_sin[i], attend)
             x = x + self._mlp(layer, x)
         return weights.norm(x)
 

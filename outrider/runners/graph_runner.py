@@ -16,8 +16,8 @@ from torch import Tensor
 
 from outrider.core.errors import ConfigError
 from outrider.core.sequence import Span
-from outrider.kernels.triton_accept import MAX_TEXTS
-from outrider.kernels.triton_attention import split_up
+from outrider.kernels.batch import MAX_SEQUENCES
+from outrider.kernels.triton_attention import choose_kv_splits
 from outrider.kvcache.block_tables import BlockTables
 from outrider.models.decoder import Decoder, Norm
 from outrider.models.linear import Linear
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 PINNED_ROWS = 64  # what the fused kernels take: beyond, the library picks its sums by the number of rows
 PINNED_SPLITS = 32
-PINNED_TOGETHER = 8
+PINNED_ROWS_PER_PROGRAM = 8
 
 
 def fits(decoder: Decoder) -> bool:
@@ -63,13 +63,13 @@ class GraphRunner:
         """pinned: every row by one path of arithmetic, so that its bits do not depend on the rows beside it."""
         self.target, self.decoder, self.config = target, target.decoder, target.decoder.config
         self.pinned, self.most_rows = pinned, PINNED_ROWS if pinned else MIN_ROWS
-        self.page, self.nowhere = target.pool.size, target.pool.count * target.pool.size
+        self.page, self.scratch_slot = target.pool.size, target.pool.count * target.pool.size
         weights = self.decoder.weights
         for layer in weights.layers:
             _fold(layer.attention_norm, cast(Linear, layer.qkv))
             _fold(layer.mlp_norm, cast(Linear, layer.gate_up))
         self.head = cast(Linear, weights.head).weight
-        self.tables = BlockTables(target.pool, MAX_TEXTS, target.context, self.decoder.device)
+        self.tables = BlockTables(target.pool, MAX_SEQUENCES, target.context, self.decoder.device)
         self.graph_pool = torch.cuda.graph_pool_handle()
         self.recorded: dict[BatchShape, tuple[GraphedForward, torch.cuda.CUDAGraph]] = {}
         self._arena: ActivationBuffers | None = None
@@ -124,7 +124,7 @@ class GraphRunner:
 
     def has_room(self, shape: BatchShape) -> bool:
         """Whether so many rows, and texts, go into one pass."""
-        return shape.rows <= self.most_rows and shape.batch <= MAX_TEXTS
+        return shape.rows <= self.most_rows and shape.batch <= MAX_SEQUENCES
 
     def prepare(self, batch: int, width: int) -> Iterator[BatchShape]:
         """Record every size that passes of up to so many sequences and rows need; yields each once it is there."""
@@ -163,10 +163,10 @@ class GraphRunner:
         return made.stand(len(spans), choices)
 
     def splits_of(self, shape: BatchShape) -> tuple[int, int, int]:
-        """How attention splits keys in a pass of this size: `splits`, `together` and `chunk` of its Batch."""
+        """`splits`, `rows_per_program` and `chunk` of the AttentionBatch of a pass of this size."""
         if self.pinned:
-            return PINNED_SPLITS, PINNED_TOGETHER, 0
-        splits, chunk = split_up(shape.batch, shape.width, self.config.kv_heads)
+            return PINNED_SPLITS, PINNED_ROWS_PER_PROGRAM, 0
+        splits, chunk = choose_kv_splits(shape.batch, shape.width, self.config.kv_heads)
         return splits, 0, chunk
 
     def pass_of(self, shape: BatchShape) -> tuple[GraphedForward, torch.cuda.CUDAGraph]:

@@ -16,7 +16,7 @@ import torch
 from outrider.core.device_row import DeviceRow
 from outrider.core.host_copy import HostCopy
 from outrider.core.sequence import Span
-from outrider.kernels.triton_sample import choose
+from outrider.kernels.triton_sample import sample_tokens
 from outrider.runners.base import ChainStart
 from outrider.runners.device_state import DeviceState
 from outrider.runners.graph_runner import GraphRunner
@@ -69,12 +69,12 @@ class GraphedChain:
         first, later = self.first, self.later
         first.forward()
         logits, ids = first.logits[1::2], None  # after the last token of each text
-        later.batch.seats.copy_(first.batch.seats)
+        later.batch.table_ids.copy_(first.batch.table_ids)
         torch.clamp(first.batch.widths, max=1, out=later.batch.widths)
         later.batch.ancestors.fill_(1)
         for step in range(self.steps):
             places = self.lengths + step
-            token = choose(logits, self.temperatures, self.seeds, places, ids=ids).clamp_(min=0)
+            token = sample_tokens(logits, self.temperatures, self.seeds, places, ids=ids).clamp_(min=0)
             self.tokens[:, step] = token
             if step + 1 < self.steps:
                 later.ids.copy_(token)

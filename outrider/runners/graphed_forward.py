@@ -21,12 +21,13 @@ from torch import Tensor
 
 from outrider.core.device_row import DeviceRow, copy_guesses
 from outrider.core.sequence import Span
-from outrider.kernels.triton_accept import MAX_TEXTS, settle
-from outrider.kernels.triton_attention import ROWS_TIMES_SPLITS, Batch, Workspace, attend_pages
-from outrider.kernels.triton_linear import Scratch, linear, linear_rope
-from outrider.kernels.triton_rope import RowPlaces, place_rows, rotate_and_store
+from outrider.kernels.batch import MAX_SEQUENCES, AttentionBatch, AttentionWorkspace, RowPlaces
+from outrider.kernels.triton_accept import accept_chains
+from outrider.kernels.triton_attention import MAX_ROW_SPLITS, attend_pages
+from outrider.kernels.triton_linear import LinearWorkspace, linear, linear_rope
+from outrider.kernels.triton_rope import locate_rows, rotate_and_store
 from outrider.kernels.triton_rows import gate_rows, norm_rows
-from outrider.kernels.triton_tiles import takes
+from outrider.kernels.triton_tiles import supports_linear
 from outrider.models.config import DecoderConfig
 from outrider.models.decoder import Layer
 from outrider.models.linear import Linear
@@ -68,7 +69,7 @@ def capture_shapes(batch: int, width: int, most: int = MAX_ROWS) -> list[BatchSh
     A text wider than any size is a prompt being read: that is no pass of these.
     """
     widest = padded_shape(1, min(width, WIDTHS[-1])).width
-    batches = [1 << i for i in range((min(batch, MAX_TEXTS) - 1).bit_length() + 1)]
+    batches = [1 << i for i in range((min(batch, MAX_SEQUENCES) - 1).bit_length() + 1)]
     return [BatchShape(b, w) for b in batches for w in WIDTHS if w <= widest and b * w <= most]
 
 
@@ -88,9 +89,9 @@ class ActivationBuffers:
         self.q, self.attended = room(heads, dim), room(heads, dim)
         self.both, self.wide = room(2 * config.intermediate_size), room(config.intermediate_size)
         self.logits = room(config.vocab_size, kind=torch.float32)
-        self.work = Workspace(ROWS_TIMES_SPLITS, heads, dim, device)
-        self.scratch = Scratch(device)
-        self.places = [RowPlaces.room(rows, dim, device) for _ in config.ropes]
+        self.work = AttentionWorkspace(MAX_ROW_SPLITS, heads, dim, device)
+        self.scratch = LinearWorkspace(device)
+        self.places = [RowPlaces.empty(rows, dim, device) for _ in config.ropes]
 
 
 @cache
@@ -149,9 +150,9 @@ class GraphedForward:
         self.arena = arena = owner.arena
         n, batch = shape.rows, shape.batch
         self.inputs = PinnedInputs(3 * n + 3 * batch, owner.decoder.device)
-        self.ids, ancestors, depths, starts, widths, seats = self.inputs.ints.split([n, n, n, batch, batch, batch])
+        self.ids, ancestors, depths, starts, widths, table_ids = self.inputs.ints.split([n, n, n, batch, batch, batch])
         cut = owner.splits_of(shape)
-        self.batch = Batch(owner.tables.pages, seats, starts, widths, ancestors, depths, shape.width, *cut)
+        self.batch = AttentionBatch(owner.tables.pages, table_ids, starts, widths, ancestors, depths, shape.width, *cut)
         self.x, self.qkv, self.q, self.attended = (t[:n] for t in (arena.x, arena.qkv, arena.q, arena.attended))
         self.narrow = owner.target.heads.narrow(shape.outputs)
         self.head = owner.head if self.narrow is None else cast(Linear, self.narrow.rows).weight
@@ -167,8 +168,8 @@ class GraphedForward:
         array, n = self.inputs.array(), shape.rows
         array[:] = self._blank
         ids, ancestors, depths = array[: 3 * n].reshape(3, shape.batch, shape.width)
-        starts, widths, seats = array[3 * n :].reshape(3, shape.batch)
-        seats[:count] = self.owner.tables.seat(span.seq_id for span in spans)
+        starts, widths, table_ids = array[3 * n :].reshape(3, shape.batch)
+        table_ids[:count] = self.owner.tables.table_ids(span.seq_id for span in spans)
         waiting: list[tuple[int, int, DeviceRow]] = []
         for i, span in enumerate(spans):
             text, draft = len(span.tokens), span.draft
@@ -198,7 +199,7 @@ class GraphedForward:
     def stand(self, count: int, choices: Tensor) -> DeviceState:
         """Where the first `count` texts stand, each of one token and a chain of guesses, after these choices."""
         where = self.batch
-        return DeviceState(*settle(self.tokens[:count], where.starts[:count], where.widths[:count], choices))
+        return DeviceState(*accept_chains(self.tokens[:count], where.starts[:count], where.widths[:count], choices))
 
     def rows(self, spans: Seq[Span]) -> Tensor:
         """The logits the spans asked for, float32 [rows wanted, vocab]"""
@@ -218,8 +219,8 @@ class GraphedForward:
         torch.index_select(weights.embedding, 0, self.ids, out=x)
         places = [p.first(len(x)) for p in self.arena.places]
         for rope, place in enumerate(places):
-            turns = owner.decoder.turns(rope)
-            place_rows(self.batch, turns, place, nowhere=owner.nowhere, page=owner.page, pdl=PDL)
+            cos_sin = owner.decoder.cos_sin(rope)
+            locate_rows(self.batch, cos_sin, place, scratch_slot=owner.scratch_slot, page=owner.page, pdl=PDL)
         for i, layer in enumerate(weights.layers):
             cache, kind = target.caches[i], config.layers[i]
             self._heads(x, layer, places[kind.rope], cache)
@@ -235,11 +236,11 @@ class GraphedForward:
 
     def _heads(self, x: Tensor, layer: Layer, places: RowPlaces, cache: tuple[Tensor, Tensor]) -> None:
         """A layer's queries, turned, to self.q; its keys and values to the cache."""
-        qkv, eps, one_path = cast(Linear, layer.qkv), self.owner.config.norm_eps, self.owner.pinned
-        if layer.qk_norm is None and takes(self.qkv.shape[1], x.shape[1], len(x), False):
+        qkv, eps, pinned = cast(Linear, layer.qkv), self.owner.config.norm_eps, self.owner.pinned
+        if layer.qk_norm is None and supports_linear(self.qkv.shape[1], x.shape[1], len(x), False):
             linear_rope(
                 x, qkv.weight, self.q, cache, places, self.arena.scratch,
-                bias=qkv.bias, eps=eps, one_path=one_path, pdl=PDL,
+                bias=qkv.bias, eps=eps, pinned=pinned, pdl=PDL,
             )  # fmt: skip
             return
         self._product(x, qkv.weight, self.qkv, residual=qkv.bias, eps=eps)
@@ -264,9 +265,9 @@ class GraphedForward:
     ) -> None:
         """The fused kernel for up to 64 rows, the library's product and what goes around it beyond."""
         arena, rows = self.arena, len(x)
-        if takes(out.shape[1], x.shape[1], rows, gated):
-            one_path = self.owner.pinned
-            linear(x, w, out, arena.scratch, residual=residual, eps=eps, gated=gated, one_path=one_path, pdl=PDL)
+        if supports_linear(out.shape[1], x.shape[1], rows, gated):
+            pinned = self.owner.pinned
+            linear(x, w, out, arena.scratch, residual=residual, eps=eps, gated=gated, pinned=pinned, pdl=PDL)
             return
         if eps is not None:
             norm_rows(x, arena.normed[:rows], eps, pdl=PDL)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.sequence import Span
-from outrider.kernels.triton_prompt import attend_prompt, tiles_of
+from outrider.kernels.triton_prompt import attend_prompt, prompt_tiles
 from outrider.kvcache.block_tables import BlockTables
 from outrider.runners.layout import Layout
 
@@ -23,11 +23,11 @@ class PromptAttention:
     def __init__(self, target: NativeRunner, tables: BlockTables, spans: Seq[Span], layout: Layout) -> None:
         self.caches, self.slots, self.page = target.caches, layout.slots, target.pool.size
         self.config, self.tables = target.decoder.config, tables
-        seats = tables.seat(span.seq_id for span in spans)
+        table_ids = tables.table_ids(span.seq_id for span in spans)
         tiles = [
             tile
-            for seat, span, rows in zip(seats, spans, layout.rows, strict=True)
-            for tile in tiles_of(seat, span.start, rows.start, span.width)
+            for table_id, span, rows in zip(table_ids, spans, layout.rows, strict=True)
+            for tile in prompt_tiles(table_id, span.start, rows.start, span.width)
         ]
         self.tiles = torch.tensor(tiles, dtype=torch.int64).pin_memory().to(target.device, non_blocking=True)
 

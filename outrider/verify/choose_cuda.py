@@ -22,12 +22,12 @@ def choose_rows(logits: Tensor, seqs: Seq[Sequence], texts: Seq[Rows], lengths: 
 
     lengths int64 [texts]: the tokens of each text, where only the device knows them.
     """
-    from outrider.kernels.triton_sample import choose
+    from outrider.kernels.triton_sample import sample_tokens
     from outrider.kernels.triton_truncate import Truncation, cutoffs
 
     logits, laws = _touched(logits, seqs, texts), [seq.params for seq in seqs]
     if all(params.greedy for params in laws):
-        return choose(logits)
+        return sample_tokens(logits)
     counts = [len(text.depths) for text in texts]
     known = [len(seq.tokens) if lengths is None else 0 for seq in seqs]
     places = [length + depth for length, text in zip(known, texts, strict=True) for depth in text.depths]
@@ -48,7 +48,7 @@ def choose_rows(logits: Tensor, seqs: Seq[Sequence], texts: Seq[Rows], lengths: 
         top_p, min_p, typical_p = words[4:].view(torch.float64)
         ends = cutoffs(logits, Truncation(temperatures.float(), words[3], top_p, min_p.float(), typical_p))
     positions = words[1] if lengths is None else words[1] + _for_each_row(lengths, counts)
-    return choose(logits, temperatures, words[0], positions, ends)
+    return sample_tokens(logits, temperatures, words[0], positions, ends)
 
 
 def _for_each_row(values: Tensor, counts: list[int]) -> Tensor:

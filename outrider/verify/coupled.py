@@ -20,11 +20,11 @@ from torch import Tensor
 from outrider.core.draft import Draft, Verdict
 from outrider.core.errors import RequestError
 from outrider.core.host_copy import HostCopy
-from outrider.core.sampling import Token
+from outrider.core.sampling import NO_TOKEN, Token
 from outrider.core.sequence import Sequence
 from outrider.verify.choose_cuda import choose_rows
 from outrider.verify.noise import TARGET, gumbel_rows, rows_at_once
-from outrider.verify.probs import NO_TOKEN, Path, Rows, apply_temperature, explain, process_logits
+from outrider.verify.probs import Path, Rows, apply_temperature, explain, process_logits
 
 Place = tuple[int, int]  # a seed and a position: where noise is looked up
 

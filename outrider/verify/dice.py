@@ -6,10 +6,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from outrider.core.sampling import Token
+from outrider.core.sampling import NO_TOKEN, Token
 from outrider.core.sequence import Sequence
 from outrider.verify.noise import ACCEPT, RESIDUAL, round_seed, uniform
-from outrider.verify.probs import NO_TOKEN
 
 
 class Dice(Protocol):

@@ -25,7 +25,6 @@ from outrider.core.sequence import Sequence
 
 Path = tuple[Token, ...]
 
-NO_TOKEN = -1  # stands for a token where none can be chosen
 
 _HEAD = 1024  # how many tokens truncation sorts at first
 COLDEST = 1e-30  # below this float32 cannot divide; the law is the same

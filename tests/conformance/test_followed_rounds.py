@@ -22,7 +22,7 @@ from outrider.engine.engine import Engine
 from outrider.engine.events import Event
 from outrider.engine.request import EngineLimits, Request
 from outrider.engine.scoring import Scoring
-from outrider.kernels.accept import settle
+from outrider.kernels.accept import accept_chains
 from outrider.verify.base import make_verifier
 
 DRAFTERS = ("none", "draft-model:model=draft,k=4", "draft-model:model=other,k=3", "smaller")
@@ -85,7 +85,7 @@ def test_a_text_that_breaks_ends_where_plain_decoding_ends(drafter: str):
 def test_where_a_broken_text_stands_is_where_the_host_leaves_it():
     """Guesses 5, 6 stand and nothing follows 6: the text is taken back to its last good token, 6, to be read again."""
     ids, widths = torch.tensor([[4, 5, 6, 7], [4, 5, 6, 7]]), torch.tensor([4, 4])
-    lengths, last = settle(ids, torch.tensor([10, 10]), widths, torch.tensor([5, 6, -1, 9, 5, 6, 7, 8]))
+    lengths, last = accept_chains(ids, torch.tensor([10, 10]), widths, torch.tensor([5, 6, -1, 9, 5, 6, 7, 8]))
     assert lengths.tolist() == [13, 15]
     assert last.tolist() == [[5, 6], [7, 8]]
 

@@ -22,7 +22,7 @@ from outrider.engine.engine import Engine
 from outrider.engine.events import Event
 from outrider.engine.request import EngineLimits, Request
 from outrider.engine.stats import Tally
-from outrider.kernels.accept import settle
+from outrider.kernels.accept import accept_chains
 from outrider.runners.base import ChainStart
 from outrider.runners.device_state import DeviceState
 from outrider.testing.toy import ToyRunner
@@ -47,7 +47,7 @@ class Launching(ToyRunner):
             return None
         ids = [torch.tensor([*span.tokens, *span.draft.tokens]) for span in spans]
         starts, widths = torch.tensor([span.start for span in spans]), torch.tensor([span.width for span in spans])
-        return DeviceState(*settle(pad_sequence(ids, batch_first=True), starts, widths, choices))
+        return DeviceState(*accept_chains(pad_sequence(ids, batch_first=True), starts, widths, choices))
 
     def score_behind(self, standing: DeviceState, seq_ids: Seq[int], drafts: Seq[Draft]) -> Tensor:
         self.followed += 1

@@ -46,7 +46,7 @@ def random(*shape: int, seed: int, scale: float = 1.0) -> torch.Tensor:
 @pytest.mark.parametrize("rows", [1, 6, 20, 64] if INTERPRETED else [1, 2, 6, 16, 17, 32, 50, 64])
 @pytest.mark.parametrize("product", PRODUCTS, ids=str)
 def test_a_fused_product_is_the_plain_one(product, rows):
-    from outrider.kernels.triton_linear import Scratch, linear, plain_linear
+    from outrider.kernels.triton_linear import LinearWorkspace, linear, plain_linear
 
     n, k, gated, normed, added = product
     w = random(n * (1 + gated), k, seed=n + rows, scale=k**-0.5)
@@ -56,11 +56,11 @@ def test_a_fused_product_is_the_plain_one(product, rows):
     judge = plain_linear(
         x.double(), w.double(), residual=None if residual is None else residual.double(), eps=eps, gated=gated
     )
-    scratch = Scratch(torch.device(DEVICE))
+    scratch = LinearWorkspace(torch.device(DEVICE))
     outs = []
-    for one_path in (False, True, True):
+    for pinned in (False, True, True):
         out = torch.full((rows, n), torch.nan, device=DEVICE, dtype=HALF)
-        linear(x, w, out, scratch, residual=residual, eps=eps, gated=gated, one_path=one_path, pdl=PDL)
+        linear(x, w, out, scratch, residual=residual, eps=eps, gated=gated, pinned=pinned, pdl=PDL)
         assert distance(out, judge) < 5e-3
         outs.append(out)
     assert torch.equal(outs[1], outs[2])
@@ -68,7 +68,7 @@ def test_a_fused_product_is_the_plain_one(product, rows):
         alone = torch.empty(1, n, device=DEVICE, dtype=HALF)
         own = None if residual is None else residual[row : row + 1].contiguous()
         one = x[row : row + 1].contiguous()
-        linear(one, w, alone, scratch, residual=own, eps=eps, gated=gated, one_path=True, pdl=PDL)
+        linear(one, w, alone, scratch, residual=own, eps=eps, gated=gated, pinned=True, pdl=PDL)
         assert torch.equal(alone[0], outs[1][row])
 
 
@@ -90,13 +90,13 @@ def test_normed_and_gated_rows_are_the_plain_ones(weighted):
 
 def a_batch(sequences: int, width: int, text: int, *, tree: bool, splits: int):
     """Random pages, lengths and trees; the last sequence has a row less than there is room for."""
-    from outrider.kernels.triton_attention import Batch
+    from outrider.kernels.batch import AttentionBatch
 
     g = torch.Generator().manual_seed(text + width)
     pages = -(-(text + width) // 16)
     count = sequences * pages + 3
-    tables = torch.randperm(count, generator=g)[: sequences * pages].view(sequences, pages)
-    seats = torch.randperm(sequences, generator=g)
+    block_tables = torch.randperm(count, generator=g)[: sequences * pages].view(sequences, pages)
+    table_ids = torch.randperm(sequences, generator=g)
     starts = torch.randint(max(1, text // 2), text + 1, (sequences,), generator=g)
     widths = torch.full((sequences,), width)
     widths[-1] -= int(width > 1)
@@ -109,8 +109,8 @@ def a_batch(sequences: int, width: int, text: int, *, tree: bool, splits: int):
             depth.append(depth[parent] + 1)
         ancestors += bits
         depths += depth
-    ints = (seats, starts, widths, torch.tensor(ancestors), torch.tensor(depths))
-    return Batch(tables.int().to(DEVICE), *(t.to(DEVICE) for t in ints), width, splits), count
+    ints = (table_ids, starts, widths, torch.tensor(ancestors), torch.tensor(depths))
+    return AttentionBatch(block_tables.int().to(DEVICE), *(t.to(DEVICE) for t in ints), width, splits), count
 
 
 CASES = [(1, 1, 5), (1, 6, 511), (3, 6, 700), (2, 16, 1000), (1, 8, 4096), (2, 32, 300), (40, 2, 130)]
@@ -123,19 +123,20 @@ if INTERPRETED:
 @pytest.mark.parametrize(("softcap", "window"), [(0.0, 0), (5.0, 0), (0.0, 90)])
 @pytest.mark.parametrize(("splits", "chunk"), [(1, 0), (8, 128)] if INTERPRETED else [(1, 0), (32, 0), (8, 128)])
 def test_paged_attention_is_the_plain_one(sequences, width, text, tree, softcap, window, splits, chunk):
-    from outrider.kernels.triton_attention import Workspace, attend_pages
+    from outrider.kernels.batch import AttentionWorkspace
+    from outrider.kernels.triton_attention import attend_pages
 
     heads, kv, dim, page = 8, 2, 64, 16
     batch, count = a_batch(sequences, width, text, tree=tree, splits=splits)
     batch = replace(batch, chunk=chunk)
     keys, values = (random(count * page, kv, dim, seed=s) for s in (1, 2))
     q = random(sequences * width, heads, dim, seed=3)
-    work = Workspace(len(q) * splits, heads, dim, torch.device(DEVICE))
+    work = AttentionWorkspace(len(q) * splits, heads, dim, torch.device(DEVICE))
     out = torch.full_like(q, torch.nan)
     attend_pages(q, keys, values, batch, out, work, scale=dim**-0.5, softcap=softcap, window=window, pdl=PDL)
     for b in range(sequences):
         start, real = int(batch.starts[b]), int(batch.widths[b])
-        table = batch.tables[batch.seats[b]].long()
+        table = batch.block_tables[batch.table_ids[b]].long()
         slots = (table[:, None] * page + torch.arange(page, device=DEVICE)).flatten()[: start + real]
         rows = slice(b * width, b * width + real)
         place = torch.arange(start + real, device=DEVICE)
@@ -151,19 +152,20 @@ def test_paged_attention_is_the_plain_one(sequences, width, text, tree, softcap,
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize(("heads", "kv"), [(8, 2), (9, 3)])
 def test_heads_are_turned_and_stored_where_they_belong(heads, kv, normed):
-    from outrider.kernels.triton_rope import RowPlaces, place_rows, rotate_and_store
+    from outrider.kernels.batch import RowPlaces
+    from outrider.kernels.triton_rope import locate_rows, rotate_and_store
 
     dim, page, width = 64, 16, 3
     batch, count = a_batch(2, width, 50, tree=True, splits=1)
     qkv = random(6, (heads + 2 * kv) * dim, seed=4)
     angles = torch.rand(80, dim // 2, device=DEVICE) * 6
-    turns = torch.stack([angles.cos(), angles.sin()], -1)
+    cos_sin = torch.stack([angles.cos(), angles.sin()], -1)
     norms = torch.rand(heads + kv, dim, device=DEVICE) + 0.5 if normed else None
-    nowhere = count * page
-    keys, values = (torch.full((nowhere + page, kv, dim), 7.0, device=DEVICE).to(HALF) for _ in range(2))
+    scratch_slot = count * page
+    keys, values = (torch.full((scratch_slot + page, kv, dim), 7.0, device=DEVICE).to(HALF) for _ in range(2))
     q = torch.full((6, heads, dim), torch.nan, device=DEVICE).to(HALF)
-    places = RowPlaces.room(6, dim, torch.device(DEVICE))
-    place_rows(batch, turns, places, nowhere=nowhere, page=page, pdl=PDL)
+    places = RowPlaces.empty(6, dim, torch.device(DEVICE))
+    locate_rows(batch, cos_sin, places, scratch_slot=scratch_slot, page=page, pdl=PDL)
     rotate_and_store(qkv, places, q, (keys, values), norms=norms, eps=1e-5, pdl=PDL)
     x = qkv.double().view(6, heads + 2 * kv, dim)
     if norms is not None:
@@ -173,16 +175,16 @@ def test_heads_are_turned_and_stored_where_they_belong(heads, kv, normed):
     for row in range(6):
         b, w = divmod(row, width)
         start = int(batch.starts[b])
-        c, s = turns[start + int(batch.depths[row])].double().unbind(-1)
+        c, s = cos_sin[start + int(batch.depths[row])].double().unbind(-1)
         even, odd = x[row, :, 0::2], x[row, :, 1::2]
-        turned = torch.stack([even * c - odd * s, odd * c + even * s], -1).flatten(-2)
-        assert distance(q[row], turned[:heads]) < 5e-3
+        rotated = torch.stack([even * c - odd * s, odd * c + even * s], -1).flatten(-2)
+        assert distance(q[row], rotated[:heads]) < 5e-3
         if w < int(batch.widths[b]):
-            slot = int(batch.tables[batch.seats[b], (start + w) // page]) * page + (start + w) % page
-            assert distance(keys[slot], turned[heads : heads + kv]) < 5e-3
+            slot = int(batch.block_tables[batch.table_ids[b], (start + w) // page]) * page + (start + w) % page
+            assert distance(keys[slot], rotated[heads : heads + kv]) < 5e-3
             assert torch.equal(values[slot], qkv.view(6, -1, dim)[row, heads + kv :])
             written.add(slot)
-    others = [slot for slot in range(nowhere) if slot not in written]
+    others = [slot for slot in range(scratch_slot) if slot not in written]
     assert bool((keys[others] == 7).all())
     assert bool((values[others] == 7).all())
 
@@ -194,7 +196,7 @@ def heads_room(rows: int, heads: int, kv: int, dim: int, slots: int):
     return q, (keys, values)
 
 
-TURNED = [  # query heads, key/value heads, their dimension, inputs, bias: Llama 8B, Qwen2 7B, SmolLM2, small heads
+ROPE_MODELS = [  # query heads, key/value heads, their dimension, inputs, bias: Llama 8B, Qwen2 7B, SmolLM2, small heads
     (32, 8, 128, 4096, False),
     (28, 4, 128, 3584, True),
     (9, 3, 64, 576, False),
@@ -202,65 +204,69 @@ TURNED = [  # query heads, key/value heads, their dimension, inputs, bias: Llama
 ]
 ROWS = [(1, 1), (1, 2), (2, 3), (1, 17), (32, 2)]
 if INTERPRETED:
-    TURNED, ROWS = [(2, 1, 32, 256, False), (6, 2, 16, 96, True)], [(1, 1), (2, 3), (1, 17)]
+    ROPE_MODELS, ROWS = [(2, 1, 32, 256, False), (6, 2, 16, 96, True)], [(1, 1), (2, 3), (1, 17)]
 
 
 @pytest.mark.parametrize(("sequences", "width"), ROWS)
-@pytest.mark.parametrize("model", TURNED, ids=str)
+@pytest.mark.parametrize("model", ROPE_MODELS, ids=str)
 def test_a_product_that_turns_its_heads_is_the_product_turned(model, sequences, width):
     """Bit for bit: queries, keys, values, and nothing written elsewhere, by either path of adding up."""
-    from outrider.kernels.triton_linear import Scratch, linear, linear_rope
-    from outrider.kernels.triton_rope import RowPlaces, place_rows, rotate_and_store
+    from outrider.kernels.batch import RowPlaces
+    from outrider.kernels.triton_linear import LinearWorkspace, linear, linear_rope
+    from outrider.kernels.triton_rope import locate_rows, rotate_and_store
 
     (heads, kv, dim, k, bias), rows, page = model, sequences * width, 16
     n = (heads + 2 * kv) * dim
     batch, count = a_batch(sequences, width, 40, tree=True, splits=1)
-    nowhere = count * page
+    scratch_slot = count * page
     angles = torch.rand(80, dim // 2, generator=torch.Generator().manual_seed(5)) * 6
-    turns = torch.stack([angles.cos(), angles.sin()], -1).to(DEVICE)
-    places, scratch = RowPlaces.room(rows, dim, torch.device(DEVICE)), Scratch(torch.device(DEVICE))
-    place_rows(batch, turns, places, nowhere=nowhere, page=page, pdl=PDL)
+    cos_sin = torch.stack([angles.cos(), angles.sin()], -1).to(DEVICE)
+    places, scratch = RowPlaces.empty(rows, dim, torch.device(DEVICE)), LinearWorkspace(torch.device(DEVICE))
+    locate_rows(batch, cos_sin, places, scratch_slot=scratch_slot, page=page, pdl=PDL)
     x, w = random(rows, k, seed=rows), random(n, k, seed=n, scale=k**-0.5)
     added = random(1, n, seed=2)[0] if bias else None
-    for one_path in (False, True):
+    for pinned in (False, True):
         qkv = torch.full((rows, n), torch.nan, device=DEVICE, dtype=HALF)
-        linear(x, w, qkv, scratch, residual=added, eps=1e-5, one_path=one_path, pdl=PDL)
-        q, cache = heads_room(rows, heads, kv, dim, nowhere + page)
+        linear(x, w, qkv, scratch, residual=added, eps=1e-5, pinned=pinned, pdl=PDL)
+        q, cache = heads_room(rows, heads, kv, dim, scratch_slot + page)
         rotate_and_store(qkv, places, q, cache, pdl=PDL)
-        fused_q, fused = heads_room(rows, heads, kv, dim, nowhere + page)
-        linear_rope(x, w, fused_q, fused, places, scratch, bias=added, eps=1e-5, one_path=one_path, pdl=PDL)
+        fused_q, fused = heads_room(rows, heads, kv, dim, scratch_slot + page)
+        linear_rope(x, w, fused_q, fused, places, scratch, bias=added, eps=1e-5, pinned=pinned, pdl=PDL)
         assert q.isfinite().all()
         assert torch.equal(fused_q, q)
         for mine, reference in zip(fused, cache, strict=True):
-            assert torch.equal(mine[:nowhere], reference[:nowhere])
-            assert bool((mine[nowhere + 1 :] == 7).all())
+            assert torch.equal(mine[:scratch_slot], reference[:scratch_slot])
+            assert bool((mine[scratch_slot + 1 :] == 7).all())
     for row in sorted({0, rows // 2, rows - 1}):  # alone, a row has the bits it has among others
-        alone, kept = heads_room(1, heads, kv, dim, nowhere + page)
-        own = RowPlaces(places.slots[row : row + 1].contiguous(), places.turns[row : row + 1].contiguous())
+        alone, kept = heads_room(1, heads, kv, dim, scratch_slot + page)
+        own = RowPlaces(places.slots[row : row + 1].contiguous(), places.cos_sin[row : row + 1].contiguous())
         one = x[row : row + 1].contiguous()
-        linear_rope(one, w, alone, kept, own, scratch, bias=added, eps=1e-5, one_path=True, pdl=PDL)
+        linear_rope(one, w, alone, kept, own, scratch, bias=added, eps=1e-5, pinned=True, pdl=PDL)
         assert torch.equal(alone[0], fused_q[row])
         slot = int(own.slots[0])
-        if slot < nowhere:
+        if slot < scratch_slot:
             assert all(torch.equal(a[slot], b[slot]) for a, b in zip(kept, fused, strict=True))
 
 
 def test_places_are_those_of_the_text():
-    from outrider.kernels.triton_rope import RowPlaces, place_rows
+    from outrider.kernels.batch import RowPlaces
+    from outrider.kernels.triton_rope import locate_rows
 
     batch, count = a_batch(3, 4, 50, tree=True, splits=1)
-    turns = torch.rand(80, 16, 2, device=DEVICE)
-    places = RowPlaces.room(20, 32, torch.device(DEVICE))
+    cos_sin = torch.rand(80, 16, 2, device=DEVICE)
+    places = RowPlaces.empty(20, 32, torch.device(DEVICE))
     places.slots.fill_(-1)
-    places.turns.fill_(torch.nan)
-    place_rows(batch, turns, places.first(12), nowhere=count * 16, pdl=PDL)
+    places.cos_sin.fill_(torch.nan)
+    locate_rows(batch, cos_sin, places.first(12), scratch_slot=count * 16, pdl=PDL)
     for row in range(12):
         b, w = divmod(row, 4)
         start = int(batch.starts[b])
         page, within = divmod(start + w, 16)
         real = w < int(batch.widths[b])
-        assert int(places.slots[row]) == (int(batch.tables[batch.seats[b], page]) * 16 + within if real else count * 16)
-        assert torch.equal(places.turns[row], turns[start + int(batch.depths[row])])
+        assert int(places.slots[row]) == (
+            int(batch.block_tables[batch.table_ids[b], page]) * 16 + within if real else count * 16
+        )
+        assert torch.equal(places.cos_sin[row], cos_sin[start + int(batch.depths[row])])
     assert int(places.slots[8 + 3]) == count * 16  # the last sequence has a row less than there is room for
     assert bool((places.slots[12:] == -1).all())
 
@@ -269,15 +275,15 @@ def test_places_are_those_of_the_text():
 @pytest.mark.parametrize("product", PRODUCTS[:3], ids=str)
 def test_weights_loaded_ahead_change_no_bit(product, rows, monkeypatch):
     from outrider.kernels import triton_linear
-    from outrider.kernels.triton_linear import Scratch, linear
-    from outrider.kernels.triton_tiles import few_rows_tile, padded
+    from outrider.kernels.triton_linear import LinearWorkspace, linear
+    from outrider.kernels.triton_tiles import few_rows_tile, padded_rows
 
     n, k, gated, normed, added = product
     w = random(n * (1 + gated), k, seed=n, scale=k**-0.5)
     x = random(rows, k, seed=rows)
     residual = random(rows, n, seed=n + 1) if added else None
-    scratch = Scratch(torch.device(DEVICE))
-    tile = few_rows_tile(n, k, gated, padded(rows))
+    scratch = LinearWorkspace(torch.device(DEVICE))
+    tile = few_rows_tile(n, k, gated, padded_rows(rows))
     assert tile is not None
     tile = replace(tile, stages=3, inputs=min(tile.inputs, 64))  # room for held weights beside 64 rows
     outs = []
@@ -292,27 +298,27 @@ def test_weights_loaded_ahead_change_no_bit(product, rows, monkeypatch):
 @pytest.mark.parametrize(("softcap", "window"), [(0.0, 0), (5.0, 0), (0.0, 90)])
 @pytest.mark.parametrize("texts", [[(0, 40)], [(0, 300), (130, 77), (5, 1)]], ids=str)
 def test_a_prompt_is_attended_as_plainly(texts, softcap, window):
-    from outrider.kernels.triton_prompt import attend_prompt, tiles_of
+    from outrider.kernels.triton_prompt import attend_prompt, prompt_tiles
 
     heads, kv, dim, page = 4, 2, 64, 16
     pages = 32
     g = torch.Generator().manual_seed(9)
-    tables = torch.randperm(pages * len(texts), generator=g).view(len(texts), pages)
+    block_tables = torch.randperm(pages * len(texts), generator=g).view(len(texts), pages)
     keys, values = (random(pages * len(texts) * page, kv, dim, seed=s) for s in (1, 2))
     total = sum(rows for _, rows in texts)
     q = random(total, heads, dim, seed=3)
     tiles, first = [], 0
-    for seat, (start, rows) in enumerate(texts):
-        tiles += tiles_of(seat, start, first, rows)
+    for table_id, (start, rows) in enumerate(texts):
+        tiles += prompt_tiles(table_id, start, first, rows)
         first += rows
     out = torch.full_like(q, torch.nan)
     attend_prompt(
-        q, keys, values, tables.int().to(DEVICE), torch.tensor(tiles, device=DEVICE), out,
+        q, keys, values, block_tables.int().to(DEVICE), torch.tensor(tiles, device=DEVICE), out,
         scale=dim**-0.5, softcap=softcap, window=window, page=page,
     )  # fmt: skip
     first = 0
-    for seat, (start, rows) in enumerate(texts):
-        slots = (tables[seat][:, None] * page + torch.arange(page)).flatten()[: start + rows].to(DEVICE)
+    for table_id, (start, rows) in enumerate(texts):
+        slots = (block_tables[table_id][:, None] * page + torch.arange(page)).flatten()[: start + rows].to(DEVICE)
         place, own = torch.arange(start + rows, device=DEVICE), torch.arange(start, start + rows, device=DEVICE)
         seen = place <= own[:, None]
         if window:
@@ -325,8 +331,9 @@ def test_a_prompt_is_attended_as_plainly(texts, softcap, window):
 
 
 def test_a_broken_row_reaches_nobody_who_does_not_see_it():
-    from outrider.kernels.triton_attention import Batch, Workspace, attend_pages
-    from outrider.kernels.triton_rope import RowPlaces, place_rows, rotate_and_store
+    from outrider.kernels.batch import AttentionBatch, AttentionWorkspace, RowPlaces
+    from outrider.kernels.triton_attention import attend_pages
+    from outrider.kernels.triton_rope import locate_rows, rotate_and_store
 
     keys, values = (random(80, 1, 64, seed=s) for s in (1, 2))
     keys[20:] = values[20:] = torch.nan  # nobody has written there yet
@@ -337,13 +344,13 @@ def test_a_broken_row_reaches_nobody_who_does_not_see_it():
     def ints(*values: int) -> torch.Tensor:
         return torch.tensor(values, device=DEVICE)
 
-    tables = torch.tensor([[0, 1, 2, 3]], device=DEVICE, dtype=torch.int32)
-    batch = Batch(tables, ints(0), ints(20), ints(2), ints(1, 3), ints(0, 1), 2, 1)
-    places = RowPlaces.room(2, 64, torch.device(DEVICE))
-    place_rows(batch, torch.rand(64, 32, 2, device=DEVICE), places, nowhere=64, pdl=PDL)
+    block_tables = torch.tensor([[0, 1, 2, 3]], device=DEVICE, dtype=torch.int32)
+    batch = AttentionBatch(block_tables, ints(0), ints(20), ints(2), ints(1, 3), ints(0, 1), 2, 1)
+    places = RowPlaces.empty(2, 64, torch.device(DEVICE))
+    locate_rows(batch, torch.rand(64, 32, 2, device=DEVICE), places, scratch_slot=64, pdl=PDL)
     rotate_and_store(qkv, places, q, (keys, values), pdl=PDL)
     assert keys[21].isnan().all()
     out = torch.empty_like(q)
-    attend_pages(q, keys, values, batch, out, Workspace(2, 2, 64, torch.device(DEVICE)), scale=0.125, pdl=PDL)
+    attend_pages(q, keys, values, batch, out, AttentionWorkspace(2, 2, 64, torch.device(DEVICE)), scale=0.125, pdl=PDL)
     assert out[0].isfinite().all()
     assert out[1].isnan().all()

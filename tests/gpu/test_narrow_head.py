@@ -9,7 +9,7 @@ import torch
 
 from outrider.bench.rig import DRAFT_MODEL, Rig
 from outrider.core.draft import Draft
-from outrider.core.sampling import SamplingParams
+from outrider.core.sampling import NO_TOKEN, SamplingParams
 from outrider.core.sequence import Sequence, Span
 from outrider.drafters.base import DrafterContext
 from outrider.drafters.draft_model import DraftModel, DraftModelConfig
@@ -27,7 +27,7 @@ VOCAB = 512
 )
 def test_the_kernel_takes_what_the_plain_rule_takes_of_these_tokens(columns: int, vocab: int):
     """Judged over the whole vocabulary, the rest at -inf."""
-    from outrider.kernels.triton_sample import choose
+    from outrider.kernels.triton_sample import sample_tokens
 
     g = torch.Generator().manual_seed(vocab)
     ids = torch.randperm(vocab, generator=g)[:columns]
@@ -38,7 +38,7 @@ def test_the_kernel_takes_what_the_plain_rule_takes_of_these_tokens(columns: int
     whole[:, ids] = logits.double()
     noise = gumbel_rows(seeds, positions, vocab)
     expected = [int((x if t == 0 else x / t + n).argmax()) for x, t, n in zip(whole, temperatures, noise, strict=True)]
-    got = choose(
+    got = sample_tokens(
         logits.to(DEVICE),
         torch.tensor(temperatures, dtype=torch.float64).to(DEVICE),
         torch.tensor([s - (1 << 64) if s >> 63 else s for s in seeds]).to(DEVICE),
@@ -46,12 +46,12 @@ def test_the_kernel_takes_what_the_plain_rule_takes_of_these_tokens(columns: int
         ids=ids.to(DEVICE),
     )
     assert got.tolist() == expected
-    assert choose(logits.to(DEVICE), ids=ids.to(DEVICE)).tolist() == [int(x.argmax()) for x in whole]
+    assert sample_tokens(logits.to(DEVICE), ids=ids.to(DEVICE)).tolist() == [int(x.argmax()) for x in whole]
 
 
 def test_in_the_kernel_the_lowest_token_is_taken_among_equals():
     """Not the first column: within a part, and between parts."""
-    from outrider.kernels.triton_sample import NO_TOKEN, choose
+    from outrider.kernels.triton_sample import sample_tokens
 
     ids = torch.arange(9000).flip(0)
     logits = torch.zeros(4, 9000)
@@ -59,7 +59,7 @@ def test_in_the_kernel_the_lowest_token_is_taken_among_equals():
     logits[1, [10, 8500, 8000]] = 1.0
     logits[2, 77] = torch.nan
     logits[3] = -torch.inf
-    got = choose(logits.to(DEVICE), ids=ids.to(DEVICE)).tolist()
+    got = sample_tokens(logits.to(DEVICE), ids=ids.to(DEVICE)).tolist()
     assert got == [8999 - 20, 8999 - 8500, NO_TOKEN, NO_TOKEN]
 
 

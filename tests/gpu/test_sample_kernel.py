@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.core.sampling import SamplingParams
+from outrider.core.sampling import NO_TOKEN, SamplingParams
 from outrider.core.sequence import Sequence
 from outrider.verify.noise import gumbel_rows
 from outrider.verify.probs import process_logits
@@ -21,7 +21,7 @@ DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 
 @pytest.mark.parametrize("vocab", [97, 9000] if DEVICE == "cpu" else [97, 4096, 49152, 128256])
 def test_the_kernel_takes_what_the_plain_rule_takes(vocab: int):
-    from outrider.kernels.triton_sample import choose
+    from outrider.kernels.triton_sample import sample_tokens
 
     g = torch.Generator().manual_seed(vocab)
     rows, seeds = 24, [0, 7, 2**63 + 11, 2**64 - 1] * 6
@@ -33,35 +33,35 @@ def test_the_kernel_takes_what_the_plain_rule_takes(vocab: int):
         int((x.double() if t == 0 else x.double() / t + n).argmax())
         for x, t, n in zip(logits, temperatures, noise, strict=True)
     ]
-    got = choose(
+    got = sample_tokens(
         logits.to(DEVICE),
         torch.tensor(temperatures, dtype=torch.float64).to(DEVICE),
         torch.tensor([s - (1 << 64) if s >> 63 else s for s in seeds]).to(DEVICE),
         torch.tensor(positions).to(DEVICE),
     )
     assert got.tolist() == expected
-    assert choose(logits.to(DEVICE)).tolist() == [int(x.argmax()) for x in logits]
+    assert sample_tokens(logits.to(DEVICE)).tolist() == [int(x.argmax()) for x in logits]
 
 
 def test_among_equals_the_lowest_id_is_taken():
-    from outrider.kernels.triton_sample import choose
+    from outrider.kernels.triton_sample import sample_tokens
 
     logits = torch.zeros(1, 10_000).to(DEVICE)
     logits[0, [5, 4100, 9999]] = 1.0
     zeros = torch.zeros(1, dtype=torch.int64).to(DEVICE)
-    assert choose(logits, torch.zeros(1, dtype=torch.float64).to(DEVICE), zeros, zeros).tolist() == [5]
+    assert sample_tokens(logits, torch.zeros(1, dtype=torch.float64).to(DEVICE), zeros, zeros).tolist() == [5]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_row_that_offers_nothing_yields_no_token(temperature: float):
-    from outrider.kernels.triton_sample import NO_TOKEN, choose
+    from outrider.kernels.triton_sample import sample_tokens
 
     logits = torch.randn(5, 9000)
     logits[1, 4321] = torch.nan
     logits[2] = -torch.inf
     logits[3, 8999] = torch.inf
     zeros = torch.zeros(5, dtype=torch.int64)
-    got = choose(
+    got = sample_tokens(
         logits.to(DEVICE), torch.full((5,), temperature, dtype=torch.float64).to(DEVICE), zeros.to(DEVICE),
         zeros.to(DEVICE),
     ).tolist()  # fmt: skip
@@ -79,7 +79,7 @@ CUTS = [
 
 
 def kept_there(
-    logits: Tensor, temperatures: float | list[float], cuts: list[dict[str, Any]], head: int = 1024
+    logits: Tensor, temperatures: float | list[float], cuts: list[dict[str, Any]], num_top: int = 1024
 ) -> Tensor:
     """bool [R, vocab]: what the kernel keeps of each row."""
     from outrider.kernels.triton_truncate import Truncation, cutoffs
@@ -92,7 +92,7 @@ def kept_there(
         each, column("top_k", torch.int64), column("top_p", torch.float64), column("min_p", torch.float32),
         column("typical_p", torch.float64),
     )  # fmt: skip
-    low, high = (end.cpu()[:, None] for end in cutoffs(logits.to(DEVICE), asked, head=head))
+    low, high = (end.cpu()[:, None] for end in cutoffs(logits.to(DEVICE), asked, num_top=num_top))
     return (logits >= low) & (logits <= high)
 
 
@@ -104,11 +104,11 @@ def kept_plainly(row: Tensor, temperature: float, cut: dict[str, Any]) -> Tensor
 
 @pytest.mark.parametrize("vocab", [97, 5000] if DEVICE == "cpu" else [97, 5000, 49152, 128256])
 @pytest.mark.parametrize("temperature", [0.7] if DEVICE == "cpu" else [0.3, 1.0])
-@pytest.mark.parametrize("head", [8, 1024], ids=["walked", "told by the best"])
-def test_truncation_keeps_what_the_plain_rule_keeps(vocab: int, temperature: float, head: int):
+@pytest.mark.parametrize("num_top", [8, 1024], ids=["walked", "told by the best"])
+def test_truncation_keeps_what_the_plain_rule_keeps(vocab: int, temperature: float, num_top: int):
     """Top-k to the token; the others up to a token whose place is a matter of rounding."""
     logits = torch.randn(len(CUTS), vocab, generator=torch.Generator().manual_seed(vocab)) * 4
-    for row, cut, kept in zip(logits, CUTS, kept_there(logits, temperature, CUTS, head), strict=True):
+    for row, cut, kept in zip(logits, CUTS, kept_there(logits, temperature, CUTS, num_top), strict=True):
         judge = kept_plainly(row, temperature, cut)
         different = int((kept != judge).sum())
         assert different <= (0 if cut.keys() <= {"top_k"} else 1), (cut, int(kept.sum()), int(judge.sum()))
@@ -191,7 +191,7 @@ def test_rows_without_a_law_are_left_alone():
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_only_what_lies_between_the_ends_is_taken(temperature: float):
-    from outrider.kernels.triton_sample import NO_TOKEN, choose
+    from outrider.kernels.triton_sample import sample_tokens
 
     logits = torch.randn(6, 9000, generator=torch.Generator().manual_seed(2))
     logits[4, 8000] = torch.nan
@@ -204,7 +204,7 @@ def test_only_what_lies_between_the_ends_is_taken(temperature: float):
     between = (logits >= low[:, None]) & (logits <= high[:, None])
     expected = (logits.double() + noise).masked_fill(~between, -torch.inf).argmax(-1).tolist()
     expected[3] = expected[4] = NO_TOKEN
-    got = choose(
+    got = sample_tokens(
         logits.to(DEVICE), torch.full((6,), temperature, dtype=torch.float64).to(DEVICE),
         torch.tensor(seeds).to(DEVICE), torch.full((6,), 3).to(DEVICE), torch.stack([low, high]).to(DEVICE),
     )  # fmt: skip

@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("triton")
 
-from outrider.kernels.triton_accept import MAX_TEXTS, MAX_WIDTH
-from outrider.kernels.triton_attention import ROWS_TIMES_SPLITS, split_up
+from outrider.kernels.batch import MAX_SEQUENCES, MAX_WIDTH
+from outrider.kernels.triton_attention import MAX_ROW_SPLITS, choose_kv_splits
 from outrider.runners.graphed_forward import MAX_ROWS, MIN_ROWS, WIDTHS, BatchShape, capture_shapes, padded_shape
 
 CASES = [(1, 1), (1, 6), (3, 2), (8, 6), (32, 16), (100, 6), (128, 6), (128, 17), (256, 2), (500, 9), (7, 65)]
@@ -21,7 +21,7 @@ def test_every_batch_up_to_the_largest_has_a_size_that_takes_it(batch: int, widt
         for rows in range(1, min(width, WIDTHS[-1]) + 1):
             shape = BatchShape(2 ** ceil(log2(texts)), min(w for w in WIDTHS if w >= rows))
             assert shape == padded_shape(texts, rows)
-            assert (shape in there) == (shape.rows <= MAX_ROWS and shape.batch <= MAX_TEXTS)
+            assert (shape in there) == (shape.rows <= MAX_ROWS and shape.batch <= MAX_SEQUENCES)
 
 
 def test_the_sizes_are_what_was_asked_for_and_no_more():
@@ -46,9 +46,9 @@ def test_one_text_of_any_width_goes_into_the_least_room():
 
 def test_what_passes_are_made_of_has_room_for_the_largest():
     assert WIDTHS[-1] <= MAX_WIDTH
-    for shape in capture_shapes(MAX_TEXTS, WIDTHS[-1]):
+    for shape in capture_shapes(MAX_SEQUENCES, WIDTHS[-1]):
         for kv_heads in (1, 2, 8, 32):
-            splits, chunk = split_up(shape.batch, shape.width, kv_heads)
+            splits, chunk = choose_kv_splits(shape.batch, shape.width, kv_heads)
             assert splits >= 1
             assert chunk >= 1
-            assert shape.rows * splits <= ROWS_TIMES_SPLITS
+            assert shape.rows * splits <= MAX_ROW_SPLITS

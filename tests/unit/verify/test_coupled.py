@@ -11,12 +11,12 @@ from torch import Tensor
 
 from outrider.core.draft import Draft, Verdict
 from outrider.core.errors import ConfigError, RequestError
-from outrider.core.sampling import SamplingParams
+from outrider.core.sampling import NO_TOKEN, SamplingParams
 from outrider.core.sequence import Sequence
 from outrider.verify.base import VERIFIERS, Mode, make_verifier
 from outrider.verify.coupled import choose, draft_paths, match, noisy_best
 from outrider.verify.noise import gumbel
-from outrider.verify.probs import NO_TOKEN, process_logits
+from outrider.verify.probs import process_logits
 
 VOCAB = 23
 TREE = Draft((4, 9, 1, 4, 6), parents=(-1, -1, 0, 1, 2))

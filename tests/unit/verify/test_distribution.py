@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import Draft, Verdict
-from outrider.core.sampling import SamplingParams
+from outrider.core.sampling import NO_TOKEN, SamplingParams
 from outrider.core.sequence import Sequence
 from outrider.verify.base import Rule, make_verifier
 from outrider.verify.chain import acceptance, block_weights, residual, stated_probs
 from outrider.verify.dice import RoundDice
-from outrider.verify.probs import NO_TOKEN
 from outrider.verify.propose import draft_token, draft_top
 from outrider.verify.tree import after_refusal, remaining
 
