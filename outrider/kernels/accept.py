@@ -1,4 +1,9 @@
-"""Where texts stand after a round, plainly: as many guesses as the target chose itself, and its own next token."""
+"""What a round accepts of its drafts, in plain PyTorch: the reference of triton_accept.py, on any device.
+
+The target's choice after every row is given. A draft token is accepted where it is the token that the target chose
+after the row before it; the target's own next token follows the last accepted one. All integers are int64. A sequence
+has W rows: its last token, then the draft's K = W - 1 nodes; node i is row i + 1.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +12,117 @@ from torch import Tensor
 
 
 def accept_chains(ids: Tensor, starts: Tensor, widths: Tensor, choices: Tensor) -> tuple[Tensor, Tensor]:
-    """Each text's length, [B], and its last two tokens, [B, 2], once the round is committed; all int64.
+    """Each sequence's length [B] and its last two tokens [B, 2] once the round is committed.
 
-    ids [B, W]: a text's last token, then its guesses, a chain. starts [B]: tokens cached before it.
-    widths [B]: how many of a text's ids are real. choices [sum of widths]: the target's token after
-    each real one, text by text. Where that is negative, nothing can be chosen: behind a guess that stands the text
-    goes back to that guess, as the verifier does; behind the text itself it is over, and 0 stands in.
+    ids [B, W]: a sequence's last token, then its draft, a chain. starts [B]: tokens cached before the pass.
+    widths [B]: how many of a sequence's rows are real. choices [sum of widths]: the target's token after each real
+    row, sequence by sequence; negative where none can be chosen. After an accepted token the sequence then steps back
+    to that token, which is read again in the next round, as in the verifier; after its own last token the
+    sequence is over, and 0 stands for the missing token.
     """
-    column = torch.arange(ids.shape[1], device=ids.device)
-    real = column < widths[:, None]
-    place = (widths.cumsum(0) - widths)[:, None] + column
-    chosen = torch.where(real, choices[place.clamp(max=len(choices) - 1)], -1)
-    matches = (ids[:, 1:] == chosen[:, :-1]) & (chosen[:, :-1] >= 0) & real[:, 1:]
+    chosen = _chosen_tokens(ids, widths, choices)
+    matches = (ids[:, 1:] == chosen[:, :-1]) & (chosen[:, :-1] >= 0) & _real_rows(ids, widths)[:, 1:]
     accepted = matches.long().cumprod(1).sum(1, keepdim=True)
     token = chosen.gather(1, accepted)
     step_back = (token < 0) & (accepted > 0)
     token = torch.where(step_back, ids.gather(1, accepted), token)
     accepted = accepted - step_back.long()
     return starts + 2 + accepted[:, 0], torch.cat([ids.gather(1, accepted), token], 1).clamp(min=0)
+
+
+def tree_rows(parents: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """What each row of a tree sees and how deep it lies: ancestors [B, W] and depths [B, W].
+
+    parents [B, K]: each node's parent, an earlier node or -1 for the sequence's last token; any other value counts as
+    the node before. counts [B]: nodes per sequence. Bit j of a row's ancestors is set where it sees row j: itself and
+    its ancestors. Row 0 has depth 0. Rows beyond 1 + counts are those of a chain.
+    """
+    nodes = parents.shape[1]
+    rows = torch.arange(nodes + 1, device=parents.device)
+    ancestors, depths = ((2 << rows) - 1).repeat(len(parents), 1), rows.repeat(len(parents), 1)
+    above = _parent_rows(parents)
+    for row in range(1, nodes + 1):
+        real, parent = row <= counts, above[:, row, None]
+        ancestors[:, row] = torch.where(real, ancestors.gather(1, parent)[:, 0] | 1 << row, ancestors[:, row])
+        depths[:, row] = torch.where(real, depths.gather(1, parent)[:, 0] + 1, depths[:, row])
+    return ancestors, depths
+
+
+def accept_trees(
+    ids: Tensor, parents: Tensor, starts: Tensor, widths: Tensor, choices: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As `accept_chains` for trees: lengths [B], last [B, 2], path [B, K] and accepted [B].
+
+    parents [B, K] as in `tree_rows`. From row 0 on, the child that holds the token chosen at the current row is
+    accepted; of equal siblings the last one. path[b, : accepted[b]] are the accepted nodes, the rest is -1. A node
+    that the sequence steps back to is not in path: it is read again.
+    """
+    chosen, above, real = _chosen_tokens(ids, widths, choices), _parent_rows(parents), _real_rows(ids, widths)
+    rows = torch.arange(ids.shape[1], device=ids.device)
+    path = torch.full_like(parents, -1)
+    row = torch.zeros_like(starts)[:, None]  # [B, 1]
+    accepted = torch.zeros_like(row)
+    for step in range(parents.shape[1]):
+        token = chosen.gather(1, row)
+        matches = (above == row) & (ids == token) & (token >= 0) & real & (rows > 0)
+        child = torch.where(matches, rows, 0).amax(1, keepdim=True)
+        path[:, step] = child[:, 0] - 1
+        accepted += child > 0
+        row = torch.where(child > 0, child, row)
+        # a row without a matching child has none in the next step either
+    token = chosen.gather(1, row)
+    step_back = (token < 0) & (accepted > 0)
+    token = torch.where(step_back, ids.gather(1, row), token)
+    row = torch.where(step_back, above.gather(1, row), row)
+    accepted = accepted - step_back.long()
+    path.masked_fill_(rows[:-1] >= accepted, -1)
+    last = torch.cat([ids.gather(1, row), token], 1).clamp(min=0)
+    return starts + 2 + accepted[:, 0], last, path, accepted[:, 0]
+
+
+def compact_kept(
+    keys: Tensor,
+    values: Tensor,
+    block_tables: Tensor,
+    table_ids: Tensor,
+    starts: Tensor,
+    path: Tensor,
+    accepted: Tensor,
+    *,
+    page: int = 16,
+) -> None:
+    """Move the keys and values of accepted nodes to where a chain has them, in place.
+
+    keys and values [slots, KV, D], or [layers, slots, KV, D]. Node path[b, d] lies at position
+    starts[b] + 1 + path[b, d] and goes to starts[b] + 1 + d, for d < accepted[b]. path ascends. Position p of
+    sequence b has slot block_tables[table_ids[b], p // page] * page + p % page.
+    """
+    steps = torch.arange(path.shape[1], device=path.device)
+    b, d = torch.where((steps < accepted[:, None]) & (path != steps))
+
+    def slots(nodes: Tensor) -> Tensor:
+        positions = starts[b] + 1 + nodes
+        return block_tables[table_ids[b], positions // page].long() * page + positions % page
+
+    source, destination = slots(path[b, d]), slots(d)
+    for cache in (keys, values):
+        cache[..., destination, :, :] = cache[..., source, :, :]  # all are read before any is written
+
+
+def _real_rows(ids: Tensor, widths: Tensor) -> Tensor:
+    """[B, W]: whether a row is real."""
+    return torch.arange(ids.shape[1], device=ids.device) < widths[:, None]
+
+
+def _chosen_tokens(ids: Tensor, widths: Tensor, choices: Tensor) -> Tensor:
+    """[B, W]: the choice after each row, -1 for rows that are not real."""
+    column = torch.arange(ids.shape[1], device=ids.device)
+    place = (widths.cumsum(0) - widths)[:, None] + column
+    return torch.where(_real_rows(ids, widths), choices[place.clamp(max=len(choices) - 1)], -1)
+
+
+def _parent_rows(parents: Tensor) -> Tensor:
+    """[B, W]: the row of each row's parent; row 0 is its own."""
+    nodes = torch.arange(parents.shape[1], device=parents.device)
+    valid = (parents >= -1) & (parents < nodes)
+    return torch.nn.functional.pad(torch.where(valid, parents + 1, nodes), (1, 0))

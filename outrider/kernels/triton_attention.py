@@ -227,9 +227,9 @@ def attend_pages(
     groups = triton.cdiv(batch.width, rows_per_program)
     _attend_split[(n // batch.width * groups, kv, batch.splits)](
         q, keys, values, batch.block_tables, batch.table_ids, batch.starts, batch.widths, batch.ancestors, batch.depths,
-        out, work.parts, work.peaks, work.sums, scale, softcap, window, batch.width, batch.block_tables.shape[1], groups,
-        heads, kv, dim, rows, rows_per_program, page, KEY_BLOCK, batch.splits, batch.chunk, softcap > 0, window > 0, pdl,
-        launch_pdl=pdl, **launch_options(rows),
+        out, work.parts, work.peaks, work.sums, scale, softcap, window, batch.width, batch.block_tables.shape[1],
+        groups, heads, kv, dim, rows, rows_per_program, page, KEY_BLOCK, batch.splits, batch.chunk,
+        softcap > 0, window > 0, pdl, launch_pdl=pdl, **launch_options(rows),
     )  # fmt: skip
     _combine_splits[(n, heads)](
         work.parts, work.peaks, work.sums, batch.starts, batch.widths, out, batch.width,
