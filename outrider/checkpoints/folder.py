@@ -1,4 +1,4 @@
-"""What makes a folder a model that can be loaded safely, and which such folders are here."""
+"""Which folders hold a model that can be loaded safely, and which models are installed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 from outrider.checkpoints.storage import models_folder
 from outrider.core.errors import ConfigError
 
-INDEX = "model.safetensors.index.json"
+INDEX_FILE = "model.safetensors.index.json"
 SOURCE_BITS = "outrider.source_bits"
-"""Metadata key of our own safetensors files: a 4-bit checkpoint, written out, can be packed again without loss."""
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+"""Metadata key of converted safetensors files: bits per weight of the source, which can be packed again losslessly."""
+PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 NO_PICKLES = (
     "pickle files can run code and are never read; load the model with Transformers once and save it with "
     "`model.save_pretrained(FOLDER)`, which writes safetensors"
@@ -22,8 +22,8 @@ NO_PICKLES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Installed:
-    """One model that is here, ready to be named to `resolve`."""
+class InstalledModel:
+    """An installed model, by the name that `resolve` takes."""
 
     name: str
     path: Path
@@ -34,41 +34,41 @@ class Installed:
 
 
 def check_folder(folder: Path) -> Path:
-    """The same folder, checked to hold a model that can be loaded safely. ConfigError where it does not."""
+    """The same folder. Raises ConfigError unless it holds a model that can be loaded safely."""
     if not (folder / "config.json").is_file():
         adapter = (folder / "adapter_config.json").is_file()
         hint = "an adapter must be merged into its base model first" if adapter else "name the folder that holds it"
         raise ConfigError(f"{folder} has no config.json, so it is not a model folder; {hint}")
     files = weight_files(folder)
     if not files:
-        pickled = any(next(folder.glob(pattern), None) for pattern in PICKLES)
+        pickled = any(next(folder.glob(pattern), None) for pattern in PICKLE_PATTERNS)
         hint = NO_PICKLES if pickled else "the weights are missing; download or save the model again"
         raise ConfigError(f"{folder} has no .safetensors file: {hint}")
     return folder
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The weight files of a model: those its index names, or all there are.
+    """The weight files of a model: those its index names, or all in the folder.
 
-    ConfigError where the index is broken, or a file is missing or lies outside the folder.
+    Raises ConfigError where the index is broken, or a file is missing or lies outside the folder.
     """
-    index = folder / INDEX
-    found = _indexed(index) if index.is_file() else [file.name for file in folder.glob("*.safetensors")]
-    return [_inside(folder, name) for name in sorted(found)]
+    index = folder / INDEX_FILE
+    found = _read_index(index) if index.is_file() else [file.name for file in folder.glob("*.safetensors")]
+    return [_checked_file(folder, name) for name in sorted(found)]
 
 
 def source_bits(folder: Path) -> int:
-    """How many bits most weights had before they were written out as floats; 0 where nothing says so."""
+    """Bits per weight before the model was converted to floats; 0 where the files do not say."""
     from safetensors import safe_open
 
     for file in weight_files(folder)[:1]:
         with safe_open(file, "pt") as tensors:
-            said = (tensors.metadata() or {}).get(SOURCE_BITS, "")
-            return int(said) if said.isdecimal() else 0
+            bits = (tensors.metadata() or {}).get(SOURCE_BITS, "")
+            return int(bits) if bits.isdecimal() else 0
     return 0
 
 
-def _indexed(index: Path) -> list[str]:
+def _read_index(index: Path) -> list[str]:
     try:
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -76,14 +76,14 @@ def _indexed(index: Path) -> list[str]:
             f"{index} is not a sound index of weights ({error!r}); download or save the model again"
         ) from error
     for name in names:
-        # One plain name: no folder, no drive, no way up.
+        # A file name only: no folder, no drive, no parent.
         if not isinstance(name, str) or Path(name).name != name or "\\" in name or not name.endswith(".safetensors"):
             raise ConfigError(f"{index} names {name!r}; a weight file lies beside the index and ends in .safetensors")
     return list(names)
 
 
-def _inside(folder: Path, name: str) -> Path:
-    """A weight file, checked to exist and not to be a link out of the folder."""
+def _checked_file(folder: Path, name: str) -> Path:
+    """A weight file. Raises ConfigError where it is missing or a link out of the folder."""
     file, own = folder / name, folder.resolve()
     if not file.is_file():
         raise ConfigError(f"{file} is not there; download or save the model again")
@@ -97,25 +97,25 @@ def _inside(folder: Path, name: str) -> Path:
     return file
 
 
-def installed() -> list[Installed]:
-    """The models that are here, sorted: Outrider's own and the Hugging Face cache's. Broken ones are left out."""
-    found: list[Installed] = []
-    for name, folder in [*_own(), *_from_hub()]:
+def installed_models() -> list[InstalledModel]:
+    """The installed models, sorted: Outrider's own and those in the Hugging Face cache. Broken ones are left out."""
+    found: list[InstalledModel] = []
+    for name, folder in [*_own_models(), *_hub_models()]:
         try:
-            found.append(_described(name, check_folder(folder)))
+            found.append(_describe(name, check_folder(folder)))
         except (ConfigError, OSError, ValueError):
             continue
     return sorted(found, key=lambda model: model.name)
 
 
-def _own() -> Iterator[tuple[str, Path]]:
+def _own_models() -> Iterator[tuple[str, Path]]:
     folder = models_folder()
     for child in folder.iterdir() if folder.is_dir() else ():
         if child.is_dir() and not child.name.startswith("."):
             yield child.name, child
 
 
-def _from_hub() -> Iterator[tuple[str, Path]]:
+def _hub_models() -> Iterator[tuple[str, Path]]:
     from huggingface_hub import constants
 
     for snapshot in Path(constants.HF_HUB_CACHE).glob("models--*--*/snapshots/*"):
@@ -123,7 +123,7 @@ def _from_hub() -> Iterator[tuple[str, Path]]:
         yield f"{repo}@{snapshot.name}", snapshot
 
 
-def _described(name: str, folder: Path) -> Installed:
+def _describe(name: str, folder: Path) -> InstalledModel:
     from safetensors import SafetensorError, safe_open
 
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -139,4 +139,4 @@ def _described(name: str, folder: Path) -> Installed:
             raise ConfigError(f"{file} is not a sound safetensors file: {error}") from error
     size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
     architectures = config.get("architectures") or [config.get("model_type", "unknown")]
-    return Installed(name, folder, size, str(architectures[0]), parameters)
+    return InstalledModel(name, folder, size, str(architectures[0]), parameters)

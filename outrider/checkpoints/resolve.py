@@ -1,4 +1,4 @@
-"""From what a user types to a local model folder: a folder, a GGUF file, `demo`, or a Hugging Face id."""
+"""From a model's name to its local folder: a folder, a GGUF file, `demo`, or a Hugging Face id."""
 
 from __future__ import annotations
 
@@ -12,24 +12,22 @@ from typing import Any
 from urllib.parse import quote
 
 from outrider.checkpoints.demo import pull_demo
-from outrider.checkpoints.folder import NO_PICKLES, Installed, check_folder, installed
-from outrider.checkpoints.gguf import convert
-from outrider.checkpoints.storage import Progress, Silent, home, models_folder, watching
+from outrider.checkpoints.folder import NO_PICKLES, check_folder
+from outrider.checkpoints.gguf import convert_gguf
+from outrider.checkpoints.storage import NoProgress, Progress, models_folder, outrider_home, report_growth
 from outrider.core.errors import ConfigError, FetchError
 
-__all__ = ["Installed", "Progress", "check_folder", "home", "installed", "resolve"]
-
-# From a hub: data of known formats, from the top folder only. Nothing that is code or pickle.
-WANTED = ["*.safetensors", "*.json", "tokenizer.model", "*.jinja", "*.txt"]
-UNWANTED = ["*/*", "consolidated*"]  # `consolidated` is a second copy of the weights in Mistral's own layout
-CONVERTER = 1  # part of a converted GGUF file's key: raise it when the same file would come out differently
+# Data of known formats, from the repository's top folder only. No code, no pickle.
+ALLOW_PATTERNS = ["*.safetensors", "*.json", "tokenizer.model", "*.jinja", "*.txt"]
+IGNORE_PATTERNS = ["*/*", "consolidated*"]  # `consolidated` is a second copy of the weights in Mistral's own format
+CONVERTER_VERSION = 1  # part of a converted file's key: raise it when the conversion changes
 
 
 def resolve(path_or_id: str, *, revision: str | None = None, progress: Progress | None = None) -> Path:
-    """The local folder of a model, fetched or converted first where need be.
+    """The local folder of a model, downloaded or converted first where necessary.
 
-    Takes `demo`, a folder, a .gguf file, a name that `installed` gives, or a Hugging Face
-    id: `org/name` or `org/name@revision`. ConfigError or FetchError where there is no such model.
+    Takes `demo`, a folder, a .gguf file, the name of an installed model, or a Hugging Face
+    id: `org/name` or `org/name@revision`. Raises ConfigError or FetchError where there is none.
     """
     if path_or_id == "demo":
         _no_revision(path_or_id, revision)
@@ -39,7 +37,7 @@ def resolve(path_or_id: str, *, revision: str | None = None, progress: Progress 
         path = models_folder() / path_or_id
     if path_or_id and path.exists():  # an empty name would be the current folder
         _no_revision(path_or_id, revision)
-        return check_folder(path) if path.is_dir() else _converted(path, progress)
+        return check_folder(path) if path.is_dir() else _convert_file(path, progress)
     repo, _, named = path_or_id.partition("@")
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", repo) or repo.endswith(".gguf"):
         raise ConfigError(
@@ -48,7 +46,7 @@ def resolve(path_or_id: str, *, revision: str | None = None, progress: Progress 
         )
     if revision is not None and named and named != revision:
         raise ConfigError(f"{path_or_id} names one revision and {revision!r} is another; give one of them")
-    return check_folder(_fetched(repo, revision or named or "main", progress or Silent()))
+    return check_folder(_download_snapshot(repo, revision or named or "main", progress or NoProgress()))
 
 
 def _no_revision(name: str, revision: str | None) -> None:
@@ -56,32 +54,36 @@ def _no_revision(name: str, revision: str | None) -> None:
         raise ConfigError(f"{name} is not a Hugging Face id and has no revision {revision!r}; leave the revision out")
 
 
-def _converted(file: Path, progress: Progress | None) -> Path:
-    """The folder a GGUF file was converted into, now or before. A file that changed is converted anew."""
+def _convert_file(file: Path, progress: Progress | None) -> Path:
+    """The folder a GGUF file is converted into. A file that has changed is converted again."""
     if file.suffix.lower() != ".gguf":
         raise ConfigError(f"{file} is a file; a model is a folder with config.json and .safetensors, or a .gguf file")
     found = file.resolve().stat()
-    key = hashlib.sha256(f"{file.resolve()}|{found.st_size}|{found.st_mtime_ns}|{CONVERTER}".encode()).hexdigest()
+    key = hashlib.sha256(
+        f"{file.resolve()}|{found.st_size}|{found.st_mtime_ns}|{CONVERTER_VERSION}".encode()
+    ).hexdigest()
     folder = models_folder() / f"{file.stem}-{key[:12]}"
     if not folder.is_dir():
-        convert(file, folder, progress)
+        convert_gguf(file, folder, progress)
     return check_folder(folder)
 
 
-def _fetched(repo: str, revision: str, progress: Progress) -> Path:
-    """A snapshot of a Hugging Face repository: the revision is settled to one commit, then that commit is fetched.
+def _download_snapshot(repo: str, revision: str, progress: Progress) -> Path:
+    """A snapshot of a Hugging Face repository: the revision is resolved to a commit, and that is downloaded.
 
-    Where the hub cannot be reached, the commit this revision stood for last time, if it is here.
+    Where the hub cannot be reached, the commit this revision was resolved to last time, if it is cached.
     """
     from huggingface_hub import HfApi, constants, snapshot_download
     from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
-    note = home() / "refs" / f"{quote(repo, safe='')}@{quote(revision, safe='')}"
+    ref = outrider_home() / "refs" / f"{quote(repo, safe='')}@{quote(revision, safe='')}"
     try:
         info = HfApi().model_info(repo, revision=revision, files_metadata=True)
         cache = Path(constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"
-        with watching(cache, f"downloading {repo}", _wanted_bytes(repo, info), progress), _quiet_hub():
-            folder = snapshot_download(repo, revision=info.sha, allow_patterns=WANTED, ignore_patterns=UNWANTED)
+        with report_growth(cache, f"downloading {repo}", _wanted_bytes(repo, info), progress), _no_hub_bars():
+            folder = snapshot_download(
+                repo, revision=info.sha, allow_patterns=ALLOW_PATTERNS, ignore_patterns=IGNORE_PATTERNS
+            )
     except GatedRepoError as error:
         raise FetchError(
             f"{repo} asks for its terms to be accepted: do so on its page, then run `hf auth login`"
@@ -96,20 +98,21 @@ def _fetched(repo: str, revision: str, progress: Progress) -> Path:
         raise ConfigError(f"{repo} is no Hugging Face id: {error}") from error
     except ConfigError:
         raise
-    except Exception as error:  # whatever its network library raises; the set changed between its releases
-        return _remembered(repo, revision, note, error)
-    note.parent.mkdir(parents=True, exist_ok=True)
-    note.write_text(str(info.sha), encoding="utf-8")
+    except Exception as error:  # whatever its network library raises, which differs between releases
+        return _cached_snapshot(repo, revision, ref, error)
+    ref.parent.mkdir(parents=True, exist_ok=True)
+    ref.write_text(str(info.sha), encoding="utf-8")
     return Path(str(folder))
 
 
 def _wanted_bytes(repo: str, info: Any) -> int:
-    """How much there is to fetch. ConfigError where the repository has nothing that can be loaded."""
+    """Bytes to download. Raises ConfigError where the repository has nothing that can be loaded."""
     sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
     wanted = {
         name: size
         for name, size in sizes.items()
-        if any(fnmatch(name, pattern) for pattern in WANTED) and not any(fnmatch(name, pattern) for pattern in UNWANTED)
+        if any(fnmatch(name, pattern) for pattern in ALLOW_PATTERNS)
+        and not any(fnmatch(name, pattern) for pattern in IGNORE_PATTERNS)
     }
     if "config.json" not in wanted:
         raise ConfigError(
@@ -120,14 +123,14 @@ def _wanted_bytes(repo: str, info: Any) -> int:
     return sum(wanted.values())
 
 
-def _remembered(repo: str, revision: str, note: Path, error: Exception) -> Path:
-    """The snapshot of the commit noted last time, where it is whole; otherwise the FetchError that explains."""
+def _cached_snapshot(repo: str, revision: str, ref: Path, error: Exception) -> Path:
+    """The cached snapshot of the commit in `ref`. Raises FetchError with the reason where it is incomplete."""
     from huggingface_hub import snapshot_download
 
-    sha = note.read_text(encoding="utf-8") if note.is_file() else revision
+    sha = ref.read_text(encoding="utf-8") if ref.is_file() else revision
     try:
         found = snapshot_download(
-            repo, revision=sha, allow_patterns=WANTED, ignore_patterns=UNWANTED, local_files_only=True
+            repo, revision=sha, allow_patterns=ALLOW_PATTERNS, ignore_patterns=IGNORE_PATTERNS, local_files_only=True
         )
     except Exception as missing:
         raise FetchError(
@@ -138,8 +141,8 @@ def _remembered(repo: str, revision: str, note: Path, error: Exception) -> Path:
 
 
 @contextmanager
-def _quiet_hub() -> Iterator[None]:
-    """Keep the hub library from drawing bars of its own meanwhile."""
+def _no_hub_bars() -> Iterator[None]:
+    """Within, the hub library draws no progress bars of its own."""
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     if are_progress_bars_disabled():

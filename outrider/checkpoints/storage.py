@@ -1,4 +1,4 @@
-"""Where fetched and converted models live, how one is put there whole, and who is told of progress."""
+"""Where downloaded and converted models are stored, how a folder is written atomically, and progress reports."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ POLL_S = 0.2
 
 
 class Progress(Protocol):
-    """Told how a long step goes, so that a command line can draw it.
+    """Receives the progress of a long step, such as a download.
 
     One step at a time and one call at a time, though `advance` may come from another thread.
     """
 
     def start(self, label: str, total: int | None) -> None:
-        """A step begins. `total` is in the unit `advance` counts; None: not known."""
+        """A step begins. `total` is in the unit of `advance`; None: not known."""
         ...
 
     def advance(self, amount: int) -> None:
-        """So much more of the step is done."""
+        """This much more of the step is done."""
         ...
 
     def done(self) -> None:
@@ -37,8 +37,8 @@ class Progress(Protocol):
         ...
 
 
-class Silent:
-    """The Progress that says nothing."""
+class NoProgress:
+    """A Progress that does nothing."""
 
     def start(self, label: str, total: int | None) -> None:
         pass
@@ -50,7 +50,7 @@ class Silent:
         pass
 
 
-def home() -> Path:
+def outrider_home() -> Path:
     """Outrider's own folder: OUTRIDER_HOME, or `outrider` in the platform's cache folder. Not created here."""
     if named := os.environ.get("OUTRIDER_HOME"):
         return Path(named).expanduser()
@@ -66,17 +66,17 @@ def home() -> Path:
 
 def models_folder() -> Path:
     """The folder whose subfolders are Outrider's own models: `demo` and converted GGUF files."""
-    return home() / "models"
+    return outrider_home() / "models"
 
 
 @contextmanager
-def scratch_beside(folder: Path) -> Iterator[Path]:
-    """An empty hidden folder next to `folder`, on the same disk; removed at the end, whatever happens."""
+def scratch_folder(folder: Path) -> Iterator[Path]:
+    """An empty hidden folder next to `folder`, on the same disk; removed at the end, also after an error."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     except OSError as error:
-        raise _unwritable(folder.parent, error) from error
+        raise _write_error(folder.parent, error) from error
     try:
         yield scratch
     finally:
@@ -84,25 +84,25 @@ def scratch_beside(folder: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def whole(folder: Path) -> Iterator[Path]:
-    """A folder to fill, which becomes `folder` in one step when the block ends well.
+def atomic_folder(folder: Path) -> Iterator[Path]:
+    """A folder to fill, which is renamed to `folder` when the block ends without an error.
 
-    Nobody ever sees `folder` half-written. Where another process got there first, its
-    result stands and ours is dropped. An OSError meanwhile becomes a FetchError.
+    `folder` is never half-written. Where another process was faster, its result is kept
+    and this one is dropped. An OSError in the block becomes a FetchError.
     """
-    with scratch_beside(folder) as scratch:
-        filling = scratch / folder.name  # made by mkdir, so that it gets the user's usual permissions
+    with scratch_folder(folder) as scratch:
+        filling = scratch / folder.name  # made by mkdir, so that it has the user's default permissions
         try:
             filling.mkdir()
             yield filling
             if not folder.is_dir():
                 filling.rename(folder)
         except OSError as error:
-            if not folder.is_dir():  # otherwise another process was quicker between the two lines above
-                raise _unwritable(folder, error) from error
+            if not folder.is_dir():  # otherwise another process was faster
+                raise _write_error(folder, error) from error
 
 
-def _unwritable(where: Path, error: OSError) -> FetchError:
+def _write_error(where: Path, error: OSError) -> FetchError:
     return FetchError(f"{where} cannot be written ({error}); free some space, or name another folder in OUTRIDER_HOME")
 
 
@@ -112,24 +112,24 @@ def size_on_disk(folder: Path) -> int:
     for path in folder.rglob("*"):
         try:
             found = path.lstat()
-        except OSError:  # gone meanwhile
+        except OSError:  # deleted meanwhile
             continue
         total += found.st_size if stat.S_ISREG(found.st_mode) else 0
     return total
 
 
 @contextmanager
-def watching(folder: Path, label: str, total: int, progress: Progress) -> Iterator[None]:
-    """While the block runs, tell `progress` how many of `total` bytes have arrived under `folder`."""
-    stop, before, told = threading.Event(), size_on_disk(folder), 0
+def report_growth(folder: Path, label: str, total: int, progress: Progress) -> Iterator[None]:
+    """While the block runs, report to `progress` how many of `total` bytes have arrived under `folder`."""
+    stop, before, reported = threading.Event(), size_on_disk(folder), 0
 
     def watch() -> None:
-        nonlocal told
+        nonlocal reported
         while not stop.wait(POLL_S):
             now = min(size_on_disk(folder) - before, total)
-            if now > told:
-                progress.advance(now - told)
-                told = now
+            if now > reported:
+                progress.advance(now - reported)
+                reported = now
 
     progress.start(label, total)
     watcher = threading.Thread(target=watch, daemon=True)
@@ -139,5 +139,5 @@ def watching(folder: Path, label: str, total: int, progress: Progress) -> Iterat
     finally:
         stop.set()
         watcher.join()
-    progress.advance(total - told)
+    progress.advance(total - reported)
     progress.done()

@@ -14,9 +14,10 @@ from outrider.cli.show import Screen, clean
 
 def list_models(as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
     """The models that are here."""
-    from outrider.checkpoints.resolve import home, installed
+    from outrider.checkpoints.folder import installed_models
+    from outrider.checkpoints.storage import outrider_home
 
-    models = list(installed())
+    models = list(installed_models())
     if as_json:
         rows = [
             {
@@ -32,7 +33,7 @@ def list_models(as_json: Annotated[bool, typer.Option("--json", help="As JSON.")
         return
     screen = Screen()
     if not models:
-        screen.note(f"no models in {home()}; `outrider pull demo` fetches a small one")
+        screen.note(f"no models in {outrider_home()}; `outrider pull demo` fetches a small one")
         return
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for heading in ("name", "architecture", "parameters", "size"):

@@ -94,7 +94,7 @@ class Placed:
 
     revision: str | None = option(None, "Of a Hugging Face model: branch, tag, commit")
     pinned: bool = option(False, "Bit-identical with and without speculation on CUDA")
-    device: str = option("auto", "cpu, cuda, cuda:1, mps")
+    device: str = option("auto", "cpu, cuda, cuda:1")
     dtype: str = option("auto", "float32, bfloat16 or float16")
     quantize: str = option("auto", "int8 or int4 weights on the CPU, or none")
     context: int | None = option(None, "Most tokens of one text (the model's limit)")

@@ -2,19 +2,19 @@
 
 
 class OutriderError(Exception):
-    """The root of the tree.
+    """The base class of all of them.
 
     OutriderError
-      ConfigError     the caller asked for something that cannot be; raised before any work
+      ConfigError     the caller asked for something impossible; raised before any work
         FetchError    a model could not be fetched; nothing half-written is left behind
-      RequestError    one request is wrong; it fails alone and every other goes on
+      RequestError    one request is wrong; it fails alone and all others continue
         ModelError    the model's own output for one request cannot be used
       LosslessError   output differed from the target's own; never caught, always a bug
     """
 
 
 class ConfigError(OutriderError):
-    """The caller asked for something that cannot be. Raised before any work is done."""
+    """The caller asked for something impossible. Raised before any work is done."""
 
 
 class FetchError(ConfigError):
@@ -22,11 +22,11 @@ class FetchError(ConfigError):
 
 
 class RequestError(OutriderError):
-    """One request is wrong, or failed alone. Every other request goes on."""
+    """One request is wrong, or failed. All other requests continue."""
 
 
 class ModelError(RequestError):
-    """The model's own output for one request cannot be used: NaN or infinite logits. Every other request goes on."""
+    """The model's own output for one request cannot be used: NaN or infinite logits. All others continue."""
 
 
 class LosslessError(OutriderError):

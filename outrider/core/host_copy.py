@@ -1,4 +1,4 @@
-"""Tokens decided on a device, on their way to the host: who only passes them on need not wait for them."""
+"""Copying tokens from a device to the host without waiting for them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor
 
 
 class HostCopy:
-    """Tokens whose copy to the host is under way. On the CPU they are there."""
+    """Tokens whose copy to the host is under way; on the CPU, the tokens themselves."""
 
     def __init__(self, tokens: Tensor) -> None:
-        """tokens int64; on the device they are good as long as nobody writes there."""
+        """tokens: int64. On the device they stay valid until the memory is written again."""
         self.tokens = tokens
         self._arrived: torch.cuda.Event | None = None
         self._host = tokens
@@ -24,7 +24,7 @@ class HostCopy:
         self._list: list[Any] | None = None
 
     def list(self) -> list[Any]:
-        """As Python numbers, nested as the tensor is; waited for where they have not arrived."""
+        """The tokens as nested lists, shaped as the tensor is. Waits until they have arrived."""
         if self._list is None:
             if self._arrived is not None and not self._arrived.query():
                 self._arrived.synchronize()

@@ -1,4 +1,4 @@
-"""What is reported beside the text: log-probabilities, and where each token came from. Data only."""
+"""What is reported for each token: its log-probability, and where it came from. Data only."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ Origin = Literal["accepted", "recovered", "bonus", "plain"]
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token's log-probability under the target's own law (temperature 1, no options)."""
+    """A token's log-probability in the target's own distribution (temperature 1, no options)."""
 
     token: Token
     logprob: float
     rank: int
     top: tuple[tuple[Token, float], ...] = ()
-    """The most likely tokens there, best first."""
+    """The most likely tokens at that position, best first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Who brought a token: drafted and accepted, the target's correction, or its bonus."""
+    """Where a token came from: an accepted draft token, a recovered token, a bonus token, or plain decoding."""
 
     origin: Origin
     drafter: str
-    """Empty where nobody drafted."""
+    """Empty where nothing was drafted."""
     position: int
-    """Place in the draft, from 0; where the target spoke, how many had been accepted."""
+    """Position in the draft, from 0; for a token of the target, how many draft tokens were accepted before it."""
     round: int
     drafted: int
     """Tokens drafted in that round."""
     draft_prob: float | None = None
-    """What the drafter gave an accepted token; None where it stated no law."""
+    """The drafter's probability of an accepted token; None where it states none."""

@@ -1,4 +1,4 @@
-"""How a text is asked for: ways of choosing tokens and of ending, checked; and the bounds of all that is counted."""
+"""Sampling parameters of a request, validated, and the bounds of every count a caller may give."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MAX_BIAS = 1e9  # decides any choice, and float32 logits that have it added stay
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How the next token is chosen and where the text ends. Exact with speculation on or off."""
+    """How the next token is chosen and where the text ends. The same with speculation on or off."""
 
     temperature: float = 0.0
     """0 takes the best token; otherwise logits are divided by it."""
@@ -55,7 +55,7 @@ class SamplingParams:
     banned_token_ids: tuple[Token, ...] = ()
     """These tokens are never chosen."""
     min_tokens: int = 0
-    """No end-of-text token, stop id or stop string before this many tokens."""
+    """No end-of-text token, stop id or stop string ends the text before this many tokens."""
     max_tokens: int = 256
     """At most this many new tokens."""
     stop_token_ids: tuple[Token, ...] = ()
@@ -63,9 +63,9 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     """Strings that end the text; never part of it."""
     ignore_eos: bool = False
-    """Go on past the model's own end-of-text tokens."""
+    """Continue past the model's own end-of-text tokens."""
     seed: int | None = None
-    """Same seed, same text. None draws a fresh one."""
+    """The same seed gives the same text. None draws a random one."""
     n: int = 1
     """How many texts for each prompt, each with a seed of its own."""
     logprobs: int | None = None
@@ -85,12 +85,12 @@ class SamplingParams:
 
     @property
     def plain_logits(self) -> bool:
-        """Nothing but temperature touches the logits."""
-        return self.untouched and (self.greedy or self.untruncated)
+        """Whether nothing but temperature changes the logits."""
+        return self.unprocessed and (self.greedy or self.untruncated)
 
     @property
-    def untouched(self) -> bool:
-        """No option changes logits before temperature."""
+    def unprocessed(self) -> bool:
+        """Whether no option changes the logits before temperature."""
         return (
             self.repetition_penalty == 1
             and self.presence_penalty == 0
@@ -104,16 +104,16 @@ class SamplingParams:
 
     @property
     def untruncated(self) -> bool:
-        """No option removes unlikely tokens."""
+        """Whether no option removes unlikely tokens."""
         return self.top_k == 0 and self.top_p == 1 and self.min_p == 0 and self.typical_p == 1
 
 
 def _as_tuple(name: str, value: object) -> tuple[object, ...]:
-    """What was given, one or several."""
+    """One value or several, as a tuple."""
     if isinstance(value, (str, int)):
         return (value,)
     if not isinstance(value, Iterable):
-        raise RequestError(f"{name} takes one or a list of them, got {shown(value)}; leave it out for none")
+        raise RequestError(f"{name} takes one or a list of them, got {short_repr(value)}; leave it out for none")
     return tuple(value)
 
 
@@ -123,15 +123,15 @@ def _check_params(p: SamplingParams) -> None:
     def within(name: str, low: float, high: float, *, above: bool = False) -> None:
         value = getattr(p, name)
         if not is_finite(value):
-            raise RequestError(f"{name} must be a finite number, got {shown(value)}")
+            raise RequestError(f"{name} must be a finite number, got {short_repr(value)}")
         if not (low < value if above else low <= value) or value > high:
             least = "above" if above else "at least"
-            raise RequestError(f"{name} must be {least} {low} and at most {high}, got {shown(value)}")
+            raise RequestError(f"{name} must be {least} {low} and at most {high}, got {short_repr(value)}")
 
-    def whole(name: str, low: int, high: int) -> None:
+    def integer(name: str, low: int, high: int) -> None:
         value = getattr(p, name)
-        if not is_whole(value):
-            raise RequestError(f"{name} must be a whole number, got {shown(value)}")
+        if not is_int(value):
+            raise RequestError(f"{name} must be a whole number, got {short_repr(value)}")
         within(name, low, high)
 
     within("temperature", 0, 100)
@@ -141,14 +141,14 @@ def _check_params(p: SamplingParams) -> None:
     within("repetition_penalty", 0, 100, above=True)
     within("presence_penalty", -100, 100)
     within("frequency_penalty", -100, 100)
-    whole("top_k", 0, MAX_TOKENS)
-    whole("min_tokens", 0, MAX_TOKENS)
-    whole("max_tokens", 1, MAX_TOKENS)
-    whole("n", 1, MAX_N)
+    integer("top_k", 0, MAX_TOKENS)
+    integer("min_tokens", 0, MAX_TOKENS)
+    integer("max_tokens", 1, MAX_TOKENS)
+    integer("n", 1, MAX_N)
     if p.seed is not None:
-        whole("seed", 0, MAX_SEED)
+        integer("seed", 0, MAX_SEED)
     if p.logprobs is not None:
-        whole("logprobs", 0, MAX_LOGPROBS)
+        integer("logprobs", 0, MAX_LOGPROBS)
     _check_lists(p)
 
 
@@ -159,55 +159,57 @@ def _check_lists(p: SamplingParams) -> None:
         raise RequestError(f"at most {MAX_STOPS} stop strings, got {len(p.stop)}")
     for text in p.stop:
         if not isinstance(text, str) or not 0 < len(text) <= MAX_STOP_CHARS:
-            raise RequestError(f"a stop string has 1 to {MAX_STOP_CHARS} characters, got {shown(text)}")
+            raise RequestError(f"a stop string has 1 to {MAX_STOP_CHARS} characters, got {short_repr(text)}")
     if p.allowed_token_ids is not None and not p.allowed_token_ids:
         raise RequestError("allowed_token_ids is empty: no token could ever be chosen; leave it out to allow all")
     if not all(callable(each) for each in p.logits_processors):
         raise RequestError("logits_processors are functions of (tokens so far, logits); one of these cannot be called")
     if not isinstance(p.logit_bias, Mapping):
-        raise RequestError(f"logit_bias maps token ids to numbers, got {shown(p.logit_bias)}; leave it out for none")
+        raise RequestError(
+            f"logit_bias maps token ids to numbers, got {short_repr(p.logit_bias)}; leave it out for none"
+        )
     for token, bias in p.logit_bias.items():
-        if not is_whole(token) or not is_finite(bias) or abs(bias) > MAX_BIAS:
+        if not is_int(token) or not is_finite(bias) or abs(bias) > MAX_BIAS:
             raise RequestError(
                 f"logit_bias maps token ids to finite numbers from {-MAX_BIAS:g} to {MAX_BIAS:g}, "
-                f"got {shown(token)}: {shown(bias)}"
+                f"got {short_repr(token)}: {short_repr(bias)}"
             )
 
 
-def is_whole(value: object) -> TypeGuard[int]:
-    """An int, and not True or False."""
+def is_int(value: object) -> TypeGuard[int]:
+    """Whether the value is an int, and not True or False."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_finite(value: object) -> bool:
-    """A number, however large, but no infinity; not True or False."""
-    return is_whole(value) or (isinstance(value, float) and math.isfinite(value))
+    """Whether the value is a finite number, and not True or False."""
+    return is_int(value) or (isinstance(value, float) and math.isfinite(value))
 
 
-def check_whole(name: str, value: object, low: int, high: int) -> None:
-    """ConfigError unless this option is a whole number from low to high."""
-    if not is_whole(value) or not low <= value <= high:
-        raise ConfigError(f"{name} must be a whole number from {low} to {high}, got {shown(value)}")
+def check_int(name: str, value: object, low: int, high: int) -> None:
+    """Raise ConfigError unless the option is a whole number from low to high."""
+    if not is_int(value) or not low <= value <= high:
+        raise ConfigError(f"{name} must be a whole number from {low} to {high}, got {short_repr(value)}")
 
 
-def shown(value: object) -> str:
-    """A value as a message quotes it: short, whatever was given."""
+def short_repr(value: object) -> str:
+    """`repr` of a value, at most 80 characters long: for error messages."""
     try:
-        said = repr(value)
-    except ValueError:  # Python spells out no number of thousands of digits
+        text = repr(value)
+    except ValueError:  # Python prints no integer of thousands of digits
         return "a number of thousands of digits"
-    return said if len(said) <= 80 else f"{said[:77]}..."
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
-    """Raise RequestError where params names a token the model does not have."""
+    """Raise RequestError where the parameters name a token the model does not have."""
     for name in ("logit_bias", "allowed_token_ids", "banned_token_ids", "stop_token_ids"):
         for token in getattr(params, name) or ():
-            if not is_whole(token) or not 0 <= token < vocab_size:
+            if not is_int(token) or not 0 <= token < vocab_size:
                 raise RequestError(f"{name}: {token!r} is no token of this model; ids run from 0 to {vocab_size - 1}")
 
 
 def derive_seeds(params: SamplingParams) -> list[int]:
-    """The seed of each of the n texts: the first keeps the given one, the rest follow from it."""
+    """The seed of each of the n texts: the first is the given one, the rest are derived from it."""
     first = secrets.randbits(64) if params.seed is None else params.seed
     return [(first + i * 0x9E3779B97F4A7C15) & MAX_SEED for i in range(params.n)]

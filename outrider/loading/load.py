@@ -1,9 +1,8 @@
-"""From a name to a target: find the folder, choose device and number format, size the cache."""
+"""From a model's name to a runner: find the folder, choose device and dtype, size the cache, load the weights."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -14,8 +13,9 @@ from outrider.checkpoints.folder import source_bits
 from outrider.checkpoints.resolve import resolve
 from outrider.checkpoints.storage import Progress
 from outrider.core.errors import ConfigError
-from outrider.core.sampling import MAX_BATCH, MAX_TOKENS, check_whole
-from outrider.loading.memory import MIN_TOKENS, MemoryPlan, ReservedMemory, Workload, plan_memory
+from outrider.core.sampling import MAX_BATCH, MAX_TOKENS, check_int
+from outrider.loading.memory import MIN_CACHE_TOKENS, MemoryPlan, ReservedMemory, Workload, plan_memory
+from outrider.models.config import DTYPES
 from outrider.models.decoder import Decoder
 from outrider.models.linear import Quantization
 from outrider.models.load import load_decoder, read_config
@@ -24,23 +24,22 @@ from outrider.runners.base import Runner
 from outrider.runners.device_state import MAX_WIDTH
 from outrider.runners.native import NativeRunner
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-MAX_CACHE = 1 << 30
-UNKNOWN_MEMORY = 8 << 30  # taken to be free where the system does not say
+MAX_CACHE_TOKENS = 1 << 30
+DEFAULT_MEMORY = 8 << 30  # bytes taken to be free where the system does not say
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model ready to score, with its tokenizer."""
+    """A model ready to run, with its tokenizer."""
 
     name: str
     folder: Path
     target: Runner
     tokenizer: Tokenizer
     format: str
-    """The numbers it computes with: float32, bfloat16, float16, int8 or int4."""
+    """The format of its weights: float32, bfloat16, float16, int8 or int4."""
     memory: MemoryPlan | None = None
-    """How a CUDA device's memory is shared out; None elsewhere."""
+    """How a CUDA device's memory is divided; None on other devices."""
     pinned: bool = False
     """Whether its text is bit-identical with and without speculation; see LoadOptions."""
 
@@ -50,83 +49,85 @@ class LoadOptions:
     """Where and how a model runs."""
 
     device: str = "auto"
-    """cpu, cuda, cuda:1, mps; auto takes CUDA where there is one."""
+    """cpu, cuda or cuda:1; auto takes CUDA where there is one. mps is refused: it has no float64."""
     dtype: str = "auto"
     """float32, bfloat16 or float16; auto is float32 on the CPU, the checkpoint's own elsewhere."""
     quantize: str = "auto"
-    """int4 or int8 weights on the CPU, or none; auto packs what was stored in so few bits to begin with."""
+    """int4 or int8 weights on the CPU, or none; auto packs weights that were stored in 4 or 8 bits."""
     context: int | None = None
-    """Most tokens of one text; None takes the model's own limit."""
+    """Max tokens of one sequence; None takes the model's own limit."""
     cache_tokens: int | None = None
-    """Tokens the cache holds in all, at least 64; None sizes it by what is free."""
+    """Tokens the KV cache holds in all, at least 64; None sizes it by the free memory."""
     pinned: bool = False
-    """Bit-identical text with and without speculation on CUDA, at some cost; refused where it cannot be had."""
+    """Bit-identical text with and without speculation on CUDA, at some cost; refused where it is impossible."""
     max_batch: int = 8
-    """Sequences at once; an unset cache_tokens is never larger than so many contexts."""
+    """Max sequences at once; an unset cache_tokens is at most this many times the context."""
     max_round_tokens: int = 2048
-    """Most tokens read in one pass; on CUDA, what the workspace is measured for."""
+    """Max tokens in one forward pass; on CUDA, what the workspace is measured for."""
     max_draft: int | None = None
-    """Most tokens drafted for a text in one round, None: any number; on CUDA, what recorded passes get room for."""
-    beside: ReservedMemory = field(default_factory=ReservedMemory)
-    """On CUDA, what will be loaded next to the model."""
+    """Max draft tokens of a sequence in one round, None: any number; on CUDA, what graphs get memory for."""
+    reserved: ReservedMemory = field(default_factory=ReservedMemory)
+    """On CUDA, the memory left free for a draft model."""
     revision: str | None = None
     """Branch, tag or commit of a Hugging Face model."""
 
     def __post_init__(self) -> None:
-        check_whole("max_batch", self.max_batch, 1, MAX_BATCH)
-        check_whole("max_round_tokens", self.max_round_tokens, 1, MAX_TOKENS)
-        open_ended = (
-            ("context", 2, MAX_CACHE),
-            ("cache_tokens", MIN_TOKENS, MAX_CACHE),
+        check_int("max_batch", self.max_batch, 1, MAX_BATCH)
+        check_int("max_round_tokens", self.max_round_tokens, 1, MAX_TOKENS)
+        optional = (
+            ("context", 2, MAX_CACHE_TOKENS),
+            ("cache_tokens", MIN_CACHE_TOKENS, MAX_CACHE_TOKENS),
             ("max_draft", 0, MAX_TOKENS),
         )
-        for name, low, high in open_ended:
+        for name, low, high in optional:
             if getattr(self, name) is not None:
-                check_whole(name, getattr(self, name), low, high)
+                check_int(name, getattr(self, name), low, high)
 
 
 def load(
     model: str, options: LoadOptions | None = None, *, progress: Progress | None = None, **given: Any
 ) -> LoadedModel:
-    """Load a folder, a Hugging Face id, a .gguf file or `demo`. Options may be given by name instead.
+    """Load a folder, a Hugging Face id, a .gguf file or `demo`. Options are a LoadOptions, or its fields by name.
 
-    ConfigError says what cannot be, before any weight is read.
+    Raises ConfigError for what is impossible, before any weight is read.
     """
     if options is not None and given:
         raise ConfigError(f"load: {', '.join(given)} beside LoadOptions: put all options in one of the two")
-    options = options or LoadOptions(**_known(given))
+    options = options or LoadOptions(**_check_names(given))
     device, dtype = choose_device(options.device), _choose_dtype(options.dtype)
     folder = resolve(model, revision=options.revision, progress=progress)
-    native = read_config(folder)
-    quantize = _choose_quantize(options.quantize, folder, native is not None, device, dtype)
+    config = read_config(folder)
+    quantize = _choose_quantize(options.quantize, folder, config is not None, device, dtype)
     tokenizer = Tokenizer.from_folder(folder)
-    if native is None:
+    if config is None:
         return _load_fallback(model, folder, tokenizer, device, dtype, options)
-    context = choose_context(options.context, native.max_positions, model)
-    decoder = load_decoder(folder, device=device, dtype=dtype, quantize=quantize, progress=_layers(progress))
-    a_token = native.token_bytes(decoder.dtype)
-    wanted = max(MIN_TOKENS, context * options.max_batch)
-    plan = _plan(decoder, context, wanted, options) if device.type == "cuda" else None
+    context = choose_context(options.context, config.max_positions, model)
+    decoder = load_decoder(folder, device=device, dtype=dtype, quantize=quantize, progress=progress)
+    bytes_per_token = config.token_bytes(decoder.dtype)
+    max_tokens = max(MIN_CACHE_TOKENS, context * options.max_batch)
+    plan = _plan_cuda(decoder, context, max_tokens, options) if device.type == "cuda" else None
     tokens = plan.tokens if plan else options.cache_tokens
     if tokens is None:
-        tokens = _affordable(a_token, wanted)
+        tokens = _affordable_tokens(bytes_per_token, max_tokens)
     if options.context is not None and tokens < context:
         raise ConfigError(
-            f"{model}: a cache of {tokens} tokens cannot hold one text of {context}; "
-            f"a token takes {a_token} bytes: lower context or raise cache_tokens"
+            f"{model}: a cache of {tokens} tokens cannot hold one sequence of {context}; "
+            f"a token takes {bytes_per_token} bytes: lower context or raise cache_tokens"
         )
     target = NativeRunner(decoder, tokens, context=context, pinned=options.pinned)
-    return LoadedModel(model, folder, target, tokenizer, quantize or _name(decoder.dtype), plan, options.pinned)
+    return LoadedModel(model, folder, target, tokenizer, quantize or _dtype_name(decoder.dtype), plan, options.pinned)
 
 
-def _plan(decoder: Decoder, context: int, wanted: int, options: LoadOptions) -> MemoryPlan:
+def _plan_cuda(decoder: Decoder, context: int, max_tokens: int, options: LoadOptions) -> MemoryPlan:
     work = Workload(
-        round_tokens=options.max_round_tokens,
-        batch=options.max_batch,
-        width=MAX_WIDTH if options.max_draft is None else 1 + options.max_draft,
+        context=context,
+        max_round_tokens=options.max_round_tokens,
+        max_batch=options.max_batch,
+        max_width=MAX_WIDTH if options.max_draft is None else 1 + options.max_draft,
         pinned=options.pinned,
     )
-    return plan_memory(decoder, context, work, wanted=wanted, asked=options.cache_tokens, beside=options.beside)
+    exact = options.cache_tokens
+    return plan_memory(decoder, work, max_tokens=max_tokens, exact_tokens=exact, reserved=options.reserved)
 
 
 def _load_fallback(
@@ -137,54 +138,36 @@ def _load_fallback(
     dtype: torch.dtype | None,
     options: LoadOptions,
 ) -> LoadedModel:
-    """Everything else that Transformers can run. Its cache grows as it is used, so only tokens are counted."""
+    """A model that only Transformers can run. Its cache grows as it is used, so only tokens are counted."""
     from outrider.runners.fallback import FallbackRunner
 
     if options.pinned:
-        raise ConfigError(f"{model} runs on Transformers' code, which promises no bits: leave out pinned")
+        raise ConfigError(f"{model} runs on Transformers' code, which is not bit-identical: leave out pinned")
     dtype = dtype or torch.float32
     tokens = 4096 * options.max_batch if options.cache_tokens is None else options.cache_tokens
     target = FallbackRunner.load(folder, device=device, dtype=dtype, cache_tokens=tokens)
     target.context = choose_context(options.context, target.context, model)
-    return LoadedModel(model, folder, target, tokenizer, _name(dtype))
-
-
-def _layers(progress: Progress | None) -> Callable[[int, int], None] | None:
-    """Tell a progress bar of each layer read."""
-    if progress is None:
-        return None
-
-    def tell(done: int, of: int) -> None:
-        if done == 1:
-            progress.start("reading weights", of)
-        progress.advance(1)
-        if done == of:
-            progress.done()
-
-    return tell
+    return LoadedModel(model, folder, target, tokenizer, _dtype_name(dtype))
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` is CUDA where there is one, else the CPU."""
+    """The device of this name; `auto` is CUDA where there is one, else the CPU. ConfigError where it is not usable."""
     if name in ("", "auto"):
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    counts = {
-        "cpu": 1,
-        "cuda": torch.cuda.device_count(),
-        "mps": int(torch.backends.mps.is_available()),
-        "xpu": torch.xpu.device_count(),
-    }
+    counts = {"cpu": 1, "cuda": torch.cuda.device_count(), "xpu": torch.xpu.device_count()}
     here = ", ".join(f"{kind}:{i}" if i else kind for kind, count in counts.items() for i in range(count))
     try:
         device = torch.device(name)
     except (RuntimeError, TypeError):
         raise ConfigError(f"no device called {name!r}; here are: {here}") from None
+    if device.type == "mps":
+        raise ConfigError(f"device {name!r} cannot be used: sampling needs float64, which mps lacks; here are: {here}")
     if (device.index or 0) >= counts.get(device.type, 0):
         raise ConfigError(f"device {name!r} is not here, or nothing runs on it; here are: {here}")
     return device
 
 
-def _known(given: dict[str, Any]) -> dict[str, Any]:
+def _check_names(given: dict[str, Any]) -> dict[str, Any]:
     names = LoadOptions.__slots__
     for name in given:
         if name not in names:
@@ -205,7 +188,7 @@ def _choose_quantize(
 ) -> Quantization | None:
     packed = get_args(Quantization)
     if name not in ("auto", "none", "", *packed):
-        raise ConfigError(f"no quantisation called {name!r}; choose one of: auto, none, {', '.join(packed)}")
+        raise ConfigError(f"no quantization called {name!r}; choose one of: auto, none, {', '.join(packed)}")
     if name in packed:
         if not native or device.type != "cpu" or dtype is not None:
             raise ConfigError(
@@ -220,7 +203,7 @@ def _choose_quantize(
 
 
 def choose_context(asked: int | None, own: int, model: str) -> int:
-    """Most tokens of one text: what is asked for, if the model can do it, or the model's own limit."""
+    """Max tokens of one sequence: what is asked for, up to the model's own limit, which is the default."""
     if asked is None:
         return own
     if not 1 < asked <= own:
@@ -228,29 +211,29 @@ def choose_context(asked: int | None, own: int, model: str) -> int:
     return asked
 
 
-def _affordable(a_token: int, wanted: int) -> int:
-    """Tokens of cache in the machine's memory: what is wanted, or as many as a quarter of what is left holds."""
-    free = _free_memory() // 4
-    tokens = min(wanted, free // a_token)
-    if tokens < MIN_TOKENS:
+def _affordable_tokens(bytes_per_token: int, max_tokens: int) -> int:
+    """Tokens of a cache in host memory: max_tokens, or as many as fit in a quarter of the available memory."""
+    free = _available_memory() // 4
+    tokens = min(max_tokens, free // bytes_per_token)
+    if tokens < MIN_CACHE_TOKENS:
         raise ConfigError(
-            f"there is room for {tokens} tokens of cache ({free} bytes, {a_token} a token): free memory first"
+            f"there is room for {tokens} tokens of cache ({free} bytes, {bytes_per_token} a token): free memory first"
         )
     return tokens
 
 
-def _free_memory() -> int:
-    """Bytes that can be had without swapping: what the system caches of files is given up when asked for."""
+def _available_memory() -> int:
+    """Bytes of host memory available without swapping; the page cache counts, since it is released on demand."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, ValueError, IndexError, StopIteration):
         pass  # no Linux, or an old one
     try:
-        return max(0, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")) or UNKNOWN_MEMORY
+        return max(0, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")) or DEFAULT_MEMORY
     except (AttributeError, OSError, ValueError):
-        return UNKNOWN_MEMORY
+        return DEFAULT_MEMORY
 
 
-def _name(dtype: torch.dtype | None) -> str:
+def _dtype_name(dtype: torch.dtype | None) -> str:
     return str(dtype or torch.float32).removeprefix("torch.")

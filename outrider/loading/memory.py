@@ -1,4 +1,4 @@
-"""How a CUDA device's memory is shared out: weights, what passes need while they run, and the cache."""
+"""How a CUDA device's memory is divided between weights, the workspace of forward passes, and the KV cache."""
 
 from __future__ import annotations
 
@@ -22,69 +22,71 @@ if TYPE_CHECKING:
     from outrider.runners.graph_runner import GraphRunner
     from outrider.runners.graphed_forward import BatchShape
 
-SPARE = 256 << 20  # left alone: what the driver and libraries take now and then
-SAMPLES = 4  # recorded passes measured beside the largest; the rest are taken to be like them
-MIN_TOKENS = 64
+SPARE_BYTES = 256 << 20  # left free: what the driver and libraries allocate now and then
+SAMPLED_GRAPHS = 4  # CUDA graphs measured beside the largest; the others are taken to be like them
+MIN_CACHE_TOKENS = 64
 GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class ReservedMemory:
-    """What will be loaded next to the model: a draft model's weights, and its cache by the token. Bytes."""
+    """Memory left free for draft models: their weights, and their caches per token. Bytes."""
 
     weights: int = 0
-    a_token: int = 0
+    bytes_per_token: int = 0
 
     def __add__(self, other: ReservedMemory) -> ReservedMemory:
-        return ReservedMemory(self.weights + other.weights, self.a_token + other.a_token)
+        return ReservedMemory(self.weights + other.weights, self.bytes_per_token + other.bytes_per_token)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What passes will be asked for, which decides what they take."""
+    """The largest forward passes a runner will run, which decide its workspace."""
 
-    round_tokens: int = 2048
-    """Most tokens in one round: prompts being read, or texts that go on and their drafts."""
-    batch: int = 8
-    """Most texts at once."""
-    width: int = MAX_WIDTH
-    """Most rows of a text that goes on: its last token and its draft."""
+    context: int
+    """Max tokens of one sequence."""
+    max_round_tokens: int = 2048
+    """Max tokens in one round: of prompts, or of decoding sequences and their drafts."""
+    max_batch: int = 8
+    """Max sequences at once."""
+    max_width: int = MAX_WIDTH
+    """Max rows of a decoding sequence: its last token and its draft."""
     pinned: bool = False
 
     @property
-    def rows(self) -> int:
-        """Most rows whose logits are asked for in one round."""
-        return min(self.batch * self.width, max(self.round_tokens, self.batch))
+    def max_rows(self) -> int:
+        """Max rows whose logits are computed in one round."""
+        return min(self.max_batch * self.max_width, max(self.max_round_tokens, self.max_batch))
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """What a device's memory is used for. Bytes, but for `tokens`."""
+    """How a device's memory is used. In bytes, except `tokens`."""
 
     total: int
-    taken: int
+    in_use: int
     """By the model's weights and whatever else is on the device."""
     workspace: int
-    """Measured: what the largest passes took."""
-    beside: int
-    """Of a draft model: weights, workspace and cache."""
+    """Measured with the largest forward passes."""
+    reserved: int
+    """For draft models: weights, workspace and cache."""
     tokens: int
-    a_token: int
+    bytes_per_token: int
 
     @property
     def cache(self) -> int:
-        return self.tokens * self.a_token
+        return self.tokens * self.bytes_per_token
 
     def __str__(self) -> str:
         parts = {
-            "in use": self.taken, "workspace": self.workspace, "draft model": self.beside, "cache": self.cache
+            "in use": self.in_use, "workspace": self.workspace, "draft model": self.reserved, "cache": self.cache
         }  # fmt: skip
         shares = ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items() if size)
-        return f"{self.total / GIB:.1f} GiB: {shares}; {self.tokens} tokens of {self.a_token} bytes"
+        return f"{self.total / GIB:.1f} GiB: {shares}; {self.tokens} tokens of {self.bytes_per_token} bytes"
 
 
 def reserved_memory_of(model: str, *, vocab: int = 0) -> ReservedMemory:
-    """What a draft model will take, from its files. None of its weights is read. vocab: rows copied of its head."""
+    """What a draft model will take, from its files; no weight is read. vocab: rows copied of its head."""
     folder = resolve(model)
     config = read_config(folder)
     weights = sum(file.stat().st_size for file in weight_files(folder))
@@ -95,93 +97,97 @@ def reserved_memory_of(model: str, *, vocab: int = 0) -> ReservedMemory:
 
 
 def plan_memory(
-    decoder: Decoder, context: int, work: Workload, *, wanted: int, asked: int | None, beside: ReservedMemory
+    decoder: Decoder, work: Workload, *, max_tokens: int, exact_tokens: int | None, reserved: ReservedMemory
 ) -> MemoryPlan:
-    """Share out what is left of the decoder's device. wanted: the most tokens of use; asked: so many exactly."""
-    device, a_token = decoder.device, decoder.config.token_bytes(decoder.dtype)
-    workspace = _affordable_workspace(decoder, context, work)
+    """Size the KV cache by what is free on the decoder's device: at most max_tokens, or exact_tokens where given.
+
+    Raises ConfigError with the numbers where there is too little.
+    """
+    device, bytes_per_token = decoder.device, decoder.config.token_bytes(decoder.dtype)
+    workspace = _checked_workspace(decoder, work)
     free, total = torch.cuda.mem_get_info(device)
-    fixed = beside.weights + (workspace if beside.weights else 0)
-    room = max(0, free - workspace - fixed - SPARE) // (a_token + beside.a_token)
-    tokens = min(wanted, room) if asked is None else asked
-    plan = MemoryPlan(total, total - free, workspace, fixed + tokens * beside.a_token, tokens, a_token)
-    if tokens < MIN_TOKENS or tokens > room:
+    fixed = reserved.weights + (workspace if reserved.weights else 0)
+    room = max(0, free - workspace - fixed - SPARE_BYTES) // (bytes_per_token + reserved.bytes_per_token)
+    tokens = min(max_tokens, room) if exact_tokens is None else exact_tokens
+    for_drafts = fixed + tokens * reserved.bytes_per_token
+    plan = MemoryPlan(total, total - free, workspace, for_drafts, tokens, bytes_per_token)
+    if tokens < MIN_CACHE_TOKENS or tokens > room:
         raise ConfigError(
-            f"{device} has no room for a cache of {max(tokens, MIN_TOKENS)} tokens, but for {room}. Of {plan}. "
+            f"{device} has no room for a cache of {max(tokens, MIN_CACHE_TOKENS)} tokens, but for {room}. Of {plan}. "
             "Free memory, choose a smaller model, or lower cache_tokens, context or max_batch"
         )
     return plan
 
 
-def _affordable_workspace(decoder: Decoder, context: int, work: Workload) -> int:
+def _checked_workspace(decoder: Decoder, work: Workload) -> int:
     """As `measure_workspace`; ConfigError where there is too little memory even for that."""
     device = decoder.device
     free, total = torch.cuda.mem_get_info(device)
     try:
-        return measure_workspace(decoder, context, work)
+        return measure_workspace(decoder, work)
     except torch.OutOfMemoryError:
-        pass  # told outside, where nothing holds on to what was allocated
-    _settle(device)
-    logits = work.rows * decoder.config.vocab_size * 4
+        pass  # raised below, where no traceback keeps the allocated tensors alive
+    _release_cached_memory(device)
+    rows, logits = work.max_rows, work.max_rows * decoder.config.vocab_size * 4
     raise ConfigError(
-        f"{device} has no room for rounds of {work.rows} rows: of {total / GIB:.1f} GiB {free / GIB:.2f} are left, and "
+        f"{device} has no room for rounds of {rows} rows: of {total / GIB:.1f} GiB {free / GIB:.2f} are left, and "
         f"the rows' logits alone take {logits / GIB:.2f} several times over. Free memory, choose a "
         "smaller model, or lower max_batch, max_round_tokens or the drafter's k"
     )
 
 
-def measure_workspace(decoder: Decoder, context: int, work: Workload) -> int:
-    """Bytes passes take beside weights and cache: the longest prompt read, and every size that will be recorded."""
+def measure_workspace(decoder: Decoder, work: Workload) -> int:
+    """Bytes that passes take beside weights and cache: the longest prompt chunk, and every graph to be captured."""
     device = decoder.device
-    rows = min(work.round_tokens, context - 1)
-    _settle(device)
-    free = _free(device)
-    target = NativeRunner(decoder, rows + 64, context=context, pinned=work.pinned)
-    unseen = 0 if target.captured is None else _record(target.captured, work)
-    # behind the recording, which hands back all that nobody holds: logits are held while a prompt is read
-    held = [] if target.captured is None else _logits(target.captured, work)
-    target.pool.open(0, range(rows), "")
-    target.pool.reserve(0, rows + 1)
-    target.score([Span(0, 0, tuple(i % target.vocab_size for i in range(rows)))])
-    cache = sum(t.numel() * t.element_size() for t in (target.keys, target.values))
-    took = free - _free(device) - cache + unseen
-    del target, held
-    _settle(device)
-    return max(0, took)
+    rows = min(work.max_round_tokens, work.context - 1)
+    _release_cached_memory(device)
+    free = _free_bytes(device)
+    runner = NativeRunner(decoder, rows + 64, context=work.context, pinned=work.pinned)
+    unmeasured = 0 if runner.captured is None else _capture_graphs(runner.captured, work)
+    # after the capture, which releases all unused memory: logits are held while a prompt is read
+    held = [] if runner.captured is None else _held_logits(runner.captured, work)
+    runner.pool.open(0, range(rows), "")
+    runner.pool.reserve(0, rows + 1)
+    runner.score([Span(0, 0, tuple(i % runner.vocab_size for i in range(rows)))])
+    cache = sum(t.numel() * t.element_size() for t in (runner.keys, runner.values))
+    taken = free - _free_bytes(device) - cache + unmeasured
+    del runner, held
+    _release_cached_memory(device)
+    return max(0, taken)
 
 
-def _record(captured: GraphRunner, work: Workload) -> int:
-    """Take what recorded passes take: the largest, and a few more. Returns the bytes that the others will take."""
+def _capture_graphs(captured: GraphRunner, work: Workload) -> int:
+    """Capture the largest graph and a few more. Returns the bytes that the others will take."""
     device = captured.decoder.device
-    *rest, largest = _by_rows(captured, work)
+    *rest, largest = _shapes_by_rows(captured, work)
     captured.make_room([largest])
     captured.pass_of(largest)
-    before, some = _free(device), rest[-SAMPLES:]
+    before, some = _free_bytes(device), rest[-SAMPLED_GRAPHS:]
     for shape in some:
         captured.pass_of(shape)
-    each = max(0, before - _free(device)) // max(1, len(some))
+    each = max(0, before - _free_bytes(device)) // max(1, len(some))
     return each * (len(rest) - len(some))
 
 
-def _logits(captured: GraphRunner, work: Workload) -> list[Tensor]:
-    """What rounds hold on to: one is told while the next is on its way. A round of several passes has parts beside."""
-    copies = 2 if work.rows <= _by_rows(captured, work)[-1].rows else 3
-    shape = work.rows, captured.config.vocab_size
+def _held_logits(captured: GraphRunner, work: Workload) -> list[Tensor]:
+    """The logits alive at once: of a round being committed and of the next; a round of several passes has parts too."""
+    copies = 2 if work.max_rows <= _shapes_by_rows(captured, work)[-1].rows else 3
+    shape = work.max_rows, captured.config.vocab_size
     return [torch.empty(shape, dtype=torch.float32, device=captured.decoder.device) for _ in range(copies)]
 
 
-def _by_rows(captured: GraphRunner, work: Workload) -> list[BatchShape]:
-    """Every size that will be recorded, the largest last."""
-    return sorted(captured.capture_shapes(work.batch, work.width), key=lambda shape: shape.rows)
+def _shapes_by_rows(captured: GraphRunner, work: Workload) -> list[BatchShape]:
+    """Every batch shape that will be captured, the largest last."""
+    return sorted(captured.capture_shapes(work.max_batch, work.max_width), key=lambda shape: shape.rows)
 
 
-def _free(device: torch.device) -> int:
+def _free_bytes(device: torch.device) -> int:
     torch.cuda.synchronize(device)
     return torch.cuda.mem_get_info(device)[0]
 
 
-def _settle(device: torch.device) -> None:
-    """Give back what is no longer used, so that what is free can be counted."""
+def _release_cached_memory(device: torch.device) -> None:
+    """Return unused memory to the device, so that what is free can be counted."""
     gc.collect()
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""What a decoder is made of, as data: sizes, norms, windows, rotary positions. No I/O, no tensors."""
+"""A decoder's configuration: sizes, norms, windows, rotary embeddings. Data only."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import torch
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 RopeKind = Literal["default", "linear", "llama3", "yarn"]
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """How positions turn queries and keys. Frequencies never depend on the length of the text."""
+    """Rotary position embedding (RoPE). Frequencies never depend on the length of the sequence."""
 
     theta: float = 10_000.0
     """Base of the wavelengths."""
@@ -23,13 +24,13 @@ class RopeConfig:
     original_positions: int = 0
     """Positions the model was first trained on (llama3, yarn)."""
     low_freq_factor: float = 1.0
-    """llama3: wavelengths above original_positions / this are stretched by the whole factor."""
+    """llama3: wavelengths above original_positions / this are stretched by the full factor."""
     high_freq_factor: float = 4.0
-    """llama3: wavelengths below original_positions / this are left alone."""
+    """llama3: wavelengths below original_positions / this are unchanged."""
     beta_fast: float = 32.0
-    """yarn: dimensions that turn more often than this over the trained positions are left alone."""
+    """yarn: dimensions that rotate more often than this over the trained positions are unchanged."""
     beta_slow: float = 1.0
-    """yarn: dimensions that turn less often than this are stretched by the whole factor."""
+    """yarn: dimensions that rotate less often than this are stretched by the full factor."""
     truncate: bool = True
     """yarn: round the two bounds to whole dimensions."""
     amplitude: float = 1.0
@@ -41,14 +42,14 @@ class LayerConfig:
     """What may differ from one layer to the next."""
 
     window: int | None = None
-    """A row sees this many last positions, its own among them; None sees them all."""
+    """A row attends to this many last positions, its own included; None: to all."""
     rope: int = 0
-    """Which of the decoder's ropes turns this layer's queries and keys."""
+    """Index of this layer's rope in DecoderConfig.ropes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
-    """One decoder of the Llama line, whichever family it came from."""
+    """One decoder of the Llama architecture, in any of its families."""
 
     model_type: str
     """As in config.json."""
@@ -63,7 +64,7 @@ class DecoderConfig:
     layers: tuple[LayerConfig, ...]
     ropes: tuple[RopeConfig, ...]
     max_positions: int
-    """Longest text the model is meant for, in tokens."""
+    """The model's context length, in tokens."""
     norm_eps: float
     activation: Activation
     attention_scale: float
@@ -77,18 +78,18 @@ class DecoderConfig:
     unit_offset: bool = False
     """Norms multiply by 1 + weight (Gemma)."""
     sandwich_norms: bool = False
-    """Attention and MLP outputs are normed too, before they join the stream (Gemma 2 and 3)."""
+    """Attention and MLP outputs are normalized too, before they are added to the residual (Gemma 2 and 3)."""
     qk_norm: bool = False
-    """Each query and key head is normed before its rotation (Qwen3, Gemma 3)."""
+    """Each query and key head is normalized before RoPE (Qwen3, Gemma 3)."""
     qkv_bias: bool = False
     out_bias: bool = False
     """On the attention's output projection."""
     mlp_bias: bool = False
     tied: bool = False
-    """The embedding table serves as the head where the checkpoint stores none."""
+    """The embedding is the output head where the checkpoint stores none."""
     dtype: torch.dtype = torch.float32
-    """What the checkpoint says it was saved in."""
+    """The dtype that config.json names."""
 
     def token_bytes(self, dtype: torch.dtype) -> int:
-        """What the keys and values of one token take in a cache of this dtype, all layers together."""
+        """Bytes of one token's keys and values in a cache of this dtype, over all layers."""
         return 2 * len(self.layers) * self.kv_heads * self.head_dim * dtype.itemsize

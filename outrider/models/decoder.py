@@ -1,7 +1,7 @@
-"""The native decoder: one definition for every family, steered by its configuration.
+"""The native decoder: one definition for all model families, controlled by its configuration.
 
-It reads a flat batch of tokens and knows nothing of sequences, caches or masks: what a row may
-see is the business of the `Attend` it is handed.
+It takes a flat batch of tokens and knows nothing of sequences, caches or masks: the `Attend` it
+is given decides what a row attends to.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from torch import Tensor
 
 from outrider.models.config import Activation, DecoderConfig
 from outrider.models.linear import PACKED_ROWS, Product
-from outrider.models.rope import Rotations, rotate
+from outrider.models.rope import RopeTables, apply_rope
 
-ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+ACTIVATION_FUNCTIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
 }
-SERIAL = 16_384  # elements up to which torch runs an elementwise operation on one thread
+MAX_SERIAL_ELEMENTS = 16_384  # elements up to which torch runs an elementwise operation on one thread
 
 
 class Attend(Protocol):
-    """Stores this layer's keys and values and attends over what each row may see.
+    """Stores this layer's keys and values and computes attention over what each row may attend to.
 
     Scale, soft cap and windows are in the decoder's config (`attention_scale`,
     `attention_softcap`, `layers[i].window`).
     """
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q [N, heads, dim], k and v [N, kv_heads, dim], positions already applied -> [N, heads * dim]
+        """q [N, heads, dim], k and v [N, kv_heads, dim], RoPE applied -> [N, heads * dim]
 
         All in the decoder's dtype. q, k and v are views, to read or copy; the result is contiguous.
-        Dimensions of q and k are in pairs (see `rope.pair_rows`), which no score can tell.
+        Dimensions of q and k are in pairs (see `rope.pair_rows`), which changes no score.
         """
         ...
 
@@ -47,33 +47,33 @@ class Attend(Protocol):
 class Norm:
     """Root mean square norm over the last dimension, computed in float32.
 
-    On the CPU it is spelled out: these small operations cost a third of F.rms_norm there, and
-    none lets a row's bits depend on other rows. Elsewhere F.rms_norm is one kernel.
+    On the CPU it is a few small operations, which cost a third of F.rms_norm there and keep a
+    row's bits independent of other rows. Elsewhere F.rms_norm is one kernel.
     """
 
-    __slots__ = ("_dtype", "_eps", "_least", "weight")
+    __slots__ = ("_dtype", "_eps", "_scaled_eps", "weight")
 
     def __init__(self, weight: Tensor, eps: float, dtype: torch.dtype = torch.float32) -> None:
-        """weight: float32 [dim] or, to norm every head by a weight of its own, [heads, dim]. dtype: what comes out."""
-        self.weight, self._eps, self._dtype, self._least = weight, eps, dtype, None
+        """weight: float32 [dim] or, for a weight per head, [heads, dim]. dtype: of the output."""
+        self.weight, self._eps, self._dtype, self._scaled_eps = weight, eps, dtype, None
         if weight.device.type == "cpu":
-            # A row's length is sqrt(dim) times its root mean square; weight and eps take that up.
+            # A row's length is sqrt(dim) times its root mean square; weight and eps absorb the factor.
             dim = weight.shape[-1]
-            self.weight, self._least = weight * math.sqrt(dim), torch.tensor([eps * dim])
+            self.weight, self._scaled_eps = weight * math.sqrt(dim), torch.tensor([eps * dim])
 
     def __call__(self, x: Tensor) -> Tensor:
         x = x.float()
-        if self._least is None:
+        if self._scaled_eps is None:
             normed = F.rms_norm(x, x.shape[-1:], None, self._eps) * self.weight
         else:
             length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-            normed = (x * self.weight).div_(torch.addcmul(self._least, length, length).sqrt_())
+            normed = (x * self.weight).div_(torch.addcmul(self._scaled_eps, length, length).sqrt_())
         return normed if self._dtype is torch.float32 else normed.to(self._dtype)
 
 
 @dataclass(slots=True, eq=False)
 class Layer:
-    """One block's weights. Queries, keys and values are one product, gate and up another."""
+    """One layer's weights. Queries, keys and values are one linear layer, gate and up another."""
 
     attention_norm: Norm
     qkv: Product
@@ -89,7 +89,7 @@ class Layer:
 
 @dataclass(slots=True, eq=False)
 class Weights:
-    """Everything a decoder multiplies by."""
+    """All weights of a decoder."""
 
     embedding: Tensor
     """[vocab, hidden], for lookup."""
@@ -97,7 +97,7 @@ class Weights:
     norm: Norm
     head: Product
     packed: bool = False
-    """Products return bf16 and promise row-invariance; the stream between them is float32."""
+    """Linear layers are packed: they return bf16 and are row-invariant; the residual stream is float32."""
 
 
 class Decoder:
@@ -112,44 +112,48 @@ class Decoder:
         self.config, self.dtype, self.device = config, dtype, weights.embedding.device
         self.weights = weights
         self.row_block = PACKED_ROWS if weights.packed else 1
-        """Rows that a pass computes at a time, see `linear.PACKED_ROWS`."""
-        self._rotations = Rotations(config, self.device)
-        self._activate = ACTIVATIONS[config.activation]
+        """Rows that a forward pass computes at a time, see `linear.PACKED_ROWS`."""
+        self._rope_tables = RopeTables(config, self.device)
+        self._activate = ACTIVATION_FUNCTIONS[config.activation]
         if weights.packed:
             self._activate = row_invariant(self._activate, config.activation, config.intermediate_size)
-        # Gemma was trained with its scale rounded to the stream's dtype.
+        # Gemma was trained with its scale rounded to the residual stream's dtype.
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype).item()
 
     def reserve(self, length: int) -> None:
         """Prepare for positions below `length`.
 
-        On the CPU forward does so by itself. On other devices nothing can be checked without
-        waiting, so call this first, and before capturing a graph.
+        On the CPU forward does this itself. On other devices it cannot check positions without
+        waiting for the device, so call this first, and before capturing a CUDA graph.
         """
-        self._rotations.reserve(length)
+        self._rope_tables.reserve(length)
 
     def cos_sin(self, rope: int) -> Tensor:
         """One rope's rotations, float32 [positions, dim / 2, 2]: cosine and sine. `reserve` may replace them."""
-        return self._rotations.table(rope)
+        return self._rope_tables.table(rope)
 
-    def forward(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """int64 [N], int64 [N] -> [N, hidden], after the final norm"""
+    def forward(
+        self, ids: Tensor, positions: Tensor, attend: Attend, tapped: dict[int, Tensor] | None = None
+    ) -> Tensor:
+        """int64 [N], int64 [N] -> [N, hidden], after the final norm. tapped: layers whose outputs are to be put there."""
         config, weights = self.config, self.weights
-        rotations = self._rotations(positions)
+        rotations = self._rope_tables(positions)
         cos_sin = [rotations[layer.rope] for layer in config.layers]
         x = self._embed(ids)
         for i, layer in enumerate(weights.layers):
             x = x + self._attention(i, layer, x, cos_sin[i], attend)
             x = x + self._mlp(layer, x)
+            if tapped is not None and i in tapped:
+                tapped[i] = x
         return weights.norm(x)
 
     def logits(self, hidden: Tensor, head: Product | None = None) -> Tensor:
-        """[M, hidden] -> float32 [M, vocab], soft cap applied; by another head, what that one says."""
+        """[M, hidden] -> float32 [M, vocab], soft cap applied. head: used in place of the model's own."""
         logits = (head or self.weights.head)(hidden).float()
         cap = self.config.final_softcap
         if cap is None:
             return logits
-        capped = partial(_by_rows, torch.tanh, 1) if self.weights.packed else torch.tanh
+        capped = partial(_apply_by_rows, torch.tanh, 1) if self.weights.packed else torch.tanh
         return capped(logits / cap) * cap
 
     def _embed(self, ids: Tensor) -> Tensor:
@@ -162,7 +166,7 @@ class Decoder:
         qk, v = qkv.split_with_sizes((heads + kv_heads, kv_heads), 1)
         if layer.qk_norm is not None:
             qk = layer.qk_norm(qk)
-        qk = rotate(qk, turn)
+        qk = apply_rope(qk, turn)
         if self.dtype is not torch.float32:
             qk, v = qk.to(self.dtype), v.to(self.dtype)
         q, k = qk.split_with_sizes((heads, kv_heads), 1)
@@ -177,18 +181,18 @@ class Decoder:
 
 
 def row_invariant(f: Callable[[Tensor], Tensor], name: Activation, width: int) -> Callable[[Tensor], Tensor]:
-    """An activation of rows [N, width] in which no row's bits depend on how many there are."""
-    # torch has another kernel for gelu of a single row, so all rows go singly.
-    return partial(_by_rows, f, 1 if name == "gelu" else max(1, SERIAL // width))
+    """An activation of rows [N, width] in which no row's bits depend on the number of rows."""
+    # torch has another kernel for gelu of a single row, so every row is computed alone.
+    return partial(_apply_by_rows, f, 1 if name == "gelu" else max(1, MAX_SERIAL_ELEMENTS // width))
 
 
-def _by_rows(f: Callable[[Tensor], Tensor], together: int, x: Tensor) -> Tensor:
-    """Apply an elementwise f, at most `together` rows a call.
+def _apply_by_rows(f: Callable[[Tensor], Tensor], max_rows: int, x: Tensor) -> Tensor:
+    """Apply an elementwise f to at most `max_rows` rows at a time.
 
-    torch computes exp and its kin by vectors, and by another formula what is left over at the end
-    of a row or of a thread's share. On one thread, over rows that do not adjoin in memory (or one
-    row), that end lies at the same column in every row: no row's bits depend on its neighbours.
+    torch computes exp and the like in vectors, and the remainder at the end of a row or of a
+    thread's share by another formula. On one thread, over rows that are not contiguous (or one
+    row), the remainder begins at the same column in every row: no row's bits depend on others.
     """
-    if len(x) <= together:
+    if len(x) <= max_rows:
         return f(x)
-    return torch.cat([f(rows) for rows in x.split(together)])
+    return torch.cat([f(rows) for rows in x.split(max_rows)])

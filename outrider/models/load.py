@@ -1,9 +1,9 @@
-"""Load a Hugging Face folder into a native decoder: read, check, fuse, cast or pack, tensor by tensor."""
+"""Load a Hugging Face folder into a native decoder: each tensor is checked, read, fused, and cast or quantized."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,19 +14,17 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from outrider.checkpoints.folder import check_folder, weight_files
+from outrider.checkpoints.storage import NoProgress, Progress
 from outrider.core.errors import ConfigError
 from outrider.models.config import DecoderConfig
 from outrider.models.decoder import Decoder, Layer, Norm, Weights
-from outrider.models.families import understand
-from outrider.models.fields import FieldError, NotOurs
+from outrider.models.families import parse_config
+from outrider.models.fields import FieldError, UnsupportedModel
 from outrider.models.linear import Int4Linear, Int8Linear, Linear, Product, Quantization
 from outrider.models.rope import pair_rows
 
-Progress = Callable[[int, int], None]
-"""Told how many layers are loaded, and of how many."""
-
-EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+EMBEDDING_NAME, FINAL_NORM_NAME, HEAD_NAME = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def load_decoder(
@@ -40,8 +38,9 @@ def load_decoder(
     """Load the checkpoint in `folder`: config.json and safetensors.
 
     dtype None is float32 on the CPU, and elsewhere what config.json says. quantize packs the
-    weights to 4 or 8 bits, on the CPU only; the stream between products is then float32.
-    ConfigError where this is no model of ours, or not the tensors its config.json promises.
+    weights to 4 or 8 bits, on the CPU only; the residual stream is then float32. Raises
+    ConfigError where the native decoder does not support the model, or the tensors do not
+    fit its config.json.
     """
     device = torch.device(device)
     if quantize is not None and (device.type != "cpu" or dtype not in (None, torch.float32)):
@@ -49,41 +48,36 @@ def load_decoder(
             f"quantize={quantize!r} packs weights for the CPU and a float32 stream, not for {device} and {dtype}; "
             "leave out quantize, or use device='cpu' and no dtype"
         )
-    if dtype not in (None, *FLOATS):
-        raise ConfigError(f"dtype {dtype} is not supported; use one of {', '.join(map(str, FLOATS))}")
+    if dtype not in (None, *FLOAT_DTYPES):
+        raise ConfigError(f"dtype {dtype} is not supported; use one of {', '.join(map(str, FLOAT_DTYPES))}")
     try:
-        config = _understood(check_folder(folder))
-    except NotOurs as reason:
+        config = _parse_folder(check_folder(folder))
+    except UnsupportedModel as reason:
         raise ConfigError(
             f"the native decoder cannot run {folder}: {reason}; the Transformers fallback may, "
             "or an unquantised checkpoint of a supported family"
         ) from reason
     if dtype is None:
         dtype = torch.float32 if device.type == "cpu" else config.dtype
-    with _open(folder) as tensors:
+    with _open_tensors(folder) as tensors:
         _check_tensors(config, tensors, folder)
         builder = _Builder(config, tensors, device, dtype, quantize)
-        layers: list[Layer] = []
-        for i in range(len(config.layers)):
-            layers.append(builder.layer(i))
-            if progress is not None:
-                progress(i + 1, len(config.layers))
-        return Decoder(config, builder.weights(layers), dtype)
+        return Decoder(config, builder.weights(progress or NoProgress()), dtype)
 
 
 def read_config(folder: Path) -> DecoderConfig | None:
-    """The decoder that a folder's config.json describes; None where it is not ours and the fallback takes it.
+    """The decoder that a folder's config.json describes; None where only the Transformers fallback can run it.
 
-    ConfigError where the file is broken, whoever would run it.
+    Raises ConfigError where the file is broken.
     """
     try:
-        return _understood(folder)
-    except NotOurs:
+        return _parse_folder(folder)
+    except UnsupportedModel:
         return None
 
 
-def _understood(folder: Path) -> DecoderConfig:
-    """As read_config, but raises NotOurs, which says why."""
+def _parse_folder(folder: Path) -> DecoderConfig:
+    """As `read_config`, but raises UnsupportedModel with the reason."""
     file = folder / "config.json"
     try:
         config_json = json.loads(file.read_text(encoding="utf-8"))
@@ -94,13 +88,13 @@ def _understood(folder: Path) -> DecoderConfig:
     if not isinstance(config_json, dict):
         raise ConfigError(f"{file} is not a JSON object; download or save the model again")
     try:
-        return understand(config_json)
+        return parse_config(config_json)
     except FieldError as fault:
         raise ConfigError(f"{file}: {fault}; mend it, or download or save the model again") from fault
 
 
 class _Tensors:
-    """A checkpoint's tensors by name, in whichever file they lie. Nothing is read until asked for."""
+    """A checkpoint's tensors by name, from all its files. Each is read when it is asked for."""
 
     def __init__(self, files: list[Any]) -> None:
         self._files = {name: file for file in files for name in file.keys()}  # noqa: SIM118 - not a dict
@@ -113,13 +107,15 @@ class _Tensors:
 
     def read(self, name: str) -> Tensor:
         tensor = self._files[name].get_tensor(name)
-        if tensor.dtype not in FLOATS:
-            raise ConfigError(f"{name} is stored as {tensor.dtype}; it must be one of {', '.join(map(str, FLOATS))}")
+        if tensor.dtype not in FLOAT_DTYPES:
+            raise ConfigError(
+                f"{name} is stored as {tensor.dtype}; it must be one of {', '.join(map(str, FLOAT_DTYPES))}"
+            )
         return tensor
 
 
 @contextmanager
-def _open(folder: Path) -> Iterator[_Tensors]:
+def _open_tensors(folder: Path) -> Iterator[_Tensors]:
     with ExitStack() as stack:
         files: list[Any] = []
         for file in weight_files(folder):
@@ -132,13 +128,13 @@ def _open(folder: Path) -> Iterator[_Tensors]:
         yield _Tensors(files)
 
 
-def _expected(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
-    """Every tensor the checkpoint must hold, and its shape. The head is left out where it may be tied."""
+def _expected_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    """The name and shape of every tensor the checkpoint must hold. The head is left out where it may be tied."""
     hidden, wide, dim = config.hidden_size, config.intermediate_size, config.head_dim
     q, kv = config.heads * dim, config.kv_heads * dim
-    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, hidden), FINAL_NORM: (hidden,)}
+    shapes: dict[str, tuple[int, ...]] = {EMBEDDING_NAME: (config.vocab_size, hidden), FINAL_NORM_NAME: (hidden,)}
     if not config.tied:
-        shapes[HEAD] = (config.vocab_size, hidden)
+        shapes[HEAD_NAME] = (config.vocab_size, hidden)
     matrices: list[tuple[str, int, int, bool]] = [
         ("self_attn.q_proj", q, hidden, config.qkv_bias),
         ("self_attn.k_proj", kv, hidden, config.qkv_bias),
@@ -163,11 +159,11 @@ def _expected(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _check_tensors(config: DecoderConfig, tensors: _Tensors, folder: Path) -> None:
-    """ConfigError where a tensor is missing, of the wrong shape, or would be left unused."""
-    expected, found = _expected(config), tensors.names()
-    if HEAD in found:
-        expected[HEAD] = expected[EMBEDDING]
-    # Rotary frequencies follow from config.json; older checkpoints store them all the same.
+    """Raise ConfigError where a tensor is missing, of the wrong shape, or would not be used."""
+    expected, found = _expected_shapes(config), tensors.names()
+    if HEAD_NAME in found:
+        expected[HEAD_NAME] = expected[EMBEDDING_NAME]
+    # Rotary frequencies follow from config.json; older checkpoints store them anyway.
     surplus = {name for name in found - expected.keys() if not name.endswith("rotary_emb.inv_freq")}
     faults = [f"{name} is missing" for name in sorted(expected.keys() - found)]
     faults += [f"{name} has no place in the model" for name in sorted(surplus)]
@@ -181,7 +177,7 @@ def _check_tensors(config: DecoderConfig, tensors: _Tensors, folder: Path) -> No
 
 @dataclass(frozen=True, slots=True)
 class _Builder:
-    """Makes a decoder's weights out of a checkpoint's."""
+    """Builds a decoder's weights from a checkpoint's tensors."""
 
     config: DecoderConfig
     tensors: _Tensors
@@ -189,7 +185,7 @@ class _Builder:
     dtype: torch.dtype
     quantize: Quantization | None
 
-    def layer(self, i: int) -> Layer:
+    def _layer(self, i: int) -> Layer:
         config, prefix = self.config, f"model.layers.{i}."
         sandwich = config.sandwich_norms
         mlp_norm = "pre_feedforward_layernorm" if sandwich else "post_attention_layernorm"
@@ -197,24 +193,32 @@ class _Builder:
         return Layer(
             attention_norm=self._norm(f"{prefix}input_layernorm"),
             qkv=self._qkv(attention),
-            out=self._product([f"{attention}o_proj"], bias=config.out_bias),
+            out=self._fused([f"{attention}o_proj"], bias=config.out_bias),
             mlp_norm=self._norm(prefix + mlp_norm),
-            gate_up=self._product([f"{prefix}mlp.gate_proj", f"{prefix}mlp.up_proj"], bias=config.mlp_bias),
-            down=self._product([f"{prefix}mlp.down_proj"], bias=config.mlp_bias),
+            gate_up=self._fused([f"{prefix}mlp.gate_proj", f"{prefix}mlp.up_proj"], bias=config.mlp_bias),
+            down=self._fused([f"{prefix}mlp.down_proj"], bias=config.mlp_bias),
             qk_norm=self._qk_norm(attention) if config.qk_norm else None,
             post_attention_norm=self._norm(f"{prefix}post_attention_layernorm") if sandwich else None,
             post_mlp_norm=self._norm(f"{prefix}post_feedforward_layernorm") if sandwich else None,
         )
 
-    def weights(self, layers: list[Layer]) -> Weights:
-        table = self.tensors.read(EMBEDDING)
-        head = self.tensors.read(HEAD) if HEAD in self.tensors.names() else table
+    def weights(self, progress: Progress) -> Weights:
+        progress.start("reading weights", len(self.config.layers))
+        layers: list[Layer] = []
+        for i in range(len(self.config.layers)):
+            layers.append(self._layer(i))
+            progress.advance(1)
+        progress.done()
+        table = self.tensors.read(EMBEDDING_NAME)
+        head = self.tensors.read(HEAD_NAME) if HEAD_NAME in self.tensors.names() else table
         if self.quantize is not None:
-            # Looked up, never multiplied: the table keeps the checkpoint's own precision.
+            # Only looked up, so the embedding keeps the checkpoint's own precision.
             return Weights(table.clone(), layers, self._norm("model.norm"), Int8Linear(head), packed=True)
-        embedding = self._place(table)
+        embedding = self._to_device(table)
         same = head is table or torch.equal(head, table)
-        return Weights(embedding, layers, self._norm("model.norm"), Linear(embedding if same else self._place(head)))
+        return Weights(
+            embedding, layers, self._norm("model.norm"), Linear(embedding if same else self._to_device(head))
+        )
 
     def _qkv(self, prefix: str) -> Product:
         def paired(name: str) -> Tensor:
@@ -223,20 +227,22 @@ class _Builder:
 
         weight = torch.cat([paired(f"{name}_proj.weight") for name in "qkv"])
         bias = torch.cat([paired(f"{name}_proj.bias") for name in "qkv"]) if self.config.qkv_bias else None
-        return self._pack(weight, bias)
+        return self._make_linear(weight, bias)
 
-    def _product(self, names: list[str], *, bias: bool) -> Product:
-        """One product for all the named, their outputs side by side."""
+    def _fused(self, names: list[str], *, bias: bool) -> Product:
+        """One linear layer of all the named ones, their outputs concatenated."""
         weights = torch.cat([self.tensors.read(f"{name}.weight") for name in names])
-        return self._pack(weights, torch.cat([self.tensors.read(f"{name}.bias") for name in names]) if bias else None)
+        return self._make_linear(
+            weights, torch.cat([self.tensors.read(f"{name}.bias") for name in names]) if bias else None
+        )
 
-    def _pack(self, weight: Tensor, bias: Tensor | None) -> Product:
+    def _make_linear(self, weight: Tensor, bias: Tensor | None) -> Product:
         if self.quantize is not None:
             return (Int4Linear if self.quantize == "int4" else Int8Linear)(weight, bias)
-        return Linear(self._place(weight), None if bias is None else self._place(bias))
+        return Linear(self._to_device(weight), None if bias is None else self._to_device(bias))
 
-    def _place(self, tensor: Tensor) -> Tensor:
-        """On the device, in the dtype, in memory of its own: the files may change under a mapped tensor."""
+    def _to_device(self, tensor: Tensor) -> Tensor:
+        """A copy on the device in the dtype. A copy, because a memory-mapped file may change under its tensor."""
         return tensor.to(self.device, self.dtype, copy=True)
 
     def _norm(self, name: str) -> Norm:
@@ -246,7 +252,7 @@ class _Builder:
         config = self.config
         q, k = (pair_rows(self._norm_weight(f"{prefix}{name}_norm"), config.head_dim) for name in "qk")
         weight = torch.cat((q.expand(config.heads, -1), k.expand(config.kv_heads, -1)))
-        return Norm(weight, config.norm_eps)  # float32: the rotation comes next
+        return Norm(weight, config.norm_eps)  # float32: RoPE is applied next
 
     def _norm_weight(self, name: str) -> Tensor:
         weight = self.tensors.read(f"{name}.weight").to(self.device, torch.float32)

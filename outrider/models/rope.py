@@ -1,8 +1,8 @@
-"""Rotary positions: the frequencies of each scaling, and a table of rotations grown on demand.
+"""Rotary position embedding (RoPE): the frequencies of each scaling, and tables of rotations grown on demand.
 
-A head's dimensions i and i + dim/2 turn together. `pair_rows` puts the two side by side, once,
-at load: a pair is then one complex number, a rotation one complex product, and scores do not
-change, since queries and keys are reordered alike.
+RoPE rotates a head's dimensions i and i + dim/2 together. `pair_rows` puts the two side by side,
+once, at load: a pair is then one complex number and a rotation one complex product. Attention
+scores do not change, since queries and keys are reordered alike.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from outrider.models.config import DecoderConfig, RopeConfig
 
-FIRST_LENGTH = 2048
+INITIAL_LENGTH = 2048
 
 
 def pair_rows(weight: Tensor, head_dim: int) -> Tensor:
@@ -26,8 +26,8 @@ def pair_rows(weight: Tensor, head_dim: int) -> Tensor:
 def inverse_frequencies(rope: RopeConfig, dim: int) -> Tensor:
     """Radians per position of each pair. [dim / 2]
 
-    In float32 and in this order of operations, because that is what the models were trained with:
-    at position 100,000 the last bit of a frequency moves the angle by a hundredth.
+    In float32 and in this order of operations, as the models were trained: at position 100,000
+    the last bit of a frequency changes the angle by a hundredth.
     """
     wavelengths = rope.theta ** (torch.arange(0, dim, 2).float() / dim)  # per radian
     if rope.kind == "linear":
@@ -41,16 +41,16 @@ def inverse_frequencies(rope: RopeConfig, dim: int) -> Tensor:
 
 def _llama3(frequencies: Tensor, rope: RopeConfig) -> Tensor:
     """Stretch long wavelengths by the factor, keep short ones, blend between."""
-    turns = rope.original_positions / (2 * math.pi / frequencies)  # over the trained positions
-    kept = ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0, 1)
+    rotations = rope.original_positions / (2 * math.pi / frequencies)  # over the trained positions
+    kept = ((rotations - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0, 1)
     return (1 - kept) * frequencies / rope.factor + kept * frequencies
 
 
 def _yarn(wavelengths: Tensor, rope: RopeConfig, dim: int) -> Tensor:
     """As llama3, but the blend is linear in the dimension's index."""
 
-    def index_of(turns: float) -> float:
-        return dim * math.log(rope.original_positions / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+    def index_of(rotations: float) -> float:
+        return dim * math.log(rope.original_positions / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
 
     low, high = index_of(rope.beta_fast), index_of(rope.beta_slow)
     if rope.truncate:
@@ -62,10 +62,10 @@ def _yarn(wavelengths: Tensor, rope: RopeConfig, dim: int) -> Tensor:
     return 1.0 / (rope.factor * wavelengths) * (1 - kept) + 1.0 / wavelengths * kept
 
 
-class Rotations:
+class RopeTables:
     """The rotation of every position, one table for each distinct rope of the model.
 
-    Rows never change once made, so a position's rotation has the same bits whoever asks.
+    Rows never change, so a position's rotation always has the same bits.
     """
 
     def __init__(self, config: DecoderConfig, device: torch.device) -> None:
@@ -74,13 +74,13 @@ class Rotations:
         self._tables = [torch.empty(0, config.head_dim // 2, dtype=torch.complex64, device=device)] * len(config.ropes)
         self._on_host = device.type == "cpu"
         self.length = 0
-        self.reserve(FIRST_LENGTH)
+        self.reserve(INITIAL_LENGTH)
 
     def reserve(self, length: int) -> None:
-        """Make the tables hold at least this many positions. May replace them: not while a graph holds them."""
+        """Make the tables hold at least this many positions. May replace them: not while a CUDA graph uses them."""
         if length <= self.length:
             return
-        # Grown in inference mode, tables would be of no use to a caller who wants gradients.
+        # Tensors made in inference mode cannot be used where gradients are computed.
         with torch.inference_mode(False), torch.no_grad():
             self._grow(max(length, 2 * self.length))
 
@@ -97,16 +97,16 @@ class Rotations:
         return torch.view_as_real(self._tables[rope])
 
     def __call__(self, positions: Tensor) -> list[Tensor]:
-        """[N] -> for each rope, complex [N, 1, dim / 2]. Off the CPU, positions lie below `length`.
+        """[N] -> for each rope, complex [N, 1, dim / 2].
 
-        There nothing can be checked without waiting for the device.
+        Off the CPU, positions must lie below `length`: a check would wait for the device.
         """
         if self._on_host:
             self.reserve(int(positions.max()) + 1)
         return [table.index_select(0, positions).unsqueeze(1) for table in self._tables]
 
 
-def rotate(heads: Tensor, rotation: Tensor) -> Tensor:
-    """Turn paired heads. float32 [N, heads, dim], complex [N, 1, dim / 2] -> float32 [N, heads, dim]"""
+def apply_rope(heads: Tensor, rotation: Tensor) -> Tensor:
+    """Rotate paired heads. float32 [N, heads, dim], complex [N, 1, dim / 2] -> float32 [N, heads, dim]"""
     pairs = torch.view_as_complex(heads.unflatten(-1, (-1, 2)))
     return torch.view_as_real(pairs * rotation).flatten(-2)

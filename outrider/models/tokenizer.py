@@ -1,4 +1,4 @@
-"""Text to ids and back, by a model folder's own tokenizer."""
+"""From text to token ids and back, by a model folder's tokenizer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import tokenizers
 
 from outrider.core.errors import ConfigError, RequestError
-from outrider.models.chat import ChatTemplate, Message, check_messages, plain
+from outrider.models.chat_template import ChatTemplate, Message, check_messages, json_value
 
 
 class Tokenizer:
@@ -29,13 +29,13 @@ class Tokenizer:
     ) -> None:
         """`named` holds special tokens by name (bos_token, eos_token, ...), `templates` chat templates by name.
 
-        Ids given here stand beside the named end-of-text token, and in for a missing name.
+        eos_ids are added to the named end-of-text token; bos_id is used where none is named.
         """
         self.named = dict(named or {})
         self._backend = backend
         self._sources = dict(templates or {})
         self._templates: dict[str, ChatTemplate] = {}
-        # A folder may carry these from training; here they would cut prompts short without a word.
+        # Settings left from training, which would silently truncate prompts.
         backend.no_truncation()
         backend.no_padding()
         added = {token.content for token in backend.get_added_tokens_decoder().values()}
@@ -49,25 +49,25 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, path: Path) -> Tokenizer:
-        """Read a model folder's tokenizer. ConfigError says which file is missing or broken."""
-        settings = _read(path / "tokenizer_config.json")
-        named = _named_tokens({**_read(path / "special_tokens_map.json"), **settings})
-        generation, config = _read(path / "generation_config.json"), _read(path / "config.json")
+        """Read a model folder's tokenizer. Raises ConfigError naming the file that is missing or broken."""
+        settings = _read_json(path / "tokenizer_config.json")
+        named = _named_tokens({**_read_json(path / "special_tokens_map.json"), **settings})
+        generation, config = _read_json(path / "generation_config.json"), _read_json(path / "config.json")
         config = {**(config.get("text_config") or {}), **config}
         ids = {key: generation.get(key, config.get(key)) for key in ("eos_token_id", "bos_token_id")}
         file = path / "tokenizer.json"
-        backend = _load(file) if file.is_file() else _convert(path)
+        backend = _load_backend(file) if file.is_file() else _convert_backend(path)
         return cls(
             backend,
             named=named,
             templates=_templates(path, settings),
-            eos_ids=_ids(ids["eos_token_id"]),
-            bos_id=next(iter(_ids(ids["bos_token_id"])), None),
+            eos_ids=_as_ids(ids["eos_token_id"]),
+            bos_id=next(iter(_as_ids(ids["bos_token_id"])), None),
         )
 
     @cached_property
     def tokens(self) -> list[str | None]:
-        """Every token as spelled in the vocabulary, by id; None where an id has no token."""
+        """Every token as the vocabulary writes it, by id; None where an id has no token."""
         vocabulary = self._backend.get_vocab(with_added_tokens=True)
         out: list[str | None] = [None] * (max(vocabulary.values(), default=-1) + 1)
         for token, index in vocabulary.items():
@@ -76,15 +76,15 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """The highest id and one. A model may have more rows, for padding."""
+        """The highest id plus one. A model may have more rows, for padding."""
         return len(self.tokens)
 
     def id_to_token(self, token: int) -> str | None:
-        """A token as spelled in the vocabulary; None where there is none."""
+        """A token as the vocabulary writes it; None where the id has none."""
         return self.tokens[token] if 0 <= token < len(self.tokens) else None
 
     def to_json(self) -> str:
-        """The tokenizer as Hugging Face's `tokenizer.json` writes it; for libraries that read vocabularies."""
+        """The tokenizer as a `tokenizer.json`, for libraries that read vocabularies."""
         return self._backend.to_str()
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
@@ -107,7 +107,7 @@ class Tokenizer:
         return self._backend.decode(ids, skip_special_tokens=False)
 
     def token_text(self, token: int) -> str:
-        """What a token adds to a text, with its leading space; U+FFFD where it holds part of a character."""
+        """The text of a token, with its leading space; U+FFFD where it is part of a character."""
         once = self.decode_all([token])
         return self.decode_all([token, token])[len(once) :]  # the second keeps a space the first may lose
 
@@ -122,17 +122,17 @@ class Tokenizer:
     ) -> str:
         """A conversation as text, by the model's chat template; `kwargs` are the template's own options.
 
-        RequestError where the model has no template, a message is malformed, or the
-        template refuses.
+        Raises RequestError where the model has no template, a message is malformed, or the
+        template raises an error.
         """
         if "messages" in kwargs:
             raise RequestError("'messages' is no option of a chat template; it is set from the request itself")
         values = {
             "documents": None,
             **self.named,
-            **plain(kwargs, "template options"),
+            **json_value(kwargs, "template options"),
             "messages": check_messages(messages),
-            "tools": plain(tools, "tools") or None,
+            "tools": json_value(tools, "tools") or None,
             "add_generation_prompt": add_generation_prompt,
         }
         return self._template("tool_use" if tools else "default").render(values)
@@ -146,12 +146,12 @@ class Tokenizer:
         tools: Seq[Mapping[str, Any]] | None = None,
         **kwargs: Any,
     ) -> list[int]:
-        """A conversation as ids. The template writes its own beginning-of-text token, so none is added."""
+        """A conversation as ids. The template writes the beginning-of-text token, so none is added."""
         text = self.chat(messages, add_generation_prompt=add_generation_prompt, tools=tools, **kwargs)
         return self.encode(text, special=False)
 
     def template_text(self, *, tools: bool = False) -> str:
-        """The source of the chat template that would be used; empty where there is none."""
+        """The source of the chat template; empty where there is none."""
         name = "tool_use" if tools and "tool_use" in self._sources else "default"
         return self._sources.get(name, "")
 
@@ -170,12 +170,12 @@ class Tokenizer:
 
 
 def check_same_vocabulary(target: Tokenizer, draft: Tokenizer, target_rows: int, draft_rows: int) -> None:
-    """Raise ConfigError unless a draft model can read and guess the target's tokens id by id.
+    """Raise ConfigError unless both models mean the same token by each id.
 
-    `rows` are those of each model's logits. Where one vocabulary ends before the other, the
-    rest is padding: the draft needs a row for every token of the target, to read it; tokens
-    that only the draft has are never chosen. Both must begin texts with the same token, and
-    share one that ends them.
+    `target_rows` and `draft_rows` are the widths of their logits. Where one vocabulary is longer,
+    the rest is padding: the draft needs a row for every token of the target; tokens that only the
+    draft has are never chosen. Both must have the same beginning-of-text token, and share an
+    end-of-text token.
     """
     fix = "a draft model must share the target's vocabulary: take a smaller model of the same family"
     for index, token in enumerate(target.tokens[:target_rows]):
@@ -196,7 +196,7 @@ def check_same_vocabulary(target: Tokenizer, draft: Tokenizer, target_rows: int,
         raise ConfigError(f"texts end with tokens {ends}, none of them shared; {fix}")
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read_json(file: Path) -> dict[str, Any]:
     """A JSON object, empty where there is no such file."""
     if not file.is_file():
         return {}
@@ -211,21 +211,21 @@ def _read(file: Path) -> dict[str, Any]:
     return found
 
 
-def _load(file: Path) -> tokenizers.Tokenizer:
+def _load_backend(file: Path) -> tokenizers.Tokenizer:
     try:
         return tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the Rust side raises nothing narrower
         raise ConfigError(f"{file} cannot be read ({error}); download or save the model again") from error
 
 
-def _convert(path: Path) -> tokenizers.Tokenizer:
-    """Let Transformers make a tokenizer of other files (SentencePiece, vocab and merges)."""
+def _convert_backend(path: Path) -> tokenizers.Tokenizer:
+    """A tokenizer that Transformers makes from other files (SentencePiece, vocab and merges)."""
     from transformers import AutoTokenizer
 
     fix = "save it once where it loads, with `tokenizer.save_pretrained(FOLDER)`, which writes tokenizer.json"
     try:
         made = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False, local_files_only=True)
-    except Exception as error:  # whatever the files make of it: there is no tokenizer here
+    except Exception as error:  # whatever it raises: there is no usable tokenizer
         why = " ".join(str(error).split())
         raise ConfigError(f"{path} has no tokenizer.json, and Transformers cannot make one ({why}); {fix}") from error
     backend = getattr(made, "backend_tokenizer", None)
@@ -241,7 +241,7 @@ def _named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _templates(path: Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    """Chat templates by name, from wherever a folder keeps them; files of their own count most."""
+    """Chat templates by name, from all places a folder may keep them; separate files take precedence."""
     given = settings.get("chat_template") or []
     try:
         named = [{"name": "default", "template": given}] if isinstance(given, str) else given
@@ -257,7 +257,7 @@ def _templates(path: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _ids(value: Any) -> list[int]:
-    """The ids in one, several or none."""
+def _as_ids(value: Any) -> list[int]:
+    """The ids in a value that is one id, a list or neither."""
     values = value if isinstance(value, list) else [value]
     return [i for i in values if isinstance(i, int) and not isinstance(i, bool)]

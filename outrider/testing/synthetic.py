@@ -23,8 +23,8 @@ from outrider.core.errors import ConfigError
 from outrider.core.sequence import Span
 from outrider.models.config import DecoderConfig
 from outrider.models.decoder import Decoder, Layer, Norm, Weights
-from outrider.models.families import FAMILIES, understand
-from outrider.models.fields import NotOurs
+from outrider.models.families import FAMILIES, parse_config
+from outrider.models.fields import UnsupportedModel
 from outrider.models.linear import Linear
 from outrider.models.tokenizer import Tokenizer
 from outrider.runners.native import NativeRunner
@@ -252,8 +252,8 @@ def checkpoint_tensors(decoder: Decoder) -> dict[str, Tensor]:
         for kind, fused in (("weight", qkv.weight), ("bias", qkv.bias)):
             if fused is not None:
                 parts = fused.split([q, kv, kv])
-                own[f"self_attn.q_proj.{kind}"] = halve_rows(parts[0], config.head_dim)
-                own[f"self_attn.k_proj.{kind}"] = halve_rows(parts[1], config.head_dim)
+                own[f"self_attn.q_proj.{kind}"] = unpair_rows(parts[0], config.head_dim)
+                own[f"self_attn.k_proj.{kind}"] = unpair_rows(parts[1], config.head_dim)
                 own[f"self_attn.v_proj.{kind}"] = parts[2]
         tensors |= {f"model.layers.{i}.{name}": tensor for name, tensor in own.items()}
     return tensors
@@ -277,7 +277,7 @@ def transformers_model(decoder: Decoder, config_json: Mapping[str, Any]) -> Any:
     return model.eval()
 
 
-def halve_rows(weight: Tensor, head_dim: int) -> Tensor:
+def unpair_rows(weight: Tensor, head_dim: int) -> Tensor:
     """Undo `rope.pair_rows`: each head's rows from pairs to (first half, second half)."""
     pairs = weight.view(-1, head_dim // 2, 2, *weight.shape[1:])
     return pairs.transpose(1, 2).reshape(weight.shape)
@@ -352,8 +352,8 @@ def _config_json(shape: ModelShape, dtype: torch.dtype) -> dict[str, Any]:
 
 def _understood(config_json: Mapping[str, Any]) -> DecoderConfig:
     try:
-        config = understand(config_json)
-    except NotOurs as reason:
+        config = parse_config(config_json)
+    except UnsupportedModel as reason:
         raise ConfigError(f"the native decoder has no such shape: {reason}") from reason
     if config.qk_norm or config.sandwich_norms or config.out_bias or config.mlp_bias or config.unit_offset:
         raise ConfigError(f"synthetic weights are drawn for Llama-like and Qwen2 shapes, not {config.model_type}")

@@ -77,7 +77,7 @@ def test_calls_that_are_nearly_right(call: Any, words: list[str]):
         (3, {}, "a model is a folder"),
         (None, {}, "a model is a folder"),
         ("demo", {"max_draft": 3}, "max_draft follows from the drafter"),
-        ("demo", {"beside": 3}, "beside follows from the drafter"),
+        ("demo", {"reserved": 3}, "reserved follows from the drafter"),
         (Path("no") / "such" / "folder", {}, "no/such/folder"),
     ],
 )

@@ -87,7 +87,7 @@ def test_the_cache_is_sized_by_what_can_be_had_not_by_what_lies_idle(monkeypatch
         pytest.skip("no /proc/meminfo with MemAvailable here")
     idle = {"SC_PAGE_SIZE": 4096, "SC_AVPHYS_PAGES": 2000}
     monkeypatch.setattr(os, "sysconf", idle.__getitem__)  # 8 MB, as where the page cache is warm
-    found = loading._affordable(1 << 20, 1 << 40) << 20
+    found = loading._affordable_tokens(1 << 20, 1 << 40) << 20
     assert found == pytest.approx(available[0] / 4, rel=0.2)
 
 
@@ -98,7 +98,7 @@ def test_a_system_that_says_nothing_of_its_memory_still_gets_a_cache(monkeypatch
 
     monkeypatch.setattr(loading.Path, "read_text", refuse)
     monkeypatch.setattr(os, "sysconf", refuse)
-    assert loading._affordable(46_080, 8192) == 8192
+    assert loading._affordable_tokens(46_080, 8192) == 8192
 
 
 def test_a_short_context_alone_gets_the_least_cache(folder: str):
@@ -276,10 +276,20 @@ def test_what_is_no_id_is_refused_by_name(prompts: Any):
 
 @pytest.mark.parametrize("name", ["mps", "xpu", "meta", "cuda:99", "cpu:1", "nothing", 3.5])
 def test_a_device_that_is_not_here_is_refused(name: Any):
-    if name in ("mps", "xpu") and getattr(torch, name).is_available():
-        pytest.skip(f"{name} is here")
+    if name == "xpu" and torch.xpu.is_available():
+        pytest.skip("xpu is here")
     with pytest.raises(ConfigError, match="here are: cpu"):
         choose_device(name)
+
+
+@pytest.mark.parametrize("name", ["mps", "mps:0"])
+def test_mps_is_refused_with_the_reason_even_where_it_is_here(monkeypatch: pytest.MonkeyPatch, name: str):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    with pytest.raises(ConfigError, match=r"sampling needs float64, which mps lacks; here are: cpu"):
+        choose_device(name)
+    with pytest.raises(ConfigError) as refused:
+        choose_device("nothing")
+    assert "mps" not in str(refused.value)
 
 
 def test_the_processor_is_always_here():

@@ -23,10 +23,10 @@ from outrider.testing.synthetic import (
     byte_tokenizer,
     cache_bytes,
     checkpoint_tensors,
-    halve_rows,
     measured_agreement,
     synthetic_pair,
     transformers_model,
+    unpair_rows,
     weight_bytes,
 )
 
@@ -139,7 +139,7 @@ def test_folding_norms_into_shared_matrices_keeps_both_models_right():
 
 def test_pairs_and_halves_undo_each_other():
     weight = torch.randn(6 * 16, 5)
-    assert torch.equal(halve_rows(pair_rows(weight, 16), 16), weight)
+    assert torch.equal(unpair_rows(pair_rows(weight, 16), 16), weight)
     assert not torch.equal(pair_rows(weight, 16), weight)
 
 
@@ -153,10 +153,10 @@ def test_tokenizer_reads_bytes_and_names_every_other_id():
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_named_shapes_have_the_published_sizes(shape: str):
-    from outrider.models.families import understand
+    from outrider.models.families import parse_config
 
     parameters = {"llama-8b": 8.03e9, "llama-1b": 1.24e9, "smollm2-135m": 134.5e6, "qwen-1.5b": 1.54e9, "tiny": 213e3}
-    config = understand(SHAPES[shape])
+    config = parse_config(SHAPES[shape])
     assert _parameters(config) == pytest.approx(parameters[shape], rel=0.01)
 
 

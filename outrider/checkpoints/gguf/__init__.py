@@ -1,5 +1,5 @@
-"""GGUF files, as llama.cpp writes them, turned into ordinary model folders."""
+"""GGUF files, as llama.cpp writes them, converted to Hugging Face model folders."""
 
-from outrider.checkpoints.gguf.write import convert
+from outrider.checkpoints.gguf.convert import convert_gguf
 
-__all__ = ["convert"]
+__all__ = ["convert_gguf"]

@@ -1,4 +1,4 @@
-"""A GGUF file's metadata as a config.json in Hugging Face's form."""
+"""From a GGUF file's metadata to a Hugging Face config.json."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 
 from outrider.checkpoints.gguf.families import ROPE_FREQS, family_of
 from outrider.checkpoints.gguf.header import Header
-from outrider.checkpoints.gguf.metadata import Metadata, shortest
+from outrider.checkpoints.gguf.metadata import Metadata, shortest_decimal
 
 # The largest Gemma 2 and 3 scale queries by hidden_size / heads, all others by head_dim. The file does
-# not say which; llama.cpp, too, knows them by their layer count.
+# not say which; llama.cpp also goes by the layer count.
 GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
 
 
@@ -23,14 +23,14 @@ def hf_config(header: Header, meta: Metadata, rope_freqs: np.ndarray | None) -> 
     if len(shapes.get("token_embd.weight", ())) != 2:
         raise meta.fail("the embedding token_embd.weight is missing: this is no whole language model")
     vocab, hidden = shapes["token_embd.weight"]
-    heads, kv_heads = _heads(meta, arch)
+    heads, kv_heads = _head_counts(meta, arch)
     config: dict[str, Any] = {
         "architectures": [family.architecture],
         "model_type": family.model_type,
         "vocab_size": vocab,
         "hidden_size": hidden,
         "intermediate_size": meta.integer(f"{arch}.feed_forward_length"),
-        "num_hidden_layers": _layers(meta, arch, shapes),
+        "num_hidden_layers": _layer_count(meta, arch, shapes),
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "head_dim": _head_dim(meta, arch, hidden // heads),
@@ -39,7 +39,7 @@ def hf_config(header: Header, meta: Metadata, rope_freqs: np.ndarray | None) -> 
         "rope_theta": meta.number(f"{arch}.rope.freq_base", 10000.0),
         "tie_word_embeddings": "output.weight" not in shapes,
         "dtype": "float32",
-        "transformers_version": "5.0.0",  # without it Transformers warns of a Mistral fault that is not here
+        "transformers_version": "5.0.0",  # without it Transformers warns of a Mistral bug that does not apply
         **{f"{name}_token_id": meta.token(name, vocab) for name in ("bos", "eos")},
         "pad_token_id": meta.token("padding", vocab),
         **family.extra,
@@ -54,7 +54,7 @@ def hf_config(header: Header, meta: Metadata, rope_freqs: np.ndarray | None) -> 
     return config
 
 
-def _heads(meta: Metadata, arch: str) -> tuple[int, int]:
+def _head_counts(meta: Metadata, arch: str) -> tuple[int, int]:
     heads = meta.integer(f"{arch}.attention.head_count")
     kv_heads = meta.integer(f"{arch}.attention.head_count_kv", heads)
     if not heads or not kv_heads or heads % kv_heads:
@@ -62,7 +62,7 @@ def _heads(meta: Metadata, arch: str) -> tuple[int, int]:
     return heads, kv_heads
 
 
-def _layers(meta: Metadata, arch: str, names: Iterable[str]) -> int:
+def _layer_count(meta: Metadata, arch: str, names: Iterable[str]) -> int:
     layers = meta.integer(f"{arch}.block_count")
     found = {name.split(".")[1] for name in names if name.startswith("blk.")}
     if len(found) != layers or found != {str(layer) for layer in range(layers)}:
@@ -121,13 +121,13 @@ def _rope_scaling(
 
 
 def _llama3_scaling(meta: Metadata, arch: str, config: Mapping[str, Any], freqs: np.ndarray) -> dict[str, Any]:
-    """Find the Llama 3 scaling that gives these divisors of the rotary frequencies, [head_dim / 2].
+    """The Llama 3 scaling that gives these divisors of the rotary frequencies, [head_dim / 2].
 
-    The file keeps only the result. All published Llama 3 models share every number
+    The file holds only the divisors. All published Llama 3 models share every parameter
     but the factor, which is the largest divisor; the result is checked against the file.
     """
     original = meta.integer(f"{arch}.rope.scaling.original_context_length", 8192)
-    factor, low, high = shortest(float(freqs.max())), 1.0, 4.0
+    factor, low, high = shortest_decimal(float(freqs.max())), 1.0, 4.0
     dim = config["head_dim"]
     turns = original / (2 * np.pi * config["rope_theta"] ** (np.arange(0, dim, 2) / dim))  # in the original context
     smooth = np.clip((turns - low) / (high - low), 0, 1)

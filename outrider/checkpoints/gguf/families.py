@@ -1,4 +1,4 @@
-"""The architectures that are read: how llama.cpp and Hugging Face name and store the same model."""
+"""The supported architectures: how llama.cpp and Hugging Face name and store the same model."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from outrider.checkpoints.gguf.metadata import Metadata
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
-    """How one llama.cpp architecture is called and stored on the other side."""
+class GGUFFamily:
+    """How Hugging Face names and stores one llama.cpp architecture."""
 
     architecture: str
     model_type: str
     rotary_pairs: bool = False
     """q and k rows are stored for rotary pairs (0, 1), (2, 3), ...; Hugging Face pairs i with i + head_dim / 2."""
     norm_offset: float = 0.0
-    """llama.cpp stores this much more than the norm weight of the checkpoint."""
+    """What llama.cpp adds to the checkpoint's norm weights."""
     names: Mapping[str, str] = field(default_factory=dict[str, str])
     """Tensor names that differ from NAMES below."""
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Entries of config.json that the architecture implies and the file does not state."""
+    """Entries of config.json that the architecture implies and the file does not hold."""
 
 
 NAMES = {
@@ -45,7 +45,7 @@ TOP_NAMES = {
     "output.weight": "lm_head.weight",
 }
 ROPE_FREQS = "rope_freqs.weight"
-NOT_WEIGHTS = {ROPE_FREQS}  # said in config.json instead
+NOT_WEIGHTS = {ROPE_FREQS}  # part of config.json instead
 
 GEMMA_FOUR_NORMS = {
     "post_attention_norm": "post_attention_layernorm",
@@ -55,13 +55,15 @@ GEMMA_FOUR_NORMS = {
 SILU = {"hidden_act": "silu"}
 GELU = {"hidden_activation": "gelu_pytorch_tanh"}
 
-FAMILIES = {
-    "llama": Family("LlamaForCausalLM", "llama", rotary_pairs=True, extra=SILU),
-    "qwen2": Family("Qwen2ForCausalLM", "qwen2", extra=SILU),
-    "qwen3": Family("Qwen3ForCausalLM", "qwen3", extra=SILU),
-    "gemma": Family("GemmaForCausalLM", "gemma", norm_offset=1.0, extra={**GELU, "hidden_act": "gelu_pytorch_tanh"}),
-    "gemma2": Family("Gemma2ForCausalLM", "gemma2", norm_offset=1.0, names=GEMMA_FOUR_NORMS, extra=GELU),
-    "gemma3": Family(
+GGUF_FAMILIES = {
+    "llama": GGUFFamily("LlamaForCausalLM", "llama", rotary_pairs=True, extra=SILU),
+    "qwen2": GGUFFamily("Qwen2ForCausalLM", "qwen2", extra=SILU),
+    "qwen3": GGUFFamily("Qwen3ForCausalLM", "qwen3", extra=SILU),
+    "gemma": GGUFFamily(
+        "GemmaForCausalLM", "gemma", norm_offset=1.0, extra={**GELU, "hidden_act": "gelu_pytorch_tanh"}
+    ),
+    "gemma2": GGUFFamily("Gemma2ForCausalLM", "gemma2", norm_offset=1.0, names=GEMMA_FOUR_NORMS, extra=GELU),
+    "gemma3": GGUFFamily(
         "Gemma3ForCausalLM",
         "gemma3_text",
         norm_offset=1.0,
@@ -71,20 +73,20 @@ FAMILIES = {
 }
 
 
-def family_of(meta: Metadata) -> tuple[str, Family]:
-    """The file's architecture. ConfigError, with the list of what is read, where it is another one."""
+def family_of(meta: Metadata) -> tuple[str, GGUFFamily]:
+    """The file's architecture. Raises ConfigError, with the list of supported ones, where it is another."""
     name = meta.text("general.architecture")
-    if name not in FAMILIES:
-        raise meta.fail(f"architecture {name!r} is not read from GGUF; what is: {', '.join(FAMILIES)}")
+    if name not in GGUF_FAMILIES:
+        raise meta.fail(f"architecture {name!r} is not read from GGUF; what is: {', '.join(GGUF_FAMILIES)}")
     if (parts := meta.integer("split.count", 1)) > 1:
         raise meta.fail(f"this is one of {parts} parts; join them first with llama.cpp's `llama-gguf-split --merge`")
     if meta.integer(f"{name}.expert_count", 0):
         raise meta.fail(f"this {name} is a mixture of experts, which is not read from GGUF; use its safetensors")
-    return name, FAMILIES[name]
+    return name, GGUF_FAMILIES[name]
 
 
-def hf_name(gguf_name: str, family: Family) -> str | None:
-    """The name of a tensor in a Hugging Face checkpoint, or None where such a model has no such tensor."""
+def hf_name(gguf_name: str, family: GGUFFamily) -> str | None:
+    """The name of a tensor in a Hugging Face checkpoint; None where the model has no such tensor."""
     if gguf_name in TOP_NAMES:
         return TOP_NAMES[gguf_name]
     found = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", gguf_name)

@@ -1,4 +1,4 @@
-"""The head of a GGUF file: its metadata, and where each tensor lies. Every length is checked before it is used."""
+"""A GGUF file's header: its metadata, and where each tensor lies. Every length is checked before it is used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from outrider.core.errors import ConfigError
 
-Value = bool | int | float | str | list[int] | list[float] | list[bool] | list[str]
+MetadataValue = bool | int | float | str | list[int] | list[float] | list[bool] | list[str]
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -51,23 +51,23 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a GGUF file says of itself."""
+    """A GGUF file's metadata and its list of tensors."""
 
-    metadata: Mapping[str, Value]
+    metadata: Mapping[str, MetadataValue]
     tensors: tuple[TensorInfo, ...]
 
 
 def read_header(file: Path) -> Header:
-    """Read the head of a GGUF file. ConfigError where the file is malformed, cut off or of an unknown version."""
+    """Read a GGUF file's header. Raises ConfigError where it is malformed, truncated or of an unknown version."""
     try:
         with file.open("rb") as handle, mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _parse(_Cursor(data, str(file)))
-    except (OSError, ValueError) as error:  # mmap answers an empty file with ValueError
+    except (OSError, ValueError) as error:  # mmap raises ValueError for an empty file
         raise ConfigError(f"{file}: cannot be read as a GGUF file: {error}") from error
 
 
 class _Cursor:
-    """Reads forward through bytes, and refuses to read past their end."""
+    """Reads forward through bytes, never past their end."""
 
     def __init__(self, data: mmap.mmap, where: str) -> None:
         self.data, self.where, self.at, self.end = data, where, 0, len(data)
@@ -78,7 +78,7 @@ class _Cursor:
         )
 
     def skip(self, count: int) -> int:
-        """Step over `count` bytes; where they begin."""
+        """Step over `count` bytes and return where they begin."""
         start = self.at
         if count > self.end - start:
             raise self.fail(f"{count} bytes are announced and {self.end - start} are left")
@@ -89,7 +89,7 @@ class _Cursor:
         return layout.unpack_from(self.data, self.skip(layout.size))[0]
 
     def count(self, smallest: int) -> int:
-        """A count of items that take at least `smallest` bytes each, so an absurd one fails at once."""
+        """A count of items of at least `smallest` bytes each, checked against the bytes that are left."""
         found = self.number(U64)
         if found * smallest > self.end - self.at:
             raise self.fail(f"{found} items are announced and only {self.end - self.at} bytes are left")
@@ -100,7 +100,7 @@ class _Cursor:
         return self.data[start : self.at].decode("utf-8", errors="replace")
 
     def texts(self, count: int) -> list[str]:
-        """`count` strings. Written out flat: a vocabulary holds hundreds of thousands."""
+        """`count` strings. Inlined for speed: a vocabulary holds hundreds of thousands."""
         data, at, end, out = self.data, self.at, self.end, []
         for _ in range(count):
             start = at + 8
@@ -116,10 +116,10 @@ class _Cursor:
     def scalars(self, kind: int, count: int) -> list[int]:
         dtype = np.dtype(SCALARS[kind])
         start = self.skip(count * dtype.itemsize)
-        # bytes, not a view: a view would keep the map open after we are done with it
+        # bytes, not a view: a view would keep the mmap open
         return np.frombuffer(self.data[start : self.at], dtype=dtype).tolist()
 
-    def value(self, kind: int) -> Value:
+    def value(self, kind: int) -> MetadataValue:
         if kind == STRING:
             return self.text()
         if kind in SCALARS:
@@ -144,7 +144,7 @@ def _parse(cursor: _Cursor) -> Header:
             f"version {version} is not read here, only {' and '.join(map(str, VERSIONS))} (little-endian)"
         )
     tensor_count = cursor.count(SMALLEST_TENSOR)
-    metadata: dict[str, Value] = {}
+    metadata: dict[str, MetadataValue] = {}
     for _ in range(cursor.count(SMALLEST_FIELD)):
         key = cursor.text()
         metadata[key] = cursor.value(cursor.number(U32))
@@ -153,13 +153,13 @@ def _parse(cursor: _Cursor) -> Header:
         raise cursor.fail(f"general.alignment is {alignment!r}, not a power of two")
     entries = [_tensor_entry(cursor) for _ in range(tensor_count)]
     base = (cursor.at + alignment - 1) // alignment * alignment
-    return Header(metadata, _place(entries, base, cursor))
+    return Header(metadata, _locate(entries, base, cursor))
 
 
-Entry = tuple[str, tuple[int, ...], int, int]  # name, shape, storage type, offset from the base
+TensorEntry = tuple[str, tuple[int, ...], int, int]  # name, shape, storage type, offset from the base
 
 
-def _tensor_entry(cursor: _Cursor) -> Entry:
+def _tensor_entry(cursor: _Cursor) -> TensorEntry:
     name = cursor.text()
     dims = cursor.number(U32)
     if not 1 <= dims <= MAX_DIMS:
@@ -168,8 +168,8 @@ def _tensor_entry(cursor: _Cursor) -> Entry:
     return name, shape, cursor.number(U32), cursor.number(U64)
 
 
-def _place(entries: list[Entry], base: int, cursor: _Cursor) -> tuple[TensorInfo, ...]:
-    """Turn offsets into places in the file, each checked to lie inside it."""
+def _locate(entries: list[TensorEntry], base: int, cursor: _Cursor) -> tuple[TensorInfo, ...]:
+    """The tensors with their positions in the file, each checked to lie inside it."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     known: Callable[[int], bool] = {int(kind) for kind in GGMLQuantizationType}.__contains__

@@ -1,4 +1,4 @@
-"""Typed access to a GGUF file's metadata, and the errors that say what is wrong with it."""
+"""Typed access to a GGUF file's metadata."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from outrider.checkpoints.gguf.header import Value
+from outrider.checkpoints.gguf.header import MetadataValue
 from outrider.core.errors import ConfigError
 
 
 class Metadata:
-    """Typed access to a file's metadata. ConfigError where a key is missing or of the wrong kind."""
+    """Typed access to a file's metadata. Raises ConfigError where a key is missing or of the wrong type."""
 
-    def __init__(self, values: Mapping[str, Value], where: str) -> None:
+    def __init__(self, values: Mapping[str, MetadataValue], where: str) -> None:
         self.values, self.where = values, where
 
     def fail(self, why: str) -> ConfigError:
@@ -24,7 +24,7 @@ class Metadata:
     def integer(self, key: str, default: int | None = None) -> int:
         value = self.values.get(key, default)
         if isinstance(value, list) and value and all(v == value[0] for v in value):
-            value = value[0]  # one number for each layer, all alike
+            value = value[0]  # one number for each layer, all equal
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31:
             raise self.fail(f"{key} should be one whole number, found {self._shown(key)}")
         return value
@@ -33,7 +33,7 @@ class Metadata:
         value = self.values.get(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value):
             raise self.fail(f"{key} should be a number, found {self._shown(key)}")
-        return shortest(value)
+        return shortest_decimal(value)
 
     def text(self, key: str, default: str | None = None) -> str:
         value = self.values.get(key, default)
@@ -55,13 +55,13 @@ class Metadata:
 
     def _items(self, key: str, kind: type | tuple[type, ...], said: str) -> list[Any]:
         value = self.values.get(key)
-        # every list in a file is of one kind, so its first item speaks for all
+        # all items of a list have the same type, so the first one is checked
         if not isinstance(value, list) or (value and not isinstance(value[0], kind)):
             raise self.fail(f"{key} should be a list of {said}, found {self._shown(key)}")
         return value
 
     def token(self, name: str, size: int) -> int | None:
-        """The id of a special token (`bos`, `eos`, ...), or None where the file names none it has."""
+        """The id of a special token (`bos`, `eos`, ...); None where the file has none or it is out of range."""
         key = f"tokenizer.ggml.{name}_token_id"
         if key not in self.values:
             return None
@@ -72,6 +72,6 @@ class Metadata:
         return f"{self.values[key]!r:.60}" if key in self.values else "nothing"
 
 
-def shortest(value: float) -> float:
+def shortest_decimal(value: float) -> float:
     """The shortest decimal that is the same float32, since the file stores 1e-5 as 9.999999747378752e-06."""
     return float(str(np.float32(value)))

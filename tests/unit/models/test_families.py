@@ -9,8 +9,8 @@ import torch
 from transformers import AutoConfig
 
 from outrider.models.config import RopeConfig
-from outrider.models.families import FAMILIES, understand
-from outrider.models.fields import NotOurs
+from outrider.models.families import FAMILIES, parse_config
+from outrider.models.fields import UnsupportedModel
 
 GEMMA_SIZES = {"head_dim": 256, "num_key_value_heads": 1}
 LLAMA3 = {
@@ -93,7 +93,7 @@ def their_ropes(theirs: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_every_family_reads_as_transformers_reads_it(name: str, form: str):
     theirs = AutoConfig.for_model(**PUBLISHED[name])
-    ours = understand(PUBLISHED[name] if form == "as published" else theirs.to_diff_dict())
+    ours = parse_config(PUBLISHED[name] if form == "as published" else theirs.to_diff_dict())
     assert ours.dtype is torch.bfloat16
     assert (ours.heads, ours.kv_heads) == (theirs.num_attention_heads, theirs.num_key_value_heads)
     assert ours.head_dim == (getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads)
@@ -114,7 +114,7 @@ def test_every_family_reads_as_transformers_reads_it(name: str, form: str):
 
 
 def test_gemma_3_windows_turn_by_the_local_rope():
-    ours = understand(PUBLISHED["Gemma 3"])
+    ours = parse_config(PUBLISHED["Gemma 3"])
     assert ours.ropes == (RopeConfig(theta=10_000), RopeConfig(theta=1e6, kind="linear", factor=8))
     assert {(layer.window, layer.rope) for layer in ours.layers} == {(512, 0), (None, 1)}
 
@@ -152,12 +152,12 @@ def test_gemma_3_windows_turn_by_the_local_rope():
     ],
 )
 def test_what_we_do_not_honour_is_not_ours(name: str, change: dict[str, Any]):
-    understand(PUBLISHED[name])
-    with pytest.raises(NotOurs):
-        understand(PUBLISHED[name] | change)
+    parse_config(PUBLISHED[name])
+    with pytest.raises(UnsupportedModel):
+        parse_config(PUBLISHED[name] | change)
 
 
 @pytest.mark.parametrize("missing", ["hidden_size", "vocab_size", "num_hidden_layers", "num_attention_heads"])
 def test_a_config_without_its_sizes_is_not_ours(missing: str):
-    with pytest.raises(NotOurs):
-        understand({key: value for key, value in PUBLISHED["Qwen3"].items() if key != missing})
+    with pytest.raises(UnsupportedModel):
+        parse_config({key: value for key, value in PUBLISHED["Qwen3"].items() if key != missing})

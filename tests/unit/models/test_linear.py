@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.errors import ConfigError
-from outrider.models.linear import BLOCK, Int4Linear, Int8Linear, quantize_int4, quantize_int8
+from outrider.models.linear import QUANTIZED_ROWS, Int4Linear, Int8Linear, quantize_int4, quantize_int8
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:
@@ -44,7 +44,7 @@ def test_int4_misses_no_weight_by_more_than_half_a_step():
 
 
 def test_int8_misses_no_weight_by_more_than_half_a_step():
-    weight = randn(BLOCK + 32, 32) * torch.logspace(-6, 3, BLOCK + 32).unsqueeze(1)
+    weight = randn(QUANTIZED_ROWS + 32, 32) * torch.logspace(-6, 3, QUANTIZED_ROWS + 32).unsqueeze(1)
     levels, scales = quantize_int8(weight)
     error = (levels * scales.double().unsqueeze(1) - weight).abs().amax(1)
     assert (error <= scales * (0.5 + 127 * 2**-8)).all()

@@ -10,8 +10,8 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from outrider.models.config import DecoderConfig
-from outrider.models.families import understand
-from outrider.models.rope import FIRST_LENGTH, Rotations, inverse_frequencies, pair_rows, rotate
+from outrider.models.families import parse_config
+from outrider.models.rope import INITIAL_LENGTH, RopeTables, apply_rope, inverse_frequencies, pair_rows
 
 BASE: dict[str, Any] = {
     "model_type": "llama",
@@ -36,7 +36,7 @@ SCALINGS: list[dict[str, Any]] = [
 
 
 def config(rope: dict[str, Any]) -> DecoderConfig:
-    found = understand(BASE | {"rope_parameters": rope})
+    found = parse_config(BASE | {"rope_parameters": rope})
     assert found is not None
     return found
 
@@ -52,22 +52,22 @@ def test_frequencies_are_those_of_transformers_to_the_bit(rope: dict[str, Any]):
 
 
 def test_growing_keeps_every_rotation():
-    rotations = Rotations(config({"rope_type": "default"}), torch.device("cpu"))
-    positions = torch.tensor([0, 1, FIRST_LENGTH - 1])
+    rotations = RopeTables(config({"rope_type": "default"}), torch.device("cpu"))
+    positions = torch.tensor([0, 1, INITIAL_LENGTH - 1])
     (before,) = rotations(positions)
-    (far,) = rotations(torch.tensor([5 * FIRST_LENGTH]))
-    assert rotations.length > 5 * FIRST_LENGTH
+    (far,) = rotations(torch.tensor([5 * INITIAL_LENGTH]))
+    assert rotations.length > 5 * INITIAL_LENGTH
     assert torch.equal(rotations(positions)[0], before)
-    expected = 5 * FIRST_LENGTH * inverse_frequencies(config({}).ropes[0], 128)
+    expected = 5 * INITIAL_LENGTH * inverse_frequencies(config({}).ropes[0], 128)
     torch.testing.assert_close(far[0, 0].angle().cos(), expected.cos(), rtol=0, atol=1e-5)
 
 
 def test_tables_grown_while_serving_still_train():
-    rotations = Rotations(config({"rope_type": "default"}), torch.device("cpu"))
+    rotations = RopeTables(config({"rope_type": "default"}), torch.device("cpu"))
     with torch.inference_mode():
-        rotations.reserve(2 * FIRST_LENGTH)
+        rotations.reserve(2 * INITIAL_LENGTH)
     heads = torch.ones(1, 1, 128, requires_grad=True)
-    rotate(heads, rotations(torch.tensor([FIRST_LENGTH]))[0]).square().sum().backward()
+    apply_rope(heads, rotations(torch.tensor([INITIAL_LENGTH]))[0]).square().sum().backward()
     assert heads.grad is not None
     torch.testing.assert_close(heads.grad, 2 * torch.ones(1, 1, 128))  # a rotation keeps lengths
 
@@ -79,7 +79,7 @@ def test_pairs_turn_as_halves_do():
     angles = torch.randn(5, 1, 4, generator=generator)
     cos, sin = angles.cos().repeat(1, 1, 2), angles.sin().repeat(1, 1, 2)
     textbook = heads * cos + torch.cat((-heads[..., 4:], heads[..., :4]), -1) * sin
-    turned = rotate(
+    turned = apply_rope(
         pair_rows(heads.permute(2, 0, 1), 8).permute(1, 2, 0).contiguous(), torch.polar(torch.ones(()), angles)
     )
     torch.testing.assert_close(turned, pair_rows(textbook.permute(2, 0, 1), 8).permute(1, 2, 0))

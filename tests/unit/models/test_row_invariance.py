@@ -12,7 +12,7 @@ from tiny_models import save
 from torch import Tensor
 
 from outrider.models.config import Activation, DecoderConfig
-from outrider.models.decoder import ACTIVATIONS, row_invariant
+from outrider.models.decoder import ACTIVATION_FUNCTIONS, row_invariant
 from outrider.models.linear import Int4Linear, Int8Linear
 from outrider.models.load import load_decoder
 
@@ -77,12 +77,12 @@ def test_forward_and_logits(tmp_path: Path, threads: int, name: str, quantize: A
 
 @torch.inference_mode()
 @pytest.mark.parametrize("threads", [1, 2, 3], indirect=True)  # three shares seldom end where a row does
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", ACTIVATION_FUNCTIONS)
 @pytest.mark.parametrize("width", [100, 2730, 1599])
 def test_activations(threads: int, activation: Activation, width: int):
     """In float32, where a last bit shows; the decoder's own run on bf16, where it seldom does."""
     gate_up = torch.randn(64, 2 * width, generator=torch.Generator().manual_seed(4)) * 3
-    activate = row_invariant(ACTIVATIONS[activation], activation, width)
+    activate = row_invariant(ACTIVATION_FUNCTIONS[activation], activation, width)
     whole = activate(gate_up[:, :width])
     for row in range(64):
         assert torch.equal(activate(gate_up[row : row + 1, :width])[0], whole[row]), f"bits of row {row} move"

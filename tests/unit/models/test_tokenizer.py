@@ -14,7 +14,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer
 
 from outrider.core.errors import ConfigError, RequestError
-from outrider.models import chat as chat_module
+from outrider.models import chat_template as chat_module
 from outrider.models.tokenizer import Tokenizer, check_same_vocabulary
 
 FIXED = {"deadline": None, "derandomize": True}
@@ -216,7 +216,7 @@ def test_templates_cannot_reach_out_and_fail_alone(template, says):
 
 
 def test_a_rendered_conversation_has_a_longest_size(monkeypatch):
-    monkeypatch.setattr(chat_module, "MAX_CHARS", 500)
+    monkeypatch.setattr(chat_module, "MAX_RENDERED_CHARS", 500)
     endless = "{% for i in range(90000) %}{% for j in range(90000) %}{{ 'word ' }}{% endfor %}{% endfor %}"
     tok = Tokenizer(byte_level(), templates={"default": endless})
     with pytest.raises(RequestError, match="longer than 500 characters"):

@@ -20,11 +20,13 @@ from tiny_gguf import tiny_llama
 
 from outrider.checkpoints import resolve as hub
 from outrider.checkpoints import storage as cache
-from outrider.checkpoints.resolve import home, installed, resolve
+from outrider.checkpoints.folder import installed_models
+from outrider.checkpoints.resolve import resolve
+from outrider.checkpoints.storage import outrider_home
 from outrider.core.errors import ConfigError, FetchError
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
-INDEX = "model.safetensors.index.json"
+INDEX_FILE = "model.safetensors.index.json"
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +46,7 @@ def model_folder(folder: Path) -> Path:
 def indexed_folder(folder: Path, name: str) -> Path:
     """A model folder whose index says that the weights lie in `name`."""
     model_folder(folder)
-    (folder / INDEX).write_text(json.dumps({"weight_map": {"a": name}}))
+    (folder / INDEX_FILE).write_text(json.dumps({"weight_map": {"a": name}}))
     return folder
 
 
@@ -69,7 +71,7 @@ def test_home_follows_the_platform(platform, variables, expected, monkeypatch):
     for name, value in {"HOME": "/me", **variables}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(cache.sys, "platform", platform)
-    assert home() == Path(expected)
+    assert outrider_home() == Path(expected)
 
 
 # --- folders ------------------------------------------------------------------------------------------------------
@@ -129,7 +131,7 @@ def test_an_index_that_names_a_missing_file_is_refused(tmp_path):
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": 3}', '{"weight_map": ["a"]}'])
 def test_a_broken_index_is_refused(text, tmp_path):
     folder = model_folder(tmp_path / "m")
-    (folder / INDEX).write_text(text)
+    (folder / INDEX_FILE).write_text(text)
     with pytest.raises(ConfigError, match="not a sound index"):
         resolve(str(folder))
 
@@ -181,13 +183,13 @@ def test_a_gguf_file_is_converted_once_and_again_when_it_changed(tmp_path, monke
     file = tmp_path / "tiny.gguf"
     tiny_llama(file)
     calls = []
-    real = hub.convert
-    monkeypatch.setattr(hub, "convert", lambda *given: (calls.append(given[0]), real(*given)))
+    real = hub.convert_gguf
+    monkeypatch.setattr(hub, "convert_gguf", lambda *given: (calls.append(given[0]), real(*given)))
     first = resolve(str(file))
     assert first.parent == tmp_path / "home" / "models"
     assert resolve(str(file)) == first
     assert len(calls) == 1
-    assert resolve(first.name) == first  # the name `installed` gives
+    assert resolve(first.name) == first  # the name `installed_models` gives
     os.utime(file, ns=(1, 1))
     assert resolve(str(file)) != first
     assert len(calls) == 2
@@ -203,7 +205,7 @@ def test_two_who_fill_the_same_folder_do_not_break_each_other(tmp_path):
     target, meet = tmp_path / "models" / "m", threading.Barrier(4)
 
     def fill(mark: str) -> None:
-        with cache.whole(target) as folder:
+        with cache.atomic_folder(target) as folder:
             for part in ("a", "b"):
                 (folder / part).write_text(mark)
             meet.wait()
@@ -219,7 +221,7 @@ def test_two_who_fill_the_same_folder_do_not_break_each_other(tmp_path):
 
 def test_a_folder_that_cannot_be_put_in_place_is_an_error(tmp_path):
     (tmp_path / "m").write_text("a file in the way")
-    with pytest.raises(FetchError, match=r"cannot be written.*OUTRIDER_HOME"), cache.whole(tmp_path / "m") as folder:
+    with pytest.raises(FetchError, match=r"cannot be written.*OUTRIDER_HOME"), cache.atomic_folder(tmp_path / "m") as folder:
         (folder / "a").write_text("x")
     assert [child.name for child in tmp_path.iterdir()] == ["m"]
 
@@ -289,7 +291,7 @@ def test_only_data_of_known_kinds_is_fetched(play):
     names = [
         "config.json",
         "model-00001-of-00002.safetensors",
-        INDEX,
+        INDEX_FILE,
         "tokenizer.model",
         "chat_template.jinja",
         "merges.txt",
@@ -376,14 +378,14 @@ def test_progress_sees_the_whole_download(play):
 
 
 def test_installed_lists_own_and_hub_models_and_no_broken_ones(tmp_path):
-    assert installed() == []
+    assert installed_models() == []
     own = model_folder(tmp_path / "home" / "models" / "mine")
     model_folder(tmp_path / "home" / "models" / ".half.abc")
     (tmp_path / "home" / "models" / "broken").mkdir()
     damaged = model_folder(tmp_path / "home" / "models" / "damaged")
     (damaged / "model.safetensors").write_bytes(b"\0" * 7)
     hubs = snapshot(tmp_path)
-    found = installed()
+    found = installed_models()
     assert [(model.name, model.path) for model in found] == [("mine", own), (f"org/name@{SHA}", hubs)]
     for model in found:
         assert model.architecture == "LlamaForCausalLM"

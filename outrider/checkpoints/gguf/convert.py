@@ -1,4 +1,4 @@
-"""One GGUF file in, one model folder out: weights in float32, exactly as dequantised."""
+"""Convert a GGUF file to a Hugging Face model folder: weights in float32, exactly as dequantized."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ from safetensors.numpy import save_file
 
 from outrider.checkpoints.folder import SOURCE_BITS
 from outrider.checkpoints.gguf.config import hf_config
-from outrider.checkpoints.gguf.families import NOT_WEIGHTS, ROPE_FREQS, Family, family_of, hf_name, hf_shape
+from outrider.checkpoints.gguf.families import NOT_WEIGHTS, ROPE_FREQS, GGUFFamily, family_of, hf_name, hf_shape
 from outrider.checkpoints.gguf.header import TensorInfo, read_header
 from outrider.checkpoints.gguf.metadata import Metadata
-from outrider.checkpoints.gguf.tokens import end_ids, write_tokenizer
-from outrider.checkpoints.storage import Progress, Silent, whole
+from outrider.checkpoints.gguf.tokenizer import end_ids, write_tokenizer
+from outrider.checkpoints.storage import NoProgress, Progress, atomic_folder
 from outrider.core.errors import ConfigError
 
 SHARD_BYTES = 2 << 30
 
 
-def convert(gguf_file: Path, folder: Path, progress: Progress | None = None) -> None:
+def convert_gguf(gguf_file: Path, folder: Path, progress: Progress | None = None) -> None:
     """Write the model in `gguf_file` as a Hugging Face folder: config, weights, tokenizer.
 
-    `folder` appears whole or not at all; where it exists already, it stays as it is.
+    `folder` is written completely or not at all; an existing one stays unchanged. Raises
     ConfigError where the file is malformed, or holds what cannot be converted.
     """
     header = read_header(gguf_file)
     meta = Metadata(header.metadata, str(gguf_file))
     _, family = family_of(meta)
-    freqs = next((dequantized(gguf_file, tensor) for tensor in header.tensors if tensor.name == ROPE_FREQS), None)
+    freqs = next((dequantize_tensor(gguf_file, tensor) for tensor in header.tensors if tensor.name == ROPE_FREQS), None)
     config = hf_config(header, meta, freqs)
-    weights = _named(header.tensors, family, config, meta)
-    with whole(folder) as filling:
+    weights = _rename_tensors(header.tensors, family, config, meta)
+    with atomic_folder(folder) as filling:
         _write_json(filling / "config.json", config)
-        _write_json(filling / "generation_config.json", _generation(config, meta))
+        _write_json(filling / "generation_config.json", _generation_config(config, meta))
         write_tokenizer(meta, config, filling)
-        _write_weights(_Weights(gguf_file, weights, family, config), filling, progress or Silent())
+        _write_weights(_Weights(gguf_file, weights, family, config), filling, progress or NoProgress())
 
 
-def dequantized(gguf_file: Path, tensor: TensorInfo) -> np.ndarray:
-    """The tensor's values in float32, in its own shape. ConfigError where its storage type has no reader."""
+def dequantize_tensor(gguf_file: Path, tensor: TensorInfo) -> np.ndarray:
+    """The tensor's values in float32. Raises ConfigError where the gguf package cannot read its storage type."""
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
     kind = GGMLQuantizationType(tensor.kind)
     mapped = np.memmap(gguf_file, dtype=np.uint8, mode="r", offset=tensor.start, shape=(tensor.size,))
-    raw = np.asarray(mapped)  # a plain array: slices of a memmap cost more than what they hold here
+    raw = np.asarray(mapped)  # slices of a memmap cost more than those of a plain array
     plain = {GGMLQuantizationType.F32: np.float32, GGMLQuantizationType.F16: np.float16}
     try:
         if kind in plain:
@@ -66,23 +66,23 @@ def dequantized(gguf_file: Path, tensor: TensorInfo) -> np.ndarray:
         ) from error
 
 
-def unpaired(rows: np.ndarray, heads: int) -> np.ndarray:
+def unpermute(rows: np.ndarray, heads: int) -> np.ndarray:
     """Undo llama.cpp's order of rows within each head: from 0, h, 1, h + 1, ... to 0, 1, ..., h, h + 1, ..."""
     pairs = rows.reshape(heads, -1, 2, *rows.shape[1:])
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
 
 
 class _Weights:
-    """A file's tensors under their Hugging Face names, with Hugging Face's values."""
+    """A file's tensors by their Hugging Face names, with the values of a Hugging Face checkpoint."""
 
     def __init__(
-        self, file: Path, tensors: Mapping[str, TensorInfo], family: Family, config: Mapping[str, Any]
+        self, file: Path, tensors: Mapping[str, TensorInfo], family: GGUFFamily, config: Mapping[str, Any]
     ) -> None:
         self.file, self.tensors, self.family, self.config = file, tensors, family, config
 
     @property
     def bits(self) -> int:
-        """Of the storage type that most weights have: 4 for Q4_1 and Q4_K, 16 for F16."""
+        """Bits per weight of the storage type that most weights have: 4 for Q4_1 and Q4_K, 16 for F16."""
         from gguf import GGMLQuantizationType
 
         elements: Counter[int] = Counter()
@@ -92,27 +92,27 @@ class _Weights:
         return int("".join(takewhile(str.isdecimal, name.lstrip("ABCDEFGHIJKLMNOPQRSTUVWXYZ"))) or 0)
 
     def read(self, name: str) -> np.ndarray:
-        values = dequantized(self.file, self.tensors[name])
+        values = dequantize_tensor(self.file, self.tensors[name])
         if self.family.norm_offset and name.endswith("norm.weight"):
             return values - np.float32(self.family.norm_offset)
         if self.family.rotary_pairs and ".q_proj." in name:
-            return unpaired(values, self.config["num_attention_heads"])
+            return unpermute(values, self.config["num_attention_heads"])
         if self.family.rotary_pairs and ".k_proj." in name:
-            return unpaired(values, self.config["num_key_value_heads"])
+            return unpermute(values, self.config["num_key_value_heads"])
         return values
 
 
-def _named(
-    tensors: tuple[TensorInfo, ...], family: Family, config: Mapping[str, Any], meta: Metadata
+def _rename_tensors(
+    tensors: tuple[TensorInfo, ...], family: GGUFFamily, config: Mapping[str, Any], meta: Metadata
 ) -> dict[str, TensorInfo]:
-    """The tensors by Hugging Face name. ConfigError for one that such a model has not, or not in that shape."""
+    """The tensors by Hugging Face name. Raises ConfigError for one that the model does not have in that shape."""
     named: dict[str, TensorInfo] = {}
     for tensor in tensors:
         if tensor.name in NOT_WEIGHTS:
             continue
         name = hf_name(tensor.name, family)
         if name is None:
-            raise meta.fail(f"tensor {tensor.name!r} is not part of a {family.model_type} model as it is known here")
+            raise meta.fail(f"tensor {tensor.name!r} is not part of a {family.model_type} model ")
         if tensor.shape != hf_shape(name, config):
             raise meta.fail(f"tensor {tensor.name!r} has shape {tensor.shape}, expected {hf_shape(name, config)}")
         named[name] = tensor
@@ -120,7 +120,7 @@ def _named(
 
 
 def _shards(tensors: Mapping[str, TensorInfo]) -> list[list[str]]:
-    """The names that go into each file, in order, so that no file outgrows SHARD_BYTES where it can be helped."""
+    """The tensor names of each file, in order. A file holds at most SHARD_BYTES, or a single tensor."""
     shards: list[list[str]] = [[]]
     filled = 0
     for name, tensor in tensors.items():
@@ -146,7 +146,7 @@ def _write_weights(weights: _Weights, folder: Path, progress: Progress) -> None:
             progress.advance(1)
         try:
             save_file(tensors, str(folder / file), metadata={"format": "pt", SOURCE_BITS: str(weights.bits)})
-        except SafetensorError as error:  # how safetensors says that the disk is full
+        except SafetensorError as error:  # what safetensors raises where the disk is full
             raise OSError(str(error)) from error
         shutil.copymode(folder / "config.json", folder / file)  # safetensors makes its files private
     if len(shards) > 1:
@@ -155,7 +155,7 @@ def _write_weights(weights: _Weights, folder: Path, progress: Progress) -> None:
     progress.done()
 
 
-def _generation(config: Mapping[str, Any], meta: Metadata) -> dict[str, Any]:
+def _generation_config(config: Mapping[str, Any], meta: Metadata) -> dict[str, Any]:
     ends = end_ids(meta)
     return {
         "bos_token_id": config["bos_token_id"],

@@ -1,4 +1,4 @@
-"""A GGUF file's vocabulary as tokenizer.json and tokenizer_config.json."""
+"""From a GGUF file's vocabulary to tokenizer.json and tokenizer_config.json."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from outrider.checkpoints.gguf.metadata import Metadata
 
-CONTROL, USER_DEFINED = 3, 4  # kinds in tokenizer.ggml.token_type
-SPACE = "\u2581"  # how SentencePiece spells a space
+CONTROL, USER_DEFINED = 3, 4  # values of tokenizer.ggml.token_type
+SPACE = "\u2581"  # how SentencePiece writes a space
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 DIGITS_3 = (
@@ -21,7 +21,7 @@ DIGITS_3 = (
 )
 DIGITS_1 = DIGITS_3.replace("{1,3}", "")
 
-# tokenizer.ggml.pre -> the patterns that cut text before merging, one after the other, as llama.cpp has them
+# tokenizer.ggml.pre -> the patterns that split text before merging, one after the other, as in llama.cpp
 SPLITS: Mapping[str, tuple[str, ...]] = {
     "smollm": (r"\p{N}", GPT2),
     "gpt-2": (GPT2,),
@@ -30,18 +30,18 @@ SPLITS: Mapping[str, tuple[str, ...]] = {
     "llama-bpe": (DIGITS_3,),
     "default": (r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"),
 }
-COMPOSED = {"qwen2", "deepseek-r1-qwen"}  # their own tokenizer composes accents first (NFC)
-WHOLE_WORDS_FIRST = {"llama-bpe"}  # a piece that is a token is taken as it is, whatever the merges say
-BOS_BY_DEFAULT = {"llama-bpe"}
+NFC_NORMALIZED = {"qwen2", "deepseek-r1-qwen"}  # their tokenizer applies Unicode NFC first
+IGNORES_MERGES = {"llama-bpe"}  # a piece that is a token is not split by merges
+ADDS_BOS = {"llama-bpe"}
 
-# Tokens that end a turn, where the file marks them as control tokens. llama.cpp stops at these, too.
-TURN_ENDS = {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>"}
+# Tokens that end a turn, where the file marks them as control tokens. llama.cpp stops at these too.
+END_OF_TURN_TOKENS = {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>"}
 
 
 def write_tokenizer(meta: Metadata, config: Mapping[str, Any], folder: Path) -> None:
-    """Write tokenizer.json and tokenizer_config.json. ConfigError where the vocabulary is of a kind not read here."""
-    if len(_tokens(meta)) > config["vocab_size"]:
-        raise meta.fail(f"{len(_tokens(meta))} tokens have only {config['vocab_size']} rows in the embedding")
+    """Write tokenizer.json and tokenizer_config.json. Raises ConfigError where the tokenizer is not supported."""
+    if len(_vocab_tokens(meta)) > config["vocab_size"]:
+        raise meta.fail(f"{len(_vocab_tokens(meta))} tokens have only {config['vocab_size']} rows in the embedding")
     kind = meta.text("tokenizer.ggml.model")
     if kind == "gpt2":
         tokenizer = _byte_level(meta)
@@ -52,32 +52,34 @@ def write_tokenizer(meta: Metadata, config: Mapping[str, Any], folder: Path) -> 
             f"tokenizer {kind!r} is not read from GGUF; what is: gpt2 (byte-level BPE), llama (SentencePiece BPE)"
         )
     _add_tokens(tokenizer, meta)
-    _add_ends(tokenizer, meta)
+    _add_post_processor(tokenizer, meta)
     (folder / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
-    settings = json.dumps(_settings(meta, config["max_position_embeddings"]), ensure_ascii=False, indent=2)
+    settings = json.dumps(_tokenizer_config(meta, config["max_position_embeddings"]), ensure_ascii=False, indent=2)
     (folder / "tokenizer_config.json").write_text(settings + "\n", encoding="utf-8")
 
 
 def end_ids(meta: Metadata) -> list[int]:
-    """The tokens that end a text: the file's own, first, and the known ends of a turn it marks as control tokens."""
-    tokens, kinds = _tokens(meta), _kinds(meta)
+    """The tokens that end a text: the file's own first, then control tokens that are known to end a turn."""
+    tokens, kinds = _vocab_tokens(meta), _token_types(meta)
     named = [meta.token(name, len(tokens)) for name in ("eos", "eot", "eom")]
     ends = [
-        i for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind == CONTROL and token in TURN_ENDS
+        i
+        for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
+        if kind == CONTROL and token in END_OF_TURN_TOKENS
     ]
     return list(dict.fromkeys([i for i in named if i is not None] + ends))
 
 
-def _tokens(meta: Metadata) -> list[str]:
+def _vocab_tokens(meta: Metadata) -> list[str]:
     tokens = meta.texts("tokenizer.ggml.tokens")
     if not tokens:
         raise meta.fail("the vocabulary is empty")
     return tokens
 
 
-def _kinds(meta: Metadata) -> list[float]:
-    """The kind of each token; a file without kinds has ordinary tokens only."""
-    size = len(_tokens(meta))
+def _token_types(meta: Metadata) -> list[float]:
+    """The type of each token; a file without types has ordinary tokens only."""
+    size = len(_vocab_tokens(meta))
     if "tokenizer.ggml.token_type" not in meta.values:
         return [1.0] * size
     kinds = meta.numbers("tokenizer.ggml.token_type")
@@ -91,15 +93,15 @@ def _byte_level(meta: Metadata) -> Tokenizer:
     if pre not in SPLITS:
         said = f"pre-tokenizer {pre!r}" if pre else "a file that does not say how text is cut (tokenizer.ggml.pre)"
         raise meta.fail(f"{said} is not read from GGUF; what is: {', '.join(SPLITS)}")
-    vocab = _vocabulary(_tokens(meta))
+    vocab = _ids_by_token(_vocab_tokens(meta))
     merges: list[tuple[str, str]] = []
     for merge in meta.texts("tokenizer.ggml.merges"):
         left, _, right = merge.partition(" ")
         if not {left, right, left + right} <= vocab.keys():
             raise meta.fail(f"the merge {merge!r} is not made of tokens of the vocabulary")
         merges.append((left, right))
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=pre in WHOLE_WORDS_FIRST))
-    if pre in COMPOSED:
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=pre in IGNORES_MERGES))
+    if pre in NFC_NORMALIZED:
         tokenizer.normalizer = normalizers.NFC()
     cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in SPLITS[pre]]
     bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -109,8 +111,8 @@ def _byte_level(meta: Metadata) -> Tokenizer:
 
 
 def _sentencepiece(meta: Metadata) -> Tokenizer:
-    """SentencePiece BPE: merges are not stored, but follow from the tokens and the order of their scores."""
-    tokens = _tokens(meta)
+    """SentencePiece BPE: merges are not stored, but follow from the tokens and their scores."""
+    tokens = _vocab_tokens(meta)
     if meta.text("general.architecture").startswith("gemma"):
         # Runs of spaces are stored as spaces here; and Gemma's scores are not its merge order, its ids are.
         tokens = [SPACE * len(token) if set(token) == {" "} else token for token in tokens]
@@ -119,7 +121,7 @@ def _sentencepiece(meta: Metadata) -> Tokenizer:
         scores = meta.numbers("tokenizer.ggml.scores")
     if len(scores) != len(tokens):
         raise meta.fail(f"tokenizer.ggml.scores has {len(scores)} entries for {len(tokens)} tokens")
-    vocab = _vocabulary(tokens)
+    vocab = _ids_by_token(tokens)
     unknown = meta.token("unknown", len(tokens))
     tokenizer = Tokenizer(
         models.BPE(
@@ -139,7 +141,7 @@ def _sentencepiece(meta: Metadata) -> Tokenizer:
 
 
 def merges_of(vocab: Mapping[str, int], scores: list[float]) -> list[tuple[str, str]]:
-    """Every way to join two tokens into a third, best score first."""
+    """All pairs of tokens that join to a third, best score first."""
     found: list[tuple[float, int, int, str, str]] = []
     for token, index in vocab.items():
         for cut in range(1, len(token)):
@@ -150,8 +152,8 @@ def merges_of(vocab: Mapping[str, int], scores: list[float]) -> list[tuple[str, 
     return [(left, right) for *_, left, right in found]
 
 
-def _vocabulary(tokens: list[str]) -> dict[str, int]:
-    """Each token's id; where two are spelled alike, the first counts."""
+def _ids_by_token(tokens: list[str]) -> dict[str, int]:
+    """Each token's id; of two equal tokens, the first."""
     vocab: dict[str, int] = {}
     for index, token in enumerate(tokens):
         vocab.setdefault(token, index)
@@ -159,33 +161,35 @@ def _vocabulary(tokens: list[str]) -> dict[str, int]:
 
 
 def _add_tokens(tokenizer: Tokenizer, meta: Metadata) -> None:
-    """Control and user-defined tokens are found whole in the text, before anything is cut."""
+    """Add control and user-defined tokens, which are matched in the text before it is split."""
     vocab = tokenizer.get_vocab(with_added_tokens=False)
-    # A token not in the vocabulary was respelled above, and is reached by merges.
-    kinds = [(token, kind) for token, kind in zip(_tokens(meta), _kinds(meta), strict=True) if token in vocab]
+    # A token not in the vocabulary was rewritten above, and is reached by merges.
+    kinds = [
+        (token, kind) for token, kind in zip(_vocab_tokens(meta), _token_types(meta), strict=True) if token in vocab
+    ]
     control = [AddedToken(token, special=True, normalized=False) for token, kind in kinds if kind == CONTROL]
     defined = [AddedToken(token, special=False, normalized=False) for token, kind in kinds if kind == USER_DEFINED]
     tokenizer.add_special_tokens(control)
     tokenizer.add_tokens(defined)
 
 
-def _adds(meta: Metadata) -> tuple[bool, bool]:
-    """Whether encoding puts a beginning and an end token around the text."""
+def _adds_bos_eos(meta: Metadata) -> tuple[bool, bool]:
+    """Whether encoding adds a beginning-of-text and an end-of-text token."""
     spm = meta.text("tokenizer.ggml.model") == "llama"
-    usual = spm or meta.text("tokenizer.ggml.pre", "") in BOS_BY_DEFAULT
+    usual = spm or meta.text("tokenizer.ggml.pre", "") in ADDS_BOS
     return meta.flag("tokenizer.ggml.add_bos_token", usual), meta.flag("tokenizer.ggml.add_eos_token", default=False)
 
 
-def _add_ends(tokenizer: Tokenizer, meta: Metadata) -> None:
-    tokens = _tokens(meta)
+def _add_post_processor(tokenizer: Tokenizer, meta: Metadata) -> None:
+    tokens = _vocab_tokens(meta)
     first, last = (
         (meta.token(name, len(tokens)) if wanted else None)
-        for name, wanted in zip(("bos", "eos"), _adds(meta), strict=True)
+        for name, wanted in zip(("bos", "eos"), _adds_bos_eos(meta), strict=True)
     )
     around = [(tokens[i], i) for i in (first, last) if i is not None]
     if not around:
         return
-    if any(set(token) & {"$", ":"} for token, _ in around):  # these mean something to a template
+    if any(set(token) & {"$", ":"} for token, _ in around):  # these have a meaning in a template
         raise meta.fail(f"{around} cannot be the tokens a text begins and ends with")
     before = [] if first is None else [tokens[first]]
     after = [] if last is None else [tokens[last]]
@@ -196,8 +200,8 @@ def _add_ends(tokenizer: Tokenizer, meta: Metadata) -> None:
     )
 
 
-def _settings(meta: Metadata, context: int) -> dict[str, Any]:
-    tokens = _tokens(meta)
+def _tokenizer_config(meta: Metadata, context: int) -> dict[str, Any]:
+    tokens = _vocab_tokens(meta)
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
@@ -206,7 +210,7 @@ def _settings(meta: Metadata, context: int) -> dict[str, Any]:
     for ours, theirs in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
         token = meta.token(theirs, len(tokens))
         settings[f"{ours}_token"] = None if token is None else tokens[token]
-    settings["add_bos_token"], settings["add_eos_token"] = _adds(meta)
+    settings["add_bos_token"], settings["add_eos_token"] = _adds_bos_eos(meta)
     if "tokenizer.chat_template" in meta.values:
         settings["chat_template"] = meta.text("tokenizer.chat_template")
     return settings

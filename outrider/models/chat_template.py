@@ -1,7 +1,7 @@
-"""Messages of a conversation to the text a model was trained on, by the model's own template.
+"""From chat messages to a prompt, by the model's own chat template.
 
-A template is code from whoever made the model: it runs in Jinja's sandbox, sees plain JSON
-values only, and may write only so much.
+A template is untrusted code: it runs in Jinja's sandbox, gets JSON values only, and its output
+is bounded.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from outrider.core.sampling import MAX_TOKENS
 
 Message = Mapping[str, Any]
 
-MAX_CHARS = 8 * MAX_TOKENS  # of a rendered conversation; no context is longer
+MAX_RENDERED_CHARS = 8 * MAX_TOKENS  # of a rendered prompt; no context is longer
 
 
 class ChatTemplate:
-    """A compiled template. Raises RequestError where it cannot be compiled."""
+    """A compiled chat template. Raises RequestError where it cannot be compiled."""
 
     def __init__(self, source: str) -> None:
         try:
@@ -38,26 +38,26 @@ class ChatTemplate:
             raise RequestError(f"this model's chat template is broken: {error}; send a plain prompt instead") from error
 
     def render(self, values: Mapping[str, Any]) -> str:
-        """The text of a conversation. Whatever the template raises is the request's error, not the engine's."""
+        """The prompt. Raises RequestError for whatever the template raises."""
         written: list[str] = []
         length = 0
         try:
             for part in self._template.generate(values):
                 length += len(part)
-                if length > MAX_CHARS:
+                if length > MAX_RENDERED_CHARS:
                     break
                 written.append(part)
-        except Exception as error:  # foreign code: it may raise anything
+        except Exception as error:  # untrusted code may raise anything
             raise RequestError(f"this model's chat template refuses these messages: {error}") from error
-        if length > MAX_CHARS:
+        if length > MAX_RENDERED_CHARS:
             raise RequestError(
-                f"the conversation is longer than {MAX_CHARS} characters; send fewer or shorter messages"
+                f"the conversation is longer than {MAX_RENDERED_CHARS} characters; send fewer or shorter messages"
             )
         return "".join(written)
 
 
-def plain(value: Any, what: str) -> Any:
-    """The same value made of plain JSON types, which have no methods a template could misuse."""
+def json_value(value: Any, what: str) -> Any:
+    """The value converted to plain JSON types, which have no methods a template could misuse."""
     try:
         return json.loads(json.dumps(value))
     except (TypeError, ValueError, RecursionError) as error:
@@ -65,10 +65,10 @@ def plain(value: Any, what: str) -> Any:
 
 
 def check_messages(messages: Seq[Message]) -> list[dict[str, Any]]:
-    """The messages as a template expects them: a role and a content, both strings. RequestError says what is wrong.
+    """The messages as a template expects them: a role and a content, both strings.
 
     Content given as a list of text parts is joined by line breaks. Content may be left
-    out beside tool calls. All other keys are passed on.
+    out beside tool calls. All other keys are passed on. Raises RequestError for anything else.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Seq) or not messages:
         raise RequestError('messages must be a list such as [{"role": "user", "content": "Hello"}], with one at least')
@@ -87,7 +87,7 @@ def _check_message(message: Message, where: str) -> dict[str, Any]:
         content = "\n".join(_part_text(part, where) for part in content)
     elif not isinstance(content, str):
         raise RequestError(f"{where}: content must be a string or a list of text parts, got {type(content).__name__}")
-    return plain({**message, "role": role, "content": content}, where)
+    return json_value({**message, "role": role, "content": content}, where)
 
 
 def _part_text(part: Any, where: str) -> str:
@@ -100,7 +100,7 @@ def _part_text(part: Any, where: str) -> str:
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    """Jinja as Transformers sets it up for chat templates, which were written for it."""
+    """Jinja as Transformers sets it up for chat templates."""
     made = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"]
     )
@@ -112,7 +112,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 def _tojson(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """Unlike Jinja's own, leaves <, > and & as they are."""
+    """JSON without Jinja's escaping of <, > and &."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -125,7 +125,7 @@ def _strftime_now(form: str) -> str:
 
 
 class _GenerationTag(Extension):
-    """{% generation %} ... {% endgeneration %} marks the assistant's words for training; here they are just written."""
+    """{% generation %} ... {% endgeneration %} marks the assistant's tokens for training; here it changes nothing."""
 
     tags = {"generation"}  # noqa: RUF012 (Jinja declares it so)
 
@@ -135,7 +135,7 @@ class _GenerationTag(Extension):
 
 
 class _SafeNamespace(Namespace):
-    """Jinja's namespace without names that begin with an underscore, which could pose as Python's own."""
+    """Jinja's namespace without names that begin with an underscore, such as Python's own."""
 
     def __init__(self, /, *args: Any, **kwargs: Any) -> None:
         values = dict(*args, **kwargs)

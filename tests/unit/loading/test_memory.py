@@ -1,4 +1,4 @@
-"""What the memory plan counts, without a GPU: rows of logits, recorded sizes, and what a draft model takes beside."""
+"""What the memory plan counts, without a GPU: rows of logits, captured graphs, and what a draft model takes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from outrider.drafters.base import DrafterContext, ModelLoaded, models_loaded, m
 from outrider.drafters.draft_model import DraftModelConfig
 from outrider.drafters.registry import parse_drafter
 from outrider.loading import memory
-from outrider.loading.memory import SAMPLES, ReservedMemory, Workload, reserved_memory_of
+from outrider.loading.memory import SAMPLED_GRAPHS, ReservedMemory, Workload, reserved_memory_of
 from outrider.testing.synthetic import SHAPES, save_decoder, synthetic_pair
 from outrider.testing.toy import ByteTokenizer
 
@@ -19,7 +19,7 @@ GRAPH, ROW = 3 << 20, 1 << 20
 
 
 class FakeRecorder:
-    """Stands for Captured on a device that counts: a graph takes GRAPH bytes, a row of room ROW."""
+    """Stands for GraphRunner on a device that counts: a graph takes GRAPH bytes, a row of buffers ROW."""
 
     def __init__(self, rows: list[int]) -> None:
         self.shapes = [SimpleNamespace(rows=each) for each in rows]
@@ -45,17 +45,18 @@ class FakeRecorder:
 @pytest.mark.parametrize("rows", [[1], [1, 2], [1, 4, 2, 8, 16], [*range(1, 33)]], ids=len)
 def test_what_was_not_recorded_is_counted_like_what_was(rows, monkeypatch):
     fake = FakeRecorder(rows)
-    monkeypatch.setattr(memory, "_free", lambda device: (1 << 40) - fake.taken)
-    unseen = memory._record(fake, Workload(batch=4, width=4))
+    monkeypatch.setattr(memory, "_free_bytes", lambda device: (1 << 40) - fake.taken)
+    unseen = memory._capture_graphs(fake, Workload(context=64, max_batch=4, max_width=4))
     assert fake.taken + unseen == max(rows) * ROW + len(rows) * GRAPH
     assert fake.recorded[0] == max(rows)
-    assert len(fake.recorded) <= 1 + SAMPLES
+    assert len(fake.recorded) <= 1 + SAMPLED_GRAPHS
 
 
 def test_the_rows_of_a_round_are_bounded_by_its_tokens():
-    assert Workload(batch=8, width=6).rows == 48
-    assert Workload(batch=512, width=16, round_tokens=2048).rows == 2048
-    assert Workload(batch=512, width=16, round_tokens=100).rows == 512  # every text has its last token to read
+    assert Workload(context=64, max_batch=8, max_width=6).max_rows == 48
+    assert Workload(context=64, max_batch=512, max_width=16).max_rows == 2048
+    few = Workload(context=64, max_batch=512, max_width=16, max_round_tokens=100)
+    assert few.max_rows == 512  # every sequence has its last token to read
 
 
 SPECS = ["none", "suffix", "prompt-lookup:k=3", "prediction", "grammar", "mix", "suffix:k=4+prompt-lookup:k=9"]
@@ -82,7 +83,7 @@ def test_a_mix_names_the_models_it_loads_and_what_they_copy():
 def test_a_narrow_head_is_counted_beside_the_weights(tmp_path):
     save_decoder(synthetic_pair("tiny", dtype=torch.float32).draft, SHAPES["tiny"] | {"num_hidden_layers": 2}, tmp_path)
     whole, narrow, all_of_it = (reserved_memory_of(str(tmp_path), vocab=vocab) for vocab in (0, 256, 512))
-    number = whole.a_token // (2 * 2 * 2 * 16)  # of layers, key and value, heads and their dimensions
+    number = whole.bytes_per_token // (2 * 2 * 2 * 16)  # of layers, key and value, heads and their dimensions
     assert number in (2, 4)
     assert narrow == whole + ReservedMemory(256 * 64 * number)
     assert all_of_it == whole
