@@ -9,6 +9,8 @@ from torch import Tensor
 
 from outrider.core.sampling import Token
 
+TokenPath = tuple[Token, ...]  # draft tokens from the first level of a draft down to one of its nodes
+
 
 @dataclass(frozen=True, slots=True)
 class Draft:

@@ -5,7 +5,7 @@ and min-p those nearest to the best one, where y is 0; typical-p those whose sur
 the entropy, and |surprise - entropy| = |y - mean y|, the mean taken under the law. So all four ask
 how far from a centre tokens lie that reach a number or a mass. The best logits of a row nearly always
 tell; where they do not, the row is walked through, halving the range of float32 numbers each time.
-The plain reference is verify/law.py.
+The plain reference is verify/probs.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The verifier's contract, and the one place where a mode's name becomes a verifier."""
+"""The contract of a verifier, and how the name of a mode becomes one."""
 
 from __future__ import annotations
 
@@ -12,24 +12,34 @@ from outrider.core.draft import Draft, Verdict
 from outrider.core.errors import ConfigError, RequestError
 from outrider.core.host_copy import HostCopy
 from outrider.core.sequence import Sequence
-from outrider.verify.chain import ChainRule, block_rule, token_rule
-from outrider.verify.coupled import Seeded
-from outrider.verify.distribution import Distribution
+from outrider.verify.chain_rules import ChainRule, block_rule, token_rule
+from outrider.verify.distribution import DistributionVerifier
+from outrider.verify.probs import Positions
+from outrider.verify.seeded import SeededVerifier
 
 Mode = Literal["seeded", "distribution"]
 Rule = Literal["block", "token"]
 
 
 class Verifier(Protocol):
-    """Decides how much of each draft stands, and adds the target's own next token."""
+    """Decides how many tokens of each draft are accepted, and adds the target's own next token.
+
+    Rows of logits come sequence by sequence, 1 + len(draft) each: the row after the last token
+    of the text, then the row after each node of the draft, in order.
+    """
 
     def decide(
-        self, seqs: Seq[Sequence], drafts: Seq[Draft], logits: Tensor, lengths: Tensor | None = None
+        self, seqs: Seq[Sequence], drafts: Seq[Draft], logits: Tensor, positions: Positions | None = None
     ) -> HostCopy | None:
-        """Launch the target's own choice after each row, int64 [N]; None where choices depend on the drafts' laws.
+        """Launch the target's choice for each row of logits [N, vocab]: int64 [N].
 
-        lengths int64 [len(seqs)]: the tokens of each text where only the device knows them, as in
-        a round that follows one in flight. Then no option may look at the text.
+        None where choices depend on the drafts' probabilities: mode `distribution` with sampling.
+
+        positions() returns int64 [N] on the device of the logits: for each row, the position in
+        the text of the token that follows it. It is called only where some sequence samples. Given,
+        the tokens and parents of a draft are read only where options of its sequence depend on the
+        text, so drafts may still be on the device. Not given, positions follow from the host's
+        sequences and drafts.
         """
         ...
 
@@ -38,25 +48,24 @@ class Verifier(Protocol):
     ) -> list[Verdict | RequestError]:
         """Judge drafts[i] of seqs[i] by the target's raw logits [N, vocab]. Changes nothing.
 
-        Rows come sequence by sequence, 1 + len(draft) each: after the last text token, then
-        after each node in order. Each sequence is judged as if it were alone. Where nothing can
-        be chosen after the text itself (NaN logits, or all tokens ruled out), a RequestError
-        stands in the sequence's place. Where that is so further down, the verdict ends before
-        it and the next round fails; rows that are not reached do not matter. decided: what
-        `decide` launched for this very round.
+        Each sequence is judged as if it were alone in the batch. Where no token can be chosen
+        right after the text (NaN logits, or all tokens masked), its entry is a RequestError. Where
+        none can be chosen further down the draft, the verdict ends before that place and the next
+        round fails there. Rows that are not reached have no effect. decided: what `decide` returned
+        for this round.
         """
         ...
 
 
 RULES: dict[str, ChainRule] = {"block": block_rule, "token": token_rule}
 VERIFIERS: dict[str, Callable[[ChainRule], Verifier]] = {
-    "seeded": lambda _: Seeded(),
-    "distribution": Distribution,
+    "seeded": lambda _: SeededVerifier(),
+    "distribution": DistributionVerifier,
 }
 
 
 def make_verifier(mode: Mode, rule: Rule = "block") -> Verifier:
-    """The verifier of a mode. `rule` is how mode `distribution` judges chains; `seeded` has one rule for all."""
+    """The verifier of a mode. `rule` is how mode `distribution` judges chains; mode `seeded` ignores it."""
     if mode not in VERIFIERS:
         raise ConfigError(f"no verification mode called {mode!r}; choose one of: {', '.join(VERIFIERS)}")
     if rule not in RULES:

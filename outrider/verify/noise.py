@@ -9,8 +9,8 @@ The definition, in unsigned 64-bit integers that wrap:
     gumbel    -log(-log1p(-v))                       always finite: between -3.7 and 36.8
 
 A token's noise does not depend on how many tokens there are, on the batch or on the device.
-Large Gumbels come from v near 0, so a kernel that keeps v in float32 loses nothing where it
-matters. In float64, 1 - v is exact too and log(1 - v) is log1p(-v) at a third of the price.
+Large Gumbels come from v near 0, so a kernel that keeps v in float32 loses no precision where it
+matters. In float64, 1 - v is exact too and log(1 - v) is log1p(-v) at a third of the cost.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from torch import Tensor
 
 TARGET = 0  # the target's own choice at a position (mode `seeded`)
 ROUND = 1  # the seed of one round (mode `distribution`)
-ACCEPT = 2  # whether a draft token is kept
+ACCEPT = 2  # whether draft tokens are accepted
 RESIDUAL = 3  # the token drawn at the end of a round
-DRAFT = 4  # the draft's own draws
+DRAFT = 4  # the tokens a draft model draws
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -72,15 +72,16 @@ def uniform(seed: int, position: int, *, stream: int) -> float:
 def round_seed(seed: int, length: int) -> int:
     """The seed of the round that starts with `length` tokens of text.
 
-    The p/q rules look at noise for places they then do not commit (all of a refused block),
-    and whether they do depends on what they saw. A later round that used the same noise for
-    the same place would no longer draw from the target's law, so every round has its own.
+    The rules of mode `distribution` use noise for positions that they then do not commit (all of
+    a rejected block), and whether they commit depends on that noise. A later round with the same
+    noise at the same position would not draw from the target's distribution, so each round has
+    its own.
     """
     return _key(seed, length, ROUND)
 
 
 def rows_at_once(vocab: int, device: torch.device) -> int:
-    """How many rows of float64 noise to hold at a time: what a cache holds, or plenty elsewhere."""
+    """How many rows of float64 noise to compute at a time: as many as fit the CPU cache; 64 times that on a GPU."""
     return max(1, (_CACHE_ELEMENTS if device.type == "cpu" else _CACHE_ELEMENTS << 6) // vocab)
 
 
@@ -97,7 +98,7 @@ def _key(seed: int, position: int, stream: int) -> int:
 
 
 def _signed(x: int) -> int:
-    """The same 64 bits as torch's int64 reads them."""
+    """The same 64 bits as a signed integer, for torch's int64."""
     return x - (1 << 64) if x >> 63 else x
 
 
@@ -115,13 +116,13 @@ def _one_minus_v(out: Tensor, x: Tensor) -> None:
     _xor_shift(x, 27, scratch)
     x.mul_(_signed(_MIX2))
     _xor_shift(x, 31, scratch)
-    # n = bits >> 12 is v's mantissa and its complement that of 1 - v: under the exponent of 1.0
-    # it reads as 2 - v - 2**-53, so that one exact subtraction is left
+    # n = bits >> 12 is v's mantissa and its complement that of 1 - v: with the exponent of 1.0
+    # its value is 2 - v - 2**-53, so that one exact subtraction is left
     x.bitwise_right_shift_(12).bitwise_and_(_MANTISSA).bitwise_xor_(_MANTISSA | _EXPONENT_OF_1)
     out.sub_(1 - 2.0**-53)
 
 
 def _xor_shift(x: Tensor, by: int, scratch: Tensor) -> None:
-    """x ^= x >> by, in place; torch shifts in copies of the sign, which the mask removes."""
+    """x ^= x >> by, in place; torch shifts in copies of the sign bit, which the mask removes."""
     torch.bitwise_right_shift(x, by, out=scratch)
     x.bitwise_xor_(scratch.bitwise_and_((1 << (64 - by)) - 1))

@@ -27,7 +27,7 @@ from outrider.runners.base import ChainStart
 from outrider.runners.device_state import DeviceState
 from outrider.testing.toy import ToyRunner
 from outrider.verify.base import make_verifier
-from outrider.verify.coupled import choose
+from outrider.verify.seeded import choose_tokens
 
 
 class Launching(ToyRunner):
@@ -62,7 +62,7 @@ class Launching(ToyRunner):
             for step in range(steps):
                 params = SamplingParams(temperature=start.temperature)
                 here = Sequence(start.seq_id, [0] * (length + step), 1, params, start.seed)
-                ((token,),) = choose(logits, [here], [Draft()])
+                ((token,),) = choose_tokens(logits, [here], [Draft()])
                 chain.append(token)
                 if step + 1 < steps:
                     logits = super().score([Span(start.seq_id, length + step, (token,))])

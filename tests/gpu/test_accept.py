@@ -11,7 +11,7 @@ import torch
 from outrider.core.draft import Draft
 from outrider.core.sampling import NO_TOKEN
 from outrider.kernels import accept
-from outrider.verify.coupled import match
+from outrider.verify.seeded import accept_draft
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 SEEDS = range(12)
@@ -42,7 +42,7 @@ class Round:
 
     def judge(self, b: int) -> tuple[int, list[int], list[int]]:
         """Length, last two tokens and accepted nodes of a sequence, by the verifier."""
-        verdict = match(self.draft(b), self.choices[b])
+        verdict = accept_draft(self.draft(b), self.choices[b])
         tokens, path = list(verdict.tokens), list(verdict.path)
         if tokens[-1] == NO_TOKEN and path:
             tokens.pop()

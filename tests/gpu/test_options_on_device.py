@@ -9,7 +9,7 @@ from outrider.bench.waits import Waits
 from outrider.core.draft import Draft
 from outrider.core.sampling import SamplingParams
 from outrider.core.sequence import Sequence
-from outrider.verify.coupled import choose
+from outrider.verify.seeded import choose_tokens
 
 pytestmark = pytest.mark.gpu
 
@@ -45,7 +45,7 @@ def test_a_batch_of_every_option_chooses_as_the_plain_rule_does():
     rows = sum(1 + len(draft) for draft in drafts)
     logits = torch.randn(rows, 500, generator=torch.Generator().manual_seed(3)) * 3
     scored = logits.cuda()
-    plain, there = choose(logits, seqs, drafts), choose(scored, seqs, drafts)
+    plain, there = choose_tokens(logits, seqs, drafts), choose_tokens(scored, seqs, drafts)
     different = [(i, r) for i in range(48) for r in range(len(plain[i])) if plain[i][r] != there[i][r]]
     assert len(different) <= 1, different
     assert torch.equal(scored.cpu(), logits)  # the target's own stay as they were
@@ -55,9 +55,9 @@ def test_what_one_text_chooses_does_not_depend_on_the_others():
     seqs = texts(24)
     drafts = [Draft((1, 2, 3))] * 24
     logits = torch.randn(96, 500, generator=torch.Generator().manual_seed(5)).cuda() * 3
-    together = choose(logits, seqs, drafts)
+    together = choose_tokens(logits, seqs, drafts)
     for i in range(24):
-        assert choose(logits[4 * i : 4 * i + 4], [seqs[i]], [drafts[i]]) == [together[i]]
+        assert choose_tokens(logits[4 * i : 4 * i + 4], [seqs[i]], [drafts[i]]) == [together[i]]
 
 
 def test_options_are_applied_without_waiting():
@@ -65,7 +65,7 @@ def test_options_are_applied_without_waiting():
     seqs = texts(24)
     drafts = [Draft((1, 2, 3))] * len(seqs)
     logits = torch.randn(4 * len(seqs), 500).cuda()
-    choose(logits, seqs, drafts)
+    choose_tokens(logits, seqs, drafts)
     with Waits() as waited:
-        choose(logits, seqs, drafts)
+        choose_tokens(logits, seqs, drafts)
     assert waited.count <= 1, waited.where

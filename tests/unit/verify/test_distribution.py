@@ -1,4 +1,4 @@
-"""Mode `distribution`: the pieces of the rules, their dice, and drafts that break their contract."""
+"""Mode `distribution`: the parts of the rules, their draws, and drafts that break their contract."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from outrider.core.draft import Draft, Verdict
 from outrider.core.sampling import NO_TOKEN, SamplingParams
 from outrider.core.sequence import Sequence
 from outrider.verify.base import Rule, make_verifier
-from outrider.verify.chain import acceptance, block_weights, residual, stated_probs
-from outrider.verify.dice import RoundDice
-from outrider.verify.propose import draft_token, draft_top
-from outrider.verify.tree import after_refusal, remaining
+from outrider.verify.chain_rules import accept_probability, block_weights, residual, stated_probs
+from outrider.verify.draft_sampling import draft_token, draft_top
+from outrider.verify.rng import RoundRng
+from outrider.verify.tree_rule import after_rejection, remaining_probs
 
 P = torch.tensor([0.5, 0.3, 0.2, 0.0], dtype=torch.float64)
 Q = torch.tensor([0.2, 0.2, 0.5, 0.1], dtype=torch.float64)
@@ -27,39 +27,39 @@ def seq(params: SamplingParams = SAMPLED, seed: int = 0) -> Sequence:
     return Sequence(0, [1, 2], 2, params, seed)
 
 
-def test_acceptance_and_residual_by_hand():
-    assert [acceptance(P, Q, t) for t in range(4)] == pytest.approx([1.0, 1.0, 0.4, 0.0])
+def test_accept_probability_and_residual_by_hand():
+    assert [accept_probability(P, Q, t) for t in range(4)] == pytest.approx([1.0, 1.0, 0.4, 0.0])
     assert residual(P, Q).tolist() == pytest.approx([0.3, 0.1, 0.0, 0.0])
-    assert torch.equal(residual(P, P), P)  # never refused but by rounding
-    assert acceptance(P, torch.zeros(4), 0) == 0.0  # a draft that denies its own token
-    assert acceptance(P, Q, 4) == acceptance(P, Q, -1) == 0.0  # no token of this vocabulary
+    assert torch.equal(residual(P, P), P)  # only rounding can reject here
+    assert accept_probability(P, torch.zeros(4), 0) == 0.0  # a draft that gives its own token probability 0
+    assert accept_probability(P, Q, 4) == accept_probability(P, Q, -1) == 0.0  # outside the vocabulary
 
 
-def test_block_law_by_hand():
+def test_block_weights_by_hand():
     """The published formulas, worked for two tokens."""
     p, q = torch.stack([P, P, P]), torch.stack([Q, Q])
-    weights, stands = block_weights([2, 0], p, q)
+    weights, chances = block_weights([2, 0], p, q)
     assert weights == pytest.approx([1.0, 0.4, 1.0])  # 0.2 / 0.5, then 0.4 * 0.5 / 0.2
     excess = max(0, 0.4 * 0.5 - 0.2) + max(0, 0.4 * 0.3 - 0.2) + max(0, 0.4 * 0.2 - 0.5)
-    assert stands[1:] == pytest.approx([excess / (excess + 0.6), 1.0])
+    assert chances[1:] == pytest.approx([excess / (excess + 0.6), 1.0])
 
 
-def test_what_is_left_after_refusals():
-    assert remaining(Q, [2]).tolist() == pytest.approx([0.4, 0.4, 0.0, 0.2])
-    assert remaining(Q, [0, 1, 2, 3]).tolist() == [0.0] * 4
-    assert after_refusal(P, Q).tolist() == pytest.approx([0.75, 0.25, 0.0, 0.0])
+def test_what_is_left_after_rejections():
+    assert remaining_probs(Q, [2]).tolist() == pytest.approx([0.4, 0.4, 0.0, 0.2])
+    assert remaining_probs(Q, [0, 1, 2, 3]).tolist() == [0.0] * 4
+    assert after_rejection(P, Q).tolist() == pytest.approx([0.75, 0.25, 0.0, 0.0])
 
 
-def test_stated_laws():
+def test_stated_probs():
     assert stated_probs(Draft((2, 9)), P[None]).tolist() == [[0, 0, 1, 0], [0, 0, 0, 0]]  # 9 is no token here
     broken = Draft((1, 0), probs=torch.tensor([[math.nan, 2.0, -1.0], [math.inf, 1.0, 3.0]]))
     assert stated_probs(broken, P[None]).tolist() == [[0, 1, 0, 0], [0, 0.25, 0.75, 0]]
 
 
-def test_the_dice_repeat_for_a_seed_and_differ_between_rounds():
+def test_draws_repeat_for_a_seed_and_differ_between_rounds():
     def answers(s: Sequence) -> list[int]:
-        dice = RoundDice(s)
-        return [dice.chance(0.5) for _ in range(40)] + [dice.draw(P) for _ in range(40)]
+        rng = RoundRng(s)
+        return [rng.bernoulli(0.5) for _ in range(40)] + [rng.categorical(P) for _ in range(40)]
 
     longer = Sequence(0, [1, 2, 3], 2, SAMPLED, 0)
     assert answers(seq()) == answers(seq())
@@ -67,14 +67,14 @@ def test_the_dice_repeat_for_a_seed_and_differ_between_rounds():
     assert answers(seq()) != answers(seq(seed=1))
 
 
-def test_the_dice_never_draw_what_has_no_weight():
+def test_a_token_without_weight_is_never_drawn():
     weights = torch.tensor([0.0, 0.0, 1e-300, 0.0, 3e-300, 0.0], dtype=torch.float64)
-    dice = RoundDice(seq())
-    assert {dice.draw(weights) for _ in range(200)} == {2, 4}
-    assert dice.draw(torch.zeros(3)) == NO_TOKEN
-    assert dice.draw(torch.full((3,), math.nan)) == NO_TOKEN
-    assert not any(dice.chance(0.0) for _ in range(200))
-    assert all(dice.chance(1.0) for _ in range(200))
+    rng = RoundRng(seq())
+    assert {rng.categorical(weights) for _ in range(200)} == {2, 4}
+    assert rng.categorical(torch.zeros(3)) == NO_TOKEN
+    assert rng.categorical(torch.full((3,), math.nan)) == NO_TOKEN
+    assert not any(rng.bernoulli(0.0) for _ in range(200))
+    assert all(rng.bernoulli(1.0) for _ in range(200))
 
 
 @RULES
@@ -113,8 +113,8 @@ def test_whatever_a_draft_states_every_token_is_the_targets(rule: Rule, shape: t
 
 
 @RULES
-def test_a_draft_model_with_more_tokens_than_the_target_leaves_its_law(rule: Rule):
-    """Token 3 exists for the draft alone: refusing it must not favour anyone."""
+def test_a_draft_model_with_more_tokens_than_the_target_keeps_its_distribution(rule: Rule):
+    """Token 3 exists for the draft alone: rejecting it must not favour any other."""
     logits = P[:3].log().expand(2, -1)
     counts = torch.zeros(3)
     for s in range(4000):
@@ -126,23 +126,23 @@ def test_a_draft_model_with_more_tokens_than_the_target_leaves_its_law(rule: Rul
     assert (counts / 4000).tolist() == pytest.approx(P[:3].tolist(), abs=5 * 0.5 / math.sqrt(4000))
 
 
-def test_draft_token_states_the_law_it_drew_from():
+def test_draft_token_states_the_probabilities_it_drew_from():
     logits = torch.randn(3, 6, generator=torch.Generator().manual_seed(0))
     params = SamplingParams(temperature=0.5, top_k=3)
     seqs = [seq(SAMPLED), seq(params), seq(SamplingParams())]
-    tokens, laws = draft_token(logits, seqs, [(), (4,), ()], "distribution")
-    assert laws is not None
-    torch.testing.assert_close(laws[0], logits[0].double().softmax(-1), rtol=0, atol=1e-7)
-    assert int((laws[1] > 0).sum()) == 3
-    assert laws[2].nonzero().tolist() == [[int(logits[2].argmax())]]
-    assert all(laws[r, token] > 0 for r, token in enumerate(tokens))
+    tokens, probs = draft_token(logits, seqs, [(), (4,), ()], "distribution")
+    assert probs is not None
+    torch.testing.assert_close(probs[0], logits[0].double().softmax(-1), rtol=0, atol=1e-7)
+    assert int((probs[1] > 0).sum()) == 3
+    assert probs[2].nonzero().tolist() == [[int(logits[2].argmax())]]
+    assert all(probs[r, token] > 0 for r, token in enumerate(tokens))
     assert draft_token(logits, [seq(SamplingParams())] * 3, [()] * 3, "distribution") == (
         logits.argmax(-1).tolist(),
         None,
     )
 
 
-def test_draft_token_draws_from_its_law():
+def test_draft_token_draws_from_its_probabilities():
     draws = 20_000
     seqs = [seq(seed=s) for s in range(draws)]
     tokens, _ = draft_token(Q.log().expand(draws, -1), seqs, [(1,)] * draws, "distribution")
@@ -154,17 +154,17 @@ def test_draft_top_draws_without_replacement_in_order():
     draws = 4000
     pairs = torch.zeros(4, 4)
     for s in range(draws):
-        (a, b), law = draft_top(Q.log(), seq(seed=s), (), 2, "distribution")
+        (a, b), probs = draft_top(Q.log(), seq(seed=s), (), 2, "distribution")
         pairs[a, b] += 1
-        assert law is not None
-        assert torch.allclose(law, Q, rtol=0, atol=1e-15)
+        assert probs is not None
+        assert torch.allclose(probs, Q, rtol=0, atol=1e-15)
     wanted = Q[:, None] * Q[None] / (1 - Q[:, None])
     wanted.fill_diagonal_(0)
     assert float((pairs / draws - wanted).abs().max()) < 5 * 0.5 / math.sqrt(draws)
     assert bool((pairs.diagonal() == 0).all())
 
 
-def test_draft_top_has_no_more_tokens_than_the_law():
+def test_draft_top_has_no_more_tokens_than_have_probability():
     logits = torch.tensor([3.0, 1.0, 2.0, 0.0])
     narrow = SamplingParams(temperature=1.0, top_k=2)
     for mode in ("seeded", "distribution"):
@@ -177,8 +177,8 @@ def test_draft_top_has_no_more_tokens_than_the_law():
 def test_a_draft_model_whose_logits_are_broken_still_guesses():
     broken = torch.full((1, 6), math.nan)
     assert draft_token(broken, [seq()], [()], "seeded") == ([0], None)
-    tokens, laws = draft_token(broken, [seq()], [()], "distribution")
+    tokens, probs = draft_token(broken, [seq()], [()], "distribution")
     assert tokens == [0]
-    assert laws is not None
-    assert laws.tolist() == [[1.0, 0, 0, 0, 0, 0]]
+    assert probs is not None
+    assert probs.tolist() == [[1.0, 0, 0, 0, 0, 0]]
     assert draft_top(broken[0], seq(), (), 2, "seeded") == ([], None)

@@ -1,4 +1,4 @@
-"""The p/q rules, enumerated: the production code over every draft and every answer of its dice, in float64."""
+"""The rules of mode `distribution`, enumerated: the production code over every draft and every draw, in float64."""
 
 from __future__ import annotations
 
@@ -7,13 +7,26 @@ from itertools import product
 
 import pytest
 import torch
-from law_harness import VOCAB, Branching, Context, Joint, Model, Shape, chains, distance, emitted, joint, request, trees
+from distribution_harness import (
+    VOCAB,
+    Context,
+    EnumeratedRng,
+    Joint,
+    Model,
+    Shape,
+    chains,
+    distance,
+    emitted,
+    joint,
+    request,
+    trees,
+)
 
 from outrider.core.draft import Draft, Verdict
 from outrider.core.sampling import SamplingParams
-from outrider.verify import chain
+from outrider.verify import chain_rules
 from outrider.verify.base import RULES
-from outrider.verify.distribution import decide
+from outrider.verify.distribution import judge_draft
 
 Drafts = Iterable[tuple[float, Draft]]
 
@@ -41,10 +54,10 @@ all_trees = pytest.mark.parametrize("shape", TREES.values(), ids=TREES.keys())
 
 
 def run(target: Model, params: SamplingParams, drafts: Drafts, rule: str = "block") -> tuple[Joint, float]:
-    """The law of the first tokens under production verification, and the expected tokens of a round."""
+    """The distribution of the first tokens under production verification, and the expected tokens of a round."""
 
-    def judge(draft: Draft, dice: Branching) -> Verdict:
-        return decide(request(params), draft, target.score(draft), RULES[rule], dice)
+    def judge(draft: Draft, rng: EnumeratedRng) -> Verdict:
+        return judge_draft(request(params), draft, target.score(draft), RULES[rule], rng)
 
     return emitted(target, params, drafts, judge, LENGTH)
 
@@ -60,25 +73,25 @@ def certain(drafts: Drafts) -> Iterator[tuple[float, Draft]]:
 
 
 def best_first(model: Model, shape: Shape) -> Draft:
-    """The tree of the model's most likely tokens, with the laws it would state had it drawn them."""
+    """The tree of the model's most likely tokens, with the probabilities it would state had it drawn them."""
     tokens: list[int] = []
     parents: list[int] = []
-    laws: list[list[float]] = []
+    probs: list[list[float]] = []
     todo: list[tuple[int, Context, Shape]] = [(-1, (), shape)]
     while todo:
         parent, context, children = todo.pop(0)
-        law = model.law(context, PLAIN)
-        for token, below in zip(sorted(range(VOCAB), key=lambda t: -law[t]), children, strict=False):
+        row = model.probs(context, PLAIN)
+        for token, below in zip(sorted(range(VOCAB), key=lambda t: -row[t]), children, strict=False):
             todo.append((len(tokens), (*context, token), below))
             tokens.append(token)
             parents.append(parent)
-            laws.append(law)
-    return Draft(tuple(tokens), parents=tuple(parents), probs=torch.tensor(laws, dtype=torch.float64))
+            probs.append(row)
+    return Draft(tuple(tokens), parents=tuple(parents), probs=torch.tensor(probs, dtype=torch.float64))
 
 
 @both_rules
 @all_options
-def test_chains_drawn_from_any_law_leave_the_targets(rule: str, params: SamplingParams):
+def test_chains_drawn_from_any_distribution_keep_the_targets(rule: str, params: SamplingParams):
     for target, draft in PAIRS[:6]:
         assert error(target, params, chains(draft, params, 3), rule) <= EXACT
 
@@ -91,41 +104,41 @@ def test_a_draft_may_be_tempered_and_truncated_otherwise_than_the_target(rule: s
 
 
 @both_rules
-def test_a_draft_of_the_targets_own_law_stands_whole(rule: str):
+def test_a_draft_from_the_targets_own_distribution_is_accepted_whole(rule: str):
     for target, _ in PAIRS[:3]:
-        law, expected = run(target, PLAIN, chains(target, PLAIN, 3), rule)
-        assert distance(law, joint(target, PLAIN, LENGTH)) <= EXACT
+        found, expected = run(target, PLAIN, chains(target, PLAIN, 3), rule)
+        assert distance(found, joint(target, PLAIN, LENGTH)) <= EXACT
         assert expected == pytest.approx(4, abs=1e-12)
 
 
 @both_rules
 @all_options
-def test_a_certain_chain_leaves_the_targets_law_whatever_it_holds(rule: str, params: SamplingParams):
+def test_a_certain_chain_keeps_the_targets_distribution_whatever_it_holds(rule: str, params: SamplingParams):
     target, _ = PAIRS[0]
     for tokens in product(range(VOCAB), repeat=3):
         assert error(target, params, [(1.0, Draft(tokens))], rule) <= EXACT
 
 
 @both_rules
-def test_the_empty_draft_draws_from_the_targets_law(rule: str):
+def test_the_empty_draft_draws_from_the_targets_distribution(rule: str):
     assert error(PAIRS[0][0], OPTIONS["top-p"], [(1.0, Draft())], rule) <= EXACT
 
 
 @all_trees
 @all_options
-def test_trees_drawn_without_replacement_leave_the_targets_law(shape: Shape, params: SamplingParams):
+def test_trees_drawn_without_replacement_keep_the_targets_distribution(shape: Shape, params: SamplingParams):
     for target, draft in PAIRS[:2]:
         assert error(target, params, trees(draft, params, shape)) <= EXACT
 
 
 @all_trees
-def test_certain_trees_leave_the_targets_law_whatever_they_hold(shape: Shape):
+def test_certain_trees_keep_the_targets_distribution_whatever_they_hold(shape: Shape):
     target, draft = PAIRS[0]
     for chance, tree in list(certain(trees(draft, PLAIN, shape)))[::11]:
         assert error(target, PLAIN, [(chance, tree)]) <= EXACT
 
 
-def test_a_tree_of_all_tokens_always_stands():
+def test_a_tree_of_all_tokens_is_always_accepted():
     target, draft = PAIRS[0]
     _, drawn = run(target, PLAIN, trees(draft, PLAIN, TREES["every token"]))
     _, stated = run(target, PLAIN, [(1.0, Draft((2, 0, 1), parents=(-1, -1, -1)))])
@@ -133,7 +146,7 @@ def test_a_tree_of_all_tokens_always_stands():
     assert stated == pytest.approx(2, abs=1e-12)
 
 
-def test_the_block_rule_never_keeps_fewer_tokens_than_the_token_rule():
+def test_the_block_rule_never_accepts_fewer_tokens_than_the_token_rule():
     gains = []
     for target, draft in PAIRS:
         drafts = list(chains(draft, PLAIN, 3))
@@ -144,15 +157,15 @@ def test_the_block_rule_never_keeps_fewer_tokens_than_the_token_rule():
     assert sum(gains) / len(gains) > 1.02  # and more on average
 
 
-def test_a_token_of_two_tries_stands_more_often_than_one_of_one():
-    """What a tree is for: a second child drawn without replacement only ever adds."""
+def test_two_children_yield_more_tokens_than_one():
+    """The point of a tree: a second child drawn without replacement only ever adds."""
     for target, draft in PAIRS[:8]:
         _, one = run(target, PLAIN, trees(draft, PLAIN, ((),)))
         _, two = run(target, PLAIN, trees(draft, PLAIN, ((), ())))
         assert two > one
 
 
-# The same enumeration must see through rules that look right.
+# The same enumeration must catch rules that are wrong.
 
 
 def test_top_k_tokens_passed_off_as_draws_are_caught():
@@ -173,13 +186,13 @@ def test_dropping_a_drawn_token_for_its_own_small_probability_is_caught():
 
 
 @both_rules
-def test_replacing_a_refused_token_from_p_itself_is_caught(rule: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(chain, "residual", lambda p, q: p)
+def test_replacing_a_rejected_token_from_p_itself_is_caught(rule: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(chain_rules, "residual", lambda p, q: p)
     worst = max(error(target, PLAIN, chains(draft, PLAIN, 3), rule) for target, draft in PAIRS[:6])
     assert worst > 0.05
 
 
 def test_children_tested_as_if_drawn_with_replacement_are_caught(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("outrider.verify.tree.remaining", lambda q, drawn: q)
+    monkeypatch.setattr("outrider.verify.tree_rule.remaining_probs", lambda q, drawn: q)
     worst = max(error(target, PLAIN, trees(draft, PLAIN, TREES["fork"])) for target, draft in PAIRS[:3])
     assert worst > 0.01

@@ -1,4 +1,4 @@
-"""Mode `seeded`: no draft can change the text, and the draft's own choices meet the target's as often as promised."""
+"""Mode `seeded`: no draft can change the text, and the draft's own choices are the target's as often as promised."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from outrider.core.draft import Draft, Verdict
 from outrider.core.sampling import SamplingParams, Token
 from outrider.core.sequence import Sequence
 from outrider.verify.base import make_verifier
-from outrider.verify.coupled import choose
+from outrider.verify.draft_sampling import draft_token, draft_top
 from outrider.verify.noise import gumbel
-from outrider.verify.propose import draft_token, draft_top
+from outrider.verify.seeded import choose_tokens
 
 VOCAB = 13
 TEXT = 48
@@ -146,7 +146,7 @@ FIVE_SIGMA = 5 * 0.5 / math.sqrt(DRAWS)  # exceeded by chance in fewer than one 
 
 
 @pytest.mark.parametrize("closeness", [0.2, 0.5, 1.0, 3.0])
-def test_a_coupled_draft_meets_the_target_as_often_as_promised(closeness: float):
+def test_a_draft_with_the_same_noise_meets_the_target_as_often_as_promised(closeness: float):
     """(1 - TV) / (1 + TV) at least, and never more than 1 - TV, which no rule can beat."""
     generator = torch.Generator().manual_seed(4)
     p = torch.randn(40, generator=generator) * 2
@@ -154,10 +154,10 @@ def test_a_coupled_draft_meets_the_target_as_often_as_promised(closeness: float)
     tv = 0.5 * float((p.double().softmax(-1) - q.double().softmax(-1)).abs().sum())
     params = SamplingParams(temperature=1.0)
     seqs = [Sequence(i, [0] * (i % 50), 0, params, seed=i) for i in range(DRAWS)]
-    drafted, laws = draft_token(q.expand(DRAWS, -1), seqs, [()] * DRAWS, "seeded")
-    chosen = [token for (token,) in choose(p.expand(DRAWS, -1), seqs, [Draft()] * DRAWS)]
+    drafted, probs = draft_token(q.expand(DRAWS, -1), seqs, [()] * DRAWS, "seeded")
+    chosen = [token for (token,) in choose_tokens(p.expand(DRAWS, -1), seqs, [Draft()] * DRAWS)]
     met = sum(a == b for a, b in zip(drafted, chosen, strict=True)) / DRAWS
-    assert laws is None
+    assert probs is None
     assert (1 - tv) / (1 + tv) - FIVE_SIGMA <= met <= 1 - tv + FIVE_SIGMA
 
 
@@ -170,7 +170,7 @@ def test_a_second_guess_meets_the_target_more_often_and_the_first_is_the_chains(
         seq = Sequence(0, [1, 2], 2, SamplingParams(temperature=1.0), seed)
         guesses, _ = draft_top(q, seq, (), 3, "seeded")
         assert [guesses[0]] == draft_token(q[None], [seq], [()], "seeded")[0]
-        ((chosen,),) = choose(p[None], [seq], [Draft()])
+        ((chosen,),) = choose_tokens(p[None], [seq], [Draft()])
         for k in range(3):
             met[k] += chosen in guesses[: k + 1]
     assert met[0] < met[1] < met[2]

@@ -1,7 +1,7 @@
-"""Under a constraint both modes follow plain decoding's law with the same mask, whatever was drafted.
+"""Under a constraint both modes follow plain decoding's distribution with the same mask, whatever was drafted.
 
-The p/q rules are enumerated: every way the dice may fall, in float64. The constraint is a small automaton written
-out by hand; the judge masks logits by the automaton itself and knows nothing of the package's pipeline.
+The rules are enumerated: every outcome of every draw, in float64. The constraint is a small automaton written
+out by hand; the reference masks logits by the automaton itself and knows nothing of the package's pipeline.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from itertools import pairwise, product
 
 import pytest
 import torch
-from law_harness import Context, Model, chains, distance, emitted, fits, joint, plain_law, request, trees
+from distribution_harness import Context, Model, chains, distance, emitted, fits, joint, plain_probs, request, trees
 
 from outrider.core.draft import Draft, Verdict
 from outrider.core.sampling import SamplingParams, Token
 from outrider.core.sequence import Sequence
 from outrider.verify.base import RULES, make_verifier
-from outrider.verify.distribution import decide
-from outrider.verify.probs import law, process_logits
-from outrider.verify.propose import draft_token, draft_top
+from outrider.verify.distribution import judge_draft
+from outrider.verify.draft_sampling import draft_token, draft_top
+from outrider.verify.probs import probs_of, process_logits
 
 LENGTH = 4
 NEXT = {0: (1, 2), 1: (1,), 2: (0, 2), None: (0, 2)}
@@ -46,9 +46,9 @@ class Automaton:
     def allowed(self, paths: Seq[Context], stops: frozenset[Token]) -> torch.Tensor:
         out = torch.zeros(len(paths), 3, dtype=torch.bool)
         for row, path in zip(out, paths, strict=True):
-            way = (self.last, *path)
-            if all(b in NEXT[a] for a, b in pairwise(way)):
-                row[list(NEXT[way[-1]])] = True
+            text = (self.last, *path)
+            if all(b in NEXT[a] for a, b in pairwise(text)):
+                row[list(NEXT[text[-1]])] = True
         return out
 
     def advance(self, tokens: Seq[Token]) -> None:
@@ -62,12 +62,12 @@ class Automaton:
 
 
 class Masked(Model):
-    """The judge's model: its law leaves out what the table does not name. Scores stay raw."""
+    """The reference model: tokens the table does not name have probability 0. Scores stay raw."""
 
-    def law(self, context: Context, params: SamplingParams) -> list[float]:
+    def probs(self, context: Context, params: SamplingParams) -> list[float]:
         named = NEXT[context[-1] if context else None]
         raw = self.logits(context).tolist()
-        kept = plain_law([raw[i] for i in named], params)
+        kept = plain_probs([raw[i] for i in named], params)
         return [kept[named.index(i)] if i in named else 0.0 for i in range(3)]
 
 
@@ -83,15 +83,15 @@ def constrained(params: SamplingParams, tokens: Seq[Token] = (), seed: int = 0) 
 
 
 @plans
-def test_each_row_has_the_masked_law_of_its_own_path(plan: str):
+def test_each_row_has_the_masked_probabilities_of_its_own_path(plan: str):
     """vLLM #44297, lmdeploy #4559: the mask of a drafted place is that of the drafted path, at every place."""
     params = PLANS[plan]
     paths = [path for n in range(4) for path in product(range(3), repeat=n)]
-    rows = law(process_logits(torch.stack([TARGET.logits(path) for path in paths]), constrained(params), paths))
+    rows = probs_of(process_logits(torch.stack([TARGET.logits(path) for path in paths]), constrained(params), paths))
     for row, path in zip(rows, paths, strict=True):
-        way = (None, *path)
-        if all(b in NEXT[a] for a, b in pairwise(way)):
-            assert row.tolist() == pytest.approx(TARGET.law(path, params), abs=1e-12)
+        text = (None, *path)
+        if all(b in NEXT[a] for a, b in pairwise(text)):
+            assert row.tolist() == pytest.approx(TARGET.probs(path, params), abs=1e-12)
         else:
             assert math.isnan(row[0])
 
@@ -100,13 +100,13 @@ def test_each_row_has_the_masked_law_of_its_own_path(plan: str):
 @pytest.mark.parametrize("drafter", [OTHER, FREE], ids=["masked draft", "free draft"])
 @plans
 def test_sampled_chains(plan: str, rule: str, drafter: Model):
-    """Drawn from a law that knows the constraint, or from one that does not: then some tokens break it."""
+    """Drawn from probabilities under the constraint, or from ones without it: then some tokens break it."""
     params = PLANS[plan]
     found, _ = emitted(
         TARGET,
         params,
         chains(drafter, params, 2),
-        lambda draft, dice: decide(constrained(params), draft, TARGET.score(draft), RULES[rule], dice),
+        lambda draft, rng: judge_draft(constrained(params), draft, TARGET.score(draft), RULES[rule], rng),
         LENGTH,
     )
     assert distance(found, joint(TARGET, params, LENGTH)) < 1e-12
@@ -120,7 +120,7 @@ def test_sampled_trees(plan: str, drafter: Model):
         TARGET,
         params,
         trees(drafter, params, (((), ()), ())),
-        lambda draft, dice: decide(constrained(params), draft, TARGET.score(draft), RULES["block"], dice),
+        lambda draft, rng: judge_draft(constrained(params), draft, TARGET.score(draft), RULES["block"], rng),
         LENGTH,
     )
     assert distance(found, joint(TARGET, params, LENGTH)) < 1e-12
@@ -138,20 +138,20 @@ CERTAIN = {
 @pytest.mark.parametrize("shape", CERTAIN)
 @pytest.mark.parametrize("rule", RULES)
 @plans
-def test_drafts_that_state_no_law(plan: str, rule: str, shape: str):
+def test_drafts_that_state_no_probabilities(plan: str, rule: str, shape: str):
     params = PLANS[plan]
     found, _ = emitted(
         TARGET,
         params,
         [(1.0, CERTAIN[shape])],
-        lambda draft, dice: decide(constrained(params), draft, TARGET.score(draft), RULES[rule], dice),
+        lambda draft, rng: judge_draft(constrained(params), draft, TARGET.score(draft), RULES[rule], rng),
         LENGTH,
     )
     assert distance(found, joint(TARGET, params, LENGTH)) < 1e-12
 
 
-def test_forced_tokens_always_stand():
-    """A deterministic draft of what the target cannot but choose: kept whole in every outcome of the dice."""
+def test_forced_tokens_are_always_accepted():
+    """A deterministic draft of the only tokens the target can choose is accepted whole, whatever is drawn."""
     params = PLANS["plain"]
     shifted = {n: torch.stack([TARGET.logits((0, 1, *(1,) * i)) for i in range(n + 1)]) for n in (1, 2)}
     for count, logits in shifted.items():
@@ -163,14 +163,14 @@ def test_forced_tokens_always_stand():
                 assert verdict.accepted == count
 
 
-def test_a_judge_that_left_out_the_mask_would_be_noticed():
-    """The same comparison finds a law without the constraint."""
+def test_a_rule_without_the_mask_is_caught():
+    """The same comparison detects a distribution without the constraint."""
     params = PLANS["plain"]
     found, _ = emitted(
         TARGET,
         params,
         [(1.0, CERTAIN["chain"])],
-        lambda draft, dice: decide(constrained(params), draft, TARGET.score(draft), RULES["block"], dice),
+        lambda draft, rng: judge_draft(constrained(params), draft, TARGET.score(draft), RULES["block"], rng),
         LENGTH,
     )
     unmasked = Model(3, depth=5)

@@ -1,4 +1,4 @@
-"""From logits to law, against Transformers' processors and against plain arithmetic."""
+"""From logits to probabilities, against Transformers' processors and against plain arithmetic."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from transformers import (
 
 from outrider.core.sampling import SamplingParams, Token
 from outrider.core.sequence import Sequence
-from outrider.verify.probs import apply_temperature, explain, law, process_logits, token_logprobs
+from outrider.verify.probs import apply_temperature, no_token_error, probs_of, process_logits, token_logprobs
 
 Options = dict[str, Any]
 
@@ -43,7 +43,7 @@ def sequence(output: list[Token] | None = None, /, **options: Any) -> Sequence:
     return Sequence(4, tokens, len(PROMPT), params, seed=1, stop_ids=frozenset({0, 3}))
 
 
-def transformers_law(raw: Tensor, seq: Sequence, path: tuple[Token, ...], *warpers: Any) -> Tensor:
+def transformers_probs(raw: Tensor, seq: Sequence, path: tuple[Token, ...], *warpers: Any) -> Tensor:
     """One row through Transformers: float64 [vocab]."""
     ids: Any = torch.tensor([[*seq.tokens, *path]])
     scores: Any = raw[None].clone()
@@ -71,14 +71,16 @@ WARPERS = {
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.7])
 @pytest.mark.parametrize(("options", "warpers"), WARPERS.values(), ids=WARPERS.keys())
-def test_the_law_is_transformers_row_by_row(temperature: float, options: Options, warpers: list[Any]):
+def test_the_probabilities_are_those_of_transformers_row_by_row(
+    temperature: float, options: Options, warpers: list[Any]
+):
     for seed in range(5):
         raw, seq = logits(seed=seed), sequence(temperature=temperature, **options)
-        got = law(process_logits(raw, seq, PATHS))
+        got = probs_of(process_logits(raw, seq, PATHS))
         first = [w for w in warpers if isinstance(w, RepetitionPenaltyLogitsProcessor)]
         after = [w for w in warpers if w not in first]
         for row, path, ours in zip(raw, PATHS, got, strict=True):
-            theirs = transformers_law(row, seq, path, *first, TemperatureLogitsWarper(temperature), *after)
+            theirs = transformers_probs(row, seq, path, *first, TemperatureLogitsWarper(temperature), *after)
             assert torch.equal(ours > 0, theirs > 0)
             torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
 
@@ -98,10 +100,10 @@ def test_a_large_vocabulary_is_sorted_only_where_its_head_does_not_suffice(
     raw = logits(2, 5000) * spread / 3
     seq = sequence(temperature=1.0, **options)
     with Calls("sort") as calls:
-        got = law(process_logits(raw, seq, [(), ()]))
+        got = probs_of(process_logits(raw, seq, [(), ()]))
     assert calls.count == sorts
     for row, ours in zip(raw, got, strict=True):
-        theirs = transformers_law(row, seq, (), warper)
+        theirs = transformers_probs(row, seq, (), warper)
         assert abs(int((ours > 0).sum()) - int((theirs > 0).sum())) <= 2  # their float32 sums drift
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
 
@@ -121,15 +123,15 @@ class Calls(TorchFunctionMode):
 def test_top_p_is_the_smallest_set_that_reaches_p():
     raw = torch.tensor([[0.5, 0.3, 0.15, 0.05]], dtype=torch.float64).log()
     for p, kept in ((0.4, 1), (0.5, 1), (0.51, 2), (0.8, 2), (0.81, 3), (0.96, 4)):
-        shaped = process_logits(raw, sequence(temperature=1.0, top_p=p - 1e-12), [()])
-        assert int(shaped.isfinite().sum()) == kept
+        processed = process_logits(raw, sequence(temperature=1.0, top_p=p - 1e-12), [()])
+        assert int(processed.isfinite().sum()) == kept
 
 
 def test_tokens_that_tie_with_the_last_one_kept_are_kept():
     raw = torch.tensor([[2.0, 1.0, 1.0, 1.0, 0.0, -50.0]])
     for options in ({"top_k": 2}, {"top_p": 0.6}):
-        shaped = process_logits(raw, sequence(temperature=1.0, **options), [()])
-        assert shaped.isfinite().tolist() == [[True, True, True, True, False, False]]
+        processed = process_logits(raw, sequence(temperature=1.0, **options), [()])
+        assert processed.isfinite().tolist() == [[True, True, True, True, False, False]]
 
 
 OPTIONS = {
@@ -153,7 +155,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
-def test_a_row_after_a_path_is_shaped_as_if_the_path_were_text(options: Options):
+def test_a_row_after_a_path_is_processed_as_if_the_path_were_text(options: Options):
     raw = logits()
     together = process_logits(raw, sequence(**options), PATHS)
     for r, path in enumerate(PATHS):
@@ -190,8 +192,8 @@ def test_bias_comes_before_penalties_and_masks_come_last():
     assert (rows == -math.inf).nonzero().tolist() == [[0, 0], [0, 1], [0, 2], [0, 3], [1, 1], [1, 2]]
 
 
-def test_ids_beyond_the_vocabulary_are_no_ones_business():
-    """A draft model may have fewer tokens than the target whose request it shapes."""
+def test_ids_beyond_the_vocabulary_are_ignored():
+    """A draft model may have fewer tokens than the target whose request it processes."""
     options = {"temperature": 1.0, "logit_bias": {90: 3.0}, "banned_token_ids": (99,), "frequency_penalty": 1.0}
     raw = logits(2)
     seq = sequence([95, 2], repetition_penalty=1.2, min_tokens=9, **options)
@@ -204,41 +206,41 @@ def test_ids_beyond_the_vocabulary_are_no_ones_business():
 @pytest.mark.parametrize(
     "options", [{}, {"temperature": 0.5}, {"banned_token_ids": (1,)}, {"temperature": 1, "top_k": 2}]
 )
-def test_shaping_returns_a_new_tensor_of_float32_or_finer(dtype: torch.dtype, options: Options):
+def test_processing_returns_a_new_tensor_of_float32_or_finer(dtype: torch.dtype, options: Options):
     raw = logits().to(dtype)
     kept = raw.clone()
-    shaped = process_logits(raw, sequence(**options), PATHS)
-    shaped.fill_(0)
+    processed = process_logits(raw, sequence(**options), PATHS)
+    processed.fill_(0)
     assert torch.equal(raw, kept)
-    assert shaped.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert processed.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
 
 
 @pytest.mark.parametrize("temperature", [1e-320, 1e-30, 1e-6, 1e-3])
 def test_the_coldest_temperature_is_greedy(temperature: float):
     raw = logits() * 1000
-    cold = law(process_logits(raw, sequence(temperature=temperature), PATHS))
-    assert torch.equal(cold, law(raw, greedy=True))
+    cold = probs_of(process_logits(raw, sequence(temperature=temperature), PATHS))
+    assert torch.equal(cold, probs_of(raw, greedy=True))
 
 
 def test_greedy_ignores_temperature_and_truncation_and_takes_the_lowest_id_among_equals():
     raw = torch.zeros(1, 5000)
     raw[0, [4000, 77, 1500]] = 1.0
-    shaped = process_logits(raw, sequence(top_k=1, top_p=0.1), [()])
-    assert torch.equal(shaped, raw)
-    assert law(shaped, greedy=True).nonzero().tolist() == [[0, 77]]
+    processed = process_logits(raw, sequence(top_k=1, top_p=0.1), [()])
+    assert torch.equal(processed, raw)
+    assert probs_of(processed, greedy=True).nonzero().tolist() == [[0, 77]]
 
 
-def test_law_is_float64_softmax():
+def test_probs_of_is_a_float64_softmax():
     raw = logits()
     wanted = [[math.exp(x - max(row)) for x in row] for row in raw.tolist()]
     wanted = [[x / math.fsum(row) for x in row] for row in wanted]
-    got = law(raw)
+    got = probs_of(raw)
     assert got.dtype == torch.float64
     torch.testing.assert_close(got, torch.tensor(wanted, dtype=torch.float64), rtol=1e-12, atol=0)
     assert float((got.sum(-1) - 1).abs().max()) < 1e-14
 
 
-def test_temper_takes_a_temperature_for_each_row():
+def test_apply_temperature_takes_a_temperature_for_each_row():
     raw = logits(2)
     for row, temperature, got in zip(raw, (0.5, 2.0), apply_temperature(raw, [0.5, 2.0]), strict=True):
         torch.testing.assert_close(got, (row - row.max()) / temperature)
@@ -249,37 +251,37 @@ def test_a_row_that_leaves_nothing_is_nan_and_alone():
     raw[1, 5] = math.nan
     for options in ({"temperature": 1.0, "top_p": 0.9, "typical_p": 0.9, "top_k": 9, "min_p": 0.1}, {}):
         seq = sequence(**options)
-        got = law(process_logits(raw, seq, [()] * 3), greedy=seq.params.greedy)
+        got = probs_of(process_logits(raw, seq, [()] * 3), greedy=seq.params.greedy)
         assert got.isnan().all(-1).tolist() == [False, True, False]
-        good = law(process_logits(raw[[0, 2]], seq, [()] * 2), greedy=seq.params.greedy)
+        good = probs_of(process_logits(raw[[0, 2]], seq, [()] * 2), greedy=seq.params.greedy)
         assert torch.equal(got[[0, 2]], good)
 
 
-def test_explain_says_what_is_wrong_and_where():
+def test_no_token_error_says_what_is_wrong_and_where():
     row = logits(1)[0]
     broken = row.clone()
     broken[3] = math.nan
-    assert "request 4 cannot go on at token 7: the model's logits are NaN" in str(explain(broken, sequence()))
+    assert "request 4 cannot go on at token 7: the model's logits are NaN" in str(no_token_error(broken, sequence()))
     seq = sequence(allowed_token_ids=(1,), banned_token_ids=(1,))
-    assert "at token 7: no token is left to choose" in str(explain(row, seq))
+    assert "at token 7: no token is left to choose" in str(no_token_error(row, seq))
 
     def fails(tokens: object, row: Tensor) -> Tensor:
         raise KeyError("oops")
 
     seq = sequence(logits_processors=(lambda tokens, row: row, fails))
-    assert "logits_processors[1] failed: KeyError: 'oops'" in str(explain(row, seq))
+    assert "logits_processors[1] failed: KeyError: 'oops'" in str(no_token_error(row, seq))
     seq = sequence(logits_processors=(lambda tokens, row: row[:5],))
-    assert "logits_processors[0] must return logits of shape (60,), got (5,)" in str(explain(row, seq))
+    assert "logits_processors[0] must return logits of shape (60,), got (5,)" in str(no_token_error(row, seq))
 
 
-def test_a_processor_may_insist_with_infinity():
+def test_a_processor_may_force_a_token_with_infinity():
     def force(tokens: object, row: Tensor) -> Tensor:
         row[12] = math.inf
         return row
 
     for options in ({}, {"temperature": 1.0}):
         seq = sequence(logits_processors=(force,), **options)
-        got = law(process_logits(logits(1), seq, [()]), greedy=seq.params.greedy)
+        got = probs_of(process_logits(logits(1), seq, [()]), greedy=seq.params.greedy)
         assert got[0, 12] == 1.0
 
 

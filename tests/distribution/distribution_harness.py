@@ -1,4 +1,4 @@
-"""What the law tests share: dice that take every way, models whose laws depend on context, exact judges."""
+"""Shared by these tests: draws that are enumerated, models whose probabilities depend on context, exact references."""
 
 from __future__ import annotations
 
@@ -18,45 +18,45 @@ from outrider.core.sequence import Sequence
 VOCAB = 3
 Context = tuple[Token, ...]
 Joint = dict[Context, float]
-Node = tuple[int, Token, list[float]]  # its parent, its token, and the law at the parent
+Node = tuple[int, Token, list[float]]  # its parent, its token, and the probabilities at the parent
 Shape = tuple["Shape", ...]  # a tree without tokens: a node is the tuple of its children
 T = TypeVar("T")
 
 
-class Branching:
-    """Dice that follow a script, then the first way open; they note every way and its probability."""
+class EnumeratedRng:
+    """Draws that follow a script, then take the first possible outcome; records every outcome and its probability."""
 
     def __init__(self, script: list[int]) -> None:
         self.script = script
-        self.ways: list[list[tuple[int, float]]] = []
+        self.options: list[list[tuple[int, float]]] = []
 
-    def chance(self, probability: float) -> bool:
+    def bernoulli(self, probability: float) -> bool:
         assert 0 <= probability <= 1
         return self._take([(1, probability), (0, 1 - probability)]) == 1
 
-    def draw(self, weights: Tensor) -> Token:
+    def categorical(self, weights: Tensor) -> Token:
         return self._take(list(enumerate((weights / weights.sum()).tolist())))
 
-    def _take(self, ways: list[tuple[int, float]]) -> int:
-        at = len(self.ways)
-        self.ways.append([way for way in ways if way[1] > 0])
+    def _take(self, options: list[tuple[int, float]]) -> int:
+        at = len(self.options)
+        self.options.append([option for option in options if option[1] > 0])
         if at == len(self.script):
             self.script.append(0)
-        return self.ways[at][self.script[at]][0]
+        return self.options[at][self.script[at]][0]
 
     @property
     def probability(self) -> float:
-        return math.prod(ways[i][1] for ways, i in zip(self.ways, self.script, strict=True))
+        return math.prod(options[i][1] for options, i in zip(self.options, self.script, strict=True))
 
 
-def outcomes(run: Callable[[Branching], T]) -> Iterator[tuple[float, T]]:
-    """Every outcome of `run` with its probability: all ways of all the questions it asks."""
+def outcomes(run: Callable[[EnumeratedRng], T]) -> Iterator[tuple[float, T]]:
+    """Every outcome of `run` with its probability: all options of all the draws it asks for."""
     script: list[int] = []
     while True:
-        dice = Branching(script)
-        result = run(dice)
-        yield dice.probability, result
-        while script and script[-1] + 1 == len(dice.ways[len(script) - 1]):
+        rng = EnumeratedRng(script)
+        result = run(rng)
+        yield rng.probability, result
+        while script and script[-1] + 1 == len(rng.options[len(script) - 1]):
             script.pop()
         if not script:
             return
@@ -77,8 +77,8 @@ class Model:
     def logits(self, context: Context) -> Tensor:
         return self._rows[context]
 
-    def law(self, context: Context, params: SamplingParams) -> list[float]:
-        return plain_law(self.logits(context).tolist(), params)
+    def probs(self, context: Context, params: SamplingParams) -> list[float]:
+        return plain_probs(self.logits(context).tolist(), params)
 
     def score(self, draft: Draft) -> Tensor:
         """What a target returns: [1 + len(draft), vocab]."""
@@ -86,8 +86,8 @@ class Model:
         return torch.stack([self.logits(path) for path in paths])
 
 
-def plain_law(logits: list[float], params: SamplingParams) -> list[float]:
-    """Temperature, top-k and top-p by the book, in Python floats: the judge of the production pipeline."""
+def plain_probs(logits: list[float], params: SamplingParams) -> list[float]:
+    """Temperature, top-k and top-p by the book, in Python floats: the reference for the production pipeline."""
     p = _normal([math.exp((x - max(logits)) / params.temperature) for x in logits])
     order = sorted(range(len(p)), key=lambda i: -p[i])
     if params.top_k:
@@ -107,11 +107,11 @@ def _normal(weights: list[float]) -> list[float]:
 
 
 def joint(model: Model, params: SamplingParams, length: int, start: Context = ()) -> Joint:
-    """The model's own law of the first `length` tokens, given that they begin with `start`."""
+    """The model's own distribution of the first `length` tokens, given that they begin with `start`."""
     if len(start) == length:
         return {start: 1.0}
     out: Joint = {}
-    for token, p in enumerate(model.law(start, params)):
+    for token, p in enumerate(model.probs(start, params)):
         if p > 0:
             out |= {c: p * rest for c, rest in joint(model, params, length, (*start, token)).items()}
     return out
@@ -120,41 +120,41 @@ def joint(model: Model, params: SamplingParams, length: int, start: Context = ()
 def chains(model: Model, params: SamplingParams, length: int) -> Iterator[tuple[float, Draft]]:
     """Every chain a faithful drafter may sample, with its probability."""
     for tokens in product(range(model.vocab), repeat=length):
-        laws = [model.law(tokens[:i], params) for i in range(length)]
-        chance = math.prod(law[t] for law, t in zip(laws, tokens, strict=True))
+        rows = [model.probs(tokens[:i], params) for i in range(length)]
+        chance = math.prod(row[t] for row, t in zip(rows, tokens, strict=True))
         if chance > 0:
-            yield chance, Draft(tokens, probs=torch.tensor(laws, dtype=torch.float64))
+            yield chance, Draft(tokens, probs=torch.tensor(rows, dtype=torch.float64))
 
 
 def trees(model: Model, params: SamplingParams, shape: Shape) -> Iterator[tuple[float, Draft]]:
-    """Every tree of this shape that is drawn without replacement; smaller where a law holds too few tokens."""
+    """Every tree of this shape that is drawn without replacement; smaller where too few tokens have probability."""
 
     def grow(nodes: list[Node], todo: list[tuple[int, Context, Shape]]) -> Iterator[tuple[float, list[Node]]]:
         if not todo:
             yield 1.0, nodes
             return
         (parent, context, children), *rest = todo
-        law = model.law(context, params)
-        count = min(len(children), sum(p > 0 for p in law))
+        probs = model.probs(context, params)
+        count = min(len(children), sum(p > 0 for p in probs))
         for picked in permutations(range(model.vocab), count):
-            chance = without_replacement(law, picked)
+            chance = without_replacement(probs, picked)
             if chance > 0:
-                new = [(parent, token, law) for token in picked]
+                new = [(parent, token, probs) for token in picked]
                 below = [(len(nodes) + i, (*context, t), children[i]) for i, t in enumerate(picked)]
                 for tail, tree in grow([*nodes, *new], [*rest, *below]):
                     yield chance * tail, tree
 
     for chance, nodes in grow([], [(-1, (), shape)]):
-        parents, tokens, laws = zip(*nodes, strict=True)
-        yield chance, Draft(tokens, parents=parents, probs=torch.tensor(laws, dtype=torch.float64))
+        parents, tokens, probs = zip(*nodes, strict=True)
+        yield chance, Draft(tokens, parents=parents, probs=torch.tensor(probs, dtype=torch.float64))
 
 
-def without_replacement(law: list[float], picked: tuple[Token, ...]) -> float:
+def without_replacement(probs: list[float], picked: tuple[Token, ...]) -> float:
     """The probability of drawing just these, in this order."""
     out, left = 1.0, 1.0
     for token in picked:
-        out *= law[token] / left
-        left -= law[token]
+        out *= probs[token] / left
+        left -= probs[token]
     return out
 
 
@@ -162,18 +162,18 @@ def emitted(
     target: Model,
     params: SamplingParams,
     drafts: Iterable[tuple[float, Draft]],
-    judge: Callable[[Draft, Branching], Verdict],
+    judge: Callable[[Draft, EnumeratedRng], Verdict],
     length: int,
 ) -> tuple[Joint, float]:
-    """The law of the first `length` tokens when rounds go through `judge`, and the expected tokens of one round.
+    """The distribution of the first `length` tokens when `judge` judges the drafts, and the expected tokens of a round.
 
-    What a round leaves open is filled by the target's own law, so a correct rule gives exactly
+    What a round leaves open is drawn from the target's own distribution, so a correct rule gives exactly
     `joint(target, params, length)`.
     """
     out: Joint = defaultdict(float)
     expected = 0.0
     for drawn, draft in drafts:
-        for answered, verdict in outcomes(lambda dice, draft=draft: judge(draft, dice)):
+        for answered, verdict in outcomes(lambda rng, draft=draft: judge(draft, rng)):
             chance = drawn * answered
             expected += chance * len(verdict.tokens)
             for context, rest in joint(target, params, length, verdict.tokens).items():
@@ -198,11 +198,11 @@ def chi_squared_tail(statistic: float, freedom: int) -> float:
     return float(torch.special.gammaincc(half[0], half[1]))
 
 
-def fits(counts: Tensor, law: Tensor) -> float:
+def fits(counts: Tensor, probs: Tensor) -> float:
     """Pearson's test of counts against probabilities, both [..., cells]: the chance of a worse fit."""
-    counts, law = counts.double().flatten(), law.double().flatten()
-    if bool(counts[law == 0].any()):
+    counts, probs = counts.double().flatten(), probs.double().flatten()
+    if bool(counts[probs == 0].any()):
         return 0.0
-    counts, law = counts[law > 0], law[law > 0]
-    wanted = law / law.sum() * counts.sum()
-    return chi_squared_tail(float(((counts - wanted) ** 2 / wanted).sum()), len(law) - 1)
+    counts, probs = counts[probs > 0], probs[probs > 0]
+    wanted = probs / probs.sum() * counts.sum()
+    return chi_squared_tail(float(((counts - wanted) ** 2 / wanted).sum()), len(probs) - 1)

@@ -1,4 +1,4 @@
-"""The noise against its law.
+"""The noise against its distribution.
 
 Each test is seeded and so gives one answer for ever. FALSE_ALARM is the chance that ideal noise
 would have failed it when it was written; there are about 30 such tests.
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from law_harness import fits
+from distribution_harness import fits
 from torch import Tensor
 
 from outrider.core.sampling import SamplingParams, derive_seeds
@@ -113,29 +113,29 @@ def v_of_exact(noise: Tensor) -> Tensor:
 
 
 def test_the_argmax_of_logits_plus_noise_follows_their_softmax_over_a_million_draws():
-    """64 laws, from nearly flat to nearly certain, each drawn 2**14 times, at places of its own."""
+    """64 distributions, from nearly flat to nearly certain, each drawn 2**14 times, at places of its own."""
     generator = torch.Generator().manual_seed(0)
-    laws, draws, vocab = 64, 1 << 14, 12
-    spread = torch.logspace(-1, 0.7, laws, dtype=torch.float64)[:, None]
-    logits = torch.randn(laws, vocab, generator=generator, dtype=torch.float64) * spread
+    cases, draws, vocab = 64, 1 << 14, 12
+    spread = torch.logspace(-1, 0.7, cases, dtype=torch.float64)[:, None]
+    logits = torch.randn(cases, vocab, generator=generator, dtype=torch.float64) * spread
     for i, row in enumerate(logits):
         seeds, positions = ([i] * draws, range(draws)) if i % 2 else (range(draws), [i] * draws)
         taken = (gumbel_rows(seeds, positions, vocab) + row).argmax(-1)
         counts = torch.bincount(taken, minlength=vocab)
-        assert fits(*lump(counts, row.softmax(-1))) > FALSE_ALARM / laws
+        assert fits(*lump(counts, row.softmax(-1))) > FALSE_ALARM / cases
 
 
-def lump(counts: Tensor, law: Tensor) -> tuple[Tensor, Tensor]:
+def lump(counts: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
     """Cells expected fewer than 20 times put together, where Pearson's test would not hold."""
-    rare = law * counts.sum() < 20
+    rare = probs * counts.sum() < 20
     return (
         torch.cat([counts[~rare], counts[rare].sum()[None]]),
-        torch.cat([law[~rare], law[rare].sum()[None]]),
+        torch.cat([probs[~rare], probs[rare].sum()[None]]),
     )
 
 
 def test_two_draws_in_a_row_are_independent():
-    """The joint law of the tokens of two neighbouring positions is the product of their laws."""
+    """The joint distribution of the tokens of two neighbouring positions is the product of their distributions."""
     logits = torch.tensor([0.0, 1.0, -1.0, 0.5], dtype=torch.float64)
     taken = (many_positions(21, 1 << 17, 4) + logits).argmax(-1)
     counts = torch.bincount(taken[::2] * 4 + taken[1::2], minlength=16)

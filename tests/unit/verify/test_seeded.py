@@ -1,4 +1,4 @@
-"""Choosing, matching and judging: values, mixed batches, and failures that stay with their own request."""
+"""Choosing, accepting and judging: values, mixed batches, and failures that stay with their own request."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from outrider.core.device_row import DeviceRow
 from outrider.core.draft import Draft, Verdict
 from outrider.core.errors import ConfigError, RequestError
+from outrider.core.host_copy import HostCopy
 from outrider.core.sampling import NO_TOKEN, SamplingParams
 from outrider.core.sequence import Sequence
 from outrider.verify.base import VERIFIERS, Mode, make_verifier
-from outrider.verify.coupled import choose, draft_paths, match, noisy_best
 from outrider.verify.noise import gumbel
 from outrider.verify.probs import process_logits
+from outrider.verify.seeded import accept_draft, choose_tokens, draft_paths, gumbel_max
 
 VOCAB = 23
 TREE = Draft((4, 9, 1, 4, 6), parents=(-1, -1, 0, 1, 2))
@@ -44,11 +46,11 @@ def rows_of(index: int, drafts: list[Draft]) -> slice:
     return slice(start, start + 1 + len(drafts[index]))
 
 
-def test_choose_is_the_argmax_of_shaped_logits_and_the_noise_of_the_place():
+def test_choose_tokens_is_the_argmax_of_processed_logits_and_the_noise_of_the_position():
     seqs, drafts, logits = batch()
-    for i, (seq, draft, got) in enumerate(zip(seqs, drafts, choose(logits, seqs, drafts), strict=True)):
-        shaped = process_logits(logits[rows_of(i, drafts)], seq, draft_paths(draft)).double()
-        for row, depth, token in zip(shaped, (0, *draft.depths()), got, strict=True):
+    for i, (seq, draft, got) in enumerate(zip(seqs, drafts, choose_tokens(logits, seqs, drafts), strict=True)):
+        processed = process_logits(logits[rows_of(i, drafts)], seq, draft_paths(draft)).double()
+        for row, depth, token in zip(processed, (0, *draft.depths()), got, strict=True):
             noise = 0 if seq.params.greedy else gumbel(seq.seed, len(seq.tokens) + depth, VOCAB)
             assert token == int((row + noise).argmax())
 
@@ -56,28 +58,112 @@ def test_choose_is_the_argmax_of_shaped_logits_and_the_noise_of_the_place():
 def test_a_batch_of_greedy_requests_is_one_max():
     logits = torch.randn(7, VOCAB, generator=torch.Generator().manual_seed(1)).bfloat16()
     seqs = [Sequence(i, [1], 1, SamplingParams(), seed=0) for i in range(2)]
-    assert choose(logits, seqs, [TREE, Draft()]) == [logits[:6].argmax(-1).tolist(), logits[6:].argmax(-1).tolist()]
+    assert choose_tokens(logits, seqs, [TREE, Draft()]) == [
+        logits[:6].argmax(-1).tolist(),
+        logits[6:].argmax(-1).tolist(),
+    ]
 
 
-def test_rows_of_one_place_share_their_noise_and_keep_their_order():
-    shaped = torch.randn(7, VOCAB, generator=torch.Generator().manual_seed(2))
+def test_rows_of_one_position_share_their_noise_and_keep_their_order():
+    processed = torch.randn(7, VOCAB, generator=torch.Generator().manual_seed(2))
     places = [(1, 5), (1, 6), (1, 5), (2, 5), (1, 7), (1, 6), (1, 5)]
-    values, tokens = noisy_best(shaped, places)
-    for row, (seed, position), value, token in zip(shaped, places, values, tokens, strict=True):
+    values, tokens = gumbel_max(processed, places)
+    for row, (seed, position), value, token in zip(processed, places, values, tokens, strict=True):
         scores = row.double() + gumbel(seed, position, VOCAB)
         assert (value, token) == (scores.max(), scores.argmax())
 
 
-def test_match_walks_a_tree_and_ends_with_the_targets_own_token():
+def test_accept_draft_walks_a_tree_and_ends_with_the_targets_own_token():
     #         root -> 4 -> 1 -> 6
     #              -> 9 -> 4
-    assert match(TREE, [4, 1, 0, 6, 0, 8]) == Verdict((4, 1, 6, 8), (0, 2, 4))
-    assert match(TREE, [9, 0, 4, 0, 7, 0]) == Verdict((9, 4, 7), (1, 3))
-    assert match(TREE, [9, 0, 1, 0, 0, 0]) == Verdict((9, 1), (1,))
-    assert match(TREE, [2, 0, 0, 0, 0, 0]) == Verdict((2,), ())
-    assert match(Draft(), [5]) == Verdict((5,), ())
-    assert match(Draft((5, 5)), [5, 5, 6]) == Verdict((5, 5, 6), (0, 1))
-    assert match(Draft((NO_TOKEN,)), [NO_TOKEN, 3]).path == ()
+    assert accept_draft(TREE, [4, 1, 0, 6, 0, 8]) == Verdict((4, 1, 6, 8), (0, 2, 4))
+    assert accept_draft(TREE, [9, 0, 4, 0, 7, 0]) == Verdict((9, 4, 7), (1, 3))
+    assert accept_draft(TREE, [9, 0, 1, 0, 0, 0]) == Verdict((9, 1), (1,))
+    assert accept_draft(TREE, [2, 0, 0, 0, 0, 0]) == Verdict((2,), ())
+    assert accept_draft(Draft(), [5]) == Verdict((5,), ())
+    assert accept_draft(Draft((5, 5)), [5, 5, 6]) == Verdict((5, 5, 6), (0, 1))
+    assert accept_draft(Draft((NO_TOKEN,)), [NO_TOKEN, 3]).path == ()
+
+
+class Unread(HostCopy):
+    """Tokens that may not be read on the host yet."""
+
+    def list(self) -> list[int]:
+        raise AssertionError("read on the host")
+
+
+def unread(draft: Draft, device: str = "cpu") -> Draft:
+    """The same draft, still on the device."""
+
+    def row(values: Seq[int]) -> DeviceRow:
+        return DeviceRow(Unread(torch.tensor([values], dtype=torch.int64, device=device)), 0, len(draft))
+
+    return Draft(row(draft.tokens), None if draft.parents is None else row(draft.parents))
+
+
+def ahead(seqs: list[Sequence], drafts: list[Draft]) -> list[int]:
+    """Positions of all rows when each text is 7 tokens longer than the host knows."""
+    return [
+        len(seq.tokens) + 7 + depth for seq, draft in zip(seqs, drafts, strict=True) for depth in (0, *draft.depths())
+    ]
+
+
+POSITIONED = [
+    *({}, {"temperature": 0.8}, {"temperature": 1.0, "top_k": 4}, {"temperature": 1.2, "top_p": 0.9, "min_p": 0.01}),
+    *({"logit_bias": {3: 2.0}, "banned_token_ids": (5,)}, {"temperature": 0.7, "allowed_token_ids": tuple(range(9))}),
+]
+
+
+def positions_from_the_device(device: str) -> None:
+    """decide with positions reads no draft and gives the choices of texts that long."""
+    drafts = [(TREE, Draft((1, 2, 3)), Draft())[i % 3] for i in range(3 * len(POSITIONED))]
+    seqs = [Sequence(i, [2, 7], 1, SamplingParams(**POSITIONED[i // 3]), seed=i) for i in range(len(drafts))]
+    rows = sum(1 + len(draft) for draft in drafts)
+    logits = torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(4)).to(device) * 2
+    positions = torch.tensor(ahead(seqs, drafts), device=device)
+    decided = make_verifier("seeded").decide(seqs, [unread(d, device) for d in drafts], logits, lambda: positions)
+    longer = [Sequence(s.id, [*s.tokens, *[1] * 7], 1, s.params, s.seed) for s in seqs]
+    assert decided is not None
+    assert decided.list() == [token for own in choose_tokens(logits, longer, drafts) for token in own]
+
+
+def test_positions_from_the_device_need_no_draft_on_the_host():
+    positions_from_the_device("cpu")
+
+
+@pytest.mark.gpu
+def test_positions_from_the_device_on_a_gpu():
+    positions_from_the_device("cuda")
+
+
+@MODES
+def test_positions_are_not_asked_for_where_all_sequences_are_greedy(mode: Mode):
+    def positions() -> Tensor:
+        raise AssertionError("nothing samples")
+
+    seqs = [Sequence(i, [1], 1, SamplingParams(), seed=0) for i in range(2)]
+    logits = torch.randn(7, VOCAB, generator=torch.Generator().manual_seed(1))
+    decided = make_verifier(mode).decide(seqs, [unread(TREE), Draft()], logits, positions)
+    assert decided is not None
+    assert decided.list() == logits.argmax(-1).tolist()
+
+
+def test_options_that_read_the_text_read_the_draft_though_positions_are_given():
+    params = SamplingParams(temperature=0.9, frequency_penalty=1.5, min_tokens=2)
+    seq = Sequence(0, [2, 7], 1, params, seed=3, stop_ids=frozenset({0}))
+    logits = torch.randn(1 + len(TREE), VOCAB, generator=torch.Generator().manual_seed(6)) * 2
+    positions = torch.tensor([2 + depth for depth in (0, *TREE.depths())])
+    decided = make_verifier("seeded").decide([seq], [TREE], logits, lambda: positions)
+    assert decided is not None
+    assert [decided.list()] == choose_tokens(logits, [seq], [TREE])
+    with pytest.raises(AssertionError, match="read on the host"):
+        make_verifier("seeded").decide([seq], [unread(TREE)], logits, lambda: positions)
+
+
+def test_the_wrong_number_of_positions_is_an_error():
+    seq = Sequence(0, [1], 1, SamplingParams(temperature=1.0), seed=0)
+    with pytest.raises(ValueError, match="shorter"):
+        make_verifier("seeded").decide([seq], [Draft((1, 2))], torch.zeros(3, 4), lambda: torch.zeros(2).long())
 
 
 def test_draft_paths():
@@ -158,9 +244,9 @@ def test_nothing_allowed_is_an_error_of_that_request(mode: Mode):
     assert "no token is left to choose" in str(error)
 
 
-def test_the_wrong_number_of_rows_is_refused():
+def test_the_wrong_number_of_rows_is_an_error():
     with pytest.raises(ValueError, match="3 rows of logits are needed"):
-        choose(torch.zeros(2, 4), [Sequence(0, [1], 1, SamplingParams(), seed=0)], [Draft((1, 2))])
+        choose_tokens(torch.zeros(2, 4), [Sequence(0, [1], 1, SamplingParams(), seed=0)], [Draft((1, 2))])
 
 
 @MODES

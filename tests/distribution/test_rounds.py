@@ -1,4 +1,4 @@
-"""Whole texts, drafted and judged round after round with the real noise, against the target's own law.
+"""Whole texts, drafted and judged round after round with the real noise, against the target's own distribution.
 
 Each test is seeded and so gives one answer for ever; FALSE_ALARM is the chance that ideal noise
 would have failed it when it was written.
@@ -11,14 +11,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from law_harness import Model, fits, joint, request
+from distribution_harness import Model, fits, joint, request
 from torch import Tensor
 
 from outrider.core.draft import Draft, Verdict
 from outrider.core.sampling import SamplingParams, Token
 from outrider.core.sequence import Sequence
 from outrider.verify.base import Mode, Rule, make_verifier
-from outrider.verify.propose import draft_token, draft_top
+from outrider.verify.draft_sampling import draft_token, draft_top
 
 Propose = Callable[[list[Sequence], Mode], list[Draft]]
 
@@ -31,24 +31,24 @@ TARGET, DRAFTER = Model(5, depth=LENGTH + 2, vocab=2), Model(8, depth=LENGTH + 2
 def chains(seqs: list[Sequence], mode: Mode) -> list[Draft]:
     """What a draft model proposes: two tokens for each text, one after the other."""
     paths: list[tuple[Token, ...]] = [()] * len(seqs)
-    laws: list[Tensor] = []
+    steps: list[Tensor] = []
     for _ in range(2):
         logits = torch.stack([DRAFTER.logits((*s.tokens, *path)) for s, path in zip(seqs, paths, strict=True)])
-        tokens, law = draft_token(logits, seqs, paths, mode)
+        tokens, probs = draft_token(logits, seqs, paths, mode)
         paths = [(*path, token) for path, token in zip(paths, tokens, strict=True)]
-        laws += [] if law is None else [law]
-    probs = torch.stack(laws, dim=1) if laws else [None] * len(seqs)
-    return [Draft(path, probs=p) for path, p in zip(paths, probs, strict=True)]
+        steps += [] if probs is None else [probs]
+    stated = torch.stack(steps, dim=1) if steps else [None] * len(seqs)
+    return [Draft(path, probs=p) for path, p in zip(paths, stated, strict=True)]
 
 
 def forks(seqs: list[Sequence], mode: Mode) -> list[Draft]:
     """Two guesses for the next token of each text, and two for the one after the first."""
     drafts: list[Draft] = []
     for seq in seqs:
-        first, law = draft_top(DRAFTER.logits(tuple(seq.tokens)), seq, (), 2, mode)
+        first, above = draft_top(DRAFTER.logits(tuple(seq.tokens)), seq, (), 2, mode)
         path = (first[0],)
         second, below = draft_top(DRAFTER.logits((*seq.tokens, *path)), seq, path, 2, mode)
-        probs = None if law is None or below is None else torch.stack([law, law, below, below])
+        probs = None if above is None or below is None else torch.stack([above, above, below, below])
         drafts.append(Draft((*first, *second), parents=(-1, -1, 0, 0), probs=probs))
     return drafts
 
@@ -59,7 +59,7 @@ def scored(seq: Sequence, draft: Draft) -> Tensor:
 
 
 def fit(mode: Mode, rule: Rule, propose: Propose, texts: int) -> float:
-    """How well the first tokens of so many texts, each with its own seed, fit the target's law."""
+    """How well the first tokens of so many texts, each with its own seed, fit the target's distribution."""
     verifier = make_verifier(mode, rule)
     seqs = [request(PARAMS, seed=seed) for seed in range(texts)]
     while open_seqs := [seq for seq in seqs if len(seq.tokens) < LENGTH]:
@@ -69,8 +69,8 @@ def fit(mode: Mode, rule: Rule, propose: Propose, texts: int) -> float:
             assert isinstance(verdict, Verdict)
             seq.tokens += verdict.tokens
     counts = Counter(tuple(seq.tokens[:LENGTH]) for seq in seqs)
-    law = joint(TARGET, PARAMS, LENGTH)
-    return fits(torch.tensor([counts[c] for c in law]), torch.tensor(list(law.values()), dtype=torch.float64))
+    right = joint(TARGET, PARAMS, LENGTH)
+    return fits(torch.tensor([counts[c] for c in right]), torch.tensor(list(right.values()), dtype=torch.float64))
 
 
 CASES = {
@@ -83,12 +83,12 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_texts_written_over_several_rounds_follow_the_targets_law(case: tuple[Mode, Rule, Propose, int]):
+def test_texts_written_over_several_rounds_follow_the_target(case: tuple[Mode, Rule, Propose, int]):
     assert fit(*case) > FALSE_ALARM
 
 
 def test_noise_used_again_in_a_later_round_is_caught(monkeypatch: pytest.MonkeyPatch):
     """Why every round of mode `distribution` has a seed of its own."""
-    for module in ("dice", "propose"):
+    for module in ("rng", "draft_sampling"):
         monkeypatch.setattr(f"outrider.verify.{module}.round_seed", lambda seed, length: seed)
     assert fit("distribution", "block", chains, 2000) < FALSE_ALARM

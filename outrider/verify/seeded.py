@@ -1,0 +1,209 @@
+"""Mode `seeded`: at every position the target chooses its own token; a draft token is accepted where it is that choice.
+
+The target's choice is argmax(processed logits + Gumbel noise). The noise is a pure function of the
+request's seed, the token's position in the text and its id; greedy is the same without noise. That
+choice follows the target's distribution whatever is drafted, so a draft only decides how many
+tokens a round yields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from outrider.core.draft import Draft, TokenPath, Verdict
+from outrider.core.errors import RequestError
+from outrider.core.host_copy import HostCopy
+from outrider.core.sampling import NO_TOKEN, Token
+from outrider.core.sequence import Sequence
+from outrider.verify.choose_cuda import choose_rows_cuda
+from outrider.verify.noise import TARGET, gumbel_rows, rows_at_once
+from outrider.verify.probs import LogitRows, Positions, apply_temperature, no_token_error, positions_of, process_logits
+
+SeedPosition = tuple[int, int]  # the seed and the position in the text that a row of noise is for
+
+
+class SeededVerifier:
+    """The verifier of mode `seeded`."""
+
+    def decide(
+        self, seqs: Seq[Sequence], drafts: Seq[Draft], logits: Tensor, positions: Positions | None = None
+    ) -> HostCopy | None:
+        return _decide(logits, seqs, [_rows_of(draft) for draft in drafts], positions)
+
+    def judge(
+        self, seqs: Seq[Sequence], drafts: Seq[Draft], logits: Tensor, decided: HostCopy | None = None
+    ) -> list[Verdict | RequestError]:
+        decided = decided or _decide(logits, seqs, [_rows_of(draft) for draft in drafts])
+        verdicts: list[Verdict | RequestError] = []
+        row = 0
+        for seq, draft, choices in zip(seqs, drafts, _split(decided, drafts), strict=True):
+            verdicts.append(drop_missing_token(accept_draft(draft, choices), logits, row, seq))
+            row += 1 + len(draft)
+        return verdicts
+
+
+def choose_tokens(logits: Tensor, seqs: Seq[Sequence], drafts: Seq[Draft]) -> list[list[Token]]:
+    """The target's choice after each text and after every node of its draft; NO_TOKEN where there is none.
+
+    logits [N, vocab] come sequence by sequence, 1 + len(draft) rows each.
+    """
+    return _split(_decide(logits, seqs, [_rows_of(draft) for draft in drafts]), drafts)
+
+
+def choose_after_paths(logits: Tensor, seqs: Seq[Sequence], paths: Seq[TokenPath]) -> list[Token]:
+    """The token chosen after seqs[r].tokens and then paths[r], for each row r of logits [R, vocab]."""
+    rows = [LogitRows(1, lambda path=path: (len(path),), lambda path=path: (path,)) for path in paths]
+    return _decide(logits, seqs, rows).list()
+
+
+def _rows_of(draft: Draft) -> LogitRows:
+    return LogitRows(1 + len(draft), lambda: (0, *draft.depths()), lambda: draft_paths(draft))
+
+
+def _split(decided: HostCopy, drafts: Seq[Draft]) -> list[list[Token]]:
+    """Each sequence's own choices."""
+    choices = iter(decided.list())
+    return [list(islice(choices, 1 + len(draft))) for draft in drafts]
+
+
+def _decide(logits: Tensor, seqs: Seq[Sequence], rows: Seq[LogitRows], positions: Positions | None = None) -> HostCopy:
+    """Launch the choice of every row of logits [N, vocab]: int64 [N]. positions: as for `Verifier.decide`."""
+    total = sum(each.count for each in rows)
+    if total != len(logits):
+        raise ValueError(f"{total} rows of logits are needed, 1 for each text and draft node; got {len(logits)}")
+    if logits.is_cuda and total:
+        return HostCopy(choose_rows_cuda(logits, seqs, rows, positions))
+    return HostCopy(torch.tensor(_choose_rows(logits, seqs, rows, positions), dtype=torch.int64))
+
+
+def accept_draft(draft: Draft, choices: Seq[Token]) -> Verdict:
+    """Accept draft tokens while they are the target's choices: choices[0] at the root, choices[i + 1] after node i.
+
+    The first choice that no child holds is the verdict's last token, the target's own.
+    """
+    if draft.parents is None:
+        pairs = enumerate(zip(draft.tokens, choices, strict=False))
+        accepted = next((i for i, (token, chosen) in pairs if token != chosen or chosen == NO_TOKEN), len(draft))
+        return Verdict(tuple(choices[: accepted + 1]), tuple(range(accepted)))
+    child = {key: node for node, key in enumerate(zip(draft.parents, draft.tokens, strict=True))}
+    path: list[int] = []
+    tokens = [choices[0]]
+    node = child.get((-1, choices[0]))
+    while node is not None and tokens[-1] != NO_TOKEN:
+        path.append(node)
+        tokens.append(choices[node + 1])
+        node = child.get((node, tokens[-1]))
+    return Verdict(tuple(tokens), tuple(path))
+
+
+def drop_missing_token(verdict: Verdict, logits: Tensor, row: int, seq: Sequence) -> Verdict | RequestError:
+    """The verdict; where its last token is NO_TOKEN, the verdict without it, or an error if nothing is accepted.
+
+    logits[row] is the row right after the text. The last accepted token is the target's own choice
+    too, so a verdict may end with it: the text grows as without a draft, and the next round fails
+    at its first row.
+    """
+    if verdict.tokens[-1] != NO_TOKEN:
+        return verdict
+    return Verdict(verdict.tokens[:-1], verdict.path[:-1]) if verdict.path else no_token_error(logits[row], seq)
+
+
+def draft_paths(draft: Draft) -> list[TokenPath]:
+    """For each row of logits, the draft tokens before it: none after the text, then those down to each node."""
+    parents = range(-1, len(draft) - 1) if draft.parents is None else draft.parents
+    paths: list[TokenPath] = [()]
+    for parent, token in zip(parents, draft.tokens, strict=True):
+        paths.append((*paths[parent + 1], token))
+    return paths
+
+
+def gumbel_max(processed: Tensor, places: Seq[SeedPosition], *, stream: int = TARGET) -> tuple[Tensor, Tensor]:
+    """The maximum of each row of processed [R, vocab] plus its noise, and its token: two [R].
+
+    Rows of one seed and position (different nodes at one depth of a tree) share one row of noise.
+    """
+    rows_of: dict[SeedPosition, list[int]] = {}
+    for row, place in enumerate(places):
+        rows_of.setdefault(place, []).append(row)
+    groups = list(rows_of.items())
+    values = torch.empty(len(processed), dtype=torch.float64, device=processed.device)
+    tokens = torch.empty(len(processed), dtype=torch.int64, device=processed.device)
+    step = rows_at_once(processed.shape[-1], processed.device)
+    for start in range(0, len(groups), step):
+        piece = groups[start : start + step]
+        seeds, positions = zip(*(place for place, _ in piece), strict=True)
+        noise = gumbel_rows(seeds, positions, processed.shape[-1], stream=stream, device=processed.device)
+        which = [i for i, (_, members) in enumerate(piece) for _ in members]
+        rows = [row for _, members in piece for row in members]
+        values[rows], tokens[rows] = _take(noise, which).add_(_take(processed, rows)).max(-1)
+    return values, tokens
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Rows whose maximum is taken together, after noise is added where `places` are given."""
+
+    rows: Seq[int]
+    processed: Tensor  # [len(rows), vocab]
+    places: Seq[SeedPosition] | None
+
+
+def _choose_rows(logits: Tensor, seqs: Seq[Sequence], rows: Seq[LogitRows], positions: Positions | None) -> list[Token]:
+    """The choice of every row of logits [N, vocab], in order; NO_TOKEN where there is none."""
+    places: list[SeedPosition] = []
+    if not all(seq.params.greedy for seq in seqs):
+        seeds = [seq.seed for seq, each in zip(seqs, rows, strict=True) for _ in range(each.count)]
+        known = positions_of(seqs, rows) if positions is None else positions().tolist()
+        places = list(zip(seeds, known, strict=True))
+    choices = [NO_TOKEN] * len(logits)
+    for part in _parts(logits, seqs, rows, places):
+        for row, token in zip(part.rows, _best_tokens(part).tolist(), strict=True):
+            choices[row] = token
+    return choices
+
+
+def _parts(logits: Tensor, seqs: Seq[Sequence], rows: Seq[LogitRows], places: Seq[SeedPosition]) -> Iterator[_Part]:
+    """Sequences with options of their own one by one; all plain greedy and all plain sampled rows at once.
+
+    places: of each row of logits [N, vocab]; empty where every sequence is greedy.
+    """
+    greedy: list[int] = []
+    sampled: list[int] = []
+    temperatures: list[float] = []
+    start = 0
+    for seq, each in zip(seqs, rows, strict=True):
+        own = range(start, start + each.count)
+        start = own.stop
+        if not seq.plain_logits:
+            processed = process_logits(logits[own.start : own.stop], seq, each.paths_for(seq))
+            yield _Part(own, processed, None if seq.params.greedy else places[own.start : own.stop])
+        elif seq.params.greedy:
+            greedy += own
+        else:
+            sampled += own
+            temperatures += [seq.params.temperature] * each.count
+    if greedy:
+        yield _Part(greedy, _take(logits, greedy), None)
+    if sampled:
+        processed = apply_temperature(_take(logits, sampled), temperatures)
+        yield _Part(sampled, processed, [places[row] for row in sampled])
+
+
+def _best_tokens(part: _Part) -> Tensor:
+    """The token of each row, NO_TOKEN where the best value is not finite: int64 [R]."""
+    values, tokens = part.processed.max(-1) if part.places is None else gumbel_max(part.processed, part.places)
+    return tokens.masked_fill(~values.isfinite(), NO_TOKEN)
+
+
+def _take(rows: Tensor, index: Seq[int]) -> Tensor:
+    """rows[index]; a view where the index is contiguous."""
+    first = index[0]
+    if list(index) == list(range(first, first + len(index))):
+        return rows[first : first + len(index)]
+    return rows[list(index)]
