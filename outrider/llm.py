@@ -12,9 +12,9 @@ from typing import Any, Literal, cast, overload
 
 from outrider.core.errors import ConfigError, RequestError
 from outrider.core.outputs import TokenLogprob
-from outrider.core.sampling import SamplingParams, Token, derive_seeds, shown
+from outrider.core.sampling import SamplingParams, Token, derive_seeds, short_repr
 from outrider.core.sequence import Constraint
-from outrider.drafters.base import DrafterConfig, DrafterContext, models_loaded, most_drafted
+from outrider.drafters.base import DrafterConfig, DrafterContext
 from outrider.drafters.registry import parse_drafter
 from outrider.engine.engine import Engine
 from outrider.engine.events import Event
@@ -36,12 +36,12 @@ Watch = Callable[[Literal["plain", "speculative"], Event], None]
 WARM_UP_TOKENS = 16
 
 
-def _beside(config: DrafterConfig, options: Mapping[str, Any]) -> ReservedMemory:
+def _reserved_memory(config: DrafterConfig, options: Mapping[str, Any]) -> ReservedMemory:
     """What a drafter's models will take of the target's device, where that is a CUDA one."""
     device = choose_device(options.get("device", "auto"))
     if device.type != "cuda":
         return ReservedMemory()
-    here = [each for each in models_loaded(config) if not each.device or choose_device(each.device) == device]
+    here = [each for each in config.traits.loads if not each.device or choose_device(each.device) == device]
     return sum((reserved_memory_of(each.model, vocab=each.vocab) for each in here), ReservedMemory())
 
 
@@ -53,10 +53,10 @@ def _is_id(value: object) -> bool:
 def _check_call(params: object, unknown: Mapping[str, object]) -> None:
     """RequestError for what is no SamplingParams, and for options there are none of."""
     if params is not None and not isinstance(params, SamplingParams):
-        raise RequestError(f"the second argument is one SamplingParams for all prompts, got {shown(params)}")
+        raise RequestError(f"the second argument is one SamplingParams for all prompts, got {short_repr(params)}")
     for name, value in unknown.items():
         if name in {f.name for f in fields(SamplingParams)}:
-            raise RequestError(f"{name} is a way of sampling: give SamplingParams({name}={shown(value)}) instead")
+            raise RequestError(f"{name} is a way of sampling: give SamplingParams({name}={short_repr(value)}) instead")
         raise RequestError(f"no option {name!r}; there are prediction, max_draft, salt, response_format, constraint")
 
 
@@ -88,19 +88,20 @@ class LLM:
         verifier = make_verifier(mode, rule)
         config = parse_drafter(drafter) if isinstance(drafter, str) else drafter
         if isinstance(model, str | os.PathLike):
-            for name in {"max_draft", "beside"} & options.keys():
+            for name in {"max_draft", "reserved"} & options.keys():
                 raise ConfigError(f"LLM: {name} follows from the drafter; set that one's options, as in 'suffix:k=3'")
             model = load(
                 os.fspath(model),
                 progress=progress,
                 max_batch=max_batch,
                 max_round_tokens=2048 if max_round_tokens is None else max_round_tokens,
-                max_draft=most_drafted(config),
-                beside=_beside(config, options),
+                max_draft=config.traits.max_tokens,
+                reserved=_reserved_memory(config, options),
                 **options,
             )
         elif not isinstance(model, LoadedModel):
-            raise ConfigError(f"LLM: a model is a folder, a Hugging Face id, a .gguf file or demo; got {shown(model)}")
+            got = short_repr(model)
+            raise ConfigError(f"LLM: a model is a folder, a Hugging Face id, a .gguf file or demo; got {got}")
         elif options:
             raise ConfigError(f"LLM: {', '.join(options)}: this model is loaded already; give load such options")
         self.loaded = model
@@ -108,17 +109,21 @@ class LLM:
         if max_round_tokens is None:
             max_round_tokens = 128 if target.device.type == "cpu" else 2048
         limits = EngineLimits(max_batch=max_batch, max_round_tokens=max_round_tokens)
-        setting = DrafterContext(
+        context = DrafterContext(
             vocab_size=target.vocab_size,
             context=target.context,
             mode=mode,
             tokenizer=self.tokenizer,
+            eos_ids=self.tokenizer.eos_ids,
             device=target.device,
             load_runner=self._load_draft,
+            target=target,
             max_batch=max_batch,
+            max_round_tokens=max_round_tokens,
         )
         self.max_batch, self.mode, self.rule = max_batch, mode, rule
-        self.drafter = config.build(setting)
+        self.drafter = config.build(context)
+        target.tap(self.drafter.traits.taps)
         self.engine = Engine(
             target,
             self.drafter,
@@ -127,7 +132,7 @@ class LLM:
             eos_ids=self.tokenizer.eos_ids,
             limits=limits,
         )
-        self._prepare(progress)
+        self._capture(progress)
         self._salts = 0
         self._inbox: dict[int, list[Event]] = {}
 
@@ -146,7 +151,7 @@ class LLM:
         a `GrammarSpec`, or a constraint of one's own).
         """
         if not isinstance(prompts, str | Seq) and not hasattr(prompts, "__array__"):
-            raise RequestError(f"a prompt is text or token ids, or a list of either; got {shown(prompts)}")
+            raise RequestError(f"a prompt is text or token ids, or a list of either; got {short_repr(prompts)}")
         if len(prompts) > 0 and isinstance(prompts[0], Mapping):
             raise RequestError("generate completes text or token ids; chat answers messages")
         single = isinstance(prompts, str) or (len(prompts) > 0 and _is_id(prompts[0]))
@@ -162,7 +167,7 @@ class LLM:
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         if not isinstance(messages, Seq) or not all(isinstance(each, Mapping) for each in messages):
-            raise RequestError(f"chat takes a list of messages with a role and content, got {shown(messages)}")
+            raise RequestError(f"chat takes a list of messages with a role and content, got {short_repr(messages)}")
         return self._finish([self.request(messages, params, **options)])[0]
 
     def stream(
@@ -210,8 +215,8 @@ class LLM:
     ) -> Request:
         """What the engine is asked for this prompt."""
         _check_call(params, unknown)
-        if prediction is not None and not getattr(self.drafter, "uses_prediction", False):
-            name = self.drafter.name
+        if prediction is not None and not self.drafter.traits.uses_prediction:
+            name = self.drafter.traits.name
             raise RequestError(f"drafter {name!r} drafts from no prediction; use 'prediction' or 'suffix+prediction'")
         return Request(
             prompt=tuple(self._encode(prompt)),
@@ -252,14 +257,14 @@ class LLM:
         """The figures of everything answered so far."""
         return self.engine.stats
 
-    def _prepare(self, progress: Any) -> None:
-        """Compile, record and allocate now what rounds will need, where the target does such things."""
-        for i, what in enumerate(self.loaded.target.prepare(self.max_batch, self.drafter.max_tokens + 1)):
+    def _capture(self, progress: Any) -> None:
+        """Compile, capture and allocate now what rounds will need, where the runner does such things."""
+        for i, what in enumerate(self.loaded.target.capture(self.max_batch, self.drafter.traits.max_tokens + 1)):
             if progress is not None and i == 0:
-                progress.start(f"recording {what.split()[0]}", None)
+                progress.start(f"capturing {what.split()[0]}", None)
             if progress is not None:
                 progress.advance(1)
-        if progress is not None and self.loaded.target.launches:
+        if progress is not None and self.loaded.target.asynchronous:
             progress.done()
 
     def _cold(self, request: Request) -> Request:
@@ -277,12 +282,12 @@ class LLM:
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
         if not isinstance(prompt, Iterable):
-            raise RequestError(f"a prompt is text, token ids or messages; got {shown(prompt)}")
+            raise RequestError(f"a prompt is text, token ids or messages; got {short_repr(prompt)}")
         if len(prompt) > 0 and isinstance(prompt[0], Mapping):
             return self.tokenizer.encode_chat(cast(Seq[Message], prompt))
         for token in prompt:
             if not _is_id(token):
-                raise RequestError(f"a prompt of token ids holds whole numbers, got {shown(token)}")
+                raise RequestError(f"a prompt of token ids holds whole numbers, got {short_repr(token)}")
         return [int(cast(Token, token)) for token in prompt]
 
     def _expected(self, prediction: str) -> tuple[Token, ...]:

@@ -90,9 +90,9 @@ class Sequence:
         return self.constraint is None and self.params.plain_logits
 
     @property
-    def untouched(self) -> bool:
+    def unprocessed(self) -> bool:
         """Neither options nor a constraint change logits before temperature."""
-        return self.constraint is None and self.params.untouched
+        return self.constraint is None and self.params.unprocessed
 
     @property
     def pending(self) -> int:

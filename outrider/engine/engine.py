@@ -8,14 +8,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import count
 
-import torch
-
 from outrider.core.draft import EMPTY, Draft, Verdict
 from outrider.core.errors import OutriderError, RequestError
 from outrider.core.sampling import Token, derive_seeds
 from outrider.core.sequence import Sequence, Span
-from outrider.drafters.base import Drafter, follower
-from outrider.drafters.grammar import ForcedFirst
+from outrider.drafters.base import Drafter, RoundView, TargetPass
+from outrider.engine.drafting import Drafting
 from outrider.engine.events import Event, Live, Outcome, describe, extend, logprobs_of
 from outrider.engine.request import CheckedRequest, EngineLimits, Request, validate_request
 from outrider.engine.round import InFlightRound, spans_of
@@ -42,122 +40,145 @@ class Engine:
     ) -> None:
         limits = limits or EngineLimits()
         self.target, self.drafter, self.verifier, self.tokenizer = target, drafter, verifier, tokenizer
-        self._proposer = ForcedFirst(drafter)
+        self.drafting = Drafting(drafter, target)
         self.eos_ids = frozenset(eos_ids)
         self.scheduler = Scheduler(target, max_batch=limits.max_batch, max_round_tokens=limits.max_round_tokens)
         self.stats = Stats()
         """The figures of every request that has ended, summed."""
         self._live: dict[int, Live] = {}
-        self._flights: deque[InFlightRound] = deque()
+        self._in_flight: deque[InFlightRound] = deque()
         """Rounds on their way, the oldest first: two at most."""
-        self._landed = 0.0
-        """When the last one was through."""
-        self._untold: list[Outcome] = []
-        """Committed, and not put into words yet."""
+        self._completed = 0.0
+        """When the last one completed."""
+        self._outcomes: list[Outcome] = []
+        """Committed, and not yet returned as events."""
         self._ids = count()
 
     def step(self) -> list[Event]:
-        """One round: every sequence in it reads on, and once read moves on by at least one token.
+        """One round: every sequence in it reads on, and once its prompt is read gains at least one token.
 
-        Where passes are launched and not waited for, a step ends the round in flight and puts what it
-        brought into words while the device works on the next: launched behind it where the device
-        itself knows how its texts go on, else once it has landed. After a step that was broken off, the
-        next one tells what that one had committed.
+        Where passes are launched and not waited for, a step completes the round in flight and turns its
+        outcome into events while the device works on the next one. That one is launched behind it where
+        the device itself knows how its sequences go on, else once it has completed. After a step that was
+        interrupted, the next one returns what that one had committed.
         """
-        if self._untold:
-            return self._told()
-        self._enqueue(self._follow())
+        if self._outcomes:
+            return self._emit()
+        if len(self._in_flight) == 1:
+            self._enqueue(self._launch(after=self._in_flight[0]))
         try:
-            self._land()
-        except BaseException:  # what did not land is scored again; no round behind it is good without it
-            self._flights.clear()
+            self._complete()
+        except BaseException:  # what did not complete is scored again; no round behind it is good without it
+            self._in_flight.clear()
             raise
-        if not self._flights:
+        if not self._in_flight:
             self._enqueue(self._launch())
-        if not self.target.launches:
-            self._land()
-        return self._told()
+        if not self.target.asynchronous:
+            self._complete()
+        return self._emit()
 
-    def _told(self) -> list[Event]:
-        """All that was committed, in words."""
-        outcomes, self._untold = self._untold, []
-        return [self._tell(outcome) for outcome in outcomes]
+    def _enqueue(self, launched: InFlightRound | None) -> None:
+        if launched is not None:
+            self._in_flight.append(launched)
 
-    def _enqueue(self, flight: InFlightRound | None) -> None:
-        if flight is not None:
-            self._flights.append(flight)
+    def _launch(self, after: InFlightRound | None = None) -> InFlightRound | None:
+        """Schedule, propose, score, decide: a round on its way.
 
-    def _launch(self) -> InFlightRound | None:
-        """Schedule, propose, score: a round on its way. None where there is nothing to do."""
+        after: the round in flight that this one is launched behind. None where there is nothing to do, or
+        the host must know the outcome of that round first.
+        """
         began = time.perf_counter()
-        turns = self.scheduler.next_round(self.drafter.max_tokens)
-        for seq in self.scheduler.preempted:
-            self._live[seq.id].stats.preemptions += 1
-        if not turns:
+        scheduled, state = self._schedule(after)
+        if not scheduled:
             return None
-        drafting = time.perf_counter()
-        drafts = self._propose(turns)
-        scoring = time.perf_counter()
-        times = Times(draft=scoring - drafting, host=drafting - began, rounds=1)
-        flight = InFlightRound(turns, drafts, self.target.score(spans_of(turns, drafts)), scoring, times)
-        return self._decide(flight) if self.target.launches else flight
-
-    def _follow(self) -> InFlightRound | None:
-        """The next round, launched behind the one in flight; None where the host must hear of that one first."""
-        drafter, before = follower(self.drafter), self._flights[0] if len(self._flights) == 1 else None
-        if drafter is None or before is None or before.standing is None:
-            return None
-        rows = [i for i, turn in enumerate(before.turns) if turn.seq.id in self._live]
-        turns = self.scheduler.next_behind([before.turns[i] for i in rows], self.drafter.max_tokens)
-        if not turns:
-            return None
-        seqs, standing = [turn.seq for turn in turns], before.standing.take(rows)
-        drafts = drafter.follow(seqs, [turn.budget for turn in turns], standing)
+        proposing = time.perf_counter()
+        drafts = self._propose(scheduled, state)
         if drafts is None:
             return None
         scoring = time.perf_counter()
-        logits = self.target.score_behind(standing, [seq.id for seq in seqs], drafts)
-        return self._decide(InFlightRound(turns, drafts, logits, scoring, Times(rounds=1)), standing)
+        times = Times(rounds=1)
+        if after is None:  # else the device is busy meanwhile
+            times.host, times.draft = proposing - began, scoring - proposing
+        spans = spans_of(scheduled, drafts)
+        launched = InFlightRound(scheduled, drafts, self.target.score(spans, state), scoring, times)
+        if self.target.asynchronous:
+            self._decide(launched, spans)
+        return launched
 
-    def _decide(self, flight: InFlightRound, behind: DeviceState | None = None) -> InFlightRound:
-        """Launch the choices of a round where they are the target's alone, and where they leave its texts."""
-        seqs, drafts = flight.judged
-        if seqs:
-            flight.decided = self.verifier.decide(
-                seqs, drafts, flight.logits, None if behind is None else behind.lengths
-            )
-        if flight.decided is not None and all(turn.complete and _goes_on(turn.seq) for turn in flight.turns):
-            flight.standing = self.target.stand(flight.decided.tokens)
-        return flight
+    def _schedule(self, after: InFlightRound | None) -> tuple[list[ScheduledSequence], DeviceState | None]:
+        """Who takes part, and where the device has them already, if a round in flight comes first."""
+        max_draft = self.drafting.traits.max_tokens
+        if after is None:
+            scheduled = self.scheduler.next_round(max_draft)
+            for seq in self.scheduler.preempted:
+                self._live[seq.id].stats.preemptions += 1
+            return scheduled, None
+        if after.state is None or not after.can_be_followed or not self.drafting.traits.drafts_ahead:
+            return [], None
+        rows = [i for i, each in enumerate(after.scheduled) if each.seq.id in self._live]
+        scheduled = self.scheduler.next_round_after([after.scheduled[i] for i in rows], max_draft)
+        return scheduled, after.state.take(rows) if scheduled else None
 
-    def _land(self) -> None:
-        """Verify and commit the oldest round in flight. What was cancelled meanwhile is left out."""
-        if not self._flights:
+    def _propose(self, scheduled: list[ScheduledSequence], state: DeviceState | None) -> list[Draft] | None:
+        """A draft for each scheduled sequence; None where the round in flight must complete first."""
+        rows = [i for i, each in enumerate(scheduled) if each.budget > 0]
+        drafts = [EMPTY] * len(scheduled)
+        if not rows:
+            return drafts
+        view = RoundView([each.seq for each in scheduled], [each.budget for each in scheduled], state).take(rows)
+        proposed = self.drafting.propose(view)
+        if proposed is None:
+            return None
+        for i, draft in zip(rows, proposed, strict=True):
+            drafts[i] = draft
+        return drafts
+
+    def _decide(self, launched: InFlightRound, spans: list[Span]) -> None:
+        """Launch the choices of a round where they are the target's alone, and where they leave its sequences."""
+        seqs, drafts = launched.decoding
+        if not seqs:
             return
-        flight = self._flights.popleft()
-        spans = spans_of(flight.turns, flight.drafts)
-        verdicts = self.verifier.judge(*flight.judged, flight.logits, flight.decided)
-        landed = time.perf_counter()
-        flight.times.verify = landed - max(flight.scored, self._landed)
-        self._landed = landed
-        self._read([span for span in spans if not span.wanted and span.seq_id in self._live])
+        scores = launched.scores
+        launched.choices = self.verifier.decide(seqs, drafts, scores.logits, scores.positions)
+        if launched.choices is None or len(seqs) < len(spans):
+            return
+        launched.state = self.target.advance(scores, launched.choices.tokens)
+        if launched.state is not None and self.drafting.traits.follows_target:
+            self.drafting.process(TargetPass(seqs, spans, scores, launched.state))
+
+    def _complete(self) -> None:
+        """Verify and commit the oldest round in flight. Sequences cancelled meanwhile are left out."""
+        if not self._in_flight:
+            return
+        done = self._in_flight.popleft()
+        spans = spans_of(done.scheduled, done.drafts)
+        verdicts = self.verifier.judge(*done.decoding, done.scores.logits, done.choices)
+        now = time.perf_counter()
+        done.times.verify = now - max(done.launched, self._completed)
+        self._completed = now
+        self._note_read([span for span in spans if not span.wanted and span.seq_id in self._live])
         outcomes: list[Outcome] = []
         try:
             row = 0
             for span, verdict in zip((s for s in spans if s.wanted), verdicts, strict=True):
                 if span.seq_id in self._live:
-                    outcomes.append(self._commit(span, verdict, flight.logits[row:], landed))
+                    outcomes.append(self._commit(span, verdict, done, row))
                 row += span.rows
+            self._process(done, spans, verdicts)
             self._observe(outcomes)
-            self._account(flight, landed)
-        finally:  # what is committed is told, whatever breaks off the rest
-            self._untold += outcomes
+            self._account(done)
+        finally:  # what is committed is returned, whatever interrupts the rest
+            self._outcomes += outcomes
             for outcome in outcomes:
                 if outcome.live.seq.finish is not None:
                     self._retire(outcome.live)
 
-    def _tell(self, outcome: Outcome) -> Event:
-        """Put into words what a round brought a sequence; with its last event go its figures."""
+    def _emit(self) -> list[Event]:
+        """All that was committed, as events; with a sequence's last event go its figures."""
+        outcomes, self._outcomes = self._outcomes, []
+        return [self._event(outcome) for outcome in outcomes]
+
+    def _event(self, outcome: Outcome) -> Event:
         event = describe(outcome)
         if event.finish is None:
             return event
@@ -196,19 +217,19 @@ class Engine:
         if seq_id not in self._live:
             return None
         live = self._live[seq_id]
-        self._untold = [outcome for outcome in self._untold if outcome.live is not live]
+        self._outcomes = [outcome for outcome in self._outcomes if outcome.live is not live]
         live.seq.finish = "cancelled"
         live.stats.ended = time.perf_counter()
         self._retire(live)
-        return self._tell(Outcome(live))
+        return self._event(Outcome(live))
 
     @property
     def busy(self) -> bool:
-        return len(self.scheduler) > 0 or bool(self._untold)
+        return len(self.scheduler) > 0 or bool(self._outcomes)
 
     def alive(self, seq_id: int) -> bool:
-        """Whether the sequence has not ended yet, or its end was not told yet."""
-        return seq_id in self._live or any(outcome.live.seq.id == seq_id for outcome in self._untold)
+        """Whether the sequence has not ended yet, or the event of its end was not returned yet."""
+        return seq_id in self._live or any(outcome.live.seq.id == seq_id for outcome in self._outcomes)
 
     def live(self, seq_id: int) -> Live:
         """A sequence that has not ended. Read only."""
@@ -220,89 +241,68 @@ class Engine:
         if not self.busy and (self.target.pool.used or self._live):
             raise OutriderError(f"idle, yet {self.target.pool.used} pages in use and {len(self._live)} texts alive")
 
-    def _propose(self, turns: list[ScheduledSequence]) -> list[Draft]:
-        """Ask the drafter; whatever comes back is cut to what may be scored."""
-        asked = [turn for turn in turns if turn.budget > 0]
-        if not asked:
-            return [EMPTY] * len(turns)
-        guesses = self._proposer.propose([turn.seq for turn in asked], [turn.budget for turn in asked])
-        drafts = {t.seq.id: self._legal(d, t.budget) for t, d in zip(asked, guesses, strict=True)}
-        if len(turns) == 1:
-            return [self._trim(drafts[turns[0].seq.id])]
-        return [drafts.get(turn.seq.id, EMPTY) for turn in turns]
-
-    def _trim(self, draft: Draft) -> Draft:
-        """Leave out a last guess that alone would begin a new block of rows: it costs more than it can bring.
-
-        Never one that was sampled: where a drafter stopped because of the token it drew, leaving
-        that token out would bias the text.
-        """
-        spills = self.target.row_block > 1 and len(draft) > 1 and len(draft) % self.target.row_block == 0
-        return draft.first_nodes(len(draft) - 1) if spills and draft.probs is None else draft
-
-    def _legal(self, draft: Draft, budget: int) -> Draft:
-        if not self.target.scores_trees:
-            draft = draft.first_chain()
-        vocab = self.target.vocab_size
-        legal = len(draft)
-        if not draft.known:
-            legal = next((i for i, token in enumerate(draft.tokens) if not 0 <= token < vocab), legal)
-        return draft.first_nodes(min(budget, legal))
-
-    def _read(self, spans: list[Span]) -> None:
-        """Note text that was read but not to its end."""
+    def _note_read(self, spans: list[Span]) -> None:
+        """Note prompts that were read, but not to their end."""
         for span in spans:
             seq = self._live[span.seq_id].seq
             seq.cached = self.target.keep(span, ())
             self.target.pool.publish(seq.id, seq.tokens, seq.cached)
 
-    def _commit(self, span: Span, verdict: Verdict | RequestError, logits: torch.Tensor, now: float) -> Outcome:
-        """Extend the text and roll the cache to what stands. logits [1 + draft, vocab]"""
+    def _commit(self, span: Span, verdict: Verdict | RequestError, done: InFlightRound, row: int) -> Outcome:
+        """Extend the text and roll the cache back to it. The span's logits begin at `row`."""
         live = self._live[span.seq_id]
         seq = live.seq
         if isinstance(verdict, RequestError):
             seq.finish = "error"
-            live.stats.ended = now
+            live.stats.ended = self._completed
             return Outcome(live, span.draft, error=verdict)
         count, pieces = extend(seq, verdict.tokens, live.text)
-        kept = verdict.tokens[:count]
-        seq.cached = self.target.keep(span, verdict.path[: count - 1], trim=not self._flights)
+        kept, path = verdict.tokens[:count], verdict.path[: count - 1]
+        seq.cached = self.target.keep(span, path, compacted=done.state is not None, trim=not self._in_flight)
         self.target.pool.publish(seq.id, seq.tokens, seq.cached)
-        live.stats.tell(count, now)
-        logprobs = logprobs_of(seq, verdict, kept, logits)
+        live.stats.count_tokens(count, self._completed)
+        logprobs = logprobs_of(seq, verdict, kept, done.scores.logits[row : row + span.rows])
         seq.round += 1
         return Outcome(live, span.draft, verdict, kept, pieces, logprobs)
 
-    def _observe(self, outcomes: list[Outcome]) -> None:
-        told = [(o.live.seq, o.draft, o.verdict) for o in outcomes if o.verdict is not None]
-        if told:
-            self._proposer.observe([s for s, _, _ in told], [d for _, d, _ in told], [v for _, _, v in told])
+    def _process(self, done: InFlightRound, spans: list[Span], verdicts: list[Verdict | RequestError]) -> None:
+        """Show a drafter that follows the target what a round read, where it could not be shown at launch."""
+        if done.state is not None or not self.drafting.traits.follows_target:
+            return
+        judged = iter(verdicts)
+        sound = [not (span.wanted and isinstance(next(judged), RequestError)) for span in spans]
+        rows = [i for i, span in enumerate(spans) if sound[i] and span.seq_id in self._live]
+        state = self.target.advance_to(done.scores, [v if isinstance(v, Verdict) else Verdict((0,)) for v in verdicts])
+        if state is not None:  # of the spans that ask for logits
+            places = {i: at for at, i in enumerate(i for i, span in enumerate(spans) if span.wanted)}
+            state = state.take([places[i] for i in rows if i in places])
+        features = done.scores.features
+        scores = replace(done.scores, features=None if features is None else [features[i] for i in rows])
+        self.drafting.process(TargetPass([done.scheduled[i].seq for i in rows], [spans[i] for i in rows], scores, state))
 
-    def _account(self, flight: InFlightRound, landed: float) -> None:
-        times = flight.times
-        if not self._flights:  # else the device works meanwhile
-            times.host += time.perf_counter() - landed
-        for turn in flight.turns:
-            if turn.seq.id in self._live:
-                stats = self._live[turn.seq.id].stats
-                stats.shared_tokens += 0 if stats.passes else turn.shared  # not what is found again after a preemption
+    def _observe(self, outcomes: list[Outcome]) -> None:
+        seen = [(o.live.seq, o.draft, o.verdict) for o in outcomes if o.verdict is not None]
+        if seen:
+            self.drafting.observe([s for s, _, _ in seen], [d for _, d, _ in seen], [v for _, _, v in seen])
+
+    def _account(self, done: InFlightRound) -> None:
+        times = done.times
+        if not self._in_flight:  # else the device works meanwhile
+            times.host += time.perf_counter() - self._completed
+        for each in done.scheduled:
+            if each.seq.id in self._live:
+                stats = self._live[each.seq.id].stats
+                stats.shared_tokens += 0 if stats.passes else each.shared  # not what is found again after a preemption
                 stats.passes += 1
-                stats.times.add(times if turn.decodes else Times(read=times.total))
+                stats.times.add(times if each.decodes else Times(read=times.total))
 
     def _retire(self, live: Live) -> None:
-        """Free all an ended sequence held."""
+        """Free all that an ended sequence holds."""
         del self._live[live.seq.id]
         self.scheduler.remove(live.seq)
         if live.seq.id in self.target.pool:
             self.target.release(live.seq.id, unpublish=live.seq.finish == "error")
-        self._proposer.forget(live.seq)
-        if not self._live:  # nobody is left to hear of what is in flight
-            self._flights.clear()
-
-
-def _goes_on(seq: Sequence) -> bool:
-    """Whether a text can be followed: nothing the host has to do depends on the round in flight.
-
-    Log-probabilities are read from the device, where they would wait behind the next round.
-    """
-    return seq.untouched and seq.params.logprobs is None
+        self.drafting.forget(live.seq)
+        live.stats.draft_failures += self.drafting.take_failures(live.seq.id)
+        if not self._live:  # nobody is left for the rounds in flight
+            self._in_flight.clear()

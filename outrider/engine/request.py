@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from outrider.core.errors import RequestError
-from outrider.core.sampling import MAX_BATCH, MAX_TOKENS, SamplingParams, Token, check_token_ids, check_whole, is_whole
+from outrider.core.sampling import MAX_BATCH, MAX_TOKENS, SamplingParams, Token, check_int, check_token_ids, is_int
 from outrider.core.sequence import Constraint
 from outrider.runners.base import Runner
 
@@ -36,8 +36,8 @@ class EngineLimits:
     """Most tokens of one pass, drafts among them; longer prompts are read in several. Texts go on by one even so."""
 
     def __post_init__(self) -> None:
-        check_whole("max_batch", self.max_batch, 1, MAX_BATCH)
-        check_whole("max_round_tokens", self.max_round_tokens, 1, MAX_TOKENS)
+        check_int("max_batch", self.max_batch, 1, MAX_BATCH)
+        check_int("max_round_tokens", self.max_round_tokens, 1, MAX_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,9 @@ def validate_request(request: Request, target: Runner) -> CheckedRequest:
             short = f"the cache holds {room}: shorten the prompt or enlarge the cache (cache_tokens)"
         raise RequestError(f"the prompt has {length} tokens and must leave room for one more; {short}")
     for token in (*request.prompt, *request.prediction):
-        if not is_whole(token) or not 0 <= token < vocab:
+        if not is_int(token) or not 0 <= token < vocab:
             raise RequestError(f"token {token!r} does not exist: this model's ids run from 0 to {vocab - 1}")
-    if request.max_draft is not None and (not is_whole(request.max_draft) or request.max_draft < 0):
+    if request.max_draft is not None and (not is_int(request.max_draft) or request.max_draft < 0):
         raise RequestError(f"max_draft must be a whole number, at least 0; got {request.max_draft!r}")
     check_token_ids(request.params, vocab)
     if request.constraint is not None and (request.constraint.problem or request.constraint.done):

@@ -1,47 +1,57 @@
-"""A round on its way: who takes part, what was guessed, and the logits that will decide."""
+"""A round on its way: which sequences take part, what was drafted, and the pass that decides."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from outrider.core.draft import Draft
 from outrider.core.host_copy import HostCopy
 from outrider.core.sequence import Sequence, Span
 from outrider.engine.scheduler import ScheduledSequence
 from outrider.engine.stats import Times
+from outrider.runners.base import Scores
 from outrider.runners.device_state import DeviceState
 
 
 @dataclass(slots=True)
 class InFlightRound:
-    """A round that was launched and has not landed."""
+    """A round that was launched and has not completed."""
 
-    turns: list[ScheduledSequence]
+    scheduled: list[ScheduledSequence]
     drafts: list[Draft]
-    logits: Tensor
-    scored: float
+    scores: Scores
+    launched: float
     """When scoring began."""
     times: Times
-    decided: HostCopy | None = None
-    """The target's choices, on their way; None where the verifier looks at the logits itself."""
-    standing: DeviceState | None = None
-    """Where the round leaves its texts, on the device; None where only the host can tell."""
+    choices: HostCopy | None = None
+    """The target's choice after each row, being copied; None where the verifier needs the logits on the host."""
+    state: DeviceState | None = None
+    """Where the round leaves its sequences, on the device; None where only the host can tell."""
 
     @property
-    def judged(self) -> tuple[list[Sequence], list[Draft]]:
-        """The sequences whose text goes on, and their drafts."""
-        pairs = [(turn.seq, draft) for turn, draft in zip(self.turns, self.drafts, strict=True) if turn.complete]
+    def decoding(self) -> tuple[list[Sequence], list[Draft]]:
+        """The sequences that get tokens in this round, and their drafts."""
+        pairs = [(each.seq, draft) for each, draft in zip(self.scheduled, self.drafts, strict=True) if each.complete]
         return [seq for seq, _ in pairs], [draft for _, draft in pairs]
 
+    @property
+    def can_be_followed(self) -> bool:
+        """Whether the next round may be launched before the host knows this one's outcome.
 
-def spans_of(turns: Seq[ScheduledSequence], drafts: Seq[Draft]) -> list[Span]:
-    """What each turn reads and scores, its sequence standing where the round before left it."""
-    return [_span(turn, draft) for turn, draft in zip(turns, drafts, strict=True)]
+        No option or constraint may look at the text. Log-probabilities are read from the device, where
+        they would wait behind the next round.
+        """
+        return self.state is not None and all(
+            each.seq.unprocessed and each.seq.params.logprobs is None for each in self.scheduled
+        )
 
 
-def _span(turn: ScheduledSequence, draft: Draft) -> Span:
-    seq = turn.seq
-    return Span(seq.id, seq.cached, tuple(seq.tokens[seq.cached : seq.cached + turn.chunk]), draft, turn.complete)
+def spans_of(scheduled: Seq[ScheduledSequence], drafts: Seq[Draft]) -> list[Span]:
+    """What each sequence reads and scores. Behind a round in flight, only widths and drafts hold."""
+    return [_span(each, draft) for each, draft in zip(scheduled, drafts, strict=True)]
+
+
+def _span(each: ScheduledSequence, draft: Draft) -> Span:
+    seq = each.seq
+    return Span(seq.id, seq.cached, tuple(seq.tokens[seq.cached : seq.cached + each.chunk]), draft, each.complete)

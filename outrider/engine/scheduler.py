@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 from outrider.core.sequence import Sequence
 from outrider.runners.base import Runner
-from outrider.runners.device_state import MAX_WIDTH
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduledSequence:
-    """One sequence's share of a round: read `chunk` tokens, then draft up to `budget`."""
+    """One sequence's share of a round: read `chunk` tokens, then score a draft of up to `budget`."""
 
     seq: Sequence
     chunk: int
@@ -54,62 +53,62 @@ class Scheduler:
             self.waiting.remove(seq)
 
     def next_round(self, max_draft: int) -> list[ScheduledSequence]:
-        """The turns of this round, pages reserved. Empty where no sequence is left, or others hold all pages.
+        """The sequences of this round, pages reserved. Empty where none is left, or others hold all pages.
 
-        A token for every text that goes on comes first, whatever a round may read. Of what is left, drafts may
-        take half where somebody has text to read, else all: budgets are often not used, and nobody waits for that.
+        A token for every decoding sequence comes first, whatever a round may read. Of what is left, drafts may
+        take half while prompts are being read, else all: budgets are often not used, and no prompt waits for that.
         """
         self.preempted = []
-        turns: list[ScheduledSequence] = []
-        going = [seq for seq in self.running if seq.pending == 1]
+        scheduled: list[ScheduledSequence] = []
+        decoding = [seq for seq in self.running if seq.pending == 1]
         reading = [seq for seq in self.running if seq.pending > 1]
         newcomers = bool(self.waiting) and len(self.running) < self.max_batch
-        drafts = spare = self.max_round_tokens - len(going)
+        drafts = spare = self.max_round_tokens - len(decoding)
         if reading or newcomers:
             drafts, spare = spare // 2, max(1, spare)
-        for seq in (*going, *reading):
+        for seq in (*decoding, *reading):
             goes_on = seq.pending == 1
             chunk = 1 if goes_on else min(seq.pending, spare)
             if chunk < 1 or seq not in self.running:  # preempted by one before it
                 continue
             most = drafts if goes_on else spare - chunk
-            turn = self._turn(seq, chunk, min(_most(seq, max_draft), most))
-            if turn is not None:
-                turns.append(turn)
-                drafts -= turn.budget
-                spare -= turn.budget + (0 if goes_on else chunk)
-        turns = [turn for turn in turns if turn.seq in self.running]
+            each = self._schedule(seq, chunk, min(_max_draft(seq, max_draft), most))
+            if each is not None:
+                scheduled.append(each)
+                drafts -= each.budget
+                spare -= each.budget + (0 if goes_on else chunk)
+        scheduled = [each for each in scheduled if each.seq in self.running]
         while self.waiting and len(self.running) < self.max_batch and spare > 0 and not self.preempted:
-            turn = self._admit(spare)
-            if turn is None:
+            each = self._admit(spare)
+            if each is None:
                 break
-            turns.append(turn)
-            spare -= turn.chunk
-        return turns
+            scheduled.append(each)
+            spare -= each.chunk
+        return scheduled
 
-    def next_behind(self, turns: list[ScheduledSequence], max_draft: int) -> list[ScheduledSequence]:
-        """The turns after those in flight, whatever they bring, pages reserved; none where they must land first.
+    def next_round_after(self, scheduled: list[ScheduledSequence], max_draft: int) -> list[ScheduledSequence]:
+        """The sequences of the round behind one in flight, pages reserved for any outcome of it.
 
-        That is so where others could take part, where all texts are sure to end or one whose seat somebody waits
-        for, or where pages would have to be taken from somebody.
+        Empty where that one must complete first: others could take part, all sequences are sure to end, or
+        one does whose place another waits for, or pages would have to be taken from another sequence.
         """
-        if len(turns) != len(self.running) or (self.waiting and len(self.running) < self.max_batch):
+        if len(scheduled) != len(self.running) or (self.waiting and len(self.running) < self.max_batch):
             return []
-        over = [turn.seq.room <= 1 for turn in turns]  # whatever it brings
-        if all(over) or (self.waiting and any(over)):
+        ending = [each.seq.room <= 1 for each in scheduled]  # whatever the round brings
+        if all(ending) or (self.waiting and any(ending)):
             return []
         self.preempted = []
         behind: list[ScheduledSequence] = []
-        for turn in turns:
-            seq, rows = turn.seq, turn.chunk + turn.budget
-            left = seq.room - turn.budget - 2  # were every guess to stand
-            budget = max(0, min(_most(seq, max_draft), left, MAX_WIDTH - 1))
+        for each in scheduled:
+            seq, rows = each.seq, each.chunk + each.budget
+            left = seq.room - each.budget - 2  # were the whole draft accepted
+            budget = max(0, min(_max_draft(seq, max_draft), left, self.target.max_width - 1))
             if not self.pool.reserve(seq.id, seq.cached + rows + 1 + budget):
                 return []
             behind.append(ScheduledSequence(seq, 1, budget, complete=True))
-        return behind if sum(1 + turn.budget for turn in behind) <= self.max_round_tokens else []
+        return behind if sum(1 + each.budget for each in behind) <= self.max_round_tokens else []
 
-    def _turn(self, seq: Sequence, chunk: int, most: int) -> ScheduledSequence | None:
+    def _schedule(self, seq: Sequence, chunk: int, most: int) -> ScheduledSequence | None:
         complete = chunk == seq.pending
         # A text once read may have a few tokens to read again, where the cache could not be rolled back.
         budget = max(0, min(most, seq.room - 1)) if complete and seq.generated else 0
@@ -142,6 +141,6 @@ class Scheduler:
         self.waiting.appendleft(victim)
 
 
-def _most(seq: Sequence, max_draft: int) -> int:
-    """How far a sequence may be drafted at all."""
+def _max_draft(seq: Sequence, max_draft: int) -> int:
+    """Most tokens to draft for a sequence: the drafter's limit, or the request's own."""
     return max_draft if seq.max_draft is None else min(max_draft, seq.max_draft)

@@ -43,7 +43,7 @@ class Scoring:
         if not pool.reserve(self._id, self._cached + len(piece)):
             return False
         span = Span(self._id, self._cached, piece[:1], Draft(piece[1:]))
-        logits = self.target.score([span])
+        logits = self.target.score([span]).logits
         first = len(self.logprobs) - self._cached  # where the cache could not keep a piece, it is read again
         said = self.tokens[len(self.logprobs) + 1 : self._cached + len(piece) + 1]
         found = token_logprobs(logits[first : first + len(said)], list(said), self.top)

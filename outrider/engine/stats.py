@@ -118,6 +118,9 @@ class Times:
         self.host += other.host
 
 
+_SUMS = ("prompt_tokens", "shared_tokens", "tokens", "passes", "preemptions", "draft_failures", "first_tokens")
+
+
 @dataclass(slots=True)
 class Stats:
     """The figures of one request, or of all that have finished."""
@@ -129,6 +132,8 @@ class Stats:
     passes: int = 0
     """Target passes, prompt reading included."""
     preemptions: int = 0
+    draft_failures: int = 0
+    """How often the drafter raised or returned what is no draft; the text goes on without one."""
     all: Tally = field(default_factory=Tally)
     drafters: dict[str, Tally] = field(default_factory=dict[str, Tally])
     times: Times = field(default_factory=Times)
@@ -143,7 +148,7 @@ class Stats:
         if len(draft):
             self.drafters.setdefault(draft.source, Tally()).count(draft, verdict)
 
-    def tell(self, tokens: int, now: float) -> None:
+    def count_tokens(self, tokens: int, now: float) -> None:
         """Note that a round brought tokens."""
         if self.tokens == 0:
             self.first, self.first_tokens = now, tokens
@@ -152,7 +157,7 @@ class Stats:
 
     def add(self, other: Stats) -> None:
         """Sum up requests; clocks span from the first start to the last end."""
-        for name in ("prompt_tokens", "shared_tokens", "tokens", "passes", "preemptions", "first_tokens"):
+        for name in _SUMS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.all.add(other.all)
         for name, tally in other.drafters.items():
@@ -183,6 +188,7 @@ class Stats:
             "tokens": self.tokens,
             "passes": self.passes,
             "preemptions": self.preemptions,
+            "draft_failures": self.draft_failures,
             **self.all.as_dict(),
             "drafters": {name: tally.as_dict() for name, tally in self.drafters.items()},
             "seconds": self.seconds,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 
 import torch
 
+from outrider.core.errors import OutriderError
 from outrider.kvcache.pages import PagePool
 
 
@@ -21,8 +22,13 @@ class BlockTables:
         self._sent: dict[int, tuple[int, list[int]]] = {}  # sequence -> row, pages there; least recently used first
         self._free = list(range(sequences))
 
-    def table_ids(self, seq_ids: Iterable[int]) -> list[int]:
-        """Each sequence's row of `pages`, its table up to date once what is launched next runs."""
+    def table_ids(self, seq_ids: Seq[int]) -> list[int]:
+        """Each sequence's row of `pages`, its table up to date once what is launched next runs.
+
+        OutriderError where there are more sequences than rows: two of them would share one.
+        """
+        if len(seq_ids) > self.spare:
+            raise OutriderError(f"{len(seq_ids)} sequences in one pass; the block tables hold {self.spare}")
         rows: list[int] = []
         places: list[int] = []
         pages: list[int] = []
@@ -37,7 +43,9 @@ class BlockTables:
             self._sent[seq_id] = row, sent  # again at the end: the last used
             rows.append(row)
         if places:
-            change = torch.tensor([places, pages], dtype=torch.int64).pin_memory().to(self.device, non_blocking=True)
+            change = torch.tensor([places, pages], dtype=torch.int64)
+            if self.device.type == "cuda":
+                change = change.pin_memory().to(self.device, non_blocking=True)
             self.pages.view(-1).index_copy_(0, change[0], change[1].to(torch.int32))
         return rows
 

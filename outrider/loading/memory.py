@@ -20,7 +20,7 @@ from outrider.runners.native import NativeRunner
 
 if TYPE_CHECKING:
     from outrider.runners.graph_runner import GraphRunner
-    from outrider.runners.graphed_forward import BatchShape
+    from outrider.runners.cuda_graphs import BatchShape
 
 SPARE_BYTES = 256 << 20  # left free: what the driver and libraries allocate now and then
 SAMPLED_GRAPHS = 4  # CUDA graphs measured beside the largest; the others are taken to be like them
@@ -143,42 +143,42 @@ def measure_workspace(decoder: Decoder, work: Workload) -> int:
     _release_cached_memory(device)
     free = _free_bytes(device)
     runner = NativeRunner(decoder, rows + 64, context=work.context, pinned=work.pinned)
-    unmeasured = 0 if runner.captured is None else _capture_graphs(runner.captured, work)
+    unmeasured = 0 if runner.graphs is None else _capture_graphs(runner.graphs, work)
     # after the capture, which releases all unused memory: logits are held while a prompt is read
-    held = [] if runner.captured is None else _held_logits(runner.captured, work)
+    held = [] if runner.graphs is None else _held_logits(runner.graphs, work)
     runner.pool.open(0, range(rows), "")
     runner.pool.reserve(0, rows + 1)
     runner.score([Span(0, 0, tuple(i % runner.vocab_size for i in range(rows)))])
-    cache = sum(t.numel() * t.element_size() for t in (runner.keys, runner.values))
+    cache = sum(t.numel() * t.element_size() for t in runner.model.groups[0])
     taken = free - _free_bytes(device) - cache + unmeasured
     del runner, held
     _release_cached_memory(device)
     return max(0, taken)
 
 
-def _capture_graphs(captured: GraphRunner, work: Workload) -> int:
+def _capture_graphs(graphs: GraphRunner, work: Workload) -> int:
     """Capture the largest graph and a few more. Returns the bytes that the others will take."""
-    device = captured.decoder.device
-    *rest, largest = _shapes_by_rows(captured, work)
-    captured.make_room([largest])
-    captured.pass_of(largest)
+    device = graphs.model.device
+    *rest, largest = _shapes_by_rows(graphs, work)
+    graphs.make_room([largest])
+    graphs.captured_pass(largest)
     before, some = _free_bytes(device), rest[-SAMPLED_GRAPHS:]
     for shape in some:
-        captured.pass_of(shape)
+        graphs.captured_pass(shape)
     each = max(0, before - _free_bytes(device)) // max(1, len(some))
     return each * (len(rest) - len(some))
 
 
-def _held_logits(captured: GraphRunner, work: Workload) -> list[Tensor]:
+def _held_logits(graphs: GraphRunner, work: Workload) -> list[Tensor]:
     """The logits alive at once: of a round being committed and of the next; a round of several passes has parts too."""
-    copies = 2 if work.max_rows <= _shapes_by_rows(captured, work)[-1].rows else 3
-    shape = work.max_rows, captured.config.vocab_size
-    return [torch.empty(shape, dtype=torch.float32, device=captured.decoder.device) for _ in range(copies)]
+    copies = 2 if work.max_rows <= _shapes_by_rows(graphs, work)[-1].rows else 3
+    shape = work.max_rows, graphs.model.config.vocab_size
+    return [torch.empty(shape, dtype=torch.float32, device=graphs.model.device) for _ in range(copies)]
 
 
-def _shapes_by_rows(captured: GraphRunner, work: Workload) -> list[BatchShape]:
+def _shapes_by_rows(graphs: GraphRunner, work: Workload) -> list[BatchShape]:
     """Every batch shape that will be captured, the largest last."""
-    return sorted(captured.capture_shapes(work.max_batch, work.max_width), key=lambda shape: shape.rows)
+    return sorted(graphs.shapes(work.max_batch, work.max_width), key=lambda shape: shape.rows)
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -15,6 +15,7 @@ from outrider.core.draft import Verdict
 from outrider.core.errors import ConfigError
 from outrider.core.sampling import Token
 from outrider.core.sequence import Span
+from outrider.kernels.batch import MAX_WIDTH
 from outrider.kvcache.pages import PagePool
 from outrider.runners.device_state import DeviceState
 from outrider.runners.reduced_head import ReducedHead
@@ -26,6 +27,8 @@ class Scores:
 
     logits: Tensor
     """float32 [sum of span.rows, vocab]: span by span, after its last text token and after each draft node."""
+    spans: Seq[Span]
+    """What was scored."""
     features: Seq[Tensor] | None = None
     """For each span [its rows, taps * hidden], where layers are tapped; valid until the next pass."""
     positions: Callable[[], Tensor] | None = None
@@ -68,6 +71,8 @@ class Runner(ABC):
     """Rows are computed so many at a time: a pass of one row more costs as much as a whole block more."""
     rewinds: bool = True
     """Whether a span may start before the end of what is cached, which is then dropped; a draft model must."""
+    max_width: int = MAX_WIDTH
+    """Most rows of one decoding sequence in a pass that is launched behind another: its last token and its draft."""
     asynchronous: bool = False
     """Passes are launched and not waited for, so that the host works meanwhile."""
 
@@ -98,9 +103,11 @@ class Runner(ABC):
         choices int64 [rows], negative where there is none. Accepted tree nodes are moved together in the
         cache. None where only the host can tell.
         """
+        return None
 
     def advance_to(self, scores: Scores, verdicts: Seq[Verdict]) -> DeviceState | None:
-        """The same for verdicts that the host knows, one for each span that asks for logits; None: no layer is tapped."""
+        """The same for verdicts that the host knows, one for each span that asks for logits; None: nothing is tapped."""
+        return None
 
     def tap(self, layers: Seq[int]) -> None:
         """Return these layers' outputs with every pass from now on. Called before `capture`."""
@@ -126,6 +133,7 @@ class Runner(ABC):
 
         The result may be `DeviceRow`s. after: where the starts' sequences stand, in their order.
         """
+        return None
 
     def capture_chains(self, batch: int, steps: Seq[int]) -> Iterator[str]:
         """As `capture`, for chains of each of these lengths."""
@@ -136,3 +144,4 @@ class Runner(ABC):
 
         `score` returns -inf for every other token; the first token of `draft_chains` may still be any.
         """
+        return None

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-MAX_WIDTH = 32
-"""Rows of one decoding sequence in a pass: its last token and its draft. An ancestor mask has a bit for each."""
+from outrider.core.sequence import Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +17,11 @@ class DeviceState:
 
     lengths: Tensor  # int64 [B]: tokens of each text; all but the last are cached
     last: Tensor  # int64 [B, 2]: its last two tokens
-    tokens: Tensor | None = None  # int64 [B, W]: what the round committed, accepted + 1 of them; the rest is undefined
-    accepted: Tensor | None = None  # int64 [B]: draft tokens among them
-    features: Tensor | None = None  # [B, W, taps * hidden]: of the text's last token, then of each accepted node
+    tokens: Tensor | None = (
+        None  # int64 [B, W]: the tokens read and kept: the text's last, then the accepted
+    )
+    accepted: Tensor | None = None  # int64 [B]: how many those are; columns beyond 1 + accepted are undefined
+    features: Tensor | None = None  # [B, W, taps * hidden]: the tapped outputs at those tokens
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -39,3 +40,9 @@ class DeviceState:
         return DeviceState(
             self.lengths[index], self.last[index], some(self.tokens), some(self.accepted), some(self.features)
         )
+
+
+def resolve_spans(spans: Seq[Span], after: DeviceState) -> list[Span]:
+    """The spans with the start and the token that `after` tells, read on the host: for a runner that waits."""
+    told = zip(spans, after.lengths.tolist(), after.last.tolist(), strict=True)
+    return [replace(span, start=length - 1, tokens=(last[1],)) for span, length, last in told]

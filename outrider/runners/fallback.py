@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
-from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,13 +15,12 @@ from torch import Tensor
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from outrider.core.draft import Draft
 from outrider.core.errors import ConfigError, OutriderError
 from outrider.core.sampling import MAX_TOKENS, Token
 from outrider.core.sequence import Span
 from outrider.kvcache.pages import PagePool
-from outrider.runners.base import ChainStart
-from outrider.runners.device_state import DeviceState
+from outrider.runners.base import Runner, Scores
+from outrider.runners.device_state import DeviceState, resolve_spans
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +30,7 @@ WAYS = ((False, True), (False, False), (True, True), (True, False))  # (one by o
 WHOLE = -1  # the place of a copy of a whole cache, where layers have 0, 1, ...
 
 
-class FallbackRunner:
+class FallbackRunner(Runner):
     """Scores spans with a Transformers model, one sequence at a time, each on a cache of its own.
 
     A cache that can be cropped is rolled back by cropping. Any other is copied before a draft is
@@ -41,8 +39,6 @@ class FallbackRunner:
     """
 
     scores_trees = False
-    row_block = 1
-    launches = False
 
     def __init__(self, model: PreTrainedModel, cache_tokens: int, page_size: int = 16) -> None:
         """Raises ConfigError where the model does not read on from its cache as it reads from the start."""
@@ -84,11 +80,13 @@ class FallbackRunner:
         return cls(model.to(device), cache_tokens)
 
     @torch.inference_mode()
-    def score(self, spans: Seq[Span]) -> Tensor:
-        return torch.cat([self._score(span) for span in spans])
+    def score(self, spans: Seq[Span], after: DeviceState | None = None) -> Scores:
+        if after is not None:
+            spans = resolve_spans(spans, after)
+        return Scores(torch.cat([self._score(span) for span in spans]), spans)
 
     @torch.inference_mode()
-    def keep(self, span: Span, path: Seq[int], *, trim: bool = True) -> int:
+    def keep(self, span: Span, path: Seq[int], *, compacted: bool = False, trim: bool = True) -> int:
         text = self._texts[span.seq_id]
         if refused := len(span.draft) - len(path):
             text.take_back(refused)
@@ -96,22 +94,6 @@ class FallbackRunner:
         if trim:  # what is read again keeps its pages
             self.pool.trim(span.seq_id, span.start + len(span.tokens) + len(path))
         return text.length
-
-    def stand(self, choices: Tensor) -> DeviceState | None:
-        """Not here: passes are waited for."""
-
-    def score_behind(self, standing: DeviceState, seq_ids: Seq[int], drafts: Seq[Draft]) -> Tensor:
-        raise OutriderError("nothing is in flight: this target's passes are waited for")
-
-    def draft_chains(self, starts: Seq[ChainStart], steps: int, behind: DeviceState | None = None) -> None:
-        """Not here: the drafter asks step by step."""
-
-    def narrow(self, tokens: Seq[Token]) -> None:
-        """Not here: the head is part of Transformers' own pass."""
-
-    def prepare(self, batch: int, width: int, steps: int = 0) -> Iterator[str]:
-        """Nothing is recorded here, so nothing can be got ready."""
-        return iter(())
 
     def release(self, seq_id: int, *, unpublish: bool = False) -> None:
         self._texts.pop(seq_id, None)

@@ -1,259 +1,225 @@
-"""One recorded pass: its size, what it reads, what it writes, and the launches in between.
+"""One captured forward pass: its inputs, its buffers, and the launches in between.
 
-The same sums as `Decoder.forward` and `logits`, spelled with the fused kernels: six launches a
-layer, none of them waited for by the host. A pass takes B sequences of W rows each, both rounded
-up to a few sizes; what is added only fills up and is written to a page of its own. One recorded
-pass serves texts of every length. captured.py says which are recorded, and when they are replayed.
+The same sums as `Decoder.forward` and `logits`, with the fused kernels: six launches a layer, none of
+them waited for by the host. A pass takes B sequences of W rows each, both padded to a few sizes; padding
+rows write to a page of their own. One captured pass serves texts of every length. graph_runner.py decides
+which shapes are captured, and replays them.
 """
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.core.device_row import DeviceRow, copy_guesses
+from outrider.core.device_row import DeviceRow
 from outrider.core.sequence import Span
-from outrider.kernels.batch import MAX_SEQUENCES, AttentionBatch, AttentionWorkspace, RowPlaces
-from outrider.kernels.triton_accept import accept_chains
-from outrider.kernels.triton_attention import MAX_ROW_SPLITS, attend_pages
+from outrider.kernels.batch import AttentionBatch, AttentionWorkspace, RowPlaces
+from outrider.kernels.triton_accept import accept_chains, accept_trees, compact_kept, tree_rows
+from outrider.kernels.triton_attention import MAX_ROW_SPLITS, attend_pages, choose_kv_splits
 from outrider.kernels.triton_linear import LinearWorkspace, linear, linear_rope
 from outrider.kernels.triton_rope import locate_rows, rotate_and_store
 from outrider.kernels.triton_rows import gate_rows, norm_rows
 from outrider.kernels.triton_tiles import supports_linear
-from outrider.models.config import DecoderConfig
 from outrider.models.decoder import Layer
 from outrider.models.linear import Linear
-from outrider.runners.device_state import MAX_WIDTH, DeviceState
+from outrider.runners.cuda_graphs import BatchShape, PinnedInputs, copy_rows
+from outrider.runners.device_state import DeviceState
+from outrider.runners.paged_model import LayerCache, PagedModel
 
-if TYPE_CHECKING:
-    from outrider.runners.graph_runner import GraphRunner
-
-WIDTHS = (1, 2, 4, 6, 8, 12, 16, MAX_WIDTH)
-MIN_ROWS = 256
-"""What passes have room for where nobody said how many rows they will have."""
-MAX_ROWS = 1024
-"""What they may be given room for; more rows are scored in several passes."""
+PINNED_SPLITS = 32
+PINNED_ROWS_PER_PROGRAM = 8
 PDL = True  # kernels begin while the one before ends: programmatic dependent launch
 
 
-@dataclass(frozen=True, slots=True)
-class BatchShape:
-    """One size of pass: sequences, and rows each."""
-
-    batch: int
-    width: int
-    outputs: int = 0
-    """Logits of a row, by a narrow head of so many; 0: by the whole one."""
-
-    @property
-    def rows(self) -> int:
-        return self.batch * self.width
-
-
-def padded_shape(batch: int, width: int) -> BatchShape:
-    """The recorded size that takes so many sequences of so many rows."""
-    return BatchShape(1 << (batch - 1).bit_length(), next(w for w in WIDTHS if w >= width))
-
-
-def capture_shapes(batch: int, width: int, most: int = MAX_ROWS) -> list[BatchShape]:
-    """Every size that passes of up to so many sequences and rows need, less those of more than `most` rows in all.
-
-    A text wider than any size is a prompt being read: that is no pass of these.
-    """
-    widest = padded_shape(1, min(width, WIDTHS[-1])).width
-    batches = [1 << i for i in range((min(batch, MAX_SEQUENCES) - 1).bit_length() + 1)]
-    return [BatchShape(b, w) for b in batches for w in WIDTHS if w <= widest and b * w <= most]
-
-
 class ActivationBuffers:
-    """What passes write between their launches: one for all sizes, since one pass runs at a time.
+    """What passes write between their launches: one set for all shapes, since one pass runs at a time.
 
-    Recorded passes write to where it was when they were recorded, so it is never moved nor resized.
+    Captured passes write to where it was when they were captured, so it is never moved nor resized.
     """
 
-    def __init__(self, config: DecoderConfig, rows: int, dtype: torch.dtype, device: torch.device) -> None:
-        def room(*shape: int, kind: torch.dtype = dtype) -> Tensor:
-            return torch.empty(rows, *shape, dtype=kind, device=device)
+    def __init__(self, model: PagedModel, rows: int) -> None:
+        config, device = model.config, model.device
+
+        def room(*shape: int, dtype: torch.dtype = model.decoder.dtype) -> Tensor:
+            return torch.empty(rows, *shape, dtype=dtype, device=device)
 
         heads, kv, dim = config.heads, config.kv_heads, config.head_dim
         self.x, self.normed = room(config.hidden_size), room(config.hidden_size)
         self.qkv = room((heads + 2 * kv) * dim)
         self.q, self.attended = room(heads, dim), room(heads, dim)
         self.both, self.wide = room(2 * config.intermediate_size), room(config.intermediate_size)
-        self.logits = room(config.vocab_size, kind=torch.float32)
-        self.work = AttentionWorkspace(MAX_ROW_SPLITS, heads, dim, device)
-        self.scratch = LinearWorkspace(device)
+        self.logits = room(config.vocab_size, dtype=torch.float32)
+        self.features = room(model.features_width)
+        self.attention = AttentionWorkspace(MAX_ROW_SPLITS, heads, dim, device)
+        self.linear = LinearWorkspace(device)
         self.places = [RowPlaces.empty(rows, dim, device) for _ in config.ropes]
-
-
-@cache
-def _side_stream(device: int) -> torch.cuda.Stream:
-    """The one stream of warm-ups: libraries keep a workspace of tens of megabytes for every stream they have seen."""
-    return torch.cuda.Stream(device)
-
-
-def capture(work: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
-    """A graph of `work`, which is run twice before: kernels are compiled and libraries warmed up then."""
-    stream = _side_stream(torch.cuda.current_device())
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.inference_mode(), torch.cuda.stream(stream):
-        work()
-        work()
-    torch.cuda.current_stream().wait_stream(stream)
-    gc.collect()
-    graph = torch.cuda.CUDAGraph()
-    gc.disable()  # an old graph thrown away while another is recorded would spoil it
-    try:
-        with torch.inference_mode(), torch.cuda.graph(graph, pool=pool):
-            work()
-    finally:
-        gc.enable()
-    return graph
-
-
-class PinnedInputs:
-    """A pass's whole numbers: written on the host, sent in one copy that nobody waits for."""
-
-    def __init__(self, size: int, device: torch.device) -> None:
-        self.ints = torch.zeros(size, dtype=torch.int64, device=device)
-        self._hosts = [torch.zeros(size, dtype=torch.int64, pin_memory=True) for _ in range(2)]
-        self._arrays = [host.numpy() for host in self._hosts]
-        self._arrived = [torch.cuda.Event() for _ in self._hosts]
-        self._stream = torch.cuda.current_stream(device)
-        self._turn = 0
-
-    def array(self) -> np.ndarray:
-        """Where to write the next ones; its last copy has arrived."""
-        self._turn ^= 1
-        if not self._arrived[self._turn].query():
-            self._arrived[self._turn].synchronize()
-        return self._arrays[self._turn]
-
-    def send(self) -> None:
-        self.ints.copy_(self._hosts[self._turn], non_blocking=True)
-        self._arrived[self._turn].record(self._stream)
 
 
 class GraphedForward:
     """One shape's inputs and buffers, and the launches that go from one to the other."""
 
-    def __init__(self, owner: GraphRunner, shape: BatchShape) -> None:
-        self.owner, self.shape = owner, shape
-        self.arena = arena = owner.arena
-        n, batch = shape.rows, shape.batch
-        self.inputs = PinnedInputs(3 * n + 3 * batch, owner.decoder.device)
-        self.ids, ancestors, depths, starts, widths, table_ids = self.inputs.ints.split([n, n, n, batch, batch, batch])
-        cut = owner.splits_of(shape)
-        self.batch = AttentionBatch(owner.tables.pages, table_ids, starts, widths, ancestors, depths, shape.width, *cut)
-        self.x, self.qkv, self.q, self.attended = (t[:n] for t in (arena.x, arena.qkv, arena.q, arena.attended))
-        self.narrow = owner.target.heads.narrow(shape.outputs)
-        self.head = owner.head if self.narrow is None else cast(Linear, self.narrow.rows).weight
-        self.wide, self.logits = arena.wide[:n], _matrix(arena.logits, n, len(self.head))
-        self._blank = np.zeros(3 * n + 3 * batch, dtype=np.int64)  # chains that only fill up
-        self._blank[n : 2 * n] = [(2 << w) - 1 for w in range(shape.width)] * batch
-        self._blank[2 * n : 3 * n] = [*range(shape.width)] * batch
-        self._blank[3 * n + 2 * batch :] = owner.tables.spare
+    def __init__(self, model: PagedModel, buffers: ActivationBuffers, shape: BatchShape, *, pinned: bool) -> None:
+        self.model, self.shape, self.buffers, self.pinned = model, shape, buffers, pinned
+        n, batch, width = shape.rows, shape.batch, shape.width
+        nodes = n - batch
+        self.inputs = PinnedInputs(n + nodes + 3 * batch, model.device)
+        ids, parents, starts, widths, table_ids = self.inputs.ints.split([n, nodes, batch, batch, batch])
+        self.ids, self.parents = ids.view(batch, width), parents.view(batch, width - 1)
+        chain = torch.arange(width, device=model.device)
+        self.batch = AttentionBatch(
+            model.tables.pages, table_ids, starts, widths,
+            ((2 << chain) - 1).repeat(batch), chain.repeat(batch), width,
+            **_splits(shape, model.config.kv_heads, pinned),
+        )  # fmt: skip
+        self._trees = False
+        """Ancestors and depths are those of trees, not of chains."""
+        self.x, self.qkv, self.q = buffers.x[:n], buffers.qkv[:n], buffers.q[:n]
+        self.attended, self.wide = buffers.attended[:n], buffers.wide[:n]
+        self.features = buffers.features[:n]
+        self.reduced = model.heads.reduced(shape.outputs)
+        self.head = cast(Linear, model.decoder.weights.head if self.reduced is None else self.reduced.rows).weight
+        self.logits = buffers.logits.view(-1)[: n * len(self.head)].view(n, len(self.head))
+        self._padding = np.zeros(len(self.inputs.ints), dtype=np.int64)  # chains in no page of anybody's
+        self._padding[n : n + nodes] = [*range(-1, width - 2)] * batch
+        self._padding[n + nodes + 2 * batch :] = model.tables.spare
 
-    def load(self, spans: Seq[Span]) -> None:
-        """Bring a batch's inputs to the device: one copy, not waited for."""
+    def load(self, spans: Seq[Span], after: DeviceState | None = None) -> None:
+        """Bring a batch's inputs to the device: one copy, not waited for. after: where its sequences stand."""
         shape, count = self.shape, len(spans)
-        array, n = self.inputs.array(), shape.rows
-        array[:] = self._blank
-        ids, ancestors, depths = array[: 3 * n].reshape(3, shape.batch, shape.width)
-        starts, widths, table_ids = array[3 * n :].reshape(3, shape.batch)
-        table_ids[:count] = self.owner.tables.table_ids(span.seq_id for span in spans)
-        waiting: list[tuple[int, int, DeviceRow]] = []
+        array, n, nodes = self.inputs.array(), shape.rows, shape.rows - shape.batch
+        array[:] = self._padding
+        ids = array[:n].reshape(shape.batch, shape.width)
+        parents = array[n : n + nodes].reshape(shape.batch, shape.width - 1)
+        starts, widths, table_ids = array[n + nodes :].reshape(3, shape.batch)
+        table_ids[:count] = self.model.tables.table_ids([span.seq_id for span in spans])
+        device_tokens: list[tuple[int, int, DeviceRow]] = []
+        device_parents: list[tuple[int, int, DeviceRow]] = []
+        trees = False
         for i, span in enumerate(spans):
             text, draft = len(span.tokens), span.draft
             starts[i], widths[i] = span.start, span.width
             ids[i, :text] = span.tokens
             if isinstance(draft.tokens, DeviceRow):
-                waiting.append((i, text, draft.tokens))
+                device_tokens.append((i, text, draft.tokens))
             else:
                 ids[i, text : span.width] = draft.tokens
-            if draft.parents is not None:
-                _grow(draft.parents, text, ancestors[i], depths[i])
+            if draft.parents is not None:  # a row's parent is counted from row 1 on: -1 is row 0
+                trees = True
+                if isinstance(draft.parents, DeviceRow):
+                    device_parents.append((i, 0, draft.parents))
+                else:
+                    parents[i, text - 1 : span.width - 1] = [text - 1 + parent for parent in draft.parents]
         self.inputs.send()
-        if waiting:
-            copy_guesses(self.tokens, waiting)
+        copy_rows(self.ids, device_tokens)
+        copy_rows(self.parents, device_parents)
+        if after is not None:
+            self.ids[:count, 0].copy_(after.last[:, 1])
+            torch.sub(after.lengths, 1, out=self.batch.starts[:count])
+        if trees or self._trees:
+            ancestors, depths = tree_rows(self.parents, self.batch.widths - 1)
+            self.batch.ancestors.copy_(ancestors.view(-1))
+            self.batch.depths.copy_(depths.view(-1))
+        self._trees = trees
 
-    @property
-    def tokens(self) -> Tensor:
-        """The ids as [texts, rows each]."""
-        return self.ids.view(self.shape.batch, self.shape.width)
+    def accept(self, count: int, choices: Tensor) -> DeviceState:
+        """Where the first `count` sequences stand, each of one token and a draft, after these choices.
 
-    def place(self, standing: DeviceState) -> None:
-        """Go on from where texts stand: their last token is read, at the place behind all that is cached."""
-        count = len(standing)
-        self.tokens[:count, 0].copy_(standing.last[:, 1])
-        torch.sub(standing.lengths, 1, out=self.batch.starts[:count])
+        The accepted nodes of trees are moved together in the cache.
+        """
+        batch, ids = self.batch, self.ids[:count]
+        starts, widths = batch.starts[:count], batch.widths[:count]
+        if not self._trees:
+            lengths, last = accept_chains(ids, starts, widths, choices)
+            if not self.model.taps:
+                return DeviceState(lengths, last)
+            return self._with_features(DeviceState(lengths, last, ids.clone(), lengths - starts - 2), None)
+        lengths, last, path, accepted = accept_trees(ids, self.parents[:count], starts, widths, choices)
+        for keys, values in self.model.groups:
+            table_ids, page = batch.table_ids[:count], self.model.pool.size
+            compact_kept(keys, values, batch.block_tables, table_ids, starts, path, accepted, page=page)
+        if not self.model.taps:
+            return DeviceState(lengths, last)
+        rows = torch.cat([torch.zeros_like(starts)[:, None], path.clamp(min=0) + 1], 1)  # [count, W]
+        return self._with_features(DeviceState(lengths, last, ids.gather(1, rows), accepted), rows)
 
-    def stand(self, count: int, choices: Tensor) -> DeviceState:
-        """Where the first `count` texts stand, each of one token and a chain of guesses, after these choices."""
-        where = self.batch
-        return DeviceState(*accept_chains(self.tokens[:count], where.starts[:count], where.widths[:count], choices))
+    def _with_features(self, state: DeviceState, rows: Tensor | None) -> DeviceState:
+        """The state with the tapped outputs at the rows that were kept, which also go to their pages' ends."""
+        count = len(state)
+        kept = self.features.view(self.shape.batch, self.shape.width, -1)[:count]
+        kept = kept.clone() if rows is None else kept.gather(1, rows[:, :, None].expand(-1, -1, kept.shape[-1]))
+        batch, accepted = self.batch, cast(Tensor, state.accepted)
+        self.model.keep_page_ends(batch.table_ids[:count], batch.starts[:count], accepted + 1, kept)
+        return DeviceState(state.lengths, state.last, state.tokens, accepted, kept)
 
-    def rows(self, spans: Seq[Span]) -> Tensor:
-        """The logits the spans asked for, float32 [rows wanted, vocab]"""
+    def wanted_rows(self, spans: Seq[Span]) -> Tensor | slice:
+        """Which rows' logits the spans ask for."""
         width = self.shape.width
         if all(span.rows == width for span in spans):
-            logits = self.logits[: len(spans) * width]
-            return logits.clone() if self.narrow is None else self.narrow.widen(logits)
+            return slice(0, len(spans) * width)
         wanted = [i * width + row for i, span in enumerate(spans) for row in range(span.width - span.rows, span.width)]
-        index = torch.tensor(wanted, dtype=torch.int64).pin_memory().to(self.logits.device, non_blocking=True)
-        logits = self.logits[index]
-        return logits if self.narrow is None else self.narrow.widen(logits)
+        return torch.tensor(wanted, dtype=torch.int64).pin_memory().to(self.logits.device, non_blocking=True)
+
+    def take_logits(self, rows: Tensor | slice) -> Tensor:
+        """A copy of these rows' logits, float32 [M, vocab]."""
+        logits = self.logits[rows]
+        if self.reduced is not None:
+            return self.reduced.widen(logits)
+        return logits.clone() if isinstance(rows, slice) else logits
+
+    def positions(self, rows: Tensor | slice) -> Tensor:
+        """int64 [M]: the place in its text of the token that follows each of these rows."""
+        batch = self.batch
+        return (batch.starts[:, None] + batch.depths.view(self.shape.batch, -1) + 1).view(-1)[rows]
 
     def forward(self) -> None:
-        """Launch everything: from the inputs to the logits [N, vocab], or as many as a narrow head says."""
-        owner, x = self.owner, self.x
-        weights, config, target = owner.decoder.weights, owner.config, owner.target
-        torch.index_select(weights.embedding, 0, self.ids, out=x)
-        places = [p.first(len(x)) for p in self.arena.places]
+        """Launch everything: from the inputs to the logits [N, vocab], or as many as a reduced head has."""
+        model, x = self.model, self.x
+        weights, config, page = model.decoder.weights, model.config, model.pool.size
+        torch.index_select(weights.embedding, 0, self.ids.view(-1), out=x)
+        places = [p.first(len(x)) for p in self.buffers.places]
         for rope, place in enumerate(places):
-            cos_sin = owner.decoder.cos_sin(rope)
-            locate_rows(self.batch, cos_sin, place, scratch_slot=owner.scratch_slot, page=owner.page, pdl=PDL)
+            cos_sin = model.decoder.cos_sin(rope)
+            locate_rows(self.batch, cos_sin, place, scratch_slot=model.scratch_slot, page=page, pdl=PDL)
         for i, layer in enumerate(weights.layers):
-            cache, kind = target.caches[i], config.layers[i]
-            self._heads(x, layer, places[kind.rope], cache)
+            cache, kind = model.caches[i], config.layers[i]
+            self._qkv(x, layer, places[kind.rope], cache)
             attend_pages(
-                self.q, *cache, self.batch, self.attended, self.arena.work,
+                self.q, *cache, self.batch, self.attended, self.buffers.attention,
                 scale=config.attention_scale, softcap=config.attention_softcap or 0.0, window=kind.window or 0,
-                page=owner.page, pdl=PDL,
+                page=page, pdl=PDL,
             )  # fmt: skip
-            self._layer_rest(x, layer)
-        normed = self.arena.normed[: len(x)]
+            self._rest_of_layer(x, layer)
+            if i in model.taps:
+                at = model.taps.index(i) * config.hidden_size
+                self.features[:, at : at + config.hidden_size].copy_(x)
+        normed = self.buffers.normed[: len(x)]
         norm_rows(x, normed, config.norm_eps, weight=weights.norm.weight, pdl=PDL)
-        self._product(normed, self.head, self.logits)
+        self._linear(normed, self.head, self.logits)
 
-    def _heads(self, x: Tensor, layer: Layer, places: RowPlaces, cache: tuple[Tensor, Tensor]) -> None:
-        """A layer's queries, turned, to self.q; its keys and values to the cache."""
-        qkv, eps, pinned = cast(Linear, layer.qkv), self.owner.config.norm_eps, self.owner.pinned
+    def _qkv(self, x: Tensor, layer: Layer, places: RowPlaces, cache: LayerCache) -> None:
+        """A layer's queries, rotated, to self.q; its keys and values to the cache."""
+        qkv, eps = cast(Linear, layer.qkv), self.model.config.norm_eps
         if layer.qk_norm is None and supports_linear(self.qkv.shape[1], x.shape[1], len(x), False):
             linear_rope(
-                x, qkv.weight, self.q, cache, places, self.arena.scratch,
-                bias=qkv.bias, eps=eps, pinned=pinned, pdl=PDL,
+                x, qkv.weight, self.q, cache, places, self.buffers.linear,
+                bias=qkv.bias, eps=eps, pinned=self.pinned, pdl=PDL,
             )  # fmt: skip
             return
-        self._product(x, qkv.weight, self.qkv, residual=qkv.bias, eps=eps)
+        self._linear(x, qkv.weight, self.qkv, residual=qkv.bias, eps=eps)
         norms = None if layer.qk_norm is None else layer.qk_norm.weight
         rotate_and_store(self.qkv, places, self.q, cache, norms=norms, eps=eps, pdl=PDL)
 
-    def _layer_rest(self, x: Tensor, layer: Layer) -> None:
+    def _rest_of_layer(self, x: Tensor, layer: Layer) -> None:
         out, gate_up, down = (cast(Linear, p).weight for p in (layer.out, layer.gate_up, layer.down))
-        self._product(self.attended.view(len(x), -1), out, x, residual=x)
-        self._product(x, gate_up, self.wide, eps=self.owner.config.norm_eps, gated=True)
-        self._product(self.wide, down, x, residual=x)
+        self._linear(self.attended.view(len(x), -1), out, x, residual=x)
+        self._linear(x, gate_up, self.wide, eps=self.model.config.norm_eps, gated=True)
+        self._linear(self.wide, down, x, residual=x)
 
-    def _product(
+    def _linear(
         self,
         x: Tensor,
         w: Tensor,
@@ -263,32 +229,28 @@ class GraphedForward:
         eps: float | None = None,
         gated: bool = False,
     ) -> None:
-        """The fused kernel for up to 64 rows, the library's product and what goes around it beyond."""
-        arena, rows = self.arena, len(x)
+        """The fused kernel for up to 64 rows; beyond, the library's product between small kernels."""
+        buffers, rows = self.buffers, len(x)
         if supports_linear(out.shape[1], x.shape[1], rows, gated):
-            pinned = self.owner.pinned
-            linear(x, w, out, arena.scratch, residual=residual, eps=eps, gated=gated, pinned=pinned, pdl=PDL)
+            linear(
+                x, w, out, buffers.linear, residual=residual, eps=eps, gated=gated, pinned=self.pinned, pdl=PDL
+            )  # fmt: skip
             return
         if eps is not None:
-            norm_rows(x, arena.normed[:rows], eps, pdl=PDL)
-            x = arena.normed[:rows]
+            norm_rows(x, buffers.normed[:rows], eps, pdl=PDL)
+            x = buffers.normed[:rows]
         if gated:
-            torch.mm(x, w.t(), out=arena.both[:rows])
-            gate_rows(arena.both[:rows], out, pdl=PDL)
+            torch.mm(x, w.t(), out=buffers.both[:rows])
+            gate_rows(buffers.both[:rows], out, pdl=PDL)
         elif residual is not None:
             torch.addmm(residual, x, w.t(), out=out)
         else:  # logits are summed up in float32, and so stay finer than the rows
             torch.mm(x, w.t(), out_dtype=out.dtype, out=out)
 
 
-def _matrix(room: Tensor, rows: int, columns: int) -> Tensor:
-    """[rows, columns] at the beginning of a room that is as wide or wider, without gaps."""
-    return room.view(-1)[: rows * columns].view(rows, columns)
-
-
-def _grow(parents: Seq[int], text: int, ancestors: np.ndarray, depths: np.ndarray) -> None:
-    """Fill in what a tree's rows see, and how deep they stand; the text's own rows are there already."""
-    for node, parent in enumerate(parents):
-        above = text + parent  # the parent's row: the text's last one for a first guess
-        ancestors[text + node] = int(ancestors[above]) | 1 << (text + node)
-        depths[text + node] = depths[above] + 1
+def _splits(shape: BatchShape, kv_heads: int, pinned: bool) -> dict[str, int]:
+    """How attention splits the keys in a pass of this shape: fields of its AttentionBatch."""
+    if pinned:
+        return {"splits": PINNED_SPLITS, "rows_per_program": PINNED_ROWS_PER_PROGRAM, "chunk": 0}
+    splits, chunk = choose_kv_splits(shape.batch, shape.width, kv_heads)
+    return {"splits": splits, "rows_per_program": 0, "chunk": chunk}

@@ -14,12 +14,12 @@ from outrider.kvcache.pages import PagePool
 
 
 @dataclass(slots=True)
-class Part:
+class KeyRange:
     """One span's rows in the flat pass, and where their keys lie.
 
     Keys come in text order for every row, whole pages at a time: `keys` is a slice of
     slots where the pages lie side by side, else slots to gather, [T] for a chain and
-    [R, T] for a tree, where each row has its own way back to the text. Row r sees the
+    [R, T] for a tree, where each row sees its own ancestors. Row r sees the
     first `limits[r]` of them; T is a multiple of the page size whatever the row, which
     is what makes a row's attention the same bits in any company (see kernels/attention.py).
     """
@@ -81,27 +81,27 @@ def lay_out(spans: Seq[Span], pool: PagePool, device: torch.device) -> Layout:
     return Layout(tensor(ids), tensor(positions), tensor(slots), tensor(wanted), rows)
 
 
-def look_back(spans: Seq[Span], layout: Layout, pool: PagePool, device: torch.device) -> list[Part]:
-    """What each span's rows may see, spelled out for the reference attention."""
-    return [_part(span, rows, pool, device) for span, rows in zip(spans, layout.rows, strict=True)]
+def key_ranges(spans: Seq[Span], layout: Layout, pool: PagePool, device: torch.device) -> list[KeyRange]:
+    """What each span's rows may see, for the reference attention."""
+    return [_key_range(span, rows, pool, device) for span, rows in zip(spans, layout.rows, strict=True)]
 
 
-def _part(span: Span, rows: slice, pool: PagePool, device: torch.device) -> Part:
+def _key_range(span: Span, rows: slice, pool: PagePool, device: torch.device) -> KeyRange:
     table, size, end = pool.table(span.seq_id), pool.size, span.start + len(span.tokens)
     positions = [*range(span.start, end), *(end - 1 + depth for depth in span.draft.depths())]
     pages = -(-(max(positions) + 1) // size)
     limits = torch.tensor(positions, dtype=torch.long, device=device) + 1
     if not span.draft.is_chain:
-        return Part(rows, torch.tensor(_ways_back(span, pages, pool), device=device), limits, pages * size)
+        return KeyRange(rows, torch.tensor(_ancestor_slots(span, pages, pool), device=device), limits, pages * size)
     table = table[:pages]
     if all(b - a == 1 for a, b in pairwise(table)):
-        return Part(rows, slice(table[0] * size, (table[-1] + 1) * size), limits, pages * size)
+        return KeyRange(rows, slice(table[0] * size, (table[-1] + 1) * size), limits, pages * size)
     starts = torch.tensor(table, dtype=torch.long, device=device) * size
     keys = (starts[:, None] + torch.arange(size, device=device)).flatten()
-    return Part(rows, keys, limits, pages * size)
+    return KeyRange(rows, keys, limits, pages * size)
 
 
-def _ways_back(span: Span, pages: int, pool: PagePool) -> list[list[int]]:
+def _ancestor_slots(span: Span, pages: int, pool: PagePool) -> list[list[int]]:
     """For each row of a tree, the slots of its text and ancestors in text order, then padding."""
     table, size = pool.table(span.seq_id), pool.size
     end = span.start + len(span.tokens)

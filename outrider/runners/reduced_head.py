@@ -1,8 +1,8 @@
-"""A draft model's head over part of its vocabulary: fewer rows to read at every step.
+"""A draft model's output head over part of its vocabulary: fewer rows to read at every step.
 
-Half of a small model's pass is its head. What a draft leaves out it does not guess, and that is
+Half of a small model's pass is its head. What a draft leaves out it does not propose, and that is
 all: the target verifies with its whole vocabulary. Chains that are drafted in one go on the device
-begin with a guess by the whole head, see drafting.py.
+begin with a token by the whole head, see graphed_chain.py.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class ReducedHead:
 
     @torch.inference_mode()
     def put(self, columns: Seq[int], tokens: Seq[Token]) -> None:
-        """Let these columns stand for these tokens from now on; passes launched before are not touched.
+        """Let these columns stand for these tokens from now on; passes launched before are not affected.
 
-        The caller sees to it that no token stands in two columns. One transfer, not waited for.
+        The caller makes sure that no token has two columns. One transfer, not waited for.
         """
         both = torch.tensor([list(columns), list(tokens)], dtype=torch.int64)
         if self.ids.is_cuda:
@@ -52,32 +52,32 @@ class ReducedHead:
 
 
 class OutputHeads:
-    """A decoder's whole head, and the narrow ones made of it; one of them is in use.
+    """A decoder's whole head, and the reduced ones made of it; one of them is in use.
 
-    A narrow head stays where it is in memory, since recorded passes read it there: asked for
-    another of the same width, it takes up the new tokens in place.
+    A reduced head stays where it is in memory, since captured passes read it there: asked for
+    another of the same size, it takes up the new tokens in place.
     """
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
-        self._narrow: dict[int, ReducedHead] = {}
-        self.width = 0
-        """Tokens the head in use says; 0: all."""
+        self._reduced: dict[int, ReducedHead] = {}
+        self.size = 0
+        """Tokens of the head in use; 0: all."""
 
     def use(self, tokens: Seq[Token]) -> ReducedHead | None:
-        """Say only these tokens from now on; none given: all, by the whole head."""
-        self.width = len(tokens)
-        if self.width in self._narrow:
-            self._narrow[self.width].put(range(self.width), tokens)
-        elif self.width:
-            self._narrow[self.width] = ReducedHead(self._decoder, tokens)
-        return self.narrow(self.width)
+        """Score only these tokens from now on; none given: all, by the whole head."""
+        self.size = len(tokens)
+        if self.size in self._reduced:
+            self._reduced[self.size].put(range(self.size), tokens)
+        elif self.size:
+            self._reduced[self.size] = ReducedHead(self._decoder, tokens)
+        return self.reduced(self.size)
 
-    def narrow(self, width: int) -> ReducedHead | None:
-        """The narrow head of this width; None for 0."""
-        return self._narrow.get(width)
+    def reduced(self, size: int) -> ReducedHead | None:
+        """The reduced head of this size; None for 0."""
+        return self._reduced.get(size)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[M, hidden] -> float32 [M, vocab] by the head in use"""
-        head = self.narrow(self.width)
+        head = self.reduced(self.size)
         return self._decoder.logits(hidden) if head is None else head.logits(hidden)

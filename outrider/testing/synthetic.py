@@ -203,7 +203,7 @@ def measured_agreement(pair: SyntheticPair, *, texts: int = 4, length: int = 96,
         for span, text in zip(spans, ids, strict=True):
             target.pool.open(span.seq_id, text, str(span.seq_id))
             target.pool.reserve(span.seq_id, length)
-        best.append(target.score(spans).argmax(-1))
+        best.append(target.score(spans).logits.argmax(-1))
     return float((best[0] == best[1]).float().mean())
 
 

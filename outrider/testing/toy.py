@@ -6,20 +6,18 @@ measured without weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from outrider.core.draft import Draft
 from outrider.core.errors import OutriderError
 from outrider.core.sampling import Token
 from outrider.core.sequence import Span
 from outrider.kvcache.pages import PagePool
-from outrider.runners.base import ChainStart
-from outrider.runners.device_state import DeviceState
+from outrider.runners.base import Runner, Scores
+from outrider.runners.device_state import DeviceState, resolve_spans
 
 
 class ByteTokenizer:
@@ -36,17 +34,12 @@ class ByteTokenizer:
         return bytes(i for i in ids if i < 256).decode(errors="replace")
 
 
-class ToyRunner:
-    """A target whose logits depend on the last few tokens alone. Cheap, lively, and strict.
+class ToyRunner(Runner):
+    """A runner whose logits depend on the last few tokens alone. Cheap, lively, and strict.
 
     Its cache is real: tokens are stored in the slots of their pages and read back through
     the page table, so that a wrong page, a bad rollback or a stale branch changes the text.
     """
-
-    scores_trees = True
-    row_block = 1
-    launches = False
-    rewinds = True
 
     def __init__(self, vocab_size: int = 64, *, context: int = 512, cache_tokens: int = 4096, order: int = 2) -> None:
         self.vocab_size, self.context, self.order = vocab_size, context, order
@@ -55,7 +48,9 @@ class ToyRunner:
         self.slots = [-1] * (self.pool.count * self.pool.size)
         self._row = lru_cache(maxsize=4096)(self._make_row)
 
-    def score(self, spans: Seq[Span]) -> Tensor:
+    def score(self, spans: Seq[Span], after: DeviceState | None = None) -> Scores:
+        if after is not None:
+            spans = resolve_spans(spans, after)
         rows: list[Tensor] = []
         for span in spans:
             end = span.start + len(span.tokens)
@@ -69,34 +64,18 @@ class ToyRunner:
                 for node in range(len(span.draft)):
                     way = [self.slots[self._slot(span.seq_id, end + n)] for n in span.draft.path(node)]
                     rows.append(self._row(tuple((text + way)[-self.order :])))
-        return torch.stack(rows) if rows else torch.empty(0, self.vocab_size)
+        return Scores(torch.stack(rows) if rows else torch.empty(0, self.vocab_size), spans)
 
-    def stand(self, choices: Tensor) -> DeviceState | None:
-        """Not here: passes are waited for."""
-
-    def score_behind(self, standing: DeviceState, seq_ids: Seq[int], drafts: Seq[Draft]) -> Tensor:
-        """As if the device had said where the texts stand."""
-        told = zip(seq_ids, standing.lengths.tolist(), standing.last.tolist(), drafts, strict=True)
-        return self.score([Span(i, length - 1, (last[1],), draft) for i, length, last, draft in told])
-
-    def keep(self, span: Span, path: Seq[int], *, trim: bool = True) -> int:
+    def keep(self, span: Span, path: Seq[int], *, compacted: bool = False, trim: bool = True) -> int:
         end = span.start + len(span.tokens)
+        if compacted:
+            path = range(len(path))
         kept = [self.slots[self._slot(span.seq_id, end + node)] for node in path]
         for i, token in enumerate(kept):
             self.slots[self._slot(span.seq_id, end + i)] = token
         if trim:
             self.pool.trim(span.seq_id, end + len(path))
         return end + len(path)
-
-    def draft_chains(self, starts: Seq[ChainStart], steps: int, behind: DeviceState | None = None) -> None:
-        """Not here: the drafter asks step by step."""
-
-    def narrow(self, tokens: Seq[Token]) -> None:
-        """Not here: there is no head."""
-
-    def prepare(self, batch: int, width: int, steps: int = 0) -> Iterator[str]:
-        """Nothing to get ready."""
-        return iter(())
 
     def release(self, seq_id: int, *, unpublish: bool = False) -> None:
         self.pool.close(seq_id, unpublish=unpublish)

@@ -1,0 +1,128 @@
+"""What captured work shares: the shapes it is captured for, its inputs, and the capture itself."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outrider.core.device_row import DeviceRow
+from outrider.kernels.batch import MAX_SEQUENCES, MAX_WIDTH
+
+WIDTHS = (1, 2, 4, 6, 8, 12, 16, MAX_WIDTH)
+MIN_ROWS = 256
+"""What passes have room for where nobody said how many rows they will have."""
+MAX_ROWS = 1024
+"""What they may be given room for; more rows are scored in several passes."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchShape:
+    """One size of pass: sequences, and rows each."""
+
+    batch: int
+    width: int
+    outputs: int = 0
+    """Columns of logits by a reduced head; 0: by the whole one."""
+
+    @property
+    def rows(self) -> int:
+        return self.batch * self.width
+
+
+def padded_batch(batch: int) -> int:
+    """The captured batch size that takes so many sequences."""
+    return 1 << (batch - 1).bit_length()
+
+
+def padded_shape(batch: int, width: int) -> BatchShape:
+    """The captured shape that takes so many sequences of so many rows."""
+    return BatchShape(padded_batch(batch), next(w for w in WIDTHS if w >= width))
+
+
+def capture_batches(batch: int) -> list[int]:
+    """Every batch size that up to so many sequences need."""
+    return [1 << i for i in range((min(batch, MAX_SEQUENCES) - 1).bit_length() + 1)]
+
+
+def capture_shapes(batch: int, width: int, max_rows: int = MAX_ROWS) -> list[BatchShape]:
+    """Every shape that passes of up to so many sequences and rows need, less those of more than `max_rows` in all.
+
+    A span wider than any of them is a prompt being read, which is not captured.
+    """
+    widest = padded_shape(1, min(width, WIDTHS[-1])).width
+    return [BatchShape(b, w) for b in capture_batches(batch) for w in WIDTHS if w <= widest and b * w <= max_rows]
+
+
+@cache
+def _side_stream(device: int) -> torch.cuda.Stream:
+    """The one stream of warm-ups: libraries keep a workspace of tens of megabytes for every stream they have seen."""
+    return torch.cuda.Stream(device)
+
+
+def capture(work: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
+    """A graph of `work`, which is run twice before: kernels are compiled and libraries warmed up then."""
+    stream = _side_stream(torch.cuda.current_device())
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.inference_mode(), torch.cuda.stream(stream):
+        work()
+        work()
+    torch.cuda.current_stream().wait_stream(stream)
+    gc.collect()
+    graph = torch.cuda.CUDAGraph()
+    gc.disable()  # an old graph freed while another is captured would spoil it
+    try:
+        with torch.inference_mode(), torch.cuda.graph(graph, pool=pool):
+            work()
+    finally:
+        gc.enable()
+    return graph
+
+
+class PinnedInputs:
+    """The integer inputs of captured work: written on the host, sent in one copy that nobody waits for."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.ints = torch.zeros(size, dtype=torch.int64, device=device)
+        self._hosts = [torch.zeros(size, dtype=torch.int64, pin_memory=True) for _ in range(2)]
+        self._arrays = [host.numpy() for host in self._hosts]
+        self._arrived = [torch.cuda.Event() for _ in self._hosts]
+        self._stream = torch.cuda.current_stream(device)
+        self._current = 0
+
+    def array(self) -> np.ndarray:
+        """Where to write the next inputs; the last copy from here has arrived."""
+        self._current ^= 1
+        if not self._arrived[self._current].query():
+            self._arrived[self._current].synchronize()
+        return self._arrays[self._current]
+
+    def send(self) -> None:
+        self.ints.copy_(self._hosts[self._current], non_blocking=True)
+        self._arrived[self._current].record(self._stream)
+
+
+def copy_rows(out: Tensor, rows: list[tuple[int, int, DeviceRow]]) -> None:
+    """Copy rows that are on the device into out [sequences, columns]: each (row, first column, numbers).
+
+    In one copy where they lie side by side and are equally long.
+    """
+    if not rows:
+        return
+    row, column, first = rows[0]
+    count, length = len(rows), len(first)
+    if [(i, c, d.block, d.row, len(d)) for i, c, d in rows] == [
+        (row + i, column, first.block, first.row + i, length) for i in range(count)
+    ]:
+        out[row : row + count, column : column + length].copy_(
+            first.block.tokens[first.row : first.row + count, :length]
+        )
+        return
+    for i, c, numbers in rows:
+        out[i, c : c + len(numbers)].copy_(numbers.block.tokens[numbers.row, : len(numbers)])
