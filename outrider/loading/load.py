@@ -21,7 +21,6 @@ from outrider.models.linear import Quantization
 from outrider.models.load import load_decoder, read_config
 from outrider.models.tokenizer import Tokenizer
 from outrider.runners.base import Runner
-from outrider.runners.device_state import MAX_WIDTH
 from outrider.runners.native import NativeRunner
 
 MAX_CACHE_TOKENS = 1 << 30
@@ -123,7 +122,7 @@ def _plan_cuda(decoder: Decoder, context: int, max_tokens: int, options: LoadOpt
         context=context,
         max_round_tokens=options.max_round_tokens,
         max_batch=options.max_batch,
-        max_width=MAX_WIDTH if options.max_draft is None else 1 + options.max_draft,
+        max_width=Runner.max_width if options.max_draft is None else 1 + options.max_draft,
         pinned=options.pinned,
     )
     exact = options.cache_tokens

@@ -15,12 +15,12 @@ from outrider.core.errors import ConfigError
 from outrider.core.sequence import Span
 from outrider.models.decoder import Decoder
 from outrider.models.load import read_config
-from outrider.runners.device_state import MAX_WIDTH
+from outrider.runners.base import Runner
 from outrider.runners.native import NativeRunner
 
 if TYPE_CHECKING:
-    from outrider.runners.graph_runner import GraphRunner
     from outrider.runners.cuda_graphs import BatchShape
+    from outrider.runners.graph_runner import GraphRunner
 
 SPARE_BYTES = 256 << 20  # left free: what the driver and libraries allocate now and then
 SAMPLED_GRAPHS = 4  # CUDA graphs measured beside the largest; the others are taken to be like them
@@ -49,7 +49,7 @@ class Workload:
     """Max tokens in one round: of prompts, or of decoding sequences and their drafts."""
     max_batch: int = 8
     """Max sequences at once."""
-    max_width: int = MAX_WIDTH
+    max_width: int = Runner.max_width
     """Max rows of a decoding sequence: its last token and its draft."""
     pinned: bool = False
 
