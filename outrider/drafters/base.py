@@ -122,6 +122,8 @@ class DrafterContext:
     """Most tokens a text may have, prompt included."""
     mode: Literal["seeded", "distribution"] = "seeded"
     tokenizer: Any = None
+    eos_ids: frozenset[int] = frozenset()
+    """Tokens that end a text."""
     device: Any = "cpu"
     load_runner: Callable[..., Any] | None = None
     """Loads a draft model by name; only a drafter that runs a model calls it."""

@@ -1,27 +1,27 @@
-"""A smaller model of the same tokenizer guesses ahead, with a cache of its own."""
+"""A smaller model of the same tokenizer drafts, with a cache of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
+from torch import Tensor
 
 from outrider.core.draft import EMPTY, Draft, Verdict
 from outrider.core.errors import ConfigError
-from outrider.core.sampling import MAX_TOKENS, Token, is_whole
+from outrider.core.sampling import MAX_TOKENS, Token, is_int
 from outrider.core.sequence import Sequence
-from outrider.drafters.base import DrafterContext, ModelLoaded
+from outrider.drafters.base import Drafter, DrafterContext, ModelLoaded, RoundView, TargetPass, Traits
+from outrider.drafters.beam_search import BeamSearch, token_probs
 from outrider.drafters.draft_cache import DraftCache
-from outrider.drafters.draft_tree import Trees, chances_of
 from outrider.drafters.options import check_options
 from outrider.drafters.reduced_vocab import MIN_TOKENS, read_ranking, reduce_vocab
 from outrider.models.tokenizer import check_same_vocabulary
 from outrider.runners.base import ChainStart, Runner
 from outrider.runners.device_state import DeviceState
 from outrider.verify.base import Mode
-from outrider.verify.propose import draft_token
+from outrider.verify.draft_sampling import draft_token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class DraftModelConfig:
     beams: int = 1
     """Branches kept at each step; more than 1 drafts a tree."""
     min_prob: float = 0.0
-    """Stop after a token the draft model gave less than this; for chains, not trees."""
+    """Stop after a token whose probability the draft model puts below this; for chains, not trees."""
     device: str = ""
     """Where it runs; empty: beside the target."""
     dtype: str = ""
@@ -43,7 +43,7 @@ class DraftModelConfig:
     quantize: str = ""
     """int4 or int8 on the CPU, or none; empty: as for a target."""
     vocab: int = 0
-    """Say only so many tokens, frequent or seen lately, which is faster; 0: all."""
+    """Draft only from so many tokens, frequent or seen lately, which is faster; 0: from all."""
     ranking: str = ""
     """JSON file of token ids, most frequent first; empty: in the order of ids."""
 
@@ -58,185 +58,246 @@ class DraftModelConfig:
                 f"draft-model: min_prob={self.min_prob} ends chains and beams={self.beams} drafts trees, which grow "
                 "where the draft model is surest anyway; leave one of them out"
             )
-        if not is_whole(self.vocab) or (self.vocab and not MIN_TOKENS <= self.vocab <= MAX_TOKENS):
+        if not is_int(self.vocab) or (self.vocab and not MIN_TOKENS <= self.vocab <= MAX_TOKENS):
             raise ConfigError(f"draft-model: vocab must be 0 or {MIN_TOKENS} to {MAX_TOKENS}, got {self.vocab!r}")
         if self.ranking and not self.vocab:
             raise ConfigError("draft-model: ranking orders what vocab keeps; give vocab too, such as vocab=32768")
 
     @property
-    def loads(self) -> tuple[ModelLoaded, ...]:
-        return (ModelLoaded(self.model, self.device, self.vocab),)
+    def traits(self) -> Traits:
+        return Traits(
+            name="draft-model",
+            max_tokens=self.k * self.beams,
+            runs_model=True,
+            drafts_ahead=self.beams == 1 and not self.min_prob,
+            follows_target=True,
+            states_probs=True,
+            loads=(ModelLoaded(self.model, self.device, self.vocab),),
+        )
 
-    @property
-    def max_tokens(self) -> int:
-        return self.k * self.beams
-
-    def build(self, setting: DrafterContext) -> DraftModel:
-        if setting.load_runner is None:
+    def build(self, context: DrafterContext) -> DraftModel:
+        if context.load_runner is None:
             raise ConfigError("draft-model: no loader for models was given")
-        ranking = read_ranking(self.ranking, setting.vocab_size)
-        loaded = setting.load_runner(
+        ranking = read_ranking(self.ranking, context.vocab_size)
+        loaded = context.load_runner(
             self.model, device=self.device or "", dtype=self.dtype or "auto", quantize=self.quantize or "auto"
         )
-        check_same_vocabulary(setting.tokenizer, loaded.tokenizer, setting.vocab_size, loaded.target.vocab_size)
-        if not loaded.target.rewinds:
+        runner: Runner = loaded.target
+        check_same_vocabulary(context.tokenizer, loaded.tokenizer, context.vocab_size, runner.vocab_size)
+        if not runner.rewinds:
             raise ConfigError(
                 f"draft-model: {self.model} keeps a state that cannot be rolled back; choose another draft model"
             )
-        if loaded.target.context < setting.context:
+        if runner.context < context.context:
             raise ConfigError(
-                f"draft-model: {self.model} was made for {loaded.target.context} tokens and the target serves texts of "
-                f"up to {setting.context}: give the target context={loaded.target.context}, or choose another draft"
+                f"draft-model: {self.model} was made for {runner.context} tokens and the target serves texts of "
+                f"up to {context.context}: give the target context={runner.context}, or choose another draft"
             )
-        drafter = DraftModel(loaded.target, setting, self, ranking)
-        for _ in loaded.target.prepare(setting.max_batch, 2, steps=self.k if self.beams == 1 else 0):
-            pass
+        drafter = DraftModel(runner, context, self, ranking)
+        drafter.capture(context.max_batch)
         return drafter
 
 
-class DraftModel:
-    """Proposes what the draft model would say next, by the same options, seed and noise as the target.
+class DraftModel(Drafter):
+    """Proposes what the draft model would choose next, by the same options, seed and noise as the target.
 
-    Its state is what its cache holds of each text, see `DraftCache`.
+    Its state is what its cache holds of each text, see `DraftCache`. It reads prompts along with the
+    target: at most `max_round_tokens` a round for all sequences, so that none waits long for another.
+    A sequence whose text is not read by then gets no draft and goes on reading in the next round.
     """
 
-    name = "draft-model"
-    dear = True
-
     def __init__(
-        self, model: Runner, setting: DrafterContext, config: DraftModelConfig, ranking: Seq[Token] = ()
+        self, model: Runner, context: DrafterContext, config: DraftModelConfig, ranking: Seq[Token] = ()
     ) -> None:
         """ranking: tokens, the most frequent first, where `config.vocab` leaves some out; the rest rank by id."""
-        self.model, self.config = model, config
-        self.mode: Mode = setting.mode
-        self.target_vocab, self.vocab_size = setting.vocab_size, min(setting.vocab_size, model.vocab_size)
-        self.max_tokens = config.max_tokens
-        self.cache = DraftCache(model, self.vocab_size, self.max_tokens)
-        self._trees = Trees(self.cache, config.k, config.beams, self.mode)
-        self._usual = 1.0
-        """Tokens that stood of late, on average over rounds."""
-        ends = sorted(getattr(setting.tokenizer, "eos_ids", ()))  # rare, but sure to come once in a text
-        self._frequent = reduce_vocab(model, config.vocab, (*ends, *ranking), self.vocab_size)
+        self.model, self.config, self.traits = model, config, config.traits
+        self.mode: Mode = context.mode
+        self.target_vocab, self.max_round_tokens = context.vocab_size, context.max_round_tokens
+        self.cache = DraftCache(model, context.vocab_size, self.traits.max_tokens)
+        self._beam_search = BeamSearch(self.cache, config.k, config.beams, self.mode)
+        self._chain_lengths = chain_lengths(config.k)
+        self._left = self.max_round_tokens
+        """Tokens of text that may still be read in this round."""
+        self._mean_accepted = 1.0
+        """Of the tokens of one draft, over recent rounds."""
+        ends = sorted(context.eos_ids)  # rare, but sure to come once in a text
+        self._vocab = reduce_vocab(model, config.vocab, (*ends, *ranking), self.cache.vocab_size)
 
-    def propose(self, seqs: Seq[Sequence], budgets: Seq[int]) -> list[Draft]:
-        if self._frequent is not None:
-            self._frequent.note(seqs)
-        if self.config.beams > 1 and self.model.scores_trees:
-            return [self._tree(seq, budget) for seq, budget in zip(seqs, budgets, strict=True)]
-        budgets = [min(budget, self.config.k) for budget in budgets]
-        return self._at_once(seqs, budgets) or self._chains(seqs, budgets)
+    def capture(self, batch: int) -> None:
+        """Capture what rounds of up to so many sequences will need, chains of every length among them."""
+        chains = self._chain_lengths if self.traits.drafts_ahead and self.mode == "seeded" else ()
+        for _ in (*self.model.capture(batch, 2), *self.model.capture_chains(batch, chains)):
+            pass
 
-    def follow(self, seqs: Seq[Sequence], budgets: Seq[int], standing: DeviceState) -> list[Draft] | None:
+    def process(self, work: TargetPass) -> None:
+        """Read along with the target: the prompts it is reading, and those it has read before the draft model."""
+        self._left = self.max_round_tokens
+        along: list[tuple[Sequence, int]] = []
+        for seq, span in zip(work.seqs, work.spans, strict=True):
+            wanted = self.cache.is_behind(seq) if span.wanted else seq.max_draft != 0
+            if wanted and seq.finish is None and self.cache.make_room(seq, 1):
+                end = len(seq.tokens) - 1 if span.wanted else seq.cached
+                along.append((seq, max(0, end - self.cache.length(seq))))
+        shares = fair_shares([count for _, count in along], self._left)
+        self._left -= sum(shares)
+        self.cache.read([(seq, share) for (seq, _), share in zip(along, shares, strict=True)])
+
+    def propose(self, view: RoundView) -> list[Draft] | None:
+        if self._vocab is not None:
+            self._vocab.note(view.seqs)
+        if view.state is not None:
+            return self._after(view, view.state)
+        drafts = [EMPTY] * len(view.seqs)
+        trees = self.config.beams > 1 and self.model.scores_trees
+        most = self.traits.max_tokens if trees else self.config.k
+        rooms = [
+            self.cache.make_room(seq, min(budget, most)) if budget > 0 else 0
+            for seq, budget in zip(view.seqs, view.budgets, strict=True)
+        ]
+        rows = self._read_on(view.seqs, [i for i, room in enumerate(rooms) if room])
+        seqs, rooms = [view.seqs[i] for i in rows], [rooms[i] for i in rows]
+        if trees:
+            made = [self._tree(seq, room) for seq, room in zip(seqs, rooms, strict=True)]
+        else:
+            made = self._chains_on_device(seqs, rooms) or self._chains(seqs, rooms)
+        for i, draft in zip(rows, made, strict=True):
+            drafts[i] = draft
+        return drafts
+
+    def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
+        """Note how many were accepted; the committed text itself shows which cached tokens still hold."""
+        self.cache.complete(seqs)
+        for draft, verdict in zip(drafts, verdicts, strict=True):
+            if len(draft):
+                self._mean_accepted += 0.05 * (verdict.accepted - self._mean_accepted)
+
+    def forget(self, seq: Sequence) -> None:
+        self.cache.drop(seq)
+        if self._vocab is not None:
+            self._vocab.forget(seq)
+
+    def _read_on(self, seqs: Seq[Sequence], rows: list[int]) -> list[int]:
+        """The rows that can be drafted for now; of the other texts, what the round still allows is read.
+
+        A text's last two tokens are read whatever a round allows, as the target does.
+        """
+        missing = [len(seqs[i].tokens) - self.cache.length(seqs[i]) for i in rows]
+        shares = fair_shares(missing, self._left)
+        self._left = self.max_round_tokens
+        parts = list(zip(rows, missing, shares, strict=True))
+        self.cache.read([(seqs[i], share) for i, count, share in parts if count > max(share, 2)])
+        return [i for i, count, share in parts if count <= max(share, 2)]
+
+    def _after(self, view: RoundView, state: DeviceState) -> list[Draft] | None:
         """Chains behind chains: all the draft model has not read yet are a text's last two tokens, at most.
 
-        None where a text that may be drafted for has no chain in flight: `propose` begins one.
+        None where a text that may be drafted for has no chain in flight: without a state one is begun.
         """
-        if standing.lengths.device != self.model.device:
+        if state.lengths.device != self.model.device:
             return None
-        if self._frequent is not None:
-            self._frequent.note(seqs)
-        cache, room = self.cache, 1 + 2 * self.config.k  # the round in flight may bring a token and every guess
+        cache, seqs, budgets = self.cache, view.seqs, view.budgets
+        steps = self._steps(budgets)
+        room = 1 + self.config.k + steps  # the round in flight may commit a token and a whole draft
         rows = [i for i, s in enumerate(seqs) if budgets[i] and (s.id not in cache or cache.reserve(s, room))]
         if not all(cache.has_chain(seqs[i]) for i in rows):
             return None
         drafts = [EMPTY] * len(seqs)
         if rows:
             starts = [ChainStart(seq.id, seq.seed, seq.params.temperature) for seq in (seqs[i] for i in rows)]
-            chains = self.model.draft_chains(starts, self.config.k, standing.take(rows))
+            chains = self.model.draft_chains(starts, steps, state.take(rows))
             for i, chain in zip(rows, chains or (), strict=True):
-                cache.chain_behind(seqs[i], chain)
-                drafts[i] = self._whole(chain, budgets[i])
+                cache.add_pending_chain(seqs[i], chain)
+                drafts[i] = self._device_draft(chain, budgets[i])
         return drafts
 
-    def _whole(self, chain: Seq[Token], budget: int) -> Draft:
-        """A chain drafted on the device, as far as it may be used."""
-        return replace(self._draft(chain, []), known=True).first_nodes(budget)
+    def _steps(self, budgets: Seq[int]) -> int:
+        """The length to draft chains of: the shortest captured one that covers every budget."""
+        most = min(max(budgets, default=0), self.config.k)
+        return next(length for length in self._chain_lengths if length >= most)
 
-    def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
-        """Note how many stood; the committed text itself says which cached tokens still hold."""
-        self.cache.land(seqs)
-        for draft, verdict in zip(drafts, verdicts, strict=True):
-            if len(draft):
-                self._usual += 0.05 * (verdict.accepted - self._usual)
-
-    def forget(self, seq: Sequence) -> None:
-        self.cache.drop(seq)
-        if self._frequent is not None:
-            self._frequent.forget(seq)
-
-    def _at_once(self, seqs: Seq[Sequence], budgets: Seq[int]) -> list[Draft] | None:
+    def _chains_on_device(self, seqs: Seq[Sequence], budgets: Seq[int]) -> list[Draft] | None:
         """Whole chains drafted on the device, where model, requests and room allow it; None: step by step.
 
-        They go by temperature and noise alone. A guess that top-k, top-p or the like would have ruled out is
-        refused by the target: about one in ten at top_p 0.9. To cut each step's law would be a sort of its logits more.
+        They go by temperature and noise alone. A token that top-k, top-p or the like would have ruled out is
+        rejected by the target: about one in ten at top_p 0.9. To truncate at each step would cost a sort of its logits.
 
-        All texts or none: one that must go step by step takes a pass for every guess, in which the others come along
-        at hardly any cost. Chains for those would be passes more.
+        All texts or none: one that must go step by step takes a pass for every token, in which the others take
+        part at hardly any cost. Chains for those would be further passes.
         """
-        k = self.config.k
-        simple = self.mode == "seeded" and not self.config.min_prob and min(budgets, default=0) > 0
-        fits = self.model.launches and self.model.vocab_size <= self.target_vocab
-        if not (simple and fits) or not all(seq.untouched and len(seq.tokens) > 1 for seq in seqs):
+        simple = seqs and self.mode == "seeded" and not self.config.min_prob
+        able = self.model.asynchronous and self.model.vocab_size <= self.target_vocab
+        if not (simple and able) or not all(seq.plain_logits and len(seq.tokens) > 1 for seq in seqs):
             return None
-        if not all(self.cache.hold(seq, k) == k for seq in seqs):
+        steps = self._steps(budgets)
+        if not all(self.cache.reserve(seq, steps) for seq in seqs):
             return None
         self.cache.catch_up(seqs)
         starts = [
             ChainStart(s.id, s.seed, s.params.temperature, len(s.tokens), (s.tokens[-2], s.tokens[-1])) for s in seqs
         ]
-        chains = self.model.draft_chains(starts, k)
+        chains = self.model.draft_chains(starts, steps)
         if chains is None:
             return None
         for seq, chain in zip(seqs, chains, strict=True):
-            self.cache.chain(seq, chain)
-        return [self._whole(chain, budget) for chain, budget in zip(chains, budgets, strict=True)]
+            self.cache.add_chain(seq, chain)
+        return [self._device_draft(chain, budget) for chain, budget in zip(chains, budgets, strict=True)]
 
     def _chains(self, seqs: Seq[Sequence], budgets: Seq[int]) -> list[Draft]:
         """All sequences a token at a time, one batched pass a step."""
-        guesses: list[list[Token]] = [[] for _ in seqs]
-        chances: list[list[float]] = [[] for _ in seqs]
-        laws: list[list[Any]] = [[] for _ in seqs]
-        rooms = [self.cache.hold(seq, budget) if budget > 0 else 0 for seq, budget in zip(seqs, budgets, strict=True)]
-        for step in range(max(rooms, default=0)):
-            active = [i for i, room in enumerate(rooms) if step < room and self._worth(chances[i])]
+        tokens: list[list[Token]] = [[] for _ in seqs]
+        last_probs = [1.0] * len(seqs)
+        stated: list[list[Tensor]] = [[] for _ in seqs]
+        for step in range(max(budgets, default=0)):
+            # Whether to go on is decided by the tokens so far, never by the one to come.
+            active = [i for i, most in enumerate(budgets) if step < most and last_probs[i] >= self.config.min_prob]
             if not active:
                 break
-            paths = [tuple(guesses[i]) for i in active]
+            paths = [tuple(tokens[i]) for i in active]
             logits = self.cache.advance([(seqs[i], path) for i, path in zip(active, paths, strict=True)])
-            tokens, probs = draft_token(logits, [seqs[i] for i in active], paths, self.mode)
-            sure = chances_of(logits, tokens) if self.config.min_prob else [1.0] * len(tokens)
+            drawn, probs = draft_token(logits, [seqs[i] for i in active], paths, self.mode)
+            own = token_probs(logits, drawn) if self.config.min_prob else [1.0] * len(drawn)
             for row, i in enumerate(active):
-                guesses[i].append(tokens[row])
-                chances[i].append(sure[row])
-                if probs is not None and not seqs[i].params.greedy:  # greedy beside sampled: as alone, without laws
-                    laws[i].append(self._widen(probs[row]))
-        return [self._draft(tuple(tokens), each) for tokens, each in zip(guesses, laws, strict=True)]
+                tokens[i].append(drawn[row])
+                last_probs[i] = own[row]
+                if probs is not None and not seqs[i].params.greedy:  # greedy beside sampled: as alone, without probs
+                    stated[i].append(probs[row])
+        return [self._draft(tuple(each), probs) for each, probs in zip(tokens, stated, strict=True)]
 
-    def _worth(self, chances: list[float]) -> bool:
-        """Whether to go on after the tokens so far: decided by them, never by the one to come."""
-        return not chances or chances[-1] >= self.config.min_prob
-
-    def _draft(self, tokens: Seq[Token], laws: list[Any]) -> Draft:
-        return Draft(tokens, None, torch.stack(laws) if laws else None, self.name, self._expect(len(tokens)))
-
-    def _expect(self, drafted: int) -> float:
-        """How many tokens are expected to stand: what stood of late, and no more than were drafted.
-
-        Not a function of the tokens' own chances: in mode `distribution` what was sampled may not
-        decide whether the sample is used.
-        """
-        return min(self._usual, drafted)
-
-    def _tree(self, seq: Sequence, budget: int) -> Draft:
+    def _tree(self, seq: Sequence, room: int) -> Draft:
         """A draft with several tokens for one place, no larger than there is room for."""
-        room = self.cache.hold(seq, min(budget, self.max_tokens)) if budget > 0 else 0
-        if not room:
-            return EMPTY
-        tree = self._trees.grow(seq, room)
-        laws = [self._widen(node.law) for node in tree if node.law is not None]  # of all of them, or of none
-        tokens, parents = tuple(node.token for node in tree), tuple(node.parent for node in tree)
-        return Draft(tokens, parents, torch.stack(laws) if laws else None, self.name, self._expect(len(tree)))
+        tree = self._beam_search.build(seq, room)
+        probs = [node.probs for node in tree if node.probs is not None]  # of all of them, or of none
+        return self._draft(tuple(node.token for node in tree), probs, tuple(node.parent for node in tree))
 
-    def _widen(self, law: torch.Tensor) -> torch.Tensor:
-        """A law over the target's whole vocabulary, where its rows are padded further than the draft's."""
-        return torch.nn.functional.pad(law, (0, self.target_vocab - len(law)))
+    def _device_draft(self, chain: Seq[Token], budget: int) -> Draft:
+        """A chain drafted on the device, as far as it may be used."""
+        return replace(self._draft(chain, ()), known=True).first_nodes(budget)
+
+    def _draft(self, tokens: Seq[Token], probs: Seq[Tensor], parents: Seq[int] | None = None) -> Draft:
+        """probs: [vocab] for each token, or none at all; padded to the target's vocabulary where that is larger.
+
+        What is expected to be accepted is what was of late, and no more than is drafted. It is not a function of
+        the tokens' own probabilities: in mode `distribution` what was sampled may not decide whether it is used.
+        """
+        stated = None
+        if probs:
+            stated = torch.nn.functional.pad(torch.stack([*probs]), (0, self.target_vocab - len(probs[0])))
+        return Draft(tokens, parents, stated, self.traits.name, min(self._mean_accepted, len(tokens)))
+
+
+def chain_lengths(k: int) -> tuple[int, ...]:
+    """The lengths of the chains that are captured, rising, up to k: a draft is cut from the next longer one."""
+    lengths, length, following = [], 1, 2
+    while length < k:
+        lengths.append(length)
+        length, following = following, length + following
+    return (*lengths, k)
+
+
+def fair_shares(wants: Seq[int], total: int) -> list[int]:
+    """Divide `total` so that nobody gets more than it wants, and nobody less than another that still wants more."""
+    shares = [0] * len(wants)
+    for served, i in enumerate(sorted(range(len(wants)), key=lambda i: wants[i])):
+        shares[i] = min(wants[i], total // (len(wants) - served))
+        total -= shares[i]
+    return shares

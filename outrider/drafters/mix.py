@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
@@ -9,24 +10,17 @@ from outrider.core.draft import EMPTY, Draft, Verdict
 from outrider.core.errors import ConfigError
 from outrider.core.sampling import Token
 from outrider.core.sequence import Sequence
-from outrider.drafters.base import (
-    Drafter,
-    DrafterConfig,
-    DrafterContext,
-    ModelLoaded,
-    is_dear,
-    models_loaded,
-    most_drafted,
-)
+from outrider.drafters.base import Drafter, DrafterConfig, DrafterContext, RoundView, TargetPass, Traits
+from outrider.drafters.guard import GuardedDrafter
 from outrider.drafters.prediction import PredictionConfig
 from outrider.drafters.prompt_lookup import PromptLookupConfig
 from outrider.drafters.suffix import SuffixConfig
 
-_PRIOR = 8.0
-"""A member's ratio of tokens that stood to tokens expected starts at 1, with this weight."""
-_DRAFTS = 64
+_START_ACCEPTED = 8.0
+"""A member's ratio of tokens accepted to tokens expected starts at 1, with this weight."""
+_RECENT_DRAFTS = 64
 """Running figures remember about this many drafts."""
-_KEEP = 1 - 1 / _DRAFTS
+_DRAFT_DECAY = 1 - 1 / _RECENT_DRAFTS
 
 
 def _default_members() -> tuple[DrafterConfig, ...]:
@@ -35,7 +29,7 @@ def _default_members() -> tuple[DrafterConfig, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixConfig:
-    """Ask several drafters and take the draft that expects most tokens to stand."""
+    """Ask several drafters and take the draft that expects most tokens to be accepted."""
 
     of: tuple[DrafterConfig, ...] = field(default_factory=_default_members)
     """The members: `mix:of=suffix+prediction`, or just `suffix+prediction`."""
@@ -43,105 +37,127 @@ class MixConfig:
     def __post_init__(self) -> None:
         if not self.of:
             raise ConfigError("mix: of names no drafter; for example mix:of=suffix+prediction")
+        tapping = [each.traits for each in self.of if each.traits.taps]
+        if len({each.taps for each in tapping}) > 1:
+            names = " and ".join(each.name for each in tapping)
+            raise ConfigError(f"mix: {names} read different layers of the target; leave all but one of them out")
 
     @property
-    def loads(self) -> tuple[ModelLoaded, ...]:
-        return tuple(each for config in self.of for each in models_loaded(config))
+    def traits(self) -> Traits:
+        return _traits_of([each.traits for each in self.of])
 
-    @property
-    def max_tokens(self) -> int | None:
-        each = [most_drafted(config) for config in self.of]
-        return None if None in each else max(most for most in each if most is not None)
+    def build(self, context: DrafterContext) -> Mix:
+        return Mix([config.build(context) for config in self.of], context.vocab_size)
 
-    def build(self, setting: DrafterContext) -> Mix:
-        return Mix([config.build(setting) for config in self.of])
+
+def _traits_of(members: Seq[Traits]) -> Traits:
+    return Traits(
+        name="+".join(each.name for each in members),
+        max_tokens=max(each.max_tokens for each in members),
+        aliases=("mix",),
+        runs_model=all(each.runs_model for each in members),
+        drafts_ahead=all(each.drafts_ahead for each in members),
+        follows_target=any(each.follows_target for each in members),
+        taps=tuple(sorted({layer for each in members for layer in each.taps})),
+        uses_prediction=any(each.uses_prediction for each in members),
+        states_probs=any(each.states_probs for each in members),
+        loads=tuple(model for each in members for model in each.loads),
+    )
 
 
 @dataclass(slots=True)
 class _Member:
     """A drafter, and how its drafts have fared. Drafts that did not win are judged too, by the text that came."""
 
-    drafter: Drafter
-    delivered: float
-    """Running mean of the tokens that stood of each draft; starts at the most it could be."""
+    drafter: GuardedDrafter
+    mean_accepted: float
+    """Running mean of the tokens accepted of each draft; starts at the most it could be."""
     judged: int = 4
     """How many drafts that mean is of; its start counts as four."""
-    stood: float = _PRIOR
-    expected: float = _PRIOR
+    accepted: float = _START_ACCEPTED
+    expected: float = _START_ACCEPTED
     open: dict[int, tuple[int, Draft]] = field(default_factory=dict[int, tuple[int, Draft]])
-    """By sequence: a draft the text has not decided yet, and where it starts."""
+    """By sequence: a draft that the text has not decided yet, and where it starts."""
 
     def value(self, draft: Draft) -> float:
-        """How many of its tokens should stand, going by what became of earlier claims."""
-        return draft.expected * self.stood / self.expected
+        """How many of its tokens should be accepted, going by how earlier drafts fared."""
+        return draft.expected * self.accepted / self.expected
 
     def remember(self, seq: Sequence, draft: Draft) -> None:
         """Keep a draft to be judged, unless an earlier one is still open."""
         if seq.id not in self.open:
             self.open[seq.id] = (len(seq.tokens), replace(draft, probs=None))
 
-    def settle(self, seq: Sequence) -> None:
+    def judge(self, seq: Sequence) -> None:
         """Judge the open draft, if the text decides it by now."""
         if seq.id not in self.open:
             return
         start, draft = self.open[seq.id]
-        stood = _stood(draft, seq.tokens[start:])
-        if stood is not None:
+        accepted = _accepted_by(draft, seq.tokens[start:])
+        if accepted is not None:
             del self.open[seq.id]
-            self.stood = self.stood * _KEEP + stood
-            self.expected = self.expected * _KEEP + draft.expected
+            self.accepted = self.accepted * _DRAFT_DECAY + accepted
+            self.expected = self.expected * _DRAFT_DECAY + draft.expected
             self.judged += 1
-            self.delivered += (stood - self.delivered) / min(self.judged, _DRAFTS)
+            self.mean_accepted += (accepted - self.mean_accepted) / min(self.judged, _RECENT_DRAFTS)
 
 
-class Mix:
+class Mix(Drafter):
     """The best draft of its members wins; `source` stays the winner's name.
 
-    Cheap members are asked first, for every sequence. A dear one (`base.is_dear`) is asked
-    only for sequences where the best draft so far expects less than that member has
-    delivered on average; it starts with the best it could deliver, so that it is tried.
-    A draft that states the law it was sampled from is never dropped for another: choosing
+    Members that run no model are asked first, for every sequence. One that runs a model is asked
+    only for sequences where the best draft so far expects less than that member's drafts
+    brought on average; it starts with the most it could bring, so that it is tried.
+    A draft that states the probabilities it was sampled from is never dropped for another: choosing
     by what was sampled would bias the output. `observe` tells the members whose draft did
-    not win of an empty draft and of all the tokens committed.
+    not win of an empty draft and of all the tokens committed. A member that fails ends its own turn only.
     """
 
-    aliases = ("mix",)
+    def __init__(self, drafters: Seq[Drafter], vocab_size: int) -> None:
+        self.traits = _traits_of([drafter.traits for drafter in drafters])
+        self.members = [
+            _Member(GuardedDrafter(drafter, vocab_size), float(drafter.traits.max_tokens))
+            for drafter in sorted(drafters, key=lambda drafter: drafter.traits.runs_model)
+        ]
+        self.failures: Counter[str] = Counter()
+        """Of each member, by its name, in the sequences that have ended."""
+        self._winners: dict[int, list[_Member | None]] = {}
+        """By sequence: whose draft was taken in each round that has not been observed yet, the oldest first."""
 
-    def __init__(self, drafters: Seq[Drafter]) -> None:
-        self.name = "+".join(drafter.name for drafter in drafters)
-        self.members = [_Member(drafter, float(drafter.max_tokens)) for drafter in sorted(drafters, key=is_dear)]
-        self.max_tokens = max(drafter.max_tokens for drafter in drafters)
-        self.dear = all(is_dear(drafter) for drafter in drafters)
-        self.uses_prediction = any(getattr(drafter, "uses_prediction", False) for drafter in drafters)
-        self._winners: dict[int, _Member] = {}
-
-    def propose(self, seqs: Seq[Sequence], budgets: Seq[int]) -> list[Draft]:
-        best = [EMPTY] * len(seqs)
-        values = [0.0] * len(seqs)
-        for seq in seqs:
-            self._winners.pop(seq.id, None)
+    def propose(self, view: RoundView) -> list[Draft] | None:
+        best = [EMPTY] * len(view.seqs)
+        values = [0.0] * len(view.seqs)
+        winners: list[_Member | None] = [None] * len(view.seqs)
         for member in self.members:
-            asked = [i for i, k in enumerate(budgets) if k > 0 and self._asks(member, best[i], values[i])]
-            if not asked:
-                continue
-            drafts = member.drafter.propose([seqs[i] for i in asked], [budgets[i] for i in asked])
-            for i, draft in zip(asked, drafts, strict=True):
+            rows = [i for i, k in enumerate(view.budgets) if k > 0 and self._asks(member, best[i], values[i])]
+            drafts = member.drafter.propose(view.take(rows)) if rows else ()
+            if drafts is None:
+                return None
+            for i, draft in zip(rows, drafts, strict=True):
                 if not draft:
                     continue
-                member.remember(seqs[i], draft)
+                if view.state is None:  # else nobody knows yet where it starts
+                    member.remember(view.seqs[i], draft)
                 value = member.value(draft)
                 if draft.probs is not None or not best[i] or value > values[i]:
-                    best[i], values[i] = draft, value
-                    self._winners[seqs[i].id] = member
+                    best[i], values[i], winners[i] = draft, value, member
+        for seq, winner in zip(view.seqs, winners, strict=True):
+            before = () if view.state is None else self._winners.get(seq.id, ())
+            self._winners[seq.id] = [*before, winner]
         return best
 
+    def process(self, work: TargetPass) -> None:
+        for member in self.members:
+            if member.drafter.traits.follows_target:
+                member.drafter.process(work)
+
     def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
+        winners = [self._winners[seq.id].pop(0) if self._winners.get(seq.id) else None for seq in seqs]
         for member in self.members:
             told: list[tuple[Draft, Verdict]] = []
-            for seq, draft, verdict in zip(seqs, drafts, verdicts, strict=True):
-                member.settle(seq)
-                won = self._winners.get(seq.id) is member
-                told.append((draft, verdict) if won else (EMPTY, Verdict(verdict.tokens)))
+            for seq, draft, verdict, winner in zip(seqs, drafts, verdicts, winners, strict=True):
+                member.judge(seq)
+                told.append((draft, verdict) if winner is member else (EMPTY, Verdict(verdict.tokens)))
             member.drafter.observe(seqs, [draft for draft, _ in told], [verdict for _, verdict in told])
 
     def forget(self, seq: Sequence) -> None:
@@ -149,22 +165,23 @@ class Mix:
         for member in self.members:
             member.open.pop(seq.id, None)
             member.drafter.forget(seq)
+            self.failures[member.drafter.traits.name] += member.drafter.take_failures(seq.id)
 
     def _asks(self, member: _Member, best: Draft, value: float) -> bool:
         """Whether this member is asked where a draft of this value has been made."""
         if best.probs is not None:
             return False
-        return not is_dear(member.drafter) or value < member.delivered
+        return not member.drafter.traits.runs_model or value < member.mean_accepted
 
 
-def _stood(draft: Draft, text: Seq[Token]) -> int | None:
-    """How many tokens of a draft came true; None where the text does not tell yet."""
+def _accepted_by(draft: Draft, text: Seq[Token]) -> int | None:
+    """How many tokens of a draft a text that came agrees with; None where it does not tell yet."""
     children = draft.children(-1)
-    for stood, token in enumerate(text):
+    for accepted, token in enumerate(text):
         node = next((child for child in children if draft.tokens[child] == token), None)
         if node is None:
-            return stood
+            return accepted
         children = draft.children(node)
         if not children:
-            return stood + 1
+            return accepted + 1
     return None

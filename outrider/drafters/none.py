@@ -1,14 +1,11 @@
-"""No drafts: every round brings one token, chosen by the target alone."""
+"""No drafts: every round yields one token, chosen by the target alone."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from outrider.core.draft import EMPTY, Draft, Verdict
-from outrider.core.sequence import Sequence
-from outrider.drafters.base import DrafterContext
-from outrider.runners.device_state import DeviceState
+from outrider.core.draft import EMPTY, Draft
+from outrider.drafters.base import Drafter, DrafterContext, RoundView, Traits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,27 +13,17 @@ class NoDraftConfig:
     """Never draft: plain decoding."""
 
     @property
-    def max_tokens(self) -> int:
-        return 0
+    def traits(self) -> Traits:
+        return NoDraft.traits
 
-    def build(self, setting: DrafterContext) -> NoDraft:
+    def build(self, context: DrafterContext) -> NoDraft:
         return NoDraft()
 
 
-class NoDraft:
+class NoDraft(Drafter):
     """Proposes nothing and keeps nothing."""
 
-    name = "none"
-    max_tokens = 0
+    traits = Traits(name="none", max_tokens=0, drafts_ahead=True)
 
-    def propose(self, seqs: Seq[Sequence], budgets: Seq[int]) -> list[Draft]:
-        return [EMPTY] * len(seqs)
-
-    def follow(self, seqs: Seq[Sequence], budgets: Seq[int], standing: DeviceState) -> list[Draft]:
-        return [EMPTY] * len(seqs)
-
-    def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
-        """Nothing to learn."""
-
-    def forget(self, seq: Sequence) -> None:
-        """Nothing to drop."""
+    def propose(self, view: RoundView) -> list[Draft]:
+        return [EMPTY] * len(view.seqs)

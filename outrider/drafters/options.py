@@ -5,8 +5,8 @@ from __future__ import annotations
 from outrider.core.errors import ConfigError
 from outrider.drafters.base import DrafterContext
 
-_WORTH_ON_CPU = 0.25
-_WORTH = 0.1
+_MIN_PROB_CPU = 0.25
+_MIN_PROB = 0.1
 
 
 def check_options(drafter: str, config: object, **ranges: tuple[float, float]) -> None:
@@ -14,7 +14,7 @@ def check_options(drafter: str, config: object, **ranges: tuple[float, float]) -
     for name, (low, high) in ranges.items():
         value = getattr(config, name)
         if name == "min_prob" and value is None:
-            continue  # left open: see least_chance
+            continue  # left open: see default_min_prob
         whole = isinstance(low, int) and isinstance(high, int)
         if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
             raise ConfigError(f"{drafter}: {name} must be a {'whole ' if whole else ''}number, got {value!r}")
@@ -22,12 +22,12 @@ def check_options(drafter: str, config: object, **ranges: tuple[float, float]) -
             raise ConfigError(f"{drafter}: {name} must be {low} to {high}, got {value}")
 
 
-def least_chance(min_prob: float | None, setting: DrafterContext) -> float:
-    """The chance of standing below which a token is not worth proposing.
+def default_min_prob(min_prob: float | None, context: DrafterContext) -> float:
+    """The probability of acceptance below which a token is not worth proposing: as given, or by the device.
 
-    Left open, it is what a row costs: on a CPU each further row of a pass adds about a
-    fifth of a one-row pass, on an accelerator next to nothing.
+    It is what a row costs: on a CPU each further row of a pass adds about a fifth of a one-row
+    pass, on an accelerator next to nothing.
     """
     if min_prob is not None:
         return min_prob
-    return _WORTH_ON_CPU if str(setting.device).startswith("cpu") else _WORTH
+    return _MIN_PROB_CPU if str(context.device).startswith("cpu") else _MIN_PROB

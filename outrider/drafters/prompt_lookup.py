@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from outrider.core.draft import EMPTY, Draft, Verdict
+from outrider.core.draft import EMPTY, Draft
 from outrider.core.errors import ConfigError
 from outrider.core.sampling import Token
 from outrider.core.sequence import Sequence
-from outrider.drafters.base import DrafterContext
-from outrider.drafters.confidence import Confidence, Guess, claim
-from outrider.drafters.options import check_options, least_chance
+from outrider.drafters.base import Drafter, DrafterContext, RoundView, Traits
+from outrider.drafters.confidence import Confidence, Guess, prior_prob
+from outrider.drafters.ngram_index import MAX_INDEXED
+from outrider.drafters.options import check_options, default_min_prob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,79 +25,81 @@ class PromptLookupConfig:
     min_match: int = 1
     """Shortest suffix looked up."""
     min_prob: float | None = None
-    """Go no further where the chance that the token stands falls below this; auto: 0.25 on a CPU, else 0.1."""
+    """Stop where a token's probability of acceptance falls below this; auto: 0.25 on a CPU, else 0.1."""
 
     def __post_init__(self) -> None:
         check_options("prompt-lookup", self, k=(1, 256), max_match=(1, 64), min_match=(1, 64), min_prob=(0.0, 1.0))
         if self.min_match > self.max_match:
             raise ConfigError(f"prompt-lookup: min_match ({self.min_match}) is more than max_match ({self.max_match})")
 
-    def build(self, setting: DrafterContext) -> PromptLookup:
-        return PromptLookup(self, least_chance(self.min_prob, setting))
+    @property
+    def traits(self) -> Traits:
+        return Traits(name="prompt-lookup", max_tokens=self.k)
+
+    def build(self, context: DrafterContext) -> PromptLookup:
+        return PromptLookup(self, default_min_prob(self.min_prob, context))
 
 
 @dataclass(slots=True)
-class _Memory:
-    """What is known of one sequence."""
+class _LookupState:
+    """What is kept of one sequence."""
 
     after: dict[tuple[Token, ...], int] = field(default_factory=dict[tuple[Token, ...], int])
     """N-gram -> the place after its last occurrence, for every n looked up."""
-    size: int = 0
+    indexed: int = 0
     """How many tokens of the text have been entered as followers."""
-    trust: Confidence = field(default_factory=Confidence)
+    confidence: Confidence = field(default_factory=Confidence)
     guess: Guess | None = None
 
 
-class PromptLookup:
+class PromptLookup(Drafter):
     """Copies from the most recent earlier occurrence of the longest suffix that has one.
 
     A copy that reaches the end of the text goes on through itself, as a repetition would.
-    State: for each sequence an index of its n-grams, extended by whatever is new.
+    State: for each sequence an index of its n-grams, extended by what is new, at most `MAX_INDEXED`
+    tokens a round; nothing is proposed before the index has the whole text.
     """
 
-    name = "prompt-lookup"
-
     def __init__(self, config: PromptLookupConfig, min_prob: float) -> None:
-        self.config, self.min_prob = config, min_prob
-        self.max_tokens = config.k
+        self.traits, self.min_prob = config.traits, min_prob
         self._lengths = range(config.max_match, config.min_match - 1, -1)
-        self._memories: dict[int, _Memory] = {}
+        self._states: dict[int, _LookupState] = {}
 
-    def propose(self, seqs: Seq[Sequence], budgets: Seq[int]) -> list[Draft]:
-        return [self._propose(seq, min(k, self.config.k)) for seq, k in zip(seqs, budgets, strict=True)]
-
-    def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
-        """Nothing to do: guesses are judged by the text at the next proposal."""
+    def propose(self, view: RoundView) -> list[Draft]:
+        return [self._propose(seq, budget) for seq, budget in zip(view.seqs, view.budgets, strict=True)]
 
     def forget(self, seq: Sequence) -> None:
-        self._memories.pop(seq.id, None)
+        self._states.pop(seq.id, None)
 
     def _propose(self, seq: Sequence, budget: int) -> Draft:
         if budget < 1:
             return EMPTY
-        memory = self._memories.setdefault(seq.id, _Memory())
-        self._read(memory, seq.tokens)
-        if memory.guess is not None:
-            memory.trust.settle(memory.guess, seq.tokens)
-        memory.guess = self._look_up(memory, seq.tokens, budget)
-        if memory.guess is None:
+        state = self._states.setdefault(seq.id, _LookupState())
+        self._index(state, seq.tokens)
+        if state.indexed < len(seq.tokens):
             return EMPTY
-        count, expected = memory.trust.worth(memory.guess, self.min_prob)
-        return Draft(memory.guess.tokens[:count], source=self.name, expected=expected) if count else EMPTY
+        if state.guess is not None:
+            state.confidence.judge(state.guess, seq.tokens)
+        state.guess = self._look_up(state, seq.tokens, min(budget, self.traits.max_tokens))
+        if state.guess is None:
+            return EMPTY
+        count, expected = state.confidence.expected_accepted(state.guess, self.min_prob)
+        return Draft(state.guess.tokens[:count], source=self.traits.name, expected=expected) if count else EMPTY
 
-    def _read(self, memory: _Memory, text: list[Token]) -> None:
+    def _index(self, state: _LookupState, text: list[Token]) -> None:
         """Enter what is new. An n-gram is entered once it has a follower."""
-        for at in range(memory.size, len(text)):
+        end = min(len(text), state.indexed + MAX_INDEXED)
+        for at in range(state.indexed, end):
             for n in self._lengths:
                 if n <= at:
-                    memory.after[tuple(text[at - n : at])] = at
-        memory.size = len(text)
+                    state.after[tuple(text[at - n : at])] = at
+        state.indexed = end
 
-    def _look_up(self, memory: _Memory, text: list[Token], count: int) -> Guess | None:
+    def _look_up(self, state: _LookupState, text: list[Token], count: int) -> Guess | None:
         for n in self._lengths:
-            place = memory.after.get(tuple(text[-n:])) if n <= len(text) else None
+            place = state.after.get(tuple(text[-n:])) if n <= len(text) else None
             if place is not None:
                 copied = tuple(text[place : place + count])
                 copied = (copied * (count // len(copied) + 1))[:count]
-                return Guess(len(text), n, copied, tuple(claim(n + i, 1, 1) for i in range(count)))
+                return Guess(len(text), n, copied, tuple(prior_prob(n + i, 1, 1) for i in range(count)))
         return None

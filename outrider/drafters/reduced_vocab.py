@@ -14,7 +14,7 @@ from collections.abc import Sequence as Seq
 from pathlib import Path
 
 from outrider.core.errors import ConfigError
-from outrider.core.sampling import Token, is_whole
+from outrider.core.sampling import Token, is_int
 from outrider.core.sequence import Sequence
 from outrider.runners.base import Runner
 from outrider.runners.reduced_head import ReducedHead
@@ -107,7 +107,7 @@ def read_ranking(file: str, vocab_size: int) -> list[Token]:
     if not isinstance(ids, list) or not ids:
         raise ConfigError(f"{where} must hold a list of token ids, the most frequent first, such as [13, 11, 279]")
     for token in ids:
-        if not is_whole(token) or not 0 <= token < vocab_size:
+        if not is_int(token) or not 0 <= token < vocab_size:
             raise ConfigError(f"{where}: {token!r} is no token of this model; ids run from 0 to {vocab_size - 1}")
     for token, times in Counter(ids).items():
         if times > 1:
@@ -121,10 +121,10 @@ def reduce_vocab(model: Runner, size: int, ranking: Iterable[Token], vocab_size:
     ranking: tokens, the most frequent first; those it does not name come behind, in the order of ids.
     """
     if not 0 < size < vocab_size:
-        model.narrow(())
+        model.reduce_vocab(())
         return None
     tokens = [*dict.fromkeys((*(t for t in ranking if t < vocab_size), *range(vocab_size)))][:size]
-    head = model.narrow(tokens)
+    head = model.reduce_vocab(tokens)
     if head is None:
         raise ConfigError(f"draft-model: vocab={size} needs a native draft model, and this one is not; leave out vocab")
     return ReducedVocab(head, tokens, vocab_size)

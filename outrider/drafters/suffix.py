@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from outrider.core.draft import EMPTY, Draft, Verdict
+from outrider.core.draft import EMPTY, Draft
 from outrider.core.sampling import Token
 from outrider.core.sequence import Sequence
-from outrider.drafters.base import DrafterContext
-from outrider.drafters.confidence import Confidence, Guess, claim
-from outrider.drafters.ngram_index import NgramIndex
-from outrider.drafters.options import check_options, least_chance
-from outrider.drafters.tree_builder import DraftTree, TreeLimits, grow
+from outrider.drafters.base import Drafter, DrafterContext, RoundView, Traits
+from outrider.drafters.confidence import Confidence, Guess, prior_prob
+from outrider.drafters.ngram_index import MAX_INDEXED, NgramIndex
+from outrider.drafters.options import check_options, default_min_prob
+from outrider.drafters.tree_builder import DraftTree, TreeLimits, build_tree
 
-_SCAN = 16
+_MAX_OCCURRENCES = 16
 """Most occurrences counted, the most recent ones."""
-
-
-_STRANGE = 0.5
-"""What a repetition of another text is worth at first, against one of the text itself (measured on chat)."""
+_ANSWERS_RATIO = 0.5
+"""At first a guess from another text counts this much of one from the text itself (measured on chat)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +30,7 @@ class SuffixConfig:
     factor: float = 2.0
     """Most tokens proposed for each token of the match."""
     min_prob: float | None = None
-    """Go no further where the chance that the token stands falls below this; auto: 0.25 on a CPU, else 0.1."""
+    """Stop where a token's probability of acceptance falls below this; auto: 0.25 on a CPU, else 0.1."""
     max_depth: int = 64
     """Most tokens of match and proposal together."""
     width: int = 1
@@ -56,67 +53,66 @@ class SuffixConfig:
             cached_tokens=(0, 1 << 28),
         )
 
-    def most_tokens(self, match: int) -> int:
+    def draft_limit(self, match: int) -> int:
         """Most tokens to propose after a match of this length: a longer one may count as shorter."""
         return int(self.factor * min(match, self.max_depth / (1 + self.factor)))
 
-    def build(self, setting: DrafterContext) -> Suffix:
-        return Suffix(self, least_chance(self.min_prob, setting))
+    @property
+    def traits(self) -> Traits:
+        return Traits(name="suffix", max_tokens=self.k)
+
+    def build(self, context: DrafterContext) -> Suffix:
+        return Suffix(self, default_min_prob(self.min_prob, context))
 
 
 @dataclass(slots=True)
-class _Memory:
-    """What is known of one sequence."""
+class _SuffixState:
+    """What is kept of one sequence."""
 
-    own: NgramIndex = field(default_factory=NgramIndex)
-    """The text itself."""
-    trust_own: Confidence = field(default_factory=Confidence)
+    index: NgramIndex = field(default_factory=NgramIndex)
+    """Of the text itself."""
+    confidence: Confidence = field(default_factory=Confidence)
     """In guesses from the text itself."""
-    trust_answers: Confidence = field(default_factory=lambda: Confidence(_STRANGE))
+    answers_confidence: Confidence = field(default_factory=lambda: Confidence(_ANSWERS_RATIO))
     """In guesses from finished answers."""
     guess: Guess | None = None
     """The last guess, proposed or not, until the text judges it."""
-    guess_trust: Confidence | None = None
-    """Where that judgement is counted."""
+    guessed_with: Confidence | None = None
+    """The confidence that the judgement changes."""
 
-    def settle(self) -> None:
+    def judge(self) -> None:
         """Judge the last guess by the text."""
-        if self.guess is not None and self.guess_trust is not None:
-            self.guess_trust.settle(self.guess, self.own.text)
-        self.guess = self.guess_trust = None
+        if self.guess is not None and self.guessed_with is not None:
+            self.guessed_with.judge(self.guess, self.index.text)
+        self.guess = self.guessed_with = None
 
 
-class Suffix:
-    """Suffix decoding over occurrence lists, with a running correction of its own claims.
+class Suffix(Drafter):
+    """Suffix decoding over occurrence lists, with a running correction of its probabilities.
 
-    For every length of match the continuations are counted; the chance of a token is its
-    share of the occurrences, discounted where they are few or the match is short
-    (`confidence.claim`) and where such guesses failed in this text (`Confidence`). The
-    match whose guesses add up to most tokens expected to stand is proposed.
+    For every length of match the continuations are counted; the probability of a token is its
+    share of the occurrences, less where they are few or the match is short
+    (`confidence.prior_prob`) and where such guesses failed in this text (`Confidence`). The
+    match whose guesses add up to most tokens expected to be accepted is proposed.
 
-    State: one index for each live sequence, and one for the finished answers of each salt.
+    State: one index for each live sequence, and one for the finished answers of each salt. At most
+    `MAX_INDEXED` tokens of a sequence are indexed a round; nothing is proposed before that is complete.
     """
 
-    name = "suffix"
-
     def __init__(self, config: SuffixConfig, min_prob: float) -> None:
-        self.config, self.min_prob = config, min_prob
-        self.max_tokens = config.k
-        self._memories: dict[int, _Memory] = {}
+        self.config, self.traits, self.min_prob = config, config.traits, min_prob
+        self._states: dict[int, _SuffixState] = {}
         self._answers: dict[str, NgramIndex] = {}
         self._order: deque[str] = deque()
         """The salt of each finished answer, oldest first."""
         self._cached_tokens = 0
 
-    def propose(self, seqs: Seq[Sequence], budgets: Seq[int]) -> list[Draft]:
-        return [self._propose(seq, min(k, self.config.k)) for seq, k in zip(seqs, budgets, strict=True)]
-
-    def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
-        """Nothing to do: guesses are judged by the text at the next proposal."""
+    def propose(self, view: RoundView) -> list[Draft]:
+        return [self._propose(seq, min(k, self.config.k)) for seq, k in zip(view.seqs, view.budgets, strict=True)]
 
     def forget(self, seq: Sequence) -> None:
         """Drop the sequence's index, and keep its answer for others of its salt."""
-        self._memories.pop(seq.id, None)
+        self._states.pop(seq.id, None)
         answer = seq.tokens[max(seq.prompt_len, len(seq.tokens) - self.config.cached_tokens) :]
         if not answer or not self.config.cached_requests:
             return
@@ -137,45 +133,50 @@ class Suffix:
     def _propose(self, seq: Sequence, budget: int) -> Draft:
         if budget < 1:
             return EMPTY
-        memory = self._memories.setdefault(seq.id, _Memory())
-        memory.own.extend(seq.tokens[len(memory.own) :])
-        memory.settle()
-        best = self._best(memory, self._answers.get(seq.salt), budget)
+        state = self._states.setdefault(seq.id, _SuffixState())
+        indexed = len(state.index)
+        state.index.extend(seq.tokens[indexed : indexed + MAX_INDEXED])
+        if len(state.index) < len(seq.tokens):
+            return EMPTY
+        state.judge()
+        best = self._best(state, self._answers.get(seq.salt), budget)
         if best is None:
             return EMPTY
-        memory.guess, memory.guess_trust = best.likeliest(len(seq.tokens)), best.trust
+        state.guess, state.guessed_with = best.likeliest(len(seq.tokens)), best.confidence
         if best.expected < self.min_prob:
             return EMPTY
         parents = None if self.config.width == 1 else tuple(best.parents)
-        return Draft(tuple(best.tokens), parents, None, self.name, best.expected)
+        return Draft(tuple(best.tokens), parents, None, self.traits.name, best.expected)
 
-    def _best(self, memory: _Memory, answers: NgramIndex | None, budget: int) -> DraftTree | None:
-        """The growth that expects most tokens to stand, over both indexes and all match lengths."""
+    def _best(self, state: _SuffixState, answers: NgramIndex | None, budget: int) -> DraftTree | None:
+        """The tree that expects most tokens to be accepted, over both indexes and all match lengths."""
         best: DraftTree | None = None
-        for index, trust in ((memory.own, memory.trust_own), (answers, memory.trust_answers)):
+        for index, confidence in ((state.index, state.confidence), (answers, state.answers_confidence)):
             if index is None:
                 continue
-            for match, places in self._matches(index, memory.own.text):
-                depth = min(budget, self.config.most_tokens(match))
-                if depth < 1 or (best is not None and _ceiling(trust, match, len(places), depth) <= best.expected):
+            for match, places in self._matches(index, state.index.text):
+                depth = min(budget, self.config.draft_limit(match))
+                if depth < 1 or (
+                    best is not None and _max_expected(confidence, match, len(places), depth) <= best.expected
+                ):
                     continue
                 limits = TreeLimits(budget, depth, self.config.width, self.min_prob)
-                growth = grow(index, places, match, trust, limits)
-                if growth.tokens and (best is None or growth.expected > best.expected):
-                    best = growth
+                tree = build_tree(index, places, match, confidence, limits)
+                if tree.tokens and (best is None or tree.expected > best.expected):
+                    best = tree
         return best
 
     def _matches(self, index: NgramIndex, text: list[Token]) -> Iterator[tuple[int, list[int]]]:
         """Lengths of match that occurred, longest first, each with the places that match so far or farther."""
-        found = index.find(text[-self.config.max_depth :], self.config.max_depth, _SCAN)
+        found = index.find(text[-self.config.max_depth :], self.config.max_depth, _MAX_OCCURRENCES)
         for match in sorted(set(found.values()), reverse=True):
-            yield match, sorted((place for place, m in found.items() if m >= match), reverse=True)[:_SCAN]
+            yield match, sorted((place for place, m in found.items() if m >= match), reverse=True)[:_MAX_OCCURRENCES]
 
 
-def _ceiling(trust: Confidence, match: int, seen: int, depth: int) -> float:
-    """The most that these occurrences of a match could expect of a chain: all agreeing to the end."""
-    chance, total = 1.0, 0.0
+def _max_expected(confidence: Confidence, match: int, seen: int, depth: int) -> float:
+    """The most tokens that these occurrences of a match could expect of a chain: all agree to the end."""
+    path, total = 1.0, 0.0
     for i in range(depth):
-        chance *= trust.chance(match + i, claim(match + i, seen, seen))
-        total += chance
+        path *= confidence.prob(match + i, prior_prob(match + i, seen, seen))
+        total += path
     return total

@@ -1,4 +1,4 @@
-"""Scripted drafters for tests: one that knows the answer, one that lies, one that guesses at random."""
+"""Scripted drafters for tests: one that knows the answer, one that is always wrong, one that drafts random trees."""
 
 from __future__ import annotations
 
@@ -7,29 +7,33 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 from outrider.core.draft import EMPTY, Draft, Verdict
-from outrider.core.errors import OutriderError
 from outrider.core.sampling import Token
 from outrider.core.sequence import Sequence
+from outrider.drafters.base import Drafter, RoundView, Traits
 
 
-class ScriptedDrafter:
-    """Proposes whatever a function of the sequence says: `script(seq, budget) -> Draft`."""
+class BrokenContract(BaseException):
+    """The engine did not keep its part. No Exception: what a drafter raises as one costs it only its turn."""
+
+
+class ScriptedDrafter(Drafter):
+    """Proposes whatever a function of the sequence returns: `script(seq, budget) -> Draft`."""
 
     def __init__(self, script: Callable[[Sequence, int], Draft], name: str = "scripted", max_tokens: int = 6) -> None:
-        self.script, self.name, self.max_tokens = script, name, max_tokens
+        self.script, self.traits = script, Traits(name=name, max_tokens=max_tokens)
         self.forgotten: list[int] = []
 
-    def propose(self, seqs: Seq[Sequence], budgets: Seq[int]) -> list[Draft]:
-        return [self.script(seq, budget) for seq, budget in zip(seqs, budgets, strict=True)]
+    def propose(self, view: RoundView) -> list[Draft]:
+        return [self.script(seq, budget) for seq, budget in zip(view.seqs, view.budgets, strict=True)]
 
     def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
         for seq, draft, verdict in zip(seqs, drafts, verdicts, strict=True):
             if len(draft) and tuple(draft.tokens[node] for node in verdict.path) != verdict.tokens[:-1]:
-                raise OutriderError(f"sequence {seq.id}: the verdict's path is not its tokens")
+                raise BrokenContract(f"sequence {seq.id}: the verdict's path is not its tokens")
 
     def forget(self, seq: Sequence) -> None:
         if seq.id in self.forgotten:
-            raise OutriderError(f"sequence {seq.id} was forgotten twice")
+            raise BrokenContract(f"sequence {seq.id} was forgotten twice")
         self.forgotten.append(seq.id)
 
 

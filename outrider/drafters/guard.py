@@ -1,0 +1,160 @@
+"""Asks a drafter so that nothing it does wrong can harm a text: a failure is no draft, counted and logged."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+
+from outrider.core.device_row import DeviceRow
+from outrider.core.draft import EMPTY, Draft, Verdict
+from outrider.core.sampling import is_finite, is_int
+from outrider.core.sequence import Sequence
+from outrider.drafters.base import Drafter, RoundView, TargetPass, Traits
+
+_log = logging.getLogger("outrider.drafters")
+_LOG_SECONDS = 1.0
+"""A failure of a kind that was logged before is logged again only if nothing else was for so long."""
+
+
+class GuardedDrafter:
+    """A drafter that cannot fail: where it raises or returns what is no draft, there is no draft.
+
+    Its private state may be off after an exception; that is its own matter. It is asked again next round.
+    """
+
+    def __init__(self, drafter: Drafter, vocab_size: int) -> None:
+        """vocab_size: ids at or beyond it are not passed on."""
+        self.drafter, self.vocab_size = drafter, vocab_size
+        self.failures: Counter[int] = Counter()
+        """By sequence id, until `take_failures`."""
+        self._kinds: set[str] = set()
+        """Those logged so far."""
+        self._logged_at = -_LOG_SECONDS
+
+    @property
+    def traits(self) -> Traits:
+        return self.drafter.traits
+
+    def propose(self, view: RoundView) -> list[Draft] | None:
+        """A well-formed draft for each sequence, at most its budget; None only where the drafter may say so."""
+        drafts: Any = None
+        with self._guarded("propose", view.seqs) as failed:
+            drafts = self.drafter.propose(view)
+        if failed:
+            return [EMPTY] * len(view.seqs)
+        if drafts is None and view.state is not None:
+            return None
+        if not isinstance(drafts, list | tuple) or len(drafts) != len(view.seqs):
+            what = f"{len(drafts)} drafts" if isinstance(drafts, list | tuple) else f"a {type(drafts).__name__}"
+            self._fail(view.seqs, f"propose returned {what} for {len(view.seqs)} sequences")
+            return [EMPTY] * len(view.seqs)
+        return [self._checked(*each) for each in zip(drafts, view.seqs, view.budgets, strict=True)]
+
+    def process(self, work: TargetPass) -> None:
+        with self._guarded("process", work.seqs):
+            self.drafter.process(work)
+
+    def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
+        with self._guarded("observe", seqs):
+            self.drafter.observe(seqs, drafts, verdicts)
+
+    def forget(self, seq: Sequence) -> None:
+        with self._guarded("forget", [seq]):
+            self.drafter.forget(seq)
+
+    def take_failures(self, seq_id: int) -> int:
+        """How often the drafter failed while it was asked for this sequence; forgotten with that."""
+        return self.failures.pop(seq_id, 0)
+
+    @contextmanager
+    def _guarded(self, method: str, seqs: Seq[Sequence]) -> Iterator[list[Exception]]:
+        """Catch what the drafter raises: the list then holds it. Interrupts pass."""
+        raised: list[Exception] = []
+        try:
+            yield raised
+        except Exception as error:  # whatever it is, the texts go on without this drafter
+            raised.append(error)
+            self._fail(seqs, f"{method} raised {type(error).__name__}", error)
+
+    def _fail(self, seqs: Seq[Sequence], kind: str, error: Exception | None = None) -> None:
+        self.failures.update(seq.id for seq in seqs)
+        now = time.monotonic()
+        if kind in self._kinds and now - self._logged_at < _LOG_SECONDS:
+            return
+        self._kinds.add(kind)
+        self._logged_at = now
+        ids = ", ".join(str(seq.id) for seq in seqs)
+        _log.warning("drafter %s: %s; no draft for: %s", self.traits.name, kind, ids, exc_info=error)
+
+    def _checked(self, draft: Any, seq: Sequence, budget: int) -> Draft:
+        """The part of a draft that may be scored."""
+        problem = draft_problem(draft)
+        if problem:
+            self._fail([seq], problem)
+            return EMPTY
+        count = legal_nodes(draft, budget, self.vocab_size)
+        if count < len(draft):
+            over = count == budget
+            self._fail([seq], "a draft is longer than its budget" if over else "a draft names no token of the model")
+        return draft.first_nodes(count)
+
+
+def draft_problem(draft: Any) -> str:
+    """What is wrong with a draft; empty where nothing is. Tokens still on a device are not waited for."""
+    if not isinstance(draft, Draft):
+        return f"a draft is a {type(draft).__name__}"
+    try:
+        return next((problem for check in _CHECKS if (problem := check(draft))), "")
+    except Exception as error:  # its parts are not even sequences
+        return f"a draft cannot be read: {type(error).__name__}"
+
+
+def legal_nodes(draft: Draft, budget: int, vocab_size: int) -> int:
+    """How many of a draft's first nodes are within the budget and the vocabulary."""
+    count = min(len(draft), budget)
+    if _on_device(draft):
+        return count
+    return next((i for i, token in enumerate(draft.tokens[:count]) if not 0 <= token < vocab_size), count)
+
+
+def _on_device(draft: Draft) -> bool:
+    return draft.known and isinstance(draft.tokens, DeviceRow)
+
+
+def _bad_values(draft: Draft) -> str:
+    if not _on_device(draft) and not all(map(is_int, draft.tokens)):
+        return "a draft's tokens are not ints"
+    if not isinstance(draft.source, str):
+        return "a draft's source is not a str"
+    return "" if is_finite(draft.expected) else "a draft's expected is not a number"
+
+
+def _bad_parents(draft: Draft) -> str:
+    parents = draft.parents
+    if parents is None:
+        return ""
+    if len(parents) != len(draft.tokens):
+        return "a draft has not as many parents as tokens"
+    if draft.known and isinstance(parents, DeviceRow):
+        return ""
+    good = all(is_int(parent) and -1 <= parent < node for node, parent in enumerate(parents))
+    return "" if good else "a draft's parents are not before their children"
+
+
+def _bad_probs(draft: Draft) -> str:
+    probs: Any = draft.probs
+    if probs is None:
+        return ""
+    if not isinstance(probs, Tensor) or probs.ndim != 2 or len(probs) != len(draft.tokens) or probs.shape[1] < 1:
+        return "a draft's probs are not [tokens, vocabulary]"
+    return "a draft's probs hold NaN" if bool(probs.isnan().any()) else ""
+
+
+_CHECKS: tuple[Callable[[Draft], str], ...] = (_bad_values, _bad_parents, _bad_probs)
