@@ -1,14 +1,12 @@
-"""Structured output: from a schema, pattern or grammar to what a text may say next. Built on llguidance."""
+"""Structured output: from a schema, pattern or grammar to the tokens allowed next. Built on llguidance."""
 
 from outrider.grammar.compile import compile_constraint, prepare
 from outrider.grammar.spec import GrammarSpec, read_response_format
-from outrider.grammar.tool_parser import Parsed, ToolDelta, ToolParser, parse_tool_calls
+from outrider.grammar.tool_parser import ToolParser, parse_tool_calls
 from outrider.grammar.tools import ToolFormat, tool_constraint, tool_format, tools_prompt
 
 __all__ = [
     "GrammarSpec",
-    "Parsed",
-    "ToolDelta",
     "ToolFormat",
     "ToolParser",
     "compile_constraint",

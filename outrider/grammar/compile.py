@@ -1,4 +1,4 @@
-"""From a spec to a constraint: compiled beside the caller, within a time limit, and remembered."""
+"""From a grammar spec to a matcher: compiled in a thread of its own, within a time limit, and cached."""
 
 from __future__ import annotations
 
@@ -12,73 +12,76 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from outrider.core.errors import OutriderError, RequestError
-from outrider.grammar.matcher import GrammarConstraint
+from outrider.grammar.matcher import GrammarMatcher
 from outrider.grammar.spec import GrammarSpec
 from outrider.grammar.vocabulary import Vocabulary
 
-MAX_SECONDS = 5.0  # that one compilation may take
-MAX_AT_ONCE = 4  # compilations, those included that ran out of time and have not ended yet
-MAX_KEPT = 32  # compiled grammars for each tokenizer
-MAX_KEPT_CHARS = 1 << 20  # of their sources, all together
+MAX_COMPILE_SECONDS = 5.0  # of one compilation
+MAX_COMPILATIONS = 4  # at once, including those that ran out of time and have not ended yet
+MAX_CACHED_GRAMMARS = 32  # for each tokenizer
+MAX_CACHED_CHARS = 1 << 20  # of their sources in total
 MAX_STATES = 30_000  # of a grammar's lexer; each takes 1 to 2 KB
-MAX_FUEL = 200_000  # steps in building its patterns; each may leave 170 bytes, and (a{1000}){1000} would take a million
-QUICK = 0.05  # seconds: what compiles within them may be compiled again between two rounds
+MAX_FUEL = 200_000  # steps of building its patterns; each may take 170 bytes, and (a{1000}){1000} would need a million
+MAX_RECOMPILE_SECONDS = 0.05  # a grammar that compiles within this may be compiled again between two rounds
 
-_INDENTATION = r"[\x20\x0A\x0D\x09]{0,64}"  # unbounded, a model can go on with it for ever
+_INDENTATION = r"[\x20\x0A\x0D\x09]{0,64}"  # unbounded, a model could write whitespace for ever
 _SPACING: dict[str, dict[str, Any]] = {
     "any": {"whitespace_flexible": True, "whitespace_pattern": _INDENTATION},
     "line": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
 }
 
 
-def compile_constraint(spec: GrammarSpec, tokenizer: Any) -> GrammarConstraint:
-    """A constraint at the beginning of its text. May be called from any thread.
+def compile_constraint(spec: GrammarSpec, tokenizer: Any) -> GrammarMatcher:
+    """A matcher at the beginning of its text. May be called from any thread.
 
-    `tokenizer` is a model's, or whatever `Vocabulary` can read. RequestError says what is
-    wrong with the spec, or that compiling it took too long.
+    `tokenizer` is a model's, or whatever `Vocabulary` can read. Raises RequestError where the
+    spec is wrong, or compiling it takes too long.
     """
-    return _shop(tokenizer).make(spec)
+    return _cache_of(tokenizer).matcher(spec)
 
 
 def prepare(tokenizer: Any) -> None:
     """Read the tokenizer's vocabulary now, so that the first request does not wait for it."""
-    _shop(tokenizer)
+    _cache_of(tokenizer)
 
 
 def vocabulary_of(tokenizer: Any) -> Vocabulary:
     """The tokenizer's vocabulary, read once."""
-    return _shop(tokenizer).vocabulary
+    return _cache_of(tokenizer).vocabulary
 
 
-class _Shop:
-    """One tokenizer's vocabulary and the grammars compiled for it; the least recently asked for goes first."""
+class _GrammarCache:
+    """One tokenizer's vocabulary and an LRU cache of the grammars compiled for it."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.vocabulary = Vocabulary(tokenizer)
-        self._kept: OrderedDict[GrammarSpec, _Start] = OrderedDict()
+        self._grammars: OrderedDict[GrammarSpec, _Compiled] = OrderedDict()
         self._lock = threading.Lock()
 
-    def make(self, spec: GrammarSpec) -> GrammarConstraint:
+    def matcher(self, spec: GrammarSpec) -> GrammarMatcher:
         with self._lock:
-            if spec in self._kept:
-                self._kept.move_to_end(spec)
-                return GrammarConstraint(self._kept[spec], self.vocabulary)
-        start = _within(MAX_SECONDS, lambda: _Start(spec, self.vocabulary))
+            if spec in self._grammars:
+                self._grammars.move_to_end(spec)
+                return GrammarMatcher(self._grammars[spec], self.vocabulary)
+        grammar = _run_with_timeout(MAX_COMPILE_SECONDS, lambda: _Compiled(spec, self.vocabulary))
         with self._lock:
-            self._kept[spec] = start
-            while len(self._kept) > MAX_KEPT or sum(len(each.source) for each in self._kept) > MAX_KEPT_CHARS:
-                self._kept.popitem(last=False)
-            return GrammarConstraint(start, self.vocabulary)
+            self._grammars[spec] = grammar
+            while len(self._grammars) > MAX_CACHED_GRAMMARS or self._chars() > MAX_CACHED_CHARS:
+                self._grammars.popitem(last=False)
+            return GrammarMatcher(grammar, self.vocabulary)
+
+    def _chars(self) -> int:
+        return sum(len(spec.source) for spec in self._grammars)
 
 
-class _Start:
-    """A compiled grammar; see `matcher.Beginning`."""
+class _Compiled:
+    """A compiled grammar; see `matcher.CompiledGrammar`."""
 
     def __init__(self, spec: GrammarSpec, vocabulary: Vocabulary) -> None:
         began = time.thread_time()
         self._spec, self._vocabulary = spec, vocabulary
         self._matcher = _compile(spec, vocabulary)
-        self._quick = time.thread_time() - began < QUICK
+        self._quick = time.thread_time() - began < MAX_RECOMPILE_SECONDS
 
     def copy(self) -> Any:
         return self._matcher.deep_copy()
@@ -89,59 +92,59 @@ class _Start:
         return self._quick
 
 
-_shops: WeakKeyDictionary[Any, _Shop] = WeakKeyDictionary()
-_opening = threading.Lock()
-_slots = threading.BoundedSemaphore(MAX_AT_ONCE)
+_caches: WeakKeyDictionary[Any, _GrammarCache] = WeakKeyDictionary()
+_caches_lock = threading.Lock()
+_compile_slots = threading.BoundedSemaphore(MAX_COMPILATIONS)
 
 
-def _shop(tokenizer: Any) -> _Shop:
-    with _opening:
-        if tokenizer not in _shops:
-            _shops[tokenizer] = _Shop(tokenizer)
-        return _shops[tokenizer]
+def _cache_of(tokenizer: Any) -> _GrammarCache:
+    with _caches_lock:
+        if tokenizer not in _caches:
+            _caches[tokenizer] = _GrammarCache(tokenizer)
+        return _caches[tokenizer]
 
 
-def _within(seconds: float, work: Callable[[], Any]) -> Any:
+def _run_with_timeout(seconds: float, work: Callable[[], Any]) -> Any:
     """The result of work, done in a thread of its own. Work that overruns is left to end by its own limits."""
-    slots = _slots
+    slots = _compile_slots
     if not slots.acquire(timeout=seconds):
         raise RequestError("too many grammars are being compiled at once; try again later, or send a simpler one")
-    answers: SimpleQueue[Any] = SimpleQueue()
+    results: SimpleQueue[Any] = SimpleQueue()
 
     def run() -> None:
         try:
-            answers.put(work())
+            results.put(work())
         except Exception as error:
-            answers.put(error)
+            results.put(error)
         finally:
             slots.release()
 
     threading.Thread(target=run, name="grammar", daemon=True).start()
     try:
-        answer = answers.get(timeout=seconds)
+        result = results.get(timeout=seconds)
     except Empty:
         raise RequestError(f"the grammar took more than {seconds:g} s to compile; send a simpler one") from None
-    if isinstance(answer, OutriderError):
-        raise answer
-    if isinstance(answer, Exception):
-        raise RequestError(f"the grammar cannot be compiled: {_plain(str(answer))}") from answer
-    return answer
+    if isinstance(result, OutriderError):
+        raise result
+    if isinstance(result, Exception):
+        raise RequestError(f"the grammar cannot be compiled: {_one_line(str(result))}") from result
+    return result
 
 
 def _compile(spec: GrammarSpec, vocabulary: Vocabulary) -> Any:
-    """A matcher at the grammar's beginning that has found its first row, so that its first user need not wait."""
+    """An LLMatcher at the grammar's beginning that has computed its first bitmask, so that nobody waits for it."""
     import llguidance
 
     limits = llguidance.LLParserLimits(initial_lexer_fuel=MAX_FUEL, max_lexer_states=MAX_STATES, verbose_errors=False)
     start = llguidance.LLMatcher(vocabulary.ll, _grammar(spec), log_level=0, limits=limits)
     start.compute_bitmask()
     if start.is_error():
-        raise RequestError(_refusal(spec, start.get_error()))
+        raise RequestError(_error_message(spec, start.get_error()))
     return start
 
 
 def _grammar(spec: GrammarSpec) -> str:
-    """The spec in llguidance's own terms."""
+    """The spec as llguidance's grammar."""
     from llguidance import LLMatcher
 
     if spec.kind == "json_schema":
@@ -155,12 +158,12 @@ def _grammar(spec: GrammarSpec) -> str:
     return LLMatcher.grammar_from_lark(spec.source)
 
 
-_NAMES = {"json_schema": "JSON schema", "regex": "regex", "lark": "grammar", "choice": "list of choices"}
+_KIND_NAMES = {"json_schema": "JSON schema", "regex": "regex", "lark": "grammar", "choice": "list of choices"}
 
 
-def _refusal(spec: GrammarSpec, error: str) -> str:
-    """llguidance's message, made clear."""
-    name, why = _NAMES[spec.kind], _plain(error)
+def _error_message(spec: GrammarSpec, error: str) -> str:
+    """The message for an error of llguidance."""
+    name, why = _KIND_NAMES[spec.kind], _one_line(error)
     unsupported = "Unimplemented keys: "
     if unsupported in why:
         keys = why.partition(unsupported)[2].strip('[]" ').replace('"', "")
@@ -174,8 +177,8 @@ def _refusal(spec: GrammarSpec, error: str) -> str:
     return f"the {name} is not valid: {why}"
 
 
-def _plain(error: str) -> str:
-    """One line, without llguidance's picture of the place, and not too long."""
+def _one_line(error: str) -> str:
+    """llguidance's error on one line of at most 300 characters, without its marks of the position."""
     lines = [line.strip() for line in error.replace("<non-verbose/>", "").splitlines()]
     kept = [line for line in lines if line and not set(line) <= set("^ |")]
     return "; ".join(dict.fromkeys(kept))[:300]

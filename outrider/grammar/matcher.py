@@ -1,4 +1,4 @@
-"""One text's place in a compiled grammar: the `Constraint` of `outrider.core`, by llguidance's matcher."""
+"""One sequence's position in a compiled grammar: the `Constraint` of `outrider.core`, by llguidance's LLMatcher."""
 
 from __future__ import annotations
 
@@ -10,56 +10,56 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.core.draft import TokenPath
 from outrider.core.sampling import Token
 from outrider.grammar.vocabulary import Vocabulary
 
-Path = tuple[Token, ...]
-
-MAX_FORCED = 64  # tokens forced at once: more than any draft holds
-SLOWEST = 0.25  # seconds of this thread's own time that one row may take; usual are 10 to 500 microseconds
+MAX_FORCED = 64  # forced tokens returned at once: more than any draft holds
+MAX_MASK_SECONDS = 0.25  # CPU seconds of one bitmask; usual are 10 to 500 microseconds
 
 
-class Beginning(Protocol):
-    """A compiled grammar, before any text."""
+class CompiledGrammar(Protocol):
+    """A compiled grammar, from which matchers are made."""
 
     def copy(self) -> Any:
-        """An LLMatcher at the beginning. All copies share, and fill, one table of lexer states."""
+        """An LLMatcher at the beginning. All copies share one table of lexer states, which they fill."""
         ...
 
     def renew(self) -> bool:
-        """Let further copies begin with an empty table; False where that would take too long."""
+        """Make further copies start with an empty table; False where that would take too long."""
         ...
 
 
-class _Row(NamedTuple):
-    """What may follow one place."""
+class _NextTokens(NamedTuple):
+    """The tokens allowed at one position."""
 
     bits: np.ndarray
-    """uint8, a bit for each token that goes on; none of them ends the text."""
+    """uint8, a bit for each allowed token; end-of-text tokens are not among them."""
     ends: bool
-    """The text may end here."""
+    """Whether the text may end here."""
     goes_on: bool
+    """Whether any token is allowed."""
 
 
-class GrammarConstraint:
-    """A grammar and a text in it. Made by `compile_constraint`; one thread at a time.
+class GrammarMatcher:
+    """A grammar and a sequence's position in it. Made by `compile_constraint`; for one thread at a time.
 
-    The matcher stands somewhere in the tree of paths asked for and is moved by taking
-    tokens and rolling back, so that a chain of W drafted tokens costs W steps. Rows are
-    kept until the text moves on: a draft model and the target ask for the same ones.
+    The LLMatcher is at some path of the tree asked for and is moved by consuming tokens and
+    rolling back, so that a chain of W draft tokens costs W steps. Results are cached until the
+    sequence advances: a draft model and the target ask for the same ones.
     """
 
-    def __init__(self, start: Beginning, vocabulary: Vocabulary) -> None:
+    def __init__(self, start: CompiledGrammar, vocabulary: Vocabulary) -> None:
         self._start, self._vocabulary = start, vocabulary
         self._matcher = start.copy()
         self._text: list[Token] = []
-        self._path: Path = ()
-        """What the matcher has taken beyond the text."""
-        self._rows: dict[Path, _Row] = {}
-        self._forced: Path | None = None
+        self._path: TokenPath = ()
+        """What the LLMatcher has consumed beyond the text."""
+        self._rows: dict[TokenPath, _NextTokens] = {}
+        self._forced: TokenPath | None = None
         self._renewed = False
-        """A full table has been replaced once since the text last moved."""
-        self._nowhere = _Row(np.zeros_like(vocabulary.text_bits), ends=False, goes_on=False)
+        """Whether a full table has been replaced since the sequence last advanced."""
+        self._none = _NextTokens(np.zeros_like(vocabulary.text_bits), ends=False, goes_on=False)
         self.problem = ""
 
     @property
@@ -67,8 +67,8 @@ class GrammarConstraint:
         row = self._row(())
         return row.ends and not row.goes_on
 
-    def allowed(self, paths: Seq[Path], stops: frozenset[Token]) -> Tensor:
-        rows = [self._nowhere if stops.intersection(path) else self._row(path) for path in paths]
+    def allowed(self, paths: Seq[TokenPath], stops: frozenset[Token]) -> Tensor:
+        rows = [self._none if stops.intersection(path) else self._row(path) for path in paths]
         bits = np.zeros((len(rows), len(self._vocabulary.text_bits)), dtype=np.uint8)
         for i, row in enumerate(rows):
             bits[i] = row.bits
@@ -78,77 +78,77 @@ class GrammarConstraint:
         return torch.from_numpy(flags.view(np.bool_))
 
     def advance(self, tokens: Seq[Token]) -> None:
-        went = self._go(tuple(tokens))
+        went = self._move_to(tuple(tokens))
         self._text += tokens
         self._path = ()
         self._rows.clear()
         self._forced = None
         self._renewed = False
         if not went:
-            self._give_up("this text does not fit it")
+            self._fail("this text does not fit it")
 
-    def forced(self) -> Path:
+    def forced(self) -> TokenPath:
         if self._forced is None:
-            lost = bool(self.problem) or not self._go(())
+            lost = bool(self.problem) or not self._move_to(())
             self._forced = () if lost else tuple(self._matcher.compute_ff_tokens()[:MAX_FORCED])
         return self._forced
 
-    def fork(self) -> GrammarConstraint:
-        twin = GrammarConstraint(self._start, self._vocabulary)
+    def fork(self) -> GrammarMatcher:
+        twin = GrammarMatcher(self._start, self._vocabulary)
         twin.problem = self.problem
-        if self._go(()):
+        if self._move_to(()):
             twin._matcher = self._matcher.deep_copy()
         twin._text = list(self._text)
         return twin
 
-    def _row(self, path: Path) -> _Row:
+    def _row(self, path: TokenPath) -> _NextTokens:
         row = self._rows.get(path)
         if row is None:
-            row = self._rows[path] = self._nowhere if self.problem else self._look(path)
+            row = self._rows[path] = self._none if self.problem else self._compute(path)
         return row
 
-    def _look(self, path: Path) -> _Row:
+    def _compute(self, path: TokenPath) -> _NextTokens:
         began = time.thread_time()
-        if not self._go(path):
-            return self._nowhere
+        if not self._move_to(path):
+            return self._none
         bits = self._mask()
-        if self._recovers() and self._go(path):
+        if self._replace_failed() and self._move_to(path):
             bits = self._mask()
         failed = self._matcher.is_error()
-        if failed or time.thread_time() - began > SLOWEST:
+        if failed or time.thread_time() - began > MAX_MASK_SECONDS:
             if not path:
-                self._give_up("it takes too long")
+                self._fail("it takes too long")
             if failed:
-                self._start_over()
-            return self._nowhere
-        return _Row(bits, self._matcher.is_accepting(), bool(bits.any()))
+                self._restart()
+            return self._none
+        return _NextTokens(bits, self._matcher.is_accepting(), bool(bits.any()))
 
     def _mask(self) -> np.ndarray:
         text = self._vocabulary.text_bits
         return np.frombuffer(self._matcher.compute_bitmask(), np.uint8)[: len(text)] & text
 
-    def _give_up(self, reason: str) -> None:
-        """Say why the text cannot go on: what the matcher says, or else this reason."""
+    def _fail(self, reason: str) -> None:
+        """Set `problem` to the LLMatcher's error, or else to this reason."""
         if not self.problem:
             reason = _first_line(self._matcher.get_error()) or reason
             self.problem = f"the grammar cannot be followed any further ({reason}); send a simpler one"
 
-    def _go(self, path: Path) -> bool:
-        """Stand behind the text and this path; False, and somewhere on the way, where the grammar does not lead there.
+    def _move_to(self, path: TokenPath) -> bool:
+        """Move the LLMatcher to the end of this path; False, and somewhere on it, where the grammar forbids the path.
 
-        A token that is refused leaves the matcher as it was, so that the way back stays open.
+        A rejected token leaves the LLMatcher unchanged, so that it can still roll back.
         """
-        went = self._walk(path)
-        if self._recovers():
-            went = self._walk(path)
+        went = self._try_move_to(path)
+        if self._replace_failed():
+            went = self._try_move_to(path)
         return went and not self._matcher.is_error()
 
-    def _walk(self, path: Path) -> bool:
+    def _try_move_to(self, path: TokenPath) -> bool:
         if self._matcher.is_error():
-            self._start_over()
-        common = _common(self._path, path)
+            self._restart()
+        common = _common_length(self._path, path)
         if common < len(self._path) and not self._matcher.rollback(len(self._path) - common):
-            self._start_over()
+            self._restart()
             common = 0
         rest = path[common:]
         legal = next((i for i, t in enumerate(rest) if not self._is_text(t)), len(rest))
@@ -159,27 +159,27 @@ class GrammarConstraint:
     def _is_text(self, token: Token) -> bool:
         return 0 <= token < self._vocabulary.size and token not in self._vocabulary.eos_ids
 
-    def _recovers(self) -> bool:
-        """Whether the matcher has just failed and another, with an empty table, stands in its place.
+    def _replace_failed(self) -> bool:
+        """Replace an LLMatcher that has failed by one with an empty table; False where none was replaced.
 
-        Other texts may have filled the one they shared. Whether this text can be followed
-        must depend on itself alone.
+        Other sequences may have filled the table they share. Whether this sequence can be
+        followed must depend on itself alone.
         """
         if not self._matcher.is_error() or self._renewed or not self._start.renew():
             return False
         self._renewed = True
-        self._start_over()
+        self._restart()
         return True
 
-    def _start_over(self) -> None:
-        """A matcher that failed stays so; a fresh one reads the text again."""
+    def _restart(self) -> None:
+        """Replace the LLMatcher, which cannot recover from an error, by a new one that reads the text again."""
         self._matcher = self._start.copy()
         self._matcher.consume_tokens(self._text)
         self._path = ()
 
 
-def _common(a: Path, b: Path) -> int:
-    """How many tokens both begin with."""
+def _common_length(a: TokenPath, b: TokenPath) -> int:
+    """The length of the common prefix."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 

@@ -1,4 +1,4 @@
-"""What a text is held to, as asked for: checked, of bounded size, and nothing compiled yet."""
+"""Grammar specs: what a text must match, validated and of bounded size, not compiled yet."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any, Literal
 
 from outrider.core.errors import RequestError
 
-Kind = Literal["json_schema", "regex", "lark", "choice"]
+GrammarKind = Literal["json_schema", "regex", "lark", "choice"]
 Whitespace = Literal["any", "line"]
 
-MAX_CHARS = 1 << 17  # of a schema, pattern or grammar, written out
-MAX_DEPTH = 64  # of a schema's nesting
-MAX_CHOICES = 4096
-MAX_COMBINED = 12  # patterns that one text must fit at once; llguidance's time and memory double with each
+MAX_SOURCE_CHARS = 1 << 17  # of a schema, pattern or grammar
+MAX_SCHEMA_DEPTH = 64  # of a schema's nesting
+MAX_CHOICE_TEXTS = 4096
+MAX_COMBINED_PATTERNS = 12  # patterns combined on one text; llguidance's time and memory double with each
 
-# Keywords that restrict a value and that llguidance passes over in silence; those it names itself need no list.
-_PASSED_OVER = frozenset({"nullable", "divisibleBy", "disallow", "extends", "x-guidance"})
+# Keywords that restrict a value and that llguidance silently ignores; it reports all others itself.
+_UNENFORCED = frozenset({"nullable", "divisibleBy", "disallow", "extends", "x-guidance"})
 _SCHEMA_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 _SCHEMA_LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems", "items"})
 _SCHEMAS = frozenset({"items", "additionalProperties", "additionalItems"})
@@ -28,13 +28,13 @@ _SCHEMAS = frozenset({"items", "additionalProperties", "additionalItems"})
 
 @dataclass(frozen=True, slots=True)
 class GrammarSpec:
-    """One thing to hold a text to. Made by the functions below, which check it."""
+    """What a text must match. Made by the class methods below, which validate it."""
 
-    kind: Kind
+    kind: GrammarKind
     source: str
     """The schema as JSON, the pattern, the grammar, or the choices as a JSON list."""
     whitespace: Whitespace = "any"
-    """JSON only. any: up to a line's indentation between tokens. line: one line, as Python's json.dumps writes it."""
+    """JSON only. any: line breaks and indentation are allowed. line: one line, as Python's json.dumps writes it."""
 
     @classmethod
     def json_object(cls, *, whitespace: Whitespace = "any") -> GrammarSpec:
@@ -43,7 +43,7 @@ class GrammarSpec:
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | bool, *, whitespace: Whitespace = "any") -> GrammarSpec:
-        """JSON that a schema accepts. RequestError where the schema is too large or holds what cannot be enforced."""
+        """JSON that matches a schema. Raises RequestError where the schema is too large or cannot be enforced."""
         if schema is True:
             schema = {}
         if not isinstance(schema, Mapping):
@@ -55,33 +55,33 @@ class GrammarSpec:
             source = json.dumps(schema, ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise RequestError(f"the JSON schema is not JSON itself: {error}") from error
-        return cls("json_schema", _sized(source, "the JSON schema"), whitespace)
+        return cls("json_schema", _check_source(source, "the JSON schema"), whitespace)
 
     @classmethod
     def regex(cls, pattern: str) -> GrammarSpec:
         """Text that the whole pattern matches (Rust's regex syntax: no look-around, no back-references)."""
-        return cls("regex", _sized(pattern, "the regex"))
+        return cls("regex", _check_source(pattern, "the regex"))
 
     @classmethod
     def lark(cls, grammar: str) -> GrammarSpec:
-        """Text of a context-free grammar in llguidance's Lark syntax; it begins with the rule `start`."""
-        return cls("lark", _sized(grammar, "the grammar"))
+        """Text of a context-free grammar in llguidance's Lark syntax, whose first rule is `start`."""
+        return cls("lark", _check_source(grammar, "the grammar"))
 
     @classmethod
     def choice(cls, choices: Seq[str]) -> GrammarSpec:
         """One of these texts."""
-        if isinstance(choices, str) or not isinstance(choices, Seq) or not 1 <= len(choices) <= MAX_CHOICES:
-            raise RequestError(f"choices must be a list of 1 to {MAX_CHOICES} texts, got {choices!r:.80}")
+        if isinstance(choices, str) or not isinstance(choices, Seq) or not 1 <= len(choices) <= MAX_CHOICE_TEXTS:
+            raise RequestError(f"choices must be a list of 1 to {MAX_CHOICE_TEXTS} texts, got {choices!r:.80}")
         for each in choices:
             if not isinstance(each, str) or not each:
                 raise RequestError(f"each of the choices must be a text of at least one character, got {each!r:.80}")
-        return cls("choice", _sized(json.dumps(list(choices), ensure_ascii=False), "the list of choices"))
+        return cls("choice", _check_source(json.dumps(list(choices), ensure_ascii=False), "the list of choices"))
 
 
 def read_response_format(given: Mapping[str, Any] | None) -> GrammarSpec | None:
-    """What OpenAI's `response_format` asks for; None for plain text.
+    """The spec of an OpenAI `response_format`; None for plain text.
 
-    Beside `text`, `json_object` (with a `schema`, if wanted) and `json_schema` it may be
+    Besides `text`, `json_object` (with an optional `schema`) and `json_schema` it may be
     `{"type": "regex", "regex": ...}`, `{"type": "grammar", "grammar": ...}` (Lark) or
     `{"type": "choice", "choice": [...]}`.
     """
@@ -117,11 +117,11 @@ def _text(source: Any, name: str) -> str:
     return source
 
 
-def _sized(source: str, what: str) -> str:
+def _check_source(source: str, what: str) -> str:
     if not isinstance(source, str) or not source:
         raise RequestError(f"{what} must be a string of at least one character")
-    if len(source) > MAX_CHARS:
-        raise RequestError(f"{what} has {len(source)} characters; at most {MAX_CHARS} are taken")
+    if len(source) > MAX_SOURCE_CHARS:
+        raise RequestError(f"{what} has {len(source)} characters; at most {MAX_SOURCE_CHARS} are taken")
     try:
         source.encode()
     except UnicodeEncodeError as error:
@@ -130,21 +130,23 @@ def _sized(source: str, what: str) -> str:
 
 
 def _check_depth(schema: Mapping[str, Any]) -> None:
-    """Level by level, since whatever walks down by calling itself would not come back from a deep one."""
+    """Level by level, since recursion into a deep schema would overflow the stack."""
     level: list[Any] = [schema]
-    for _ in range(MAX_DEPTH):
+    for _ in range(MAX_SCHEMA_DEPTH):
         held = [each for each in level if isinstance(each, (Mapping, list, tuple))]
         level = [inner for each in held for inner in (each.values() if isinstance(each, Mapping) else each)]
         if not level:
             return
-        if len(level) > MAX_CHARS:
-            raise RequestError(f"the JSON schema holds more than {MAX_CHARS} values; send a smaller one")
-    raise RequestError(f"the JSON schema is nested more than {MAX_DEPTH} deep; use $defs and $ref, or flatten it")
+        if len(level) > MAX_SOURCE_CHARS:
+            raise RequestError(f"the JSON schema holds more than {MAX_SOURCE_CHARS} values; send a smaller one")
+    raise RequestError(
+        f"the JSON schema is nested more than {MAX_SCHEMA_DEPTH} deep; use $defs and $ref, or flatten it"
+    )
 
 
 def _check_keywords(schema: Mapping[str, Any]) -> None:
     for part in _schemas_in(schema):
-        unknown = sorted(_PASSED_OVER & part.keys())
+        unknown = sorted(_UNENFORCED & part.keys())
         if unknown:
             raise RequestError(
                 f"the JSON schema uses {', '.join(unknown)}, which cannot be enforced here; leave it out"
@@ -157,7 +159,7 @@ _ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})")
 
 
 def _check_combined(schema: Mapping[str, Any]) -> None:
-    """Wherever in the schema they are: a $ref may lead to any place in it. Depth has been checked before."""
+    """Count patterns anywhere in the schema, since a $ref may refer to any part. Depth is checked before."""
     patterns, combines = 0, False
     level: list[Any] = [schema]
     while level:
@@ -168,26 +170,28 @@ def _check_combined(schema: Mapping[str, Any]) -> None:
                 combines |= "allOf" in each or (own > 0 and not {"anyOf", "oneOf", "$ref"}.isdisjoint(each))
         held = [each for each in level if isinstance(each, (Mapping, list, tuple))]
         level = [inner for each in held for inner in (each.values() if isinstance(each, Mapping) else each)]
-    if combines and patterns > MAX_COMBINED:
+    if combines and patterns > MAX_COMBINED_PATTERNS:
         raise _too_combined(f"the JSON schema has {patterns} patterns and formats, and combines some")
 
 
 def _check_lark(source: str) -> None:
-    """The same for a grammar from outside, going by its text alone: its own `&`, and the schemas written in it."""
+    """The same for a Lark grammar, by its text alone: its `&` operators, and the schemas in it."""
     plain = _ESCAPE.sub(lambda found: chr(int(found[1], 16)), source)
-    if _STRING.sub("", source).count("&") >= MAX_COMBINED:
+    if _STRING.sub("", source).count("&") >= MAX_COMBINED_PATTERNS:
         raise _too_combined("the grammar combines patterns with &")
     patterns = sum(plain.count(f'"{key}"') for key in _PATTERNS)
-    if patterns > MAX_COMBINED and any(f'"{key}"' in plain for key in ("allOf", "anyOf", "oneOf", "$ref")):
+    if patterns > MAX_COMBINED_PATTERNS and any(f'"{key}"' in plain for key in ("allOf", "anyOf", "oneOf", "$ref")):
         raise _too_combined("the JSON schemas in the grammar have many patterns and formats, and combine some")
 
 
 def _too_combined(what: str) -> RequestError:
-    return RequestError(f"{what}; at most {MAX_COMBINED} can be combined, so write fewer, or each where it holds alone")
+    return RequestError(
+        f"{what}; at most {MAX_COMBINED_PATTERNS} can be combined, so write fewer, or each where it holds alone"
+    )
 
 
 def _schemas_in(schema: Any) -> Iterator[Mapping[str, Any]]:
-    """The schema and every schema inside it; depth has been checked before."""
+    """The schema and every schema inside it. Depth is checked before."""
     if not isinstance(schema, Mapping):
         return
     yield schema

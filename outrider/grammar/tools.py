@@ -1,8 +1,8 @@
-"""From OpenAI's `tools` and `tool_choice` to a grammar of tool calls, written as the model was trained to write them.
+"""From OpenAI's `tools` and `tool_choice` to a grammar of tool calls, in the format the model was trained on.
 
 hermes       `<tool_call>\\n{"name": ..., "arguments": {...}}\\n</tool_call>`, once or more (Qwen2.5, Hermes, SmolLM2)
-llama3_json  the whole answer is `{"name": ..., "parameters": {...}}`
-json         the whole answer is `{"name": ..., "arguments": {...}}`: for models that were taught no format
+llama3_json  the whole text is `{"name": ..., "parameters": {...}}`
+json         the whole text is `{"name": ..., "arguments": {...}}`: for models trained on no format
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from typing import Any, Literal
 
 from outrider.core.errors import RequestError
 from outrider.grammar.compile import compile_constraint, vocabulary_of
-from outrider.grammar.matcher import GrammarConstraint
+from outrider.grammar.matcher import GrammarMatcher
 from outrider.grammar.spec import GrammarSpec
 
 ToolFormat = Literal["hermes", "llama3_json", "json"]
 ToolMode = Literal["none", "auto", "required", "named"]
 
 MAX_TOOLS = 128
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
+_FUNCTION_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as templates write them
-_ARGUMENTS = {"hermes": "arguments", "llama3_json": "parameters", "json": "arguments"}
+_ARGUMENTS_KEYS = {"hermes": "arguments", "llama3_json": "parameters", "json": "arguments"}
 
 
 @dataclass(frozen=True, slots=True)
-class Tool:
+class ToolFunction:
     """A function the model may call."""
 
     name: str
@@ -39,8 +39,8 @@ class Tool:
 
 
 def tool_format(template: str) -> ToolFormat:
-    """How a model writes tool calls, going by the text of its chat template."""
-    if OPEN in template:
+    """The format of a model's tool calls, by the text of its chat template."""
+    if CALL_OPEN in template:
         return "hermes"
     if "<|start_header_id|>" in template and "parameters" in template:
         return "llama3_json"
@@ -49,12 +49,12 @@ def tool_format(template: str) -> ToolFormat:
 
 def tool_constraint(
     tools: Seq[Mapping[str, Any]], choice: Any, tokenizer: Any, *, parallel: bool = True
-) -> tuple[GrammarConstraint | None, ToolFormat]:
-    """What an answer may be, given these tools, and how its calls are written; None: anything (`none`).
+) -> tuple[GrammarMatcher | None, ToolFormat]:
+    """The constraint of a request with these tools, None where any text is allowed, and the format of its calls.
 
     auto: text, or calls (hermes: text, then calls). required: at least one call. A named
     function: one call of it. `parallel` allows more than one call, where the format has it.
-    Arguments are held to the function's schema. RequestError says what is wrong with the tools.
+    Arguments must match the function's schema. Raises RequestError where the tools are wrong.
     """
     known = read_tools(tools)
     form = tool_format(tokenizer.template_text(tools=True))
@@ -62,14 +62,14 @@ def tool_constraint(
     if mode == "none":
         return None, form
     vocabulary = vocabulary_of(tokenizer)
-    marks = {mark: mark if vocabulary.is_special(mark) else _quoted(mark) for mark in (OPEN, CLOSE)}
+    marks = {mark: mark if vocabulary.is_special(mark) else _quote(mark) for mark in (CALL_OPEN, CALL_CLOSE)}
     several = parallel and mode != "named"
     source = tool_grammar(wanted, form, free=mode == "auto", parallel=several, marks=marks)
     return compile_constraint(GrammarSpec.lark(source), tokenizer), form
 
 
-def read_tools(tools: Seq[Mapping[str, Any]]) -> list[Tool]:
-    """OpenAI's list of tools, checked."""
+def read_tools(tools: Seq[Mapping[str, Any]]) -> list[ToolFunction]:
+    """The functions in OpenAI's list of tools, validated."""
     if isinstance(tools, (str, Mapping)) or not isinstance(tools, Seq) or not 1 <= len(tools) <= MAX_TOOLS:
         raise RequestError(f"tools must be a list of 1 to {MAX_TOOLS} functions")
     known = [_read_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
@@ -80,8 +80,8 @@ def read_tools(tools: Seq[Mapping[str, Any]]) -> list[Tool]:
     return known
 
 
-def read_tool_choice(choice: Any, tools: Seq[Tool]) -> tuple[ToolMode, list[Tool]]:
-    """How free the model is, and which tools it may call."""
+def read_tool_choice(choice: Any, tools: Seq[ToolFunction]) -> tuple[ToolMode, list[ToolFunction]]:
+    """The mode, and the functions that may be called."""
     if choice is None or choice == "auto":
         return "auto", list(tools)
     if choice in ("none", "required"):
@@ -99,41 +99,46 @@ def read_tool_choice(choice: Any, tools: Seq[Tool]) -> tuple[ToolMode, list[Tool
 
 
 def tools_prompt(tools: Seq[Mapping[str, Any]], form: ToolFormat) -> str:
-    """What to tell a model of its tools, for a system message, where its chat template does not mention them."""
+    """A system message that lists the tools, for models whose chat template does not."""
     listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-    call = _head("NAME", _ARGUMENTS[form]) + "{...}}"
-    call = f"{OPEN}\n{call}\n{CLOSE}" if form == "hermes" else call
+    call = _call_head("NAME", _ARGUMENTS_KEYS[form]) + "{...}}"
+    call = f"{CALL_OPEN}\n{call}\n{CALL_CLOSE}" if form == "hermes" else call
     return f"You may call these functions:\n{listed}\nTo call one, answer with:\n{call}"
 
 
 def tool_grammar(
-    tools: Seq[Tool], form: ToolFormat, *, free: bool, parallel: bool = True, marks: Mapping[str, str] | None = None
+    tools: Seq[ToolFunction],
+    form: ToolFormat,
+    *,
+    free: bool,
+    parallel: bool = True,
+    marks: Mapping[str, str] | None = None,
 ) -> str:
-    """The Lark grammar. `free`: plain text is an answer too. `marks` spell OPEN and CLOSE where they are tokens."""
-    marks = marks or {mark: _quoted(mark) for mark in (OPEN, CLOSE)}
-    key = _ARGUMENTS[form]
-    bodies = [f"{_quoted(_head(tool.name, key))} args_{i} {_quoted('}')}" for i, tool in enumerate(tools)]
-    rules = [f"args_{i}: %json {_schema(tool)}" for i, tool in enumerate(tools)]
+    """The Lark grammar. `free`: plain text is allowed too. `marks`: the marks in Lark, where special tokens."""
+    marks = marks or {mark: _quote(mark) for mark in (CALL_OPEN, CALL_CLOSE)}
+    key = _ARGUMENTS_KEYS[form]
+    bodies = [f"{_quote(_call_head(tool.name, key))} args_{i} {_quote('}')}" for i, tool in enumerate(tools)]
+    rules = [f"args_{i}: %json {_arguments_schema(tool)}" for i, tool in enumerate(tools)]
     rules.append("body: " + " | ".join(bodies))
     if form == "hermes":
-        rules.append(f'rest: "\\n" body "\\n" {marks[CLOSE]}')
-        more = f' ("\\n" {marks[OPEN]} rest)*' if parallel else ""
-        rules.append(f"start: TEXT | before rest{more}" if free else f"start: {marks[OPEN]} rest{more}")
-        if free:  # the mark counts however it is spelled; lazy: with its last letter the text is over
-            spelled = f"TEXT {marks[OPEN]} | " if marks[OPEN] == OPEN else ""
-            rules += [f"before: {spelled}spelled", f"spelled[lazy]: TEXT {_quoted(OPEN)}", r"TEXT: /(.|\n)*/"]
-    else:  # an answer that begins with a brace is a call, any other is text
+        rules.append(f'rest: "\\n" body "\\n" {marks[CALL_CLOSE]}')
+        more = f' ("\\n" {marks[CALL_OPEN]} rest)*' if parallel else ""
+        rules.append(f"start: TEXT | before rest{more}" if free else f"start: {marks[CALL_OPEN]} rest{more}")
+        if free:  # the mark counts as a token and as text; lazy: the text ends with its last letter
+            spelled = f"TEXT {marks[CALL_OPEN]} | " if marks[CALL_OPEN] == CALL_OPEN else ""
+            rules += [f"before: {spelled}spelled", f"spelled[lazy]: TEXT {_quote(CALL_OPEN)}", r"TEXT: /(.|\n)*/"]
+    else:  # a text that begins with a brace is a call
         rules.append("start: TEXT | body" if free else "start: body")
         rules += [r"TEXT: /([^{](.|\n)*)?/"] if free else []
     return "\n".join(["%llguidance {}", *rules])
 
 
-def _read_tool(tool: Any, where: str) -> Tool:
+def _read_tool(tool: Any, where: str) -> ToolFunction:
     function = tool.get("function") if isinstance(tool, Mapping) and tool.get("type") == "function" else None
     if not isinstance(function, Mapping):
         raise RequestError(f'{where} must be {{"type": "function", "function": {{"name": ..., "parameters": ...}}}}')
     name, schema = function.get("name"), function.get("parameters")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not _FUNCTION_NAME.fullmatch(name):
         raise RequestError(f"{where}: a name has 1 to 64 letters, digits, _ or -; got {name!r:.80}")
     schema = {} if schema is None else schema
     if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
@@ -142,17 +147,17 @@ def _read_tool(tool: Any, where: str) -> Tool:
         GrammarSpec.json_schema(schema)
     except RequestError as error:
         raise RequestError(f"{where} ({name}): {error}") from error
-    return Tool(name, schema)
+    return ToolFunction(name, schema)
 
 
-def _head(name: str, key: str) -> str:
+def _call_head(name: str, key: str) -> str:
     return f'{{"name": "{name}", "{key}": '
 
 
-def _schema(tool: Tool) -> str:
+def _arguments_schema(tool: ToolFunction) -> str:
     bare = {"properties": {}, "additionalProperties": False} if not tool.parameters else {}
     return json.dumps({"type": "object", **bare, **tool.parameters, "x-guidance": _ONE_LINE})
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return json.dumps(text)

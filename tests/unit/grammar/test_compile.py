@@ -16,7 +16,7 @@ from outrider.engine.engine import Engine
 from outrider.engine.request import Request
 from outrider.grammar import GrammarSpec, compile_constraint, prepare, read_response_format
 from outrider.grammar import compile as compiling
-from outrider.grammar.spec import MAX_CHARS, MAX_CHOICES
+from outrider.grammar.spec import MAX_CHOICE_TEXTS, MAX_SOURCE_CHARS
 from outrider.testing.toy import ByteTokenizer, ToyRunner
 from outrider.verify.base import make_verifier
 
@@ -68,8 +68,8 @@ REFUSED: dict[str, tuple[Callable[[], GrammarSpec], str]] = {
     "huge enum": (lambda: GrammarSpec.json_schema({"enum": [f"v{i}" for i in range(100_000)]}), "at most|more than"),
     "half a surrogate": (lambda: GrammarSpec.regex("\ud800"), "surrogate"),
     "half a surrogate among choices": (lambda: GrammarSpec.choice(["a", "\udfff"]), "surrogate"),
-    "long": (lambda: GrammarSpec.lark("a" * (MAX_CHARS + 1)), f"at most {MAX_CHARS}"),
-    "many choices": (lambda: GrammarSpec.choice(["x"] * (MAX_CHOICES + 1)), f"1 to {MAX_CHOICES}"),
+    "long": (lambda: GrammarSpec.lark("a" * (MAX_SOURCE_CHARS + 1)), f"at most {MAX_SOURCE_CHARS}"),
+    "many choices": (lambda: GrammarSpec.choice(["x"] * (MAX_CHOICE_TEXTS + 1)), f"1 to {MAX_CHOICE_TEXTS}"),
     "no choice": (lambda: GrammarSpec.choice([]), "1 to"),
     "an empty choice": (lambda: GrammarSpec.choice([""]), "at least one character"),
     "a string for a list": (lambda: GrammarSpec.choice("abc"), "a list"),
@@ -138,9 +138,9 @@ def test_a_text_that_is_too_much_by_itself_fails(monkeypatch: pytest.MonkeyPatch
 
 def test_a_compilation_that_overruns_is_given_up(monkeypatch: pytest.MonkeyPatch):
     free = threading.Event()
-    monkeypatch.setattr(compiling, "MAX_SECONDS", 0.05)
+    monkeypatch.setattr(compiling, "MAX_COMPILE_SECONDS", 0.05)
     monkeypatch.setattr(compiling, "_compile", lambda spec, vocabulary: free.wait(LONGEST))
-    monkeypatch.setattr(compiling, "_slots", threading.BoundedSemaphore(2))
+    monkeypatch.setattr(compiling, "_compile_slots", threading.BoundedSemaphore(2))
     prepare(BYTES)
     try:
         for _ in range(2):
@@ -161,14 +161,14 @@ def test_grammars_are_remembered_and_the_oldest_forgotten(monkeypatch: pytest.Mo
         return original(spec, vocabulary)
 
     monkeypatch.setattr(compiling, "_compile", counting)
-    monkeypatch.setattr(compiling, "MAX_KEPT", 2)
+    monkeypatch.setattr(compiling, "MAX_CACHED_GRAMMARS", 2)
     tokenizer = ByteTokenizer()
     for source in ("aa", "bb", "aa", "cc", "aa", "bb"):
         constraint = compile_constraint(GrammarSpec.regex(source), tokenizer)
         constraint.advance(list(source.encode()))
         assert constraint.done  # each use begins at the beginning
     assert made == ["aa", "bb", "cc", "bb"]
-    monkeypatch.setattr(compiling, "MAX_KEPT_CHARS", 10)
+    monkeypatch.setattr(compiling, "MAX_CACHED_CHARS", 10)
     for source in ("12345678", "aa", "12345678", "bb", "12345678", "aa"):
         compile_constraint(GrammarSpec.regex(source), tokenizer)
     assert made[4:] == ["12345678", "aa", "bb", "aa"]

@@ -179,7 +179,7 @@ def test_a_row_that_fails_in_a_draft_leaves_the_text_as_it_was(monkeypatch: pyte
     made._rows.clear()
     made._path = tuple(b"2")
     assert made.allowed([()], BYTES.eos_ids).tolist() == before
-    monkeypatch.setattr(matcher, "SLOWEST", -1.0)
+    monkeypatch.setattr(matcher, "MAX_MASK_SECONDS", -1.0)
     assert not made.allowed([tuple(b"22")], BYTES.eos_ids).any()
     assert not made.problem
     made.advance(list(b"2"))

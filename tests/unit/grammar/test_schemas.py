@@ -17,7 +17,7 @@ from outrider.drafters.grammar import Grammar
 from outrider.engine.engine import Engine
 from outrider.engine.request import EngineLimits, Request
 from outrider.grammar import GrammarSpec, compile_constraint
-from outrider.grammar.spec import MAX_DEPTH
+from outrider.grammar.spec import MAX_SCHEMA_DEPTH
 from outrider.testing.toy import ByteTokenizer, ToyRunner
 from outrider.verify.base import make_verifier
 
@@ -214,8 +214,8 @@ def test_depth_is_bounded_before_anything_walks_down():
             out = {"type": "array", "items": out}
         return out
 
-    compile_constraint(GrammarSpec.json_schema(nested(MAX_DEPTH - 2)), BYTES)
-    for levels in (MAX_DEPTH, 10_000):
+    compile_constraint(GrammarSpec.json_schema(nested(MAX_SCHEMA_DEPTH - 2)), BYTES)
+    for levels in (MAX_SCHEMA_DEPTH, 10_000):
         with pytest.raises(RequestError, match="nested more than"):
             GrammarSpec.json_schema(nested(levels))
 
