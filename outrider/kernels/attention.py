@@ -1,10 +1,10 @@
-"""Attention over cached keys and values: the reference, in plain PyTorch, on any device.
+"""Attention over cached keys and values in plain PyTorch: the reference, on any device.
 
-Two forms of the same sum. `attend_rows` gives each query row a problem of its own: one
-query, one head, keys in text order, their number a multiple of 16. On the CPU the bits of a
-row then do not depend on the rows beside it, nor on how far the keys are padded, so that
-scoring a draft and decoding one token at a time agree to the last bit. `attend_block`
-shares the keys between rows, which is how a GPU wants it.
+`attend_rows` gives each query row a problem of its own: one query, one head, keys in text order, their number a
+multiple of 16. On the CPU the bits of a row then do not depend on the rows beside it, nor on how far the keys are
+padded, so that scoring a draft and decoding one token at a time agree to the last bit. `attend_block` computes the same
+with keys that all rows share, which suits a GPU. `attend_pages` and `locate_rows` compute what their namesakes in
+triton_attention.py and triton_rope.py do, from the same arguments.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from outrider.kernels.batch import AttentionBatch, AttentionWorkspace, RowPlaces
 
 
 def attend_rows(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float = 0.0) -> Tensor:
@@ -40,6 +42,64 @@ def attend_block(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, so
     if softcap:
         return _capped(q, k, v, mask, scale, softcap)[0].transpose(0, 1)
     return F.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=True)[0].transpose(0, 1)
+
+
+def attend_pages(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    batch: AttentionBatch,
+    out: Tensor,
+    work: AttentionWorkspace | None = None,
+    *,
+    scale: float,
+    softcap: float = 0.0,
+    window: int = 0,
+    page: int = 16,
+    pdl: bool = False,
+) -> None:
+    """q [N, H, D] over cached keys and values [slots, KV, D] -> out [N, H, D]; softmax in float32.
+
+    A row sees the cached text before `starts`, less what lies `window` or more positions back, and those rows of the
+    pass whose bits are set in its ancestors. What it does not see counts for nothing, be it NaN. `work`, `pdl` and how
+    the batch splits keys matter to the Triton kernel alone.
+    """
+    (_, heads, dim), kv = q.shape, keys.shape[1]
+    sequences, width = len(batch.starts), batch.width
+    ends = batch.starts + batch.widths.clamp(min=1)
+    positions = torch.arange(int(ends.max()), device=q.device)  # [T]
+    slots = batch.block_tables[batch.table_ids][:, positions // page].long() * page + positions % page  # [B, T]
+    slots = slots.where(positions < ends[:, None], slots[:, :1])  # beyond its end a table may name any page
+    ahead = positions - batch.starts[:, None, None]  # [B, 1, T]
+    bits, depths = batch.ancestors.view(sequences, width, 1), batch.depths.view(sequences, width, 1)
+    seen = (ahead < 0) | (bits >> ahead.clamp(0, 63) & 1 == 1)  # [B, W, T]
+    if window:
+        seen &= (ahead >= 0) | (ahead > depths - window)
+    seen &= positions < ends[:, None, None]
+    wide = torch.promote_types(q.dtype, torch.float32)
+    grouped = q.to(wide).view(sequences, width, kv, heads // kv, dim)
+    scores = torch.einsum("bwkgd,btkd->bkgwt", grouped, keys[slots].to(wide)) * scale
+    if softcap:
+        scores = torch.tanh(scores / softcap) * softcap
+    weights = scores.masked_fill(~seen[:, None, None], -torch.inf).softmax(-1)
+    v = values[slots].to(wide)
+    v = v.where(v == v, 0)  # 0 times NaN would be NaN; a row that sees the token has NaN from its key
+    out.copy_(torch.einsum("bkgwt,btkd->bwkgd", weights, v).reshape(out.shape))
+
+
+def locate_rows(
+    batch: AttentionBatch, cos_sin: Tensor, places: RowPlaces, *, scratch_slot: int, page: int = 16, pdl: bool = False
+) -> None:
+    """Fill in the places of a batch's rows: slots, and the cosines and sines of their positions.
+
+    cos_sin [positions, D/2, 2] float32. scratch_slot: the slot of rows that are not real.
+    """
+    rows = torch.arange(batch.width, device=cos_sin.device)
+    real = rows < batch.widths[:, None]  # [B, W]
+    positions = torch.where(real, batch.starts[:, None] + rows, 0)
+    pages = batch.block_tables[batch.table_ids[:, None], positions // page]
+    places.slots.copy_(torch.where(real, pages.long() * page + positions % page, scratch_slot).flatten())
+    places.cos_sin.copy_(cos_sin[(batch.starts[:, None] + batch.depths.view(-1, batch.width)).flatten()])
 
 
 def _capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float) -> Tensor:

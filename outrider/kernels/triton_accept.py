@@ -1,7 +1,7 @@
 """What a round accepts of its drafts, in Triton: the functions of accept.py, one kernel each.
 
-Every kernel has one variant for all sizes of a round, so that it is compiled before the first one. One program takes one
-sequence; `compact_kept` splits that by layer and by words of a slot.
+Every kernel has one variant for all sizes of a round, so that it is compiled before the first one. One program takes
+one sequence; `compact_kept` splits that by layer and by words of a slot.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from outrider.kernels import attention
 from outrider.kernels.attention import attend_block
 
 pytestmark = pytest.mark.gpu
@@ -134,24 +135,17 @@ def test_paged_attention_is_the_plain_one(sequences, width, text, tree, softcap,
     work = AttentionWorkspace(len(q) * splits, heads, dim, torch.device(DEVICE))
     out = torch.full_like(q, torch.nan)
     attend_pages(q, keys, values, batch, out, work, scale=dim**-0.5, softcap=softcap, window=window, pdl=PDL)
-    for b in range(sequences):
-        start, real = int(batch.starts[b]), int(batch.widths[b])
-        table = batch.block_tables[batch.table_ids[b]].long()
-        slots = (table[:, None] * page + torch.arange(page, device=DEVICE)).flatten()[: start + real]
-        rows = slice(b * width, b * width + real)
-        place = torch.arange(start + real, device=DEVICE)
-        seen = (place < start) | ((batch.ancestors[rows, None] >> (place - start).clamp(min=0)) & 1 == 1)
-        if window:
-            seen &= (place >= start) | (place > start + batch.depths[rows, None] - window)
-        mask = torch.zeros(seen.shape, device=DEVICE, dtype=torch.float64).masked_fill_(~seen, -torch.inf)
-        args = (t.double() for t in (q[rows], keys[slots], values[slots]))
-        judge = attend_block(*args, mask, dim**-0.5, softcap)
-        assert distance(out[rows], judge) < 1e-2
+    judge = torch.empty_like(q, dtype=torch.float64)
+    plain = (t.double() for t in (q, keys, values))
+    attention.attend_pages(*plain, batch, judge, scale=dim**-0.5, softcap=softcap, window=window)
+    for rows, expected, real in zip(out.split(width), judge.split(width), batch.widths.tolist(), strict=True):
+        assert distance(rows[:real], expected[:real]) < 1e-2
+        assert distance(rows, expected) < 1e-2
 
 
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize(("heads", "kv"), [(8, 2), (9, 3)])
-def test_heads_are_turned_and_stored_where_they_belong(heads, kv, normed):
+def test_heads_are_rotated_and_stored_where_they_belong(heads, kv, normed):
     from outrider.kernels.batch import RowPlaces
     from outrider.kernels.triton_rope import locate_rows, rotate_and_store
 
@@ -209,7 +203,7 @@ if INTERPRETED:
 
 @pytest.mark.parametrize(("sequences", "width"), ROWS)
 @pytest.mark.parametrize("model", ROPE_MODELS, ids=str)
-def test_a_product_that_turns_its_heads_is_the_product_turned(model, sequences, width):
+def test_a_product_that_rotates_its_heads_is_the_product_rotated(model, sequences, width):
     """Bit for bit: queries, keys, values, and nothing written elsewhere, by either path of adding up."""
     from outrider.kernels.batch import RowPlaces
     from outrider.kernels.triton_linear import LinearWorkspace, linear, linear_rope
@@ -267,6 +261,10 @@ def test_places_are_those_of_the_text():
             int(batch.block_tables[batch.table_ids[b], page]) * 16 + within if real else count * 16
         )
         assert torch.equal(places.cos_sin[row], cos_sin[start + int(batch.depths[row])])
+    plain = RowPlaces.empty(12, 32, torch.device(DEVICE))
+    attention.locate_rows(batch, cos_sin, plain, scratch_slot=count * 16)
+    assert torch.equal(plain.slots, places.slots[:12])
+    assert torch.equal(plain.cos_sin, places.cos_sin[:12])
     assert int(places.slots[8 + 3]) == count * 16  # the last sequence has a row less than there is room for
     assert bool((places.slots[12:] == -1).all())
 

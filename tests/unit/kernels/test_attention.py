@@ -1,11 +1,13 @@
-"""The attention reference against a float64 softmax, and its bits against company and padding."""
+"""The attention reference against a float64 softmax, its bits against company and padding, and its paged form."""
 
 import math
 
 import pytest
 import torch
 
-from outrider.kernels.attention import attend_block, attend_rows
+from outrider.kernels.accept import tree_rows
+from outrider.kernels.attention import attend_block, attend_pages, attend_rows, locate_rows
+from outrider.kernels.batch import AttentionBatch, RowPlaces
 
 FORMS = {"rows": attend_rows, "block": attend_block}
 
@@ -70,3 +72,71 @@ def test_keys_gathered_for_a_tree_give_the_bits_of_keys_in_place():
     shared = attend_rows(q, k[:256], v[:256], mask, 0.125)
     own = attend_rows(q, k[:256].expand(4, -1, -1, -1), v[:256].expand(4, -1, -1, -1).clone(), mask, 0.125)
     assert torch.equal(shared, own)
+
+
+PAGE = 4
+
+
+def paged_batch(sequences: int, width: int, text: int, *, tree: bool) -> tuple[AttentionBatch, int]:
+    """Random pages, lengths and drafts; every other sequence has a row less than the pass. And the number of slots."""
+    g = torch.Generator().manual_seed(sequences + width + text)
+    pages = -(-(text + width) // PAGE)
+    count = 2 * sequences * pages
+    block_tables = torch.randperm(count, generator=g)[: sequences * pages].view(sequences, pages).int()
+    starts = torch.randint(0, text + 1, (sequences,), generator=g)
+    widths = (torch.full((sequences,), width) - torch.arange(sequences) % 2).clamp(min=1)
+    parents = torch.rand(sequences, width - 1, generator=g) * torch.arange(1, width) - 1 if tree else None
+    chain = torch.arange(width - 1).repeat(sequences, 1) - 1
+    ancestors, depths = tree_rows(chain if parents is None else parents.floor().long(), widths - 1)
+    table_ids = torch.randperm(sequences, generator=g)
+    rows = table_ids, starts, widths, ancestors.flatten(), depths.flatten()
+    return AttentionBatch(block_tables, *rows, width, splits=1), count * PAGE
+
+
+def slots_of(batch: AttentionBatch, b: int, end: int) -> list[int]:
+    table = batch.block_tables[batch.table_ids[b]].tolist()
+    return [table[p // PAGE] * PAGE + p % PAGE for p in range(end)]
+
+
+@pytest.mark.parametrize("tree", [False, True])
+@pytest.mark.parametrize(("softcap", "window"), [(0.0, 0), (5.0, 0), (0.0, 3)])
+@pytest.mark.parametrize(("sequences", "width", "text"), [(1, 1, 0), (4, 6, 21), (3, 32, 9)])
+def test_paged_attention_is_that_of_the_keys_in_order(sequences, width, text, softcap, window, tree):
+    batch, count = paged_batch(sequences, width, text, tree=tree)
+    g = torch.Generator().manual_seed(1)
+    keys, values = (torch.full((count, 2, 16), torch.nan) for _ in range(2))  # what nobody wrote is NaN
+    ends = (batch.starts + batch.widths).tolist()
+    for b, end in enumerate(ends):
+        for cache in (keys, values):
+            cache[slots_of(batch, b, end)] = torch.randn(end, 2, 16, generator=g)
+    q = torch.randn(sequences * width, 6, 16, generator=g)
+    out = torch.full_like(q, torch.nan)
+    attend_pages(q, keys, values, batch, out, scale=0.25, softcap=softcap, window=window, page=PAGE)
+    assert out.isfinite().all()
+    for b, end in enumerate(ends):
+        start, slots = int(batch.starts[b]), slots_of(batch, b, end)
+        rows = range(b * width, b * width + end - start)
+        mask = torch.full((len(rows), end), -torch.inf)
+        for i, row in enumerate(rows):
+            for p in range(end):
+                near = not window or p > start + int(batch.depths[row]) - window
+                if near if p < start else int(batch.ancestors[row]) >> (p - start) & 1:
+                    mask[i, p] = 0
+        expected = attend_block(q[rows.start : rows.stop], keys[slots], values[slots], mask, 0.25, softcap)
+        torch.testing.assert_close(out[rows.start : rows.stop], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("tree", [False, True])
+def test_rows_are_located_by_the_block_tables(tree):
+    batch, count = paged_batch(4, 6, 21, tree=tree)
+    cos_sin = torch.rand(64, 8, 2)
+    places = RowPlaces.empty(30, 16, torch.device("cpu"))
+    places.slots.fill_(-1)
+    locate_rows(batch, cos_sin, places.first(24), scratch_slot=count, page=PAGE)
+    for row in range(24):
+        b, w = divmod(row, 6)
+        start = int(batch.starts[b])
+        slot = slots_of(batch, b, start + w + 1)[-1] if w < int(batch.widths[b]) else count
+        assert int(places.slots[row]) == slot
+        assert torch.equal(places.cos_sin[row], cos_sin[start + int(batch.depths[row])])
+    assert bool((places.slots[24:] == -1).all())

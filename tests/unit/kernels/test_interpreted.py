@@ -5,32 +5,77 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 ROOT = Path(__file__).parents[3]
-PARTS = [  # file, which of its tests, what pytest says of them
-    ("fused_kernels", "not paged", " passed"),
-    ("fused_kernels", "paged", " passed"),
-    ("sample_kernel", "", " passed"),
-    ("attention_bits", "", " passed"),
-    ("accept", "", " passed"),
-    ("narrow_head", "kernel", " passed"),
-    ("passes_on_cpu", "", "4 passed"),
+PARTS = [  # file, which of its tests, how many those are
+    ("fused_kernels", "not paged", 38),
+    ("fused_kernels", "paged", 12),
+    ("sample_kernel", "", 20),
+    ("attention_bits", "", 2),
+    ("accept", "", 85),
+    ("narrow_head", "kernel", 3),
+    ("passes_on_cpu", "", 4),
 ]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed here")
-@pytest.mark.parametrize(("name", "chosen", "said"), PARTS)
-def test_the_kernels_are_right_in_the_interpreter(name, chosen, said):
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", f"tests/gpu/test_{name}.py"]
+def run_part(root: Path, report: Path, name: str, chosen: str, expected: int) -> None:
+    """Run these tests of tests/gpu under `root`; fails unless `expected` tests ran and every one of them passed."""
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", f"--junitxml={report}"]
     done = subprocess.run(
-        command + (["-k", chosen] if chosen else []),
-        cwd=ROOT,
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        [*command, f"tests/gpu/test_{name}.py", *(["-k", chosen] if chosen else [])],
+        cwd=root,
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=300,
     )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
-    assert said in done.stdout
+    said = done.stdout[-3000:] + done.stderr[-1000:]
+    assert done.returncode == 0, said
+    (suite,) = ElementTree.parse(report).getroot()  # noqa: S314
+    counts = {key: int(suite.attrib[key]) for key in ("tests", "failures", "errors", "skipped")}
+    assert counts == {"tests": expected, "failures": 0, "errors": 0, "skipped": 0}, said
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed here")
+@pytest.mark.parametrize(("name", "chosen", "expected"), PARTS)
+def test_the_kernels_are_right_in_the_interpreter(name, chosen, expected, tmp_path):
+    run_part(ROOT, tmp_path / "report.xml", name, chosen, expected)
+
+
+def test_every_file_that_can_be_interpreted_is():
+    able = {path.stem for path in (ROOT / "tests/gpu").glob("test_*.py") if "TRITON_INTERPRET" in path.read_text()}
+    assert able == {f"test_{name}" for name, _, _ in PARTS}
+
+
+GPU = "import pytest\npytestmark = pytest.mark.gpu\n"
+BROKEN = {  # a file of tests, and how many of them are expected to pass
+    "a test fails": (GPU + "def test_a(): pass\ndef test_b(): assert False\n", 2),
+    "all are skipped": (GPU + "@pytest.mark.skip\ndef test_a(): pass\n", 1),
+    "one is skipped": (GPU + "def test_a(): pass\n@pytest.mark.skip\ndef test_b(): pass\n", 2),
+    "one is missing": (GPU + "def test_a(): pass\n", 2),
+    "none is marked": ("def test_a(): pass\n", 1),
+    "cannot be imported": (GPU + "import nowhere_to_be_found\ndef test_a(): pass\n", 1),
+    "no such file": ("", 1),
+}
+
+
+def run_file(folder: Path, text: str, expected: int) -> None:
+    """`run_part` of a file of this text; of none where there is no text."""
+    (folder / "tests/gpu").mkdir(parents=True)
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers = gpu: needs a CUDA device\n")
+    if text:
+        (folder / "tests/gpu/test_part.py").write_text(text)
+    run_part(folder, folder / "report.xml", "part", "", expected)
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_part_that_does_not_pass_whole_fails(case, tmp_path):
+    with pytest.raises(AssertionError):
+        run_file(tmp_path, *BROKEN[case])
+
+
+def test_a_part_that_passes_whole_passes(tmp_path):
+    run_file(tmp_path, GPU + "def test_a(): pass\ndef test_b(): pass\n", 2)
