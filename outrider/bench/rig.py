@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from outrider.drafters.base import Drafter, DrafterConfig, DrafterContext
+from outrider.drafters.base import Drafter, DrafterConfig, DrafterContext, Traits
 from outrider.drafters.registry import parse_drafter
 from outrider.llm import LLM
 from outrider.loading.load import LoadedModel
@@ -25,8 +25,12 @@ class WithDraft:
     config: DrafterConfig
     draft: LoadedModel
 
-    def build(self, setting: DrafterContext) -> Drafter:
-        return self.config.build(replace(setting, load_runner=lambda *_, **__: self.draft))
+    @property
+    def traits(self) -> Traits:
+        return self.config.traits
+
+    def build(self, context: DrafterContext) -> Drafter:
+        return self.config.build(replace(context, load_runner=lambda *_, **__: self.draft))
 
 
 class Rig:

@@ -122,10 +122,10 @@ def _profile(llm: LLM, prompts: list[list[int]], rounds: int) -> Profile:
     from outrider.bench.profile import profile_rounds
     from outrider.core.sampling import SamplingParams
 
-    needed = (3 * rounds + WARM_UP_ROUNDS + 2) * (llm.drafter.max_tokens + 1)
+    needed = (3 * rounds + WARM_UP_ROUNDS + 2) * (llm.drafter.traits.max_tokens + 1)
     room = llm.loaded.target.context - max(map(len, prompts))
     if needed > room:
-        most = (room // (llm.drafter.max_tokens + 1) - WARM_UP_ROUNDS - 2) // 3
+        most = (room // (llm.drafter.traits.max_tokens + 1) - WARM_UP_ROUNDS - 2) // 3
         raise ConfigError(f"--rounds {rounds} may take {needed} tokens and the context leaves {room}; at most {most}")
     params = SamplingParams(max_tokens=needed, ignore_eos=True)
     _begin(llm, prompts, params, "profile warm-up", 3 * rounds)

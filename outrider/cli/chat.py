@@ -111,7 +111,7 @@ class Chat:
             from outrider.llm import LLM
 
             self.llm = LLM(self.llm.loaded, drafter=spec, **engine)
-        self.screen.note(f"drafter: {spec or self.llm.drafter.name}")
+        self.screen.note(f"drafter: {spec or self.llm.drafter.traits.name}")
 
 
 def chat(talk: Talk, drafting: Drafting, model: Model, sampling: Sampling) -> None:

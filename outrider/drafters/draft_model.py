@@ -226,7 +226,7 @@ class DraftModel(Drafter):
         """
         simple = seqs and self.mode == "seeded" and not self.config.min_prob
         able = self.model.asynchronous and self.model.vocab_size <= self.target_vocab
-        if not (simple and able) or not all(seq.plain_logits and len(seq.tokens) > 1 for seq in seqs):
+        if not (simple and able) or not all(seq.unprocessed and len(seq.tokens) > 1 for seq in seqs):
             return None
         steps = self._steps(budgets)
         if not all(self.cache.reserve(seq, steps) for seq in seqs):

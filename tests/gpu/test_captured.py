@@ -241,7 +241,7 @@ def test_speculation_over_recorded_passes_differs_at_near_ties_only(temperature)
     told = []
     for drafter in (NoDraft(), model):
         engine = Engine(target, drafter, make_verifier("seeded"), ByteTokenizer())
-        ids = [engine.submit(Request(prompt=(i + 1, 2, 3), params=params, salt=drafter.name))[0] for i in range(4)]
+        ids = [engine.submit(Request(prompt=(i + 1, 2, 3), params=params, salt=drafter.traits.name))[0] for i in range(4)]
         events = {i: [] for i in ids}
         while engine.busy:
             for event in engine.step():

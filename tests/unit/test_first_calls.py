@@ -108,5 +108,5 @@ def test_a_text_submitted_to_the_engine_itself_is_nobody_else_s():
 
 
 def test_a_mixture_goes_by_its_members_names():
-    assert llm("suffix+prediction").drafter.name == "suffix+prediction"
-    assert llm("mix").drafter.name == "suffix+prompt-lookup+prediction"
+    assert llm("suffix+prediction").drafter.traits.name == "suffix+prediction"
+    assert llm("mix").drafter.traits.name == "suffix+prompt-lookup+prediction"

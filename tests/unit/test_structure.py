@@ -25,7 +25,7 @@ KNOWS: dict[str, set[str]] = {
     "drafters": {"core", "models", "runners", "verify"},
     "engine": {"core", "drafters", "runners", "verify"},
     "llm": {"core", "drafters", "engine", "grammar", "loading", "verify"},
-    "testing": {"checkpoints", "core", "kvcache", "models", "runners"},
+    "testing": {"checkpoints", "core", "drafters", "kvcache", "models", "runners"},
     "bench": {"core", "drafters", "engine", "llm", "loading", "models", "runners", "testing"},
     "server": {"core", "engine", "grammar", "llm", "models"},
     "cli": {"bench", "checkpoints", "core", "drafters", "engine", "grammar", "llm", "loading", "server", "testing"},

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from outrider.drafters.base import DrafterContext, ModelLoaded, models_loaded, most_drafted
+from outrider.drafters.base import DrafterContext, ModelLoaded
 from outrider.drafters.draft_model import DraftModelConfig
 from outrider.drafters.registry import parse_drafter
 from outrider.loading import memory
@@ -66,18 +66,17 @@ SPECS = ["none", "suffix", "prompt-lookup:k=3", "prediction", "grammar", "mix", 
 def test_a_drafters_width_is_known_before_it_is_built(spec):
     config = parse_drafter(spec)
     setting = DrafterContext(vocab_size=300, context=100, tokenizer=ByteTokenizer())
-    assert most_drafted(config) == config.build(setting).max_tokens
+    assert config.traits == config.build(setting).traits
 
 
-def test_a_tree_is_as_wide_as_its_nodes_and_a_stranger_says_nothing():
-    assert most_drafted(DraftModelConfig(model="-", k=4, beams=3)) == 12
-    assert most_drafted(SimpleNamespace(build=None)) is None
-    assert most_drafted(parse_drafter("suffix:k=4+draft-model:model=a,k=6")) == 6
+def test_a_tree_is_as_wide_as_its_nodes_and_a_mix_as_its_widest_member():
+    assert DraftModelConfig(model="-", k=4, beams=3).traits.max_tokens == 12
+    assert parse_drafter("suffix:k=4+draft-model:model=a,k=6").traits.max_tokens == 6
 
 
 def test_a_mix_names_the_models_it_loads_and_what_they_copy():
     config = parse_drafter("suffix+draft-model:model=a,vocab=300,device=cuda:1")
-    assert models_loaded(config) == (ModelLoaded("a", "cuda:1", 300),)
+    assert config.traits.loads == (ModelLoaded("a", "cuda:1", 300),)
 
 
 def test_a_narrow_head_is_counted_beside_the_weights(tmp_path):
