@@ -7,12 +7,13 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from outrider.cli.options import WITH_PREDICTION, Drafting, Model, argument, build, option
-from outrider.cli.show import Screen, bars
+from outrider.cli.options import PREDICTION_DRAFTER, DraftingOptions, ModelOptions, argument, build_llm, option
+from outrider.cli.screen import Screen, progress_bars
 from outrider.core.errors import ConfigError
 from outrider.server.settings import DEADLINE, DRAIN_TIMEOUT, MAX_QUEUE
 
 if TYPE_CHECKING:
+    from outrider.engine.client import EngineFacts
     from outrider.llm import LLM
     from outrider.server.settings import Settings
 
@@ -57,7 +58,7 @@ class Served:
         )
 
 
-def serve(served: Served, drafting: Drafting, model: Model) -> None:
+def serve(served: Served, drafting: DraftingOptions, model: ModelOptions) -> None:
     """Serve a model to OpenAI's clients, with a page at /.
 
     Listens at once; /health says 503 until the model is loaded. Drafts with suffix+prediction
@@ -68,37 +69,38 @@ def serve(served: Served, drafting: Drafting, model: Model) -> None:
         if model.model not in ("demo", served.name):
             raise ConfigError(f"MODEL {served.name} and --model {model.model} each name a model; give one of them")
         model = replace(model, model=served.name)
-    drafting = drafting.else_with(WITH_PREDICTION)
+    drafting = drafting.with_default(PREDICTION_DRAFTER)
     _check_drafter(drafting)
     settings = served.settings(model.model)
 
     from outrider.server.app import create_app
-    from outrider.server.logs import set_up_logs
-    from outrider.server.run import listen, run
-    from outrider.server.worker import Worker
+    from outrider.server.ops.logs import set_up_logs
+    from outrider.server.queue.engine_thread import EngineThread
+    from outrider.server.queue.local_engine import LocalEngine
+    from outrider.server.run import listen, run_server
 
-    set_up_logs(settings.log_format, texts=settings.log_prompts)
+    set_up_logs(settings.log_format, with_text=settings.log_prompts)
     screen, listening = Screen(), listen(settings)
     settings = replace(settings, port=listening.getsockname()[1])
 
-    def load() -> LLM:
-        with bars(screen.notes) as progress:
-            llm = build(model, drafting, progress)
+    def load() -> LocalEngine:
+        with progress_bars(screen.notes) as progress:
+            llm = build_llm(model, drafting, progress)
             progress.start("warming up", None)
             _warm_up(llm)
             progress.done()
-        return llm
+        return LocalEngine(llm)
 
-    worker = Worker(load, settings.max_queue, lambda llm: _say_ready(screen, llm, settings))
+    engine_thread = EngineThread(load, settings.max_queue, lambda engine: _say_ready(screen, engine.facts, settings))
     screen.note(f"listening on {settings.address}, loading {model.model}")
-    run(create_app(worker, settings), worker, settings, listening)
-    if not worker.stopped.is_set():  # told to end while loading, which nothing interrupts and nobody needs any more
+    run_server(create_app(engine_thread, settings), engine_thread, settings, listening)
+    if not engine_thread.stopped.is_set():  # stopped while loading, which cannot be interrupted
         screen.notes.show_cursor()
         os._exit(0)
 
 
-def _check_drafter(drafting: Drafting) -> None:
-    """A drafter that does not exist is told before anything listens."""
+def _check_drafter(drafting: DraftingOptions) -> None:
+    """ConfigError for an unknown drafter, before the server listens."""
     from outrider.drafters.registry import parse_drafter
 
     config = drafting.config()
@@ -119,7 +121,7 @@ def _check_installed() -> None:
 
 
 def _warm_up(llm: LLM) -> None:
-    """A few rounds nobody sees, so that the first client does not pay what a first run costs."""
+    """Run a few rounds, so that the first request does not wait for one-time work."""
     from outrider.core.sampling import SamplingParams
     from outrider.engine.stats import Stats
     from outrider.grammar import prepare
@@ -132,18 +134,16 @@ def _warm_up(llm: LLM) -> None:
         prepare(llm.tokenizer)
 
 
-def _say_ready(screen: Screen, llm: LLM, settings: Settings) -> None:
-    """What runs, where, and what memory it may take."""
-    target, loaded = llm.engine.target, llm.loaded
-    stored = sum(file.stat().st_size for file in loaded.folder.glob("*.safetensors"))
-    pool = target.pool
+def _say_ready(screen: Screen, facts: EngineFacts, settings: Settings) -> None:
+    """Print what is served, where, and the memory it takes."""
+    tokens = facts.page_count * facts.page_size
     lines = {
-        "model": f"{loaded.name} as {settings.served_name}, {loaded.format} on {target.device}",
-        "drafter": f"{llm.drafter.name}, up to {llm.drafter.max_tokens} tokens a round, mode {llm.mode}",
-        "weights": f"{stored / 1e6:.0f} MB on disk",
-        **({"memory": str(loaded.memory)} if loaded.memory else {}),
-        "cache": f"{pool.count * pool.size} tokens in {pool.count} pages, context {target.context}",
-        "batch": f"{llm.max_batch} texts at once, {settings.max_queue} may wait",
+        "model": f"{facts.model} as {settings.served_name}, {facts.number_format} on {facts.device}",
+        "drafter": f"{facts.drafter}, up to {facts.max_draft_tokens} tokens a round, mode {facts.mode}",
+        "weights": f"{facts.weight_bytes / 1e6:.0f} MB on disk",
+        **({"memory": facts.memory} if facts.memory else {}),
+        "cache": f"{tokens} tokens in {facts.page_count} pages, context {facts.context}",
+        "batch": f"{facts.max_batch} texts at once, {settings.max_queue} may wait",
         "address": f"{settings.address}/v1, page at /"
         + (f", {len(settings.api_keys)} API keys" if settings.api_keys else ", no API key"),
     }

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 from itertools import count
 
 from outrider.core.draft import Draft
-from outrider.core.errors import RequestError
+from outrider.core.errors import ModelError
 from outrider.core.outputs import TokenLogprob
 from outrider.core.sampling import Token
 from outrider.core.sequence import Span
@@ -48,7 +48,7 @@ class Scoring:
         said = self.tokens[len(self.logprobs) + 1 : self._cached + len(piece) + 1]
         found = token_logprobs(logits[first : first + len(said)], list(said), self.top)
         if any(each.logprob != each.logprob for each in found):
-            raise RequestError("the model's scores of this text are NaN or infinite; try another text")
+            raise ModelError("the model's scores of this text are NaN or infinite; try another text")
         self.logprobs += found
         self._cached = self.target.keep(span, range(len(piece) - 1))
         return True

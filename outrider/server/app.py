@@ -1,4 +1,4 @@
-"""The application: routes, errors, the OpenAPI document, and what operates around them."""
+"""The application: routes, errors, the middleware around them, and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -6,54 +6,115 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from fastapi.responses import Response
+from starlette.middleware.cors import CORSMiddleware
 
 from outrider import __version__
-from outrider.server import operation, problems
-from outrider.server.page import page_routes
-from outrider.server.routes import routes
-from outrider.server.schema import MAX_ID
+from outrider.server.http.auth import ApiKeys, AuthMiddleware
+from outrider.server.http.errors import add_error_handlers
+from outrider.server.http.limits import (
+    BodyLimit,
+    ConcurrencyLimit,
+    HeaderLimit,
+    HostCheck,
+    HttpLimits,
+    check_origins,
+)
+from outrider.server.http.request_middleware import RequestMiddleware
+from outrider.server.openai.request_schema import MAX_TOKEN_ID
+from outrider.server.ops.metrics import MetricsCollector
+from outrider.server.ops.prometheus import PROMETHEUS_TEXT, PrometheusExporter
+from outrider.server.ops.request_record import record_body
+from outrider.server.ops.tracing import connect_tracer
+from outrider.server.queue.engine_thread import EngineThread
+from outrider.server.routes import ERROR_RESPONSES, routes
 from outrider.server.service import Service
 from outrider.server.settings import Settings
-from outrider.server.worker import Worker
+from outrider.server.web.page import page_routes
 
 
-def create_app(worker: Worker, settings: Settings) -> FastAPI:
-    """The server's application. The worker is started by whoever runs it."""
-    # no redirects: behind a proxy they would point at http, and a client would send its key there in the clear
+def create_app(engine_thread: EngineThread, settings: Settings) -> FastAPI:
+    """The server's application. The caller starts the engine's thread."""
+    # no redirects: behind a proxy they would point at http, and a client would send its key unencrypted
     app = FastAPI(title="Outrider", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
-    problems.install(app)
-    app.include_router(routes(Service(worker, settings)))
+    add_error_handlers(app)
+    app.include_router(routes(Service(engine_thread, settings)))
     app.include_router(page_routes())
-    app.openapi = lambda: _document(app, worker, settings)
-    operation.install(app, worker, settings)
+    app.openapi = lambda: _openapi(app, engine_thread, settings)
+    metrics = MetricsCollector(engine_thread)
+    _add_metrics_route(app, PrometheusExporter(engine_thread, metrics, settings.served_name))
+    _add_middleware(app, metrics, settings)
     return app
 
 
-def _document(app: FastAPI, worker: Worker, settings: Settings) -> dict[str, Any]:
-    """OpenAPI, true to this server: its one model and vocabulary, and a 400 where FastAPI would write a 422."""
+def http_limits(settings: Settings) -> HttpLimits:
+    buffered = max(HttpLimits().max_buffered, 4 * settings.max_body)
+    return HttpLimits(max_body=settings.max_body, body_seconds=settings.body_timeout, max_buffered=buffered)
+
+
+def _add_middleware(app: FastAPI, metrics: MetricsCollector, settings: Settings) -> None:
+    """Called once every route is there. The middleware added last sees a request first."""
+    limits = http_limits(settings)
+    tracer = connect_tracer(settings.otlp_endpoint, settings.served_name) if settings.otlp_endpoint else None
+    app.add_middleware(BodyLimit, limits=limits, on_body=record_body if settings.log_prompts else None)
+    app.add_middleware(AuthMiddleware, keys=ApiKeys(settings.api_keys))
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=check_origins(settings.cors_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            allow_credentials=False,
+            expose_headers=["X-Request-Id", "Retry-After", "X-Outrider-Ignored"],
+        )
+    app.add_middleware(HeaderLimit, limits=limits)
+    app.add_middleware(HostCheck, hosts=(settings.host, *settings.allow_hosts))
+    app.add_middleware(ConcurrencyLimit, limits=limits)
+    start_fields = {
+        "model": settings.served_name,
+        "host": settings.host,
+        "port": settings.port,
+        "keys": len(settings.api_keys),
+    }
+    app.add_middleware(
+        RequestMiddleware, routes=app.openapi()["paths"], metrics=metrics, tracer=tracer, start_fields=start_fields
+    )
+
+
+def _add_metrics_route(app: FastAPI, exporter: PrometheusExporter) -> None:
+    async def metrics() -> Response:
+        """The server's metrics in Prometheus' text format."""
+        return Response(exporter.text(), headers={"content-type": PROMETHEUS_TEXT})
+
+    text = {"content": {"text/plain": {"schema": {"type": "string"}}}}
+    responses = ERROR_RESPONSES | {200: text}
+    app.add_api_route("/metrics", metrics, methods=["GET"], response_class=Response, responses=responses)
+
+
+def _openapi(app: FastAPI, engine_thread: EngineThread, settings: Settings) -> dict[str, Any]:
+    """The OpenAPI document of this server: its one model, its vocabulary, and 400 where FastAPI would write 422."""
     if app.openapi_schema is not None:
         return app.openapi_schema
-    made = get_openapi(title=app.title, version=app.version, routes=app.routes)
-    for path in made["paths"].values():
-        for operation_ in path.values():
-            operation_["responses"].pop("422", None)
-    schemas: dict[str, Any] = made["components"]["schemas"]
+    document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    for path in document["paths"].values():
+        for operation in path.values():
+            operation["responses"].pop("422", None)
+    schemas: dict[str, Any] = document["components"]["schemas"]
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     for name in ("ChatRequest", "CompletionRequest", "TokenizeRequest", "DetokenizeRequest"):
         served = {"anyOf": [{"const": settings.served_name}, {"type": "null"}], "title": "Model"}
         schemas[name]["properties"]["model"] = served
-    if worker.state == "ready":  # before, the vocabulary is not known
-        _bound_ids(schemas["CompletionRequest"], worker.llm.engine.target.vocab_size - 1)
-        _bound_ids(schemas["ChatRequest"], worker.llm.engine.target.vocab_size - 1)
-        _bound_ids(schemas["DetokenizeRequest"], worker.llm.engine.target.vocab_size - 1)
-        app.openapi_schema = made
-    return made
+    if engine_thread.state == "ready":  # before, the vocabulary is not known
+        for name in ("CompletionRequest", "ChatRequest", "DetokenizeRequest"):
+            _bound_ids(schemas[name], engine_thread.engine.facts.vocab_size - 1)
+        app.openapi_schema = document
+    return document
 
 
 def _bound_ids(schema: Any, last: int) -> None:
-    """Write the vocabulary's end wherever a schema speaks of token ids."""
-    if isinstance(schema, dict) and schema.get("maximum") == MAX_ID:
+    """Write the last id of the vocabulary wherever a schema bounds token ids."""
+    if isinstance(schema, dict) and schema.get("maximum") == MAX_TOKEN_ID:
         schema["maximum"] = last
     for inner in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
         _bound_ids(inner, last)

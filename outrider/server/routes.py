@@ -1,4 +1,4 @@
-"""The routes and what each takes and gives."""
+"""The routes, with their request and response schemas."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from outrider import __version__
-from outrider.server import answers
-from outrider.server.body import StrictRoute
-from outrider.server.problems import Problem
-from outrider.server.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from outrider.server.http.body import StrictRoute
+from outrider.server.http.errors import APIError
+from outrider.server.openai import response_schema
+from outrider.server.openai.request_schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from outrider.server.openai.translate import template_message
 from outrider.server.service import Service
-from outrider.server.translate import template_message
 
-STATUSES = {
+ERROR_DESCRIPTIONS = {
     400: "The request cannot be served as it is",
     401: "The API key is missing or wrong",
     404: "No such model",
@@ -27,46 +27,46 @@ STATUSES = {
     500: "The model failed on this request alone",
     503: "Loading, shutting down, dead, or out of time",
 }
-ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": answers.Error, "description": says} for status, says in STATUSES.items()
+ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"model": response_schema.ErrorResponse, "description": text} for status, text in ERROR_DESCRIPTIONS.items()
 }
-EVENT = {
+EVENT_SCHEMA = {
     "type": "object",
     "properties": {"data": {"type": "string", "description": "A chunk as JSON, or an error; [DONE] is the last"}},
     "required": ["data"],
 }
-STREAM = {"text/event-stream": {"itemSchema": EVENT}}  # of each event, as FastAPI itself writes it
+STREAM_CONTENT = {"text/event-stream": {"itemSchema": EVENT_SCHEMA}}  # the schema of one event, as FastAPI writes it
 
 
-def _gives(model: type, *, stream: bool = False) -> dict[int | str, dict[str, Any]]:
-    return ERRORS | {200: {"model": model, "content": STREAM if stream else {}}}
+def _responses(model: type, *, stream: bool = False) -> dict[int | str, dict[str, Any]]:
+    return ERROR_RESPONSES | {200: {"model": model, "content": STREAM_CONTENT if stream else {}}}
 
 
 def routes(service: Service) -> APIRouter:
-    """Every route that clients of the model use."""
+    """The routes of the API."""
     router = APIRouter(route_class=StrictRoute)
 
-    @router.post("/v1/chat/completions", responses=_gives(answers.ChatCompletion, stream=True))
+    @router.post("/v1/chat/completions", responses=_responses(response_schema.ChatCompletion, stream=True))
     async def chat(body: ChatRequest, request: Request) -> Response:
-        """Answer a conversation."""
+        """Generate the next message of a conversation."""
         return await service.chat(body, request)
 
-    @router.post("/v1/completions", responses=_gives(answers.Completion, stream=True))
+    @router.post("/v1/completions", responses=_responses(response_schema.Completion, stream=True))
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        """Write on from one prompt or several."""
+        """Continue one prompt or several."""
         return await service.complete(body, request)
 
     _add_tokenizer(router, service)
     _add_models(router, service)
 
     @router.head("/health", include_in_schema=False)
-    @router.get("/health", responses=_gives(answers.Health))
+    @router.get("/health", responses=_responses(response_schema.Health))
     async def health() -> Response:
         """200 when requests are taken; 503 while loading, draining, or dead."""
-        _ = service.worker.llm  # raises why not
+        _ = service.engine_thread.engine  # raises Unavailable with the reason
         return JSONResponse({"status": "ready"})
 
-    @router.get("/version", responses=_gives(answers.Version))
+    @router.get("/version", responses=_responses(response_schema.Version))
     async def version() -> Response:
         """The software's version."""
         return JSONResponse({"version": __version__})
@@ -75,66 +75,69 @@ def routes(service: Service) -> APIRouter:
 
 
 def _add_tokenizer(router: APIRouter, service: Service) -> None:
-    @router.post("/tokenize", responses=_gives(answers.Tokenized))
+    @router.post("/tokenize", responses=_responses(response_schema.Tokenized))
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
-        """Text, or a conversation, to ids."""
-        headers = service.admit(body)
-        told = await service.tokenizing.do(service.client(request), lambda: _tokenize(service, body))
-        return JSONResponse(told, headers=headers)
+        """Text, or messages, to token ids."""
+        headers = service.check_body(body)
+        out = await service.tokenize_pool.run(service.client(request), lambda: _tokenize(service, body))
+        return JSONResponse(out, headers=headers)
 
-    @router.post("/detokenize", responses=_gives(answers.Detokenized))
+    @router.post("/detokenize", responses=_responses(response_schema.Detokenized))
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
-        """Ids to text."""
-        headers, llm = service.admit(body), service.worker.llm
-        last = llm.engine.target.vocab_size - 1
+        """Token ids to text."""
+        headers, engine = service.check_body(body), service.engine_thread.engine
+        last = engine.facts.vocab_size - 1
         if body.tokens and max(body.tokens) > last:
-            raise Problem(400, f"tokens: ids run from 0 to {last} here", param="tokens", code="invalid_value")
-        text = await service.tokenizing.do(service.client(request), lambda: llm.tokenizer.decode_all(body.tokens))
+            raise APIError(400, f"tokens: ids run from 0 to {last} here", param="tokens", code="invalid_value")
+        text = await service.tokenize_pool.run(
+            service.client(request), lambda: engine.tokenizer.decode_all(body.tokens)
+        )
         return JSONResponse({"prompt": text}, headers=headers)
 
 
 def _add_models(router: APIRouter, service: Service) -> None:
-    born = int(time.time())
+    created = int(time.time())
 
     def card() -> dict[str, Any]:
-        llm = service.worker.llm
+        engine = service.engine_thread.engine
         return {
             "id": service.settings.served_name,
             "object": "model",
-            "created": born,
+            "created": created,
             "owned_by": "outrider",
-            "max_model_len": llm.engine.target.context,
-            "drafter": llm.drafter.name,
+            "max_model_len": engine.facts.context,
+            "drafter": engine.facts.drafter,
         }
 
-    @router.get("/v1/models", responses=_gives(answers.ModelList))
+    @router.get("/v1/models", responses=_responses(response_schema.ModelList))
     async def models() -> Response:
-        """The model there is."""
+        """The server's one model."""
         return JSONResponse({"object": "list", "data": [card()]})
 
-    @router.get("/v1/models/{name:path}", responses=_gives(answers.ModelCard))
+    @router.get("/v1/models/{name:path}", responses=_responses(response_schema.ModelCard))
     async def model(name: str) -> Response:
         """One model."""
         if name != service.settings.served_name:
-            raise Problem(
+            raise APIError(
                 404, f"no such model; this server has {service.settings.served_name!r}", code="model_not_found"
             )
         return JSONResponse(card())
 
 
 def _tokenize(service: Service, body: TokenizeRequest) -> dict[str, Any]:
-    tokenizer = service.worker.llm.tokenizer
+    engine = service.engine_thread.engine
+    tokenizer = engine.tokenizer
     if (body.prompt is None) == (body.messages is None):
-        raise Problem(400, "send either prompt or messages", param="prompt")
+        raise APIError(400, "send either prompt or messages", param="prompt")
     if body.prompt is not None:
         tokens = tokenizer.encode(body.prompt, special=body.add_special_tokens is not False)
-    else:  # the template writes its own special tokens; more are added only where that is asked for
-        given = [template_message(message) for message in body.messages or ()]
-        text = tokenizer.chat(given, add_generation_prompt=body.add_generation_prompt is not False)
+    else:  # the template writes its own special tokens; more are added only on request
+        messages = [template_message(message) for message in body.messages or ()]
+        text = tokenizer.chat(messages, add_generation_prompt=body.add_generation_prompt is not False)
         tokens = tokenizer.encode(text, special=body.add_special_tokens is True)
     out: dict[str, Any] = {
         "count": len(tokens),
-        "max_model_len": service.worker.llm.engine.target.context,
+        "max_model_len": engine.facts.context,
         "tokens": tokens,
     }
     if body.return_token_strs:

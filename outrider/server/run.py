@@ -1,51 +1,53 @@
-"""Listening: uvicorn with the engine's thread beside it, and an end that loses nobody's answer."""
+"""Running a server: uvicorn and the engine's thread, and a shutdown that finishes open requests."""
 
 from __future__ import annotations
 
 import signal
 import socket
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 
 from outrider.core.errors import ConfigError
-from outrider.server.logs import log
-from outrider.server.operation import uvicorn_options
+from outrider.server.app import http_limits
+from outrider.server.http.protocol import bounded_protocol
+from outrider.server.ops.logs import log_event
+from outrider.server.queue.engine_thread import EngineThread
 from outrider.server.settings import Settings
-from outrider.server.worker import Worker
 
-MIN_FILES = 4096  # twice as many as there are connections
-CLOSING_SECONDS = 5  # what connections get to take the last of their answers
+MIN_OPEN_FILES = 4096  # twice the max number of connections
+CLOSING_SECONDS = 5  # how long clients may take to read the end of their responses
 
 
-class Server(uvicorn.Server):
-    """Goes on answering while open requests are drained, then leaves with exit code 0."""
+class DrainingServer(uvicorn.Server):
+    """Keeps serving while open requests are drained, then exits with code 0."""
 
-    def __init__(self, config: uvicorn.Config, worker: Worker, drain_timeout: float) -> None:
+    def __init__(self, config: uvicorn.Config, engine_thread: EngineThread, drain_timeout: float) -> None:
         super().__init__(config)
-        self.worker, self.drain_timeout = worker, drain_timeout
-        self._told_to_end = self._drain_told = False
+        self.engine_thread, self.drain_timeout = engine_thread, drain_timeout
+        self._exiting = self._drain_logged = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal drains; the next one, or Ctrl-C, ends the wait. None is raised again: the exit code is 0."""
-        at_once = self._told_to_end or sig == signal.SIGINT
-        self._told_to_end = True
-        self.worker.drain(0 if at_once else self.drain_timeout)
+        at_once = self._exiting or sig == signal.SIGINT
+        self._exiting = True
+        self.engine_thread.drain(0 if at_once else self.drain_timeout)
 
     async def on_tick(self, counter: int) -> bool:
-        """Called ten times a second. Ends the server when the worker is done, or has no model and will get none."""
-        if self.worker.state == "draining" and not self._drain_told:
-            self._drain_told = True
-            log("drain", seconds=self.drain_timeout)
-        stopped, served = self.worker.stopped.is_set(), self.worker.served
-        if (stopped and not served) or (self._told_to_end and (stopped or not served)):
+        """Called ten times a second. Exits when the engine's thread has stopped, or was never ready and should end."""
+        if self.engine_thread.state == "draining" and not self._drain_logged:
+            self._drain_logged = True
+            log_event("drain", seconds=self.drain_timeout)
+        stopped, was_ready = self.engine_thread.stopped.is_set(), self.engine_thread.was_ready
+        if (stopped and not was_ready) or (self._exiting and (stopped or not was_ready)):
             self.should_exit = True
         return await super().on_tick(counter)
 
 
 def listen(settings: Settings) -> socket.socket:
-    """The socket to serve on; its own name tells the port where any would do. ConfigError where it cannot be had."""
+    """The socket to serve on; with port 0 its name has the port. ConfigError where it cannot be opened."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
         listening = socket.create_server((settings.host.strip("[]"), settings.port), family=family, backlog=1024)
@@ -53,34 +55,47 @@ def listen(settings: Settings) -> socket.socket:
         raise ConfigError(
             f"cannot listen on {settings.host} port {settings.port}: {error.strerror or error}; choose another --port"
         ) from error
-    # Connections inherit it. asyncio sets it only on sockets that name their protocol, which these do not, and
-    # without it the body of a short answer waits 40 ms behind its headers for the client's acknowledgement.
+    # Connections inherit it. asyncio sets it only on sockets that name their protocol, which these do not; without
+    # it the body of a short response waits 40 ms for the client to acknowledge its headers.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listening
 
 
-def server(app: FastAPI, worker: Worker, settings: Settings) -> Server:
+def uvicorn_options(settings: Settings) -> dict[str, Any]:
+    """Options for `uvicorn.Config`."""
+    return {
+        "http": bounded_protocol(http_limits(settings)),
+        "ws": "none",
+        "access_log": False,
+        "log_config": None,
+        "server_header": False,
+        "proxy_headers": False,
+        "timeout_keep_alive": 30,
+    }
+
+
+def make_server(app: FastAPI, engine_thread: EngineThread, settings: Settings) -> DrainingServer:
     """A server that is ready to run."""
-    options = uvicorn_options(settings)
-    config = uvicorn.Config(app, timeout_graceful_shutdown=CLOSING_SECONDS, **options)
-    return Server(config, worker, settings.drain_timeout)
+    config = uvicorn.Config(app, timeout_graceful_shutdown=CLOSING_SECONDS, **uvicorn_options(settings))
+    return DrainingServer(config, engine_thread, settings.drain_timeout)
 
 
-def allow_files() -> None:
-    """Let this process open as many files as its connections may need, as far as the machine lets it."""
+def raise_file_limit() -> None:
+    """Raise this process's limit of open files to what its connections may need, as far as the system allows."""
     try:
         import resource
     except ImportError:  # not on Windows, which has no such limit
         return
-    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if 0 <= now < MIN_FILES and (most < 0 or now < most):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (MIN_FILES if most < 0 else min(MIN_FILES, most), most))
+    now, allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= now < MIN_OPEN_FILES and (allowed < 0 or now < allowed):
+        wanted = MIN_OPEN_FILES if allowed < 0 else min(MIN_OPEN_FILES, allowed)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, allowed))
 
 
-def run(app: FastAPI, worker: Worker, settings: Settings, listening: socket.socket) -> None:
-    """Serve until told to stop. Raises what kept the model from being loaded."""
-    allow_files()
-    worker.start()
-    server(app, worker, settings).run(sockets=[listening])
-    if worker.failure is not None and not worker.served:
-        raise worker.failure
+def run_server(app: FastAPI, engine_thread: EngineThread, settings: Settings, listening: socket.socket) -> None:
+    """Serve until stopped. Raises the error where the model could not be loaded."""
+    raise_file_limit()
+    engine_thread.start()
+    make_server(app, engine_thread, settings).run(sockets=[listening])
+    if engine_thread.failure is not None and not engine_thread.was_ready:
+        raise engine_thread.failure

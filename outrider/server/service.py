@@ -1,4 +1,4 @@
-"""What the routes share: whose request it is, which model is meant, and how the worker is asked."""
+"""What the routes share: checks of a request, its translation, and the job that answers it."""
 
 from __future__ import annotations
 
@@ -18,177 +18,199 @@ from starlette.types import Receive
 from outrider import __version__
 from outrider.core.outputs import TokenLogprob
 from outrider.engine.events import Event
-from outrider.server.chat import ChatTeller
-from outrider.server.completions import CompletionTeller, Echo
-from outrider.server.connection import ClientGone, EventStream, Teller, chunks, unless_gone, whole
-from outrider.server.jobs import Score, TimeUp
-from outrider.server.problems import Problem
-from outrider.server.record import LEFT
-from outrider.server.schema import REFUSED, ChatRequest, Common, CompletionRequest, Open, refused, unhonoured
+from outrider.server.http.disconnect import ClientDisconnected, cancel_on_disconnect
+from outrider.server.http.errors import APIError
+from outrider.server.openai.chat_response import ChatResponseBuilder
+from outrider.server.openai.completion_response import CompletionResponseBuilder, EchoedPrompt
+from outrider.server.openai.request_schema import (
+    REFUSED_FIELDS,
+    ChatRequest,
+    CompletionFields,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+    ignored_fields,
+    refused_field,
+)
+from outrider.server.openai.response_builder import ChoiceBuffer, ResponseBuilder, ResponseMeta, ResponseOptions
+from outrider.server.openai.responses import json_response, stream_response
+from outrider.server.openai.structured_output import (
+    UNCONSTRAINED,
+    StructuredOutput,
+    compile_structured_output,
+    needs_structured_output,
+)
+from outrider.server.openai.token_texts import TokenTexts
+from outrider.server.openai.translate import TranslatedRequest, count_sequences, translate_chat, translate_completion
+from outrider.server.ops.request_record import CLIENT_CLOSED_REQUEST, CURRENT_RECORD
+from outrider.server.queue.engine_thread import EngineThread
+from outrider.server.queue.fair_queue import FairThreadPool
+from outrider.server.queue.jobs import DeadlineExceeded, JobOwner, ScoreRequest
 from outrider.server.settings import Settings
-from outrider.server.structure import FREE, Structure, asks_for_structure, structure_of
-from outrider.server.telling import Head, Told, Wishes
-from outrider.server.tokens import TokenTexts
-from outrider.server.translate import Asked, count_texts, translate_chat, translate_completion
-from outrider.server.worker import Worker
-from outrider.server.workshop import Workshop
 
-COMPILERS = 4  # grammars being compiled at once
-TOKENIZERS = 4  # prompts being tokenized at once
-MAX_NAMED = 16  # fields named in the header; more are counted
-T = TypeVar("T")
+COMPILE_THREADS = 4  # grammars compiled at once
+TOKENIZE_THREADS = 4  # prompts tokenized at once
+MAX_IGNORED_NAMES = 16  # fields named in the x-outrider-ignored header; more are counted
+ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True, slots=True)
-class Visit:
-    """Whose request it is, how to hear that they left, and when its time is up, by time.perf_counter."""
+class RequestContext:
+    """Whose request it is, when its time is up, and how a disconnect is noticed."""
 
-    client: str
+    owner: JobOwner
     receive: Receive
-    deadline: float
 
-    async def while_wanted(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do the work; ClientGone or TimeUp, and the work cancelled, as soon as nobody waits for it any more."""
+    async def run(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+        """Await the work; cancel it and raise ClientDisconnected or DeadlineExceeded when nobody waits any more."""
         try:
-            async with asyncio.timeout(self.deadline - time.perf_counter()):
-                return await unless_gone(self.receive, work)
+            async with asyncio.timeout(self.owner.deadline - time.perf_counter()):
+                return await cancel_on_disconnect(self.receive, work)
         except TimeoutError:
-            raise TimeUp from None
+            raise DeadlineExceeded from None
 
 
 class Service:
-    """One worker behind the routes of one server."""
+    """One engine's thread behind the routes of one server."""
 
-    def __init__(self, worker: Worker, settings: Settings) -> None:
-        self.worker, self.settings = worker, settings
-        # apart, so that nobody waits for another's grammar
-        self.compiling = Workshop("outrider-compile", COMPILERS)
-        self.tokenizing = Workshop("outrider-tokenize", TOKENIZERS)
+    def __init__(self, engine_thread: EngineThread, settings: Settings) -> None:
+        self.engine_thread, self.settings = engine_thread, settings
+        # two pools, so that no request waits for another's grammar
+        self.compile_pool = FairThreadPool("outrider-compile", COMPILE_THREADS)
+        self.tokenize_pool = FairThreadPool("outrider-tokenize", TOKENIZE_THREADS)
 
     @cached_property
     def texts(self) -> TokenTexts:
-        return TokenTexts(self.worker.llm.tokenizer)
+        return TokenTexts(self.engine_thread.engine.tokenizer)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Changes with whatever may change a text for a given seed, and with the drafter."""
-        llm, loaded, target = self.worker.llm, self.worker.llm.loaded, self.worker.llm.engine.target
-        # a folder is named for the commit it was fetched at, or for the file it was converted from
-        model = (loaded.name, loaded.folder.name, loaded.format, target.device, loaded.pinned, target.context)
-        parts = (__version__, *model, llm.mode, llm.rule, llm.drafter.name, llm.drafter.max_tokens)
+        """Changes with everything that may change a text for a given seed, and with the drafter."""
+        facts = self.engine_thread.engine.facts
+        model = (facts.model, facts.revision, facts.number_format, facts.device, facts.pinned, facts.context)
+        parts = (__version__, *model, facts.mode, facts.rule, facts.drafter, facts.max_draft_tokens)
         return "fp_" + hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:12]
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
-        headers, visit = self.admit(body), self._visit(request)
+        headers, context = self.check_body(body), self._context(request)
+        client = context.owner.client
         try:
-            with self.worker.place(body.n or 1, visit.client):
-                translating = self._translate(body, visit.client, self.salt(body, request))
-                structure, asked = await visit.while_wanted(translating)
-        except ClientGone:
-            return Response(status_code=LEFT)
-        wishes = _wishes(body, (body.top_logprobs or 0) if body.logprobs else None)
-        teller = ChatTeller(self._head("chat.completion"), asked, wishes, self.texts, structure.form)
-        return await self._answer(body, visit, asked, teller, headers)
+            with self.engine_thread.reserve(body.n or 1, client):
+                structured, translated = await context.run(self._translate(body, client, self.salt(body, request)))
+        except ClientDisconnected:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        options = _response_options(body, (body.top_logprobs or 0) if body.logprobs else None)
+        meta = self._meta("chat.completion")
+        builder = ChatResponseBuilder(meta, translated, options, self.texts, structured.tool_format)
+        return await self._respond(body, context, builder, headers)
 
     async def complete(self, body: CompletionRequest, request: Request) -> Response:
-        headers, visit, salt = self.admit(body), self._visit(request), self.salt(body, request)
+        headers, context, salt = self.check_body(body), self._context(request), self.salt(body, request)
+        client = context.owner.client
         try:
-            with self.worker.place(count_texts(body), visit.client):
-                llm = self.worker.llm
-                translating = self.tokenizing.do(visit.client, lambda: translate_completion(body, llm, salt))
-                asked = await visit.while_wanted(translating)
-            echoes = await self._echoes(body, visit, asked, salt) if body.echo else []
-        except ClientGone:
-            return Response(status_code=LEFT)
-        wishes = _wishes(body, body.logprobs)
-        teller = CompletionTeller(self._head("text_completion"), asked, wishes, self.texts, echoes)
-        return await self._answer(body, visit, asked, teller, headers)
+            with self.engine_thread.reserve(count_sequences(body), client):
+                engine = self.engine_thread.engine
+                translating = self.tokenize_pool.run(client, lambda: translate_completion(body, engine, salt))
+                translated = await context.run(translating)
+            echoes = await self._echoes(body, context, translated) if body.echo else []
+        except ClientDisconnected:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        options = _response_options(body, body.logprobs)
+        meta = self._meta("text_completion")
+        builder = CompletionResponseBuilder(meta, translated, options, self.texts, echoes)
+        return await self._respond(body, context, builder, headers)
 
-    def admit(self, body: Open) -> dict[str, str]:
-        """Headers that name what is not honoured. A Problem: another model is meant, or what is asked is refused."""
-        model = getattr(body, "model", None)
-        if model not in (None, self.settings.served_name):
-            raise Problem(
+    def check_body(self, body: CompletionFields | TokenizeRequest | DetokenizeRequest) -> dict[str, str]:
+        """Headers that name the ignored fields. APIError for another model, or a field that is refused."""
+        if body.model not in (None, self.settings.served_name):
+            raise APIError(
                 404,
-                f"the model {model[:100]!r} does not exist; this server has {self.settings.served_name!r}",
+                f"the model {body.model[:100]!r} does not exist; this server has {self.settings.served_name!r}",
                 code="model_not_found",
                 param="model",
             )
-        name = refused(body)
+        name = refused_field(body)
         if name is not None:
-            raise Problem(400, f"{name} is not taken from clients: {REFUSED[name]}", param=name, code="not_allowed")
-        names = unhonoured(body)
+            message = f"{name} is not taken from clients: {REFUSED_FIELDS[name]}"
+            raise APIError(400, message, param=name, code="not_allowed")
+        names = ignored_fields(body)
         if names and self.settings.strict:
-            raise Problem(400, f"not honoured here: {', '.join(names)}", param=names[0][:64], code="unknown_parameter")
+            raise APIError(400, f"not honoured here: {', '.join(names)}", param=names[0][:64], code="unknown_parameter")
         return {"x-outrider-ignored": _header(names)} if names else {}
 
     def client(self, request: Request) -> str:
-        """Who is asking, for turns in the queue: the key's name, or else the address."""
+        """The client's name: of its key, or else its address."""
         peer = request.client.host if request.client else "unknown"
         return getattr(request.state, "client", None) or peer
 
-    def salt(self, body: Common, request: Request) -> str:
-        """Caches are shared only under the same key and the same cache_salt."""
+    def salt(self, body: CompletionFields, request: Request) -> str:
+        """Caches are shared only between requests of the same key and cache_salt."""
         key = self.client(request) if self.settings.api_keys else ""
         return f"{key}\0{body.cache_salt or ''}" if key or body.cache_salt else ""
 
-    def _visit(self, request: Request) -> Visit:
-        return Visit(self.client(request), request.receive, time.perf_counter() + self.settings.deadline)
+    def _context(self, request: Request) -> RequestContext:
+        deadline = time.perf_counter() + self.settings.deadline
+        return RequestContext(JobOwner(self.client(request), deadline, CURRENT_RECORD.get()), request.receive)
 
-    async def _translate(self, body: ChatRequest, client: str, salt: str) -> tuple[Structure, Asked]:
-        llm, structure = self.worker.llm, FREE
-        if asks_for_structure(body):
-            structure = await self.compiling.do(client, lambda: structure_of(body, llm.tokenizer))
-        constraint = structure.constraint
-        return structure, await self.tokenizing.do(client, lambda: translate_chat(body, llm, salt, constraint))
+    async def _translate(self, body: ChatRequest, client: str, salt: str) -> tuple[StructuredOutput, TranslatedRequest]:
+        engine, structured = self.engine_thread.engine, UNCONSTRAINED
+        if needs_structured_output(body):
+            compiling = self.compile_pool.run(client, lambda: compile_structured_output(body, engine.tokenizer))
+            structured = await compiling
+        constraint = structured.constraint
+        translating = self.tokenize_pool.run(client, lambda: translate_chat(body, engine, salt, constraint))
+        return structured, await translating
 
-    async def _answer(
-        self, body: Common, visit: Visit, asked: Asked, teller: Teller, headers: dict[str, str]
+    async def _respond(
+        self, body: CompletionFields, context: RequestContext, builder: ResponseBuilder, headers: dict[str, str]
     ) -> Response:
-        job = None
-        if asked.requests:
-            job = self.worker.submit(asked.requests, client=visit.client, deadline=visit.deadline)
+        requests = builder.request.requests
+        job = self.engine_thread.submit(requests, context.owner) if requests else None
         if not body.stream:
-            return await whole(visit.receive, job, teller, headers)
+            return await json_response(context.receive, job, builder, headers)
         options = body.stream_options
-        return EventStream(chunks(job, teller, bool(options and options.include_obfuscation)), job, headers)
+        return stream_response(job, builder, headers, obfuscate=bool(options and options.include_obfuscation))
 
-    async def _echoes(self, body: CompletionRequest, visit: Visit, asked: Asked, salt: str) -> list[Echo]:
-        """The prompts to be told before their choices, scored first where log-probabilities are wanted."""
+    async def _echoes(
+        self, body: CompletionRequest, context: RequestContext, translated: TranslatedRequest
+    ) -> list[EchoedPrompt]:
+        """The prompts to repeat before their choices, scored first where log-probabilities are wanted."""
+        tokens = translated.prompt_tokens
         given = body.prompt if isinstance(body.prompt, list) else [body.prompt]
-        written = [each if isinstance(each, str) else None for each in given]
-        written = written if len(written) == len(asked.prompts) else [None] * len(asked.prompts)
-        scores: list[tuple[TokenLogprob, ...] | None] = [None] * len(asked.prompts)
+        texts = [each if isinstance(each, str) else None for each in given]
+        texts = texts if len(texts) == len(tokens) else [None] * len(tokens)  # one prompt, sent as token ids
+        scores: list[tuple[TokenLogprob, ...] | None] = [None] * len(tokens)
         if body.logprobs is not None:
-            asks = [Score(prompt, body.logprobs, salt) for prompt in asked.prompts]
-            job = self.worker.submit(asks, client=visit.client, deadline=visit.deadline)
+            job = self.engine_thread.submit([ScoreRequest(each) for each in translated.prompts], context.owner)
 
             async def collect() -> None:
-                async for index, told in job:
-                    if isinstance(told, Event):
-                        Told().add(told)  # raises what the model failed with
+                async for index, output in job:
+                    if isinstance(output, Event):
+                        ChoiceBuffer().add(output)  # an event is an error here: raises it
                     else:
-                        scores[index] = told
+                        scores[index] = output
 
             try:
-                await visit.while_wanted(collect())
+                await context.run(collect())
             finally:
                 job.cancel()
-        told = zip(written, asked.prompts, scores, strict=True)
-        spelling = self.tokenizing.do(visit.client, lambda: [Echo(*each, self.texts) for each in told])
-        return await visit.while_wanted(spelling)
+        prompts = zip(texts, tokens, scores, strict=True)
+        make = self.tokenize_pool.run(
+            context.owner.client, lambda: [EchoedPrompt(*each, self.texts) for each in prompts]
+        )
+        return await context.run(make)
 
-    def _head(self, kind: str) -> Head:
-        return Head.make(kind, self.settings.served_name, self.fingerprint)
+    def _meta(self, kind: str) -> ResponseMeta:
+        return ResponseMeta.make(kind, self.settings.served_name, self.fingerprint)
 
 
-def _wishes(body: Common, logprobs: int | None) -> Wishes:
+def _response_options(body: CompletionFields, logprobs: int | None) -> ResponseOptions:
     usage = bool(body.stream_options and body.stream_options.include_usage)
-    return Wishes(logprobs, bool(body.include_provenance), usage)
+    return ResponseOptions(logprobs, bool(body.include_provenance), usage)
 
 
 def _header(names: list[str]) -> str:
-    """Field names as a header may carry them: a client chose them, so nothing of theirs but plain letters."""
-    plain = [re.sub(r"[^A-Za-z0-9_.-]", "?", name[:64]) for name in names[:MAX_NAMED]]
+    """Field names as a header may carry them: a client chose them, so anything but plain characters is replaced."""
+    plain = [re.sub(r"[^A-Za-z0-9_.-]", "?", name[:64]) for name in names[:MAX_IGNORED_NAMES]]
     more = len(names) - len(plain)
     return ", ".join(plain) + (f", and {more} more" if more else "")

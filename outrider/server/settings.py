@@ -1,4 +1,4 @@
-"""Everything an operator decides about a server, checked before it starts."""
+"""What an operator decides about a server, checked before it starts."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ MAX_QUEUE = 256
 DEADLINE, DRAIN_TIMEOUT = 600.0, 30.0  # seconds
 MAX_BODY = 8 << 20  # bytes of one request; a context of a million tokens fits
 
-MIN_KEY = 8  # characters; shorter ones are found by trying
+MIN_KEY = 8  # characters; shorter keys can be guessed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How a server listens, whom it lets in, and how much it takes on."""
+    """How a server listens, whom it lets in, and how much it accepts."""
 
     served_name: str
     """What clients call the model."""
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: tuple[str, ...] = ()
-    """Any of these opens every route; none leaves them open."""
+    """Any of these gives access to every route; without keys every request is let in."""
     allow_hosts: tuple[str, ...] = ()
-    """Host headers accepted beside the loopback names and `host`."""
+    """Host headers accepted besides the loopback names and `host`."""
     cors_origins: tuple[str, ...] = ()
     """Origins whose pages may call; none by default."""
     max_queue: int = MAX_QUEUE
-    """Most texts that wait for a place in the batch, or to be made ready for it."""
+    """Max sequences that wait for the batch, or are being prepared for it."""
     deadline: float = DEADLINE
     """Seconds a request may take once its body is read: compiling, tokenizing and waiting included."""
     drain_timeout: float = DRAIN_TIMEOUT
     """Seconds that open requests get after SIGTERM."""
     max_body: int = MAX_BODY
-    """Most bytes of a request's body."""
+    """Max bytes of a request's body."""
     strict: bool = False
-    """Refuse a field that is not honoured, where it would only be named in a header."""
+    """Refuse fields that are ignored otherwise, and named in a response header."""
     body_timeout: float = 30.0
     """Seconds a request's body may take to arrive."""
     log_format: Literal["text", "json"] = "text"
-    """Lines to read, or one JSON object a line."""
+    """Lines of text, or one JSON object a line."""
     otlp_endpoint: str = ""
-    """Where traces go, an OTLP collector's HTTP address; empty: nowhere."""
+    """The HTTP address of an OTLP collector that traces are sent to; empty: none are."""
     log_prompts: bool = False
     """Write prompts into the log; never otherwise."""
 

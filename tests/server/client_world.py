@@ -15,7 +15,7 @@ from server_world import END, NAME, Running, ToyWriter, make_llm, make_tokenizer
 from outrider.core.sampling import SamplingParams
 from outrider.engine.results import Result
 from outrider.grammar import tool_constraint
-from outrider.server.watching import Finished
+from outrider.server.queue.observers import SequenceFinished
 
 Serve = Callable[..., Running]
 """What the fixture `serve` gives."""
@@ -89,13 +89,13 @@ class Watched:
     """A server for a long answer, and how the texts asked of it ended."""
 
     running: Running
-    ended: list[Finished]
+    ended: list[SequenceFinished]
 
     def expect_cancelled(self) -> None:
         """The one text was given up before its end, and nothing of it is left."""
         until(lambda: self.ended)
         assert [each.event.finish for each in self.ended] == ["cancelled"]
-        snapshot = self.running.worker.snapshot()
+        snapshot = self.running.engine_thread.snapshot()
         assert (snapshot.running, snapshot.waiting, snapshot.pages_used) == (0, 0, 0)
         self.running.llm.engine.check()
         answer = self.running.post("/v1/completions", prompt="a", max_tokens=1)
@@ -108,13 +108,13 @@ LONG_TOKENS = 8000
 def watched(serve: Serve) -> Watched:
     """Such a server; its answers of LONG_TOKENS take far longer than a client takes to leave."""
     running = serve(ToyWriter(context=LONG_TOKENS + 1000, cache_tokens=LONG_TOKENS + 2000))
-    ended: list[Finished] = []
+    ended: list[SequenceFinished] = []
 
     def tell(what: object) -> None:
-        if isinstance(what, Finished):
+        if isinstance(what, SequenceFinished):
             ended.append(what)
 
-    running.worker.observers.append(tell)
+    running.engine_thread.observers.append(tell)
     return Watched(running, ended)
 
 

@@ -18,12 +18,13 @@ from outrider.core.sampling import Token
 from outrider.llm import LLM
 from outrider.loading.load import LoadedModel
 from outrider.server.app import create_app
-from outrider.server.limits import HttpLimits
-from outrider.server.logs import Lines
-from outrider.server.operation import uvicorn_options
-from outrider.server.protocol import bounded_protocol
+from outrider.server.http.limits import HttpLimits
+from outrider.server.http.protocol import bounded_protocol
+from outrider.server.ops.logs import LineFormatter
+from outrider.server.queue.engine_thread import EngineThread
+from outrider.server.queue.local_engine import LocalEngine
+from outrider.server.run import uvicorn_options
 from outrider.server.settings import Settings
-from outrider.server.worker import Worker
 from outrider.testing.toy import ByteTokenizer, ToyRunner
 
 KEY = "sk-outrider-test-key"
@@ -55,7 +56,7 @@ def toy_llm(target: ToyRunner | None = None, drafter: str = "suffix") -> LLM:
 class Heard(logging.Handler):
     """Every line of the log, and a way to wait for one: a request's comes after its answer."""
 
-    def __init__(self, lines: Lines) -> None:
+    def __init__(self, lines: LineFormatter) -> None:
         super().__init__()
         self.setFormatter(lines)
         self.lines: list[str] = []
@@ -104,8 +105,8 @@ class Heard(logging.Handler):
 class Running:
     """A server that answers, and what it has logged."""
 
-    def __init__(self, port: int, worker: Worker, app: Any, heard: Heard) -> None:
-        self.port, self.worker, self.app, self.heard = port, worker, app, heard
+    def __init__(self, port: int, engine_thread: EngineThread, app: Any, heard: Heard) -> None:
+        self.port, self.engine_thread, self.app, self.heard = port, engine_thread, app, heard
         self.url = f"http://127.0.0.1:{port}"
 
     def client(self, key: str | None = KEY) -> httpx.Client:
@@ -119,7 +120,7 @@ class Running:
 @contextmanager
 def captured_log(*, texts: bool = False) -> Iterator[Heard]:
     """All that any logger of this process says, as the server writes it."""
-    handler = Heard(Lines("json", texts=texts))
+    handler = Heard(LineFormatter("json", with_text=texts))
     root, server = logging.getLogger(), logging.getLogger("outrider.server")
     before = root.level, server.level
     root.addHandler(handler)
@@ -137,26 +138,26 @@ def captured_log(*, texts: bool = False) -> Iterator[Heard]:
 def serving(llm: LLM | None = None, protocol: HttpLimits | None = None, **options: Any) -> Iterator[Running]:
     """A server with these settings on a free port of the loopback address. protocol: limits of its connections."""
     settings = Settings(served_name="toy", **{"api_keys": (KEY, OTHER_KEY), **options})
-    made = llm or toy_llm()
-    worker = Worker(lambda: made, settings.max_queue)
-    app = create_app(worker, settings)
+    engine = LocalEngine(llm or toy_llm())
+    engine_thread = EngineThread(lambda: engine, settings.max_queue)
+    app = create_app(engine_thread, settings)
     tuned: dict[str, Any] = uvicorn_options(settings) | ({"http": bounded_protocol(protocol)} if protocol else {})
     config = uvicorn.Config(app, host="127.0.0.1", port=0, lifespan="on", **tuned)
     server = uvicorn.Server(config)
     listener = socket.create_server(("127.0.0.1", 0))
     with captured_log(texts=settings.log_prompts) as heard:
-        worker.start()
+        engine_thread.start()
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
-        if not worker.loaded.wait(20):
+        if not engine_thread.loaded.wait(20):
             raise TimeoutError("the toy model did not load")
         try:
-            yield Running(listener.getsockname()[1], worker, app, heard)
+            yield Running(listener.getsockname()[1], engine_thread, app, heard)
         finally:
             server.should_exit = True
             thread.join(20)
-            worker.drain(0)
-            worker.stopped.wait(20)
+            engine_thread.drain(0)
+            engine_thread.stopped.wait(20)
 
 
 def exchange(running: Running, request: bytes | Iterator[bytes], *, half_close: bool = False) -> tuple[int, bytes]:

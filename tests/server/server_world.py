@@ -22,10 +22,11 @@ from outrider.llm import LLM
 from outrider.loading.load import LoadedModel
 from outrider.models.tokenizer import Tokenizer
 from outrider.server.app import create_app
-from outrider.server.run import Server, listen, server
+from outrider.server.openai.token_texts import byte_alphabet
+from outrider.server.queue.engine_thread import EngineThread
+from outrider.server.queue.local_engine import LocalEngine
+from outrider.server.run import DrainingServer, listen, make_server
 from outrider.server.settings import Settings
-from outrider.server.tokens import byte_alphabet
-from outrider.server.worker import Worker
 from outrider.testing.toy import ToyRunner
 
 NAME = "toy"
@@ -92,9 +93,9 @@ class Running:
 
     llm: LLM
     target: ToyWriter
-    worker: Worker
+    engine_thread: EngineThread
     settings: Settings
-    server: Server
+    server: DrainingServer
     thread: threading.Thread
     url: str
     http: httpx.Client = field(init=False)
@@ -108,7 +109,7 @@ class Running:
     def stop(self) -> None:
         self.http.close()
         self.target.gate.set()
-        self.worker.drain(0)
+        self.engine_thread.drain(0)
         self.server.should_exit = True
         self.thread.join(timeout=10)
 
@@ -131,16 +132,16 @@ def start(
     target = target or ToyWriter()
     llm = make_llm(target, drafter=drafter, max_batch=max_batch)
     settings = Settings(served_name=NAME, port=0, **options)
-    worker = Worker(load or (lambda: llm), settings.max_queue)
+    engine_thread = EngineThread(lambda: LocalEngine(load() if load else llm), settings.max_queue)
     listening = listen(settings)
-    running = server(create_app(worker, settings), worker, settings)
-    worker.start()
+    running = make_server(create_app(engine_thread, settings), engine_thread, settings)
+    engine_thread.start()
     thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    if wait and not worker.loaded.wait(10):
+    if wait and not engine_thread.loaded.wait(10):
         raise RuntimeError("the toy was not loaded")
-    return Running(llm, target, worker, settings, running, thread, url)
+    return Running(llm, target, engine_thread, settings, running, thread, url)
 
 
 def until(true: Callable[[], Any], seconds: float = 10.0) -> None:

@@ -150,18 +150,19 @@ class Soaked(Process):
 def serve(folder: str, drafter: str) -> None:
     """What the server's process does."""
     from outrider.server.app import create_app
-    from outrider.server.logs import set_up_logs
-    from outrider.server.run import listen, run
+    from outrider.server.ops.logs import set_up_logs
+    from outrider.server.queue.engine_thread import EngineThread
+    from outrider.server.queue.local_engine import LocalEngine
+    from outrider.server.run import listen, run_server
     from outrider.server.settings import Settings
-    from outrider.server.worker import Worker
 
     llm = LLM(folder, drafter=drafter, max_batch=BATCH, context=CONTEXT, cache_tokens=CACHE)
     settings = Settings(served_name="tiny", port=0, max_queue=QUEUE)
     set_up_logs("text")
     listening = listen(settings)
     print(f"listening on http://127.0.0.1:{listening.getsockname()[1]}", file=sys.stderr, flush=True)
-    worker = Worker(lambda: llm, QUEUE, lambda _: print("ready", file=sys.stderr, flush=True))
-    run(create_app(worker, settings), worker, settings, listening)
+    engine_thread = EngineThread(lambda: LocalEngine(llm), QUEUE, lambda _: print("ready", file=sys.stderr, flush=True))
+    run_server(create_app(engine_thread, settings), engine_thread, settings, listening)
     try:
         llm.engine.check()
         found = ""

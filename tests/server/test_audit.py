@@ -18,11 +18,12 @@ from server_world import Running, ToyWriter, make_tokenizer, until
 
 from outrider.core.errors import ConfigError
 from outrider.grammar import GrammarSpec, compile_constraint
-from outrider.server import operation, protocol
-from outrider.server.body import MAX_VALUES, parse
-from outrider.server.limits import MAX_OPENED, SMALL, BodyLimit, HttpLimits, depth_exceeds
-from outrider.server.problems import Problem
-from outrider.server.run import MIN_FILES, allow_files
+from outrider.server import app, run
+from outrider.server.http import protocol
+from outrider.server.http.body import MAX_JSON_VALUES, parse_json
+from outrider.server.http.errors import APIError
+from outrider.server.http.limits import MAX_BRACKETS, SMALL_BODY, BodyLimit, HttpLimits, nesting_exceeds
+from outrider.server.run import MIN_OPEN_FILES, raise_file_limit
 from outrider.server.settings import Settings
 
 Serve = Callable[..., Running]
@@ -36,7 +37,8 @@ HELLO = [{"role": "user", "content": "hello"}]
 @pytest.fixture
 def two_at_once(monkeypatch: pytest.MonkeyPatch, serve: Serve) -> Running:
     """A server that answers two requests at a time, and has its model's gate closed."""
-    monkeypatch.setattr(operation, "http_limits", lambda _: HttpLimits(max_open=2))
+    for module in (app, run):
+        monkeypatch.setattr(module, "http_limits", lambda _: HttpLimits(max_concurrent=2))
     target = ToyWriter()
     running = serve(target)
     target.gate.clear()
@@ -47,7 +49,7 @@ def test_open_requests_are_bounded_and_health_is_not(two_at_once: Running):
     running = two_at_once
     with ThreadPoolExecutor(2) as pool:
         first = [pool.submit(running.post, COMPLETE, prompt="a", max_tokens=2, seed=i) for i in range(2)]
-        until(lambda: len(running.worker._jobs) == 2)
+        until(lambda: len(running.engine_thread._jobs) == 2)
         refused = running.post(COMPLETE, prompt="a")
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "too_busy")
         assert int(refused.headers["retry-after"]) > 0
@@ -60,7 +62,7 @@ def test_open_requests_are_bounded_and_health_is_not(two_at_once: Running):
 
 def test_an_idle_connection_gives_way_to_a_new_one(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(protocol, "IDLE_SECONDS", 0.0)
-    with serving(protocol=HttpLimits(max_open=3)) as running:
+    with serving(protocol=HttpLimits(max_concurrent=3)) as running:
         idle = [running.socket() for _ in range(3)]
         for sock in idle:  # each is known to the server before the next comes
             sock.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -84,7 +86,7 @@ def gone(sock: socket.socket) -> bool:
 
 def test_connections_in_use_are_kept_and_those_beyond_twice_as_many_are_not(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(protocol, "IDLE_SECONDS", 1000.0)
-    with serving(protocol=HttpLimits(max_open=2, head_seconds=1000)) as running:
+    with serving(protocol=HttpLimits(max_concurrent=2, header_seconds=1000)) as running:
         kept: list[socket.socket] = []
         for _ in range(4):
             kept.append(running.socket())
@@ -101,18 +103,18 @@ def test_connections_in_use_are_kept_and_those_beyond_twice_as_many_are_not(monk
 def test_open_files_are_allowed_for_as_many_connections():
     resource = pytest.importorskip("resource")
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if before[1] < MIN_FILES:
+    if before[1] < MIN_OPEN_FILES:
         pytest.skip("this machine allows no more files")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (MIN_FILES // 2, before[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (MIN_OPEN_FILES // 2, before[1]))
     try:
-        allow_files()
-        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == MIN_FILES
+        raise_file_limit()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == MIN_OPEN_FILES
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_large_bodies_share_a_bounded_room_and_small_ones_need_none():
-    limits = HttpLimits(max_held=3 * SMALL)
+    limits = HttpLimits(max_buffered=3 * SMALL_BODY)
     holding, release = asyncio.Event(), asyncio.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -138,16 +140,16 @@ def test_large_bodies_share_a_bounded_room_and_small_ones_need_none():
         return statuses[0]
 
     async def all_of_it() -> None:
-        first = asyncio.create_task(ask(2 * SMALL))
+        first = asyncio.create_task(ask(2 * SMALL_BODY))
         await holding.wait()
-        assert limit.held == 2 * SMALL
-        assert await ask(2 * SMALL) == 503
-        assert limit.held == 2 * SMALL
-        small = asyncio.create_task(ask(SMALL))
+        assert limit.buffered == 2 * SMALL_BODY
+        assert await ask(2 * SMALL_BODY) == 503
+        assert limit.buffered == 2 * SMALL_BODY
+        small = asyncio.create_task(ask(SMALL_BODY))
         release.set()
         assert (await first, await small) == (200, 200)
-        assert limit.held == 0
-        assert await ask(2 * SMALL) == 200
+        assert limit.buffered == 0
+        assert await ask(2 * SMALL_BODY) == 200
 
     asyncio.run(all_of_it())
 
@@ -163,11 +165,11 @@ def test_one_client_cannot_fill_the_queue_for_another(serve: Serve):
 
     with ThreadPoolExecutor(4) as pool:
         greedy = pool.submit(ask, "first-key", 4)
-        until(lambda: running.worker.snapshot().waiting == 3)
+        until(lambda: running.engine_thread.snapshot().waiting == 3)
         assert ask("first-key", 1).status_code == 429
         assert ask("second-key", 3).status_code == 429  # more than its share, which is two
         modest = pool.submit(ask, "second-key", 2)
-        until(lambda: running.worker.snapshot().waiting == 5)
+        until(lambda: running.engine_thread.snapshot().waiting == 5)
         assert ask("second-key", 1).status_code == 429
         target.gate.set()
         assert [each.result().status_code for each in (greedy, modest)] == [200, 200]
@@ -177,15 +179,15 @@ def test_one_client_cannot_fill_the_queue_for_another(serve: Serve):
 
 
 def test_a_body_of_many_brackets_is_refused_unread():
-    assert depth_exceeds(b"[" + b"[]," * MAX_OPENED + b"[]]", 64)
-    assert not depth_exceeds(b"[" + b"[]," * (MAX_OPENED - 2) + b"[]]", 64)
-    assert not depth_exceeds(b'{"a": "' + b"[{" * MAX_OPENED + b'"}', 64)
+    assert nesting_exceeds(b"[" + b"[]," * MAX_BRACKETS + b"[]]", 64)
+    assert not nesting_exceeds(b"[" + b"[]," * (MAX_BRACKETS - 2) + b"[]]", 64)
+    assert not nesting_exceeds(b'{"a": "' + b"[{" * MAX_BRACKETS + b'"}', 64)
 
 
 def test_a_body_of_too_many_values_is_refused():
-    with pytest.raises(Problem, match=str(MAX_VALUES)):
-        parse(b"[" + b"1," * MAX_VALUES + b"1]")
-    assert len(parse(b"[" + b"1," * (MAX_VALUES - 2) + b"1]")) == MAX_VALUES - 1
+    with pytest.raises(APIError, match=str(MAX_JSON_VALUES)):
+        parse_json(b"[" + b"1," * MAX_JSON_VALUES + b"1]")
+    assert len(parse_json(b"[" + b"1," * (MAX_JSON_VALUES - 2) + b"1]")) == MAX_JSON_VALUES - 1
 
 
 def test_a_large_body_is_read_beside_the_event_loop(served: Running, monkeypatch: pytest.MonkeyPatch):
@@ -193,9 +195,9 @@ def test_a_large_body_is_read_beside_the_event_loop(served: Running, monkeypatch
 
     def noting(raw: bytes) -> Any:
         threads.append(threading.current_thread().name)
-        return parse(raw)
+        return parse_json(raw)
 
-    monkeypatch.setattr("outrider.server.body.parse", noting)
+    monkeypatch.setattr("outrider.server.http.body.parse_json", noting)
     for size in (10, 200_000):
         assert served.post("/tokenize", prompt="a" * size).json()["count"] == size
     assert threads[0] == served.thread.name
@@ -215,12 +217,12 @@ def test_a_wrong_list_is_not_gone_through_to_its_end(
 ):
     """An error for each of half a million entries took the event loop five seconds."""
     found: list[int] = []
-    known = "outrider.server.problems._of_validation"
-    from outrider.server.problems import _of_validation
+    known = "outrider.server.http.errors._validation_error"
+    from outrider.server.http.errors import _validation_error
 
-    def counting(error: Any) -> Problem:
+    def counting(error: Any) -> APIError:
         found.append(len(error.errors()))
-        return _of_validation(error)
+        return _validation_error(error)
 
     monkeypatch.setattr(known, counting)
     assert served.post(path, **body).status_code == 400

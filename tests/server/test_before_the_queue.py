@@ -22,8 +22,9 @@ from outrider.core.errors import RequestError
 from outrider.llm import LLM
 from outrider.loading.load import LoadedModel
 from outrider.server import service
-from outrider.server.jobs import QueueFull
-from outrider.server.worker import Finished
+from outrider.server.queue.jobs import QueueFull
+from outrider.server.queue.local_engine import LocalEngine
+from outrider.server.queue.observers import SequenceFinished
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
@@ -80,7 +81,7 @@ def test_a_full_queue_refuses_before_anything_is_tokenized_or_compiled(
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(running.post, COMPLETIONS, prompt="a", max_tokens=2)
         until(running.target.entered.is_set)
-        spies = [slow(name) for name in ("translate_completion", "translate_chat", "structure_of")]
+        spies = [slow(name) for name in ("translate_completion", "translate_chat", "compile_structured_output")]
         for path, body in ((COMPLETIONS, {"prompt": "a"}), (CHAT, structured("ab"))):
             refused = running.post(path, **body)
             assert refused.status_code == 429
@@ -98,9 +99,9 @@ def test_prompts_are_tokenized_by_a_few_threads_of_their_own(
     translating = slow("translate_completion")
     with ThreadPoolExecutor(10) as pool:
         asked = [pool.submit(running.post, COMPLETIONS, prompt="a", max_tokens=1) for _ in range(10)]
-        until(lambda: len(translating.calls) == service.TOKENIZERS)
-        until(lambda: running.worker._coming.total() == 10)
-        assert len(translating.calls) == service.TOKENIZERS
+        until(lambda: len(translating.calls) == service.TOKENIZE_THREADS)
+        until(lambda: running.engine_thread._reserved.total() == 10)
+        assert len(translating.calls) == service.TOKENIZE_THREADS
         assert all(name.startswith("outrider-tokenize") for name in translating.threads)
         translating.gate.set()
         assert {each.result().status_code for each in asked} == {200}
@@ -109,10 +110,10 @@ def test_prompts_are_tokenized_by_a_few_threads_of_their_own(
 
 def test_grammars_that_wait_count_as_texts_that_wait(serve: Callable[..., Running], slow: Callable[[str], Slow]):
     running = serve(max_batch=1, max_queue=5)
-    compiling = slow("structure_of")
+    compiling = slow("compile_structured_output")
     with ThreadPoolExecutor(6) as pool:
         asked = [pool.submit(running.post, CHAT, **structured(f"a{{{i}}}")) for i in range(1, 7)]
-        until(lambda: running.worker._coming.total() == 6)
+        until(lambda: running.engine_thread._reserved.total() == 6)
         refused = running.post(CHAT, **structured("b"))
         assert refused.status_code == 429
         assert refused.json()["error"]["code"] == "queue_full"
@@ -120,29 +121,29 @@ def test_grammars_that_wait_count_as_texts_that_wait(serve: Callable[..., Runnin
         compiling.gate.set()
         assert [each.result().status_code for each in asked] == [200] * 6
     assert len(compiling.calls) == 6
-    assert not running.worker._coming
+    assert not running.engine_thread._reserved
     assert running.post(COMPLETIONS, prompt="a", max_tokens=1).status_code == 200
 
 
 def test_nothing_is_compiled_for_clients_that_left(serve: Callable[..., Running], slow: Callable[[str], Slow]):
     running = serve()
-    compiling = slow("structure_of")
+    compiling = slow("compile_structured_output")
     asked = [ask(running, CHAT, structured(f"a{{{i}}}")) for i in range(1, 13)]
-    until(lambda: running.worker._coming.total() == 12)
+    until(lambda: running.engine_thread._reserved.total() == 12)
     for connection in asked:
         connection.close()
-    until(lambda: not running.worker._coming)
-    assert len(compiling.calls) == service.COMPILERS
+    until(lambda: not running.engine_thread._reserved)
+    assert len(compiling.calls) == service.COMPILE_THREADS
     compiling.gate.set()
     answer = running.post(CHAT, **structured("ab"))
     assert answer.json()["choices"][0]["message"]["content"] == "ab"
-    assert len(compiling.calls) == service.COMPILERS + 1  # those that had begun, and this one
+    assert len(compiling.calls) == service.COMPILE_THREADS + 1  # those that had begun, and this one
 
 
 @pytest.mark.parametrize(
     ("name", "path", "body"),
     [
-        ("structure_of", CHAT, structured("ab")),
+        ("compile_structured_output", CHAT, structured("ab")),
         ("translate_chat", CHAT, {"messages": structured("ab")["messages"]}),
         ("translate_completion", COMPLETIONS, {"prompt": "a", "stream": True}),
     ],
@@ -156,23 +157,27 @@ def test_the_deadline_counts_what_comes_before_the_queue(
     assert held.left == 0  # told while the work still went on
     assert late.status_code == 503
     assert late.json()["error"]["code"] == "deadline_exceeded"
-    assert not running.worker._coming
+    assert not running.engine_thread._reserved
 
 
 def test_an_echo_and_its_choices_have_one_deadline(serve: Callable[..., Running], monkeypatch: pytest.MonkeyPatch):
     running = serve()
     jobs: list[Any] = []
-    real = running.worker.submit
-    monkeypatch.setattr(running.worker, "submit", lambda *args, **named: jobs.append(real(*args, **named)) or jobs[-1])
+    real = running.engine_thread.submit
+    monkeypatch.setattr(
+        running.engine_thread, "submit", lambda *args, **named: jobs.append(real(*args, **named)) or jobs[-1]
+    )
     assert running.post(COMPLETIONS, prompt="ab", echo=True, logprobs=0, max_tokens=2).status_code == 200
     assert len(jobs) == 2  # one scores the prompt, one writes
-    assert jobs[0].deadline == jobs[1].deadline
+    assert jobs[0].owner.deadline == jobs[1].owner.deadline
 
 
 def test_a_text_refused_when_it_is_admitted_is_told_of(serve: Callable[..., Running], monkeypatch: pytest.MonkeyPatch):
     running = serve()
-    ended: list[Finished] = []
-    running.worker.observers.append(lambda what: ended.append(what) if isinstance(what, Finished) else None)
+    ended: list[SequenceFinished] = []
+    running.engine_thread.observers.append(
+        lambda what: ended.append(what) if isinstance(what, SequenceFinished) else None
+    )
 
     def refuse(_: Any) -> list[int]:
         raise RequestError("this text is refused here")
@@ -193,7 +198,7 @@ def test_a_text_refused_when_it_is_admitted_is_told_of(serve: Callable[..., Runn
 def fingerprint(loaded: LoadedModel, **options: Any) -> str:
     given: dict[str, Any] = {"drafter": "suffix"} | options
     llm = LLM(loaded, **given)
-    return service.Service(SimpleNamespace(llm=llm), None).fingerprint  # pyright: ignore[reportArgumentType]
+    return service.Service(SimpleNamespace(engine=LocalEngine(llm)), None).fingerprint  # pyright: ignore[reportArgumentType]
 
 
 def test_the_fingerprint_changes_with_whatever_may_change_a_text():
@@ -217,11 +222,11 @@ def test_the_fingerprint_changes_with_whatever_may_change_a_text():
 
 def test_clients_take_turns_at_a_thread():
     async def run() -> list[str]:
-        shop, gate, order = service.Workshop("test", 1), threading.Event(), []
-        first = asyncio.create_task(shop.do("a", lambda: gate.wait(10)))
+        pool, gate, order = service.FairThreadPool("test", 1), threading.Event(), []
+        first = asyncio.create_task(pool.run("a", lambda: gate.wait(10)))
         await asyncio.sleep(0)
         names = ["a1", "a2", "a3", "b1", "a4", "c1"]
-        rest = [asyncio.create_task(shop.do(name[0], lambda name=name: order.append(name))) for name in names]
+        rest = [asyncio.create_task(pool.run(name[0], lambda name=name: order.append(name))) for name in names]
         await asyncio.sleep(0)
         rest[1].cancel()  # a2 leaves
         gate.set()
@@ -237,11 +242,14 @@ def test_clients_take_turns_at_a_thread():
 
 
 def test_a_place_that_was_kept_is_there_to_be_taken():
-    worker = service.Worker(lambda: make_llm(ToyWriter(), max_batch=1), 1)
-    worker.start()
-    assert worker.loaded.wait(10)
-    with worker.place(2, "a"), pytest.raises(QueueFull), worker.place(1, "a"):
+    engine_thread = service.EngineThread(lambda: LocalEngine(make_llm(ToyWriter(), max_batch=1)), 1)
+    engine_thread.start()
+    assert engine_thread.loaded.wait(10)
+    with engine_thread.reserve(2, "a"), pytest.raises(QueueFull), engine_thread.reserve(1, "a"):
         pass
-    with worker.place(2, "a"), worker.place(1, "b"):  # given back; and b has a share that a cannot take
+    with (
+        engine_thread.reserve(2, "a"),
+        engine_thread.reserve(1, "b"),
+    ):  # given back; and b has a share that a cannot take
         pass
-    worker.drain(0)
+    engine_thread.drain(0)

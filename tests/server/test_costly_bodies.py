@@ -17,12 +17,13 @@ from server_world import Running, ToyWriter, chunks_of, make_tokenizer
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processors
 
 from outrider.core.outputs import TokenLogprob
+from outrider.engine.request import CheckedRequest, Request
 from outrider.models.tokenizer import Tokenizer
-from outrider.server import completions, connection, fitting, translate
-from outrider.server.jobs import Job
-from outrider.server.schema import ChatRequest, CompletionRequest, DetokenizeRequest, Open
-from outrider.server.telling import Head, Wishes
-from outrider.server.tokens import TokenTexts, byte_alphabet
+from outrider.server.openai import completion_response, length_bounds, responses, translate
+from outrider.server.openai.request_schema import ChatRequest, CompletionRequest, DetokenizeRequest, ExtensibleModel
+from outrider.server.openai.response_builder import ResponseMeta, ResponseOptions
+from outrider.server.openai.token_texts import TokenTexts, byte_alphabet
+from outrider.server.queue.jobs import Job, JobOwner
 
 URL = "/v1/completions"
 CHAT = [{"role": "user", "content": "x"}]
@@ -32,9 +33,9 @@ UNK = "<unk>"
 UNKNOWN = {f"k{i}": 1 for i in range(MANY)}
 
 
-def problem(answer: Any) -> dict[str, Any]:
-    assert answer.status_code == 400, answer.text[:500]
-    (error,) = answer.json().values()
+def problem(response: Any) -> dict[str, Any]:
+    assert response.status_code == 400, response.text[:500]
+    (error,) = response.json().values()
     assert sorted(error) == ["code", "message", "param", "type"]
     return error
 
@@ -65,7 +66,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("path", "kind", "body", "says"), REFUSED)
 def test_a_refusal_writes_few_errors_whatever_the_length(
-    served: Running, path: str, kind: type[Open], body: dict[str, Any], says: str
+    served: Running, path: str, kind: type[ExtensibleModel], body: dict[str, Any], says: str
 ):
     with pytest.raises(ValidationError) as found:
         kind.model_validate(body)
@@ -132,23 +133,23 @@ def _scores(count: int) -> list[TokenLogprob]:
     return [TokenLogprob(97 + i % 20, -0.5 - i, rank=2, top=((98, -0.25), (99, -2.0 - i))) for i in range(count)]
 
 
-def _teller(count: int, n: int, texts: TokenTexts) -> completions.CompletionTeller:
+def _builder(count: int, n: int, texts: TokenTexts) -> completion_response.CompletionResponseBuilder:
     """Of an echo with nothing after it, as though there could be n of it."""
     scores = _scores(count)
     prompt = (96, *(score.token for score in scores))
-    asked = translate.Asked((prompt,), (), n)
-    echo = completions.Echo(None, prompt, scores, texts)
-    head = Head("text_completion", "cmpl-1", 0, "toy", "fp")
-    return completions.CompletionTeller(head, asked, Wishes(2), texts, [echo])
+    request = translate.TranslatedRequest((CheckedRequest(Request(prompt=prompt), len(prompt)),), (), n)
+    echo = completion_response.EchoedPrompt(None, prompt, scores, texts)
+    meta = ResponseMeta("text_completion", "cmpl-1", 0, "toy", "fp")
+    return completion_response.CompletionResponseBuilder(meta, request, ResponseOptions(2), texts, [echo])
 
 
 def test_an_echo_is_spelled_out_once_for_all_its_choices():
     texts, asked_for = TokenTexts(make_tokenizer()), []
     texts.text = lambda token, text=texts.text: asked_for.append(token) or text(token)  # type: ignore[assignment]
-    answer = _teller(300, 8, texts).answer()
+    response = _builder(300, 8, texts).response()
     assert len(asked_for) == 301 + 3 * 300  # each token, and at all places but the first the two likeliest and itself
-    assert len(answer["choices"]) == 8
-    for choice in answer["choices"]:
+    assert len(response["choices"]) == 8
+    for choice in response["choices"]:
         lists = choice["logprobs"]
         assert lists["token_logprobs"] == [None, *(score.logprob for score in _scores(300))]
         assert lists["text_offset"] == list(range(301))
@@ -172,7 +173,7 @@ def test_a_long_echo_is_streamed_in_pieces_that_add_up(serve: Serve):
         (choice,) = chunk["choices"]
         told[choice["index"]]["text"] += choice["text"]
         for name, values in (choice["logprobs"] or {}).items():
-            assert len(values) <= completions.ECHO_PIECE
+            assert len(values) <= completion_response.ECHO_CHUNK_TOKENS
             told[choice["index"]]["lists"][name] += values
     assert [each["text"] for each in told] == [choice["text"] for choice in wanted]
     assert [each["lists"] for each in told] == [choice["logprobs"] for choice in wanted]
@@ -182,24 +183,24 @@ def test_a_long_echo_is_streamed_in_pieces_that_add_up(serve: Serve):
 def test_an_answer_that_tells_of_every_token_is_made_off_the_loop():
     made_in: list[int] = []
 
-    class Watched(completions.CompletionTeller):
-        def answer(self) -> dict[str, Any]:
+    class Watched(completion_response.CompletionResponseBuilder):
+        def response(self) -> dict[str, Any]:
             made_in.append(threading.get_ident())
-            return super().answer()
+            return super().response()
 
-    teller = _teller(300, 2, TokenTexts(make_tokenizer()))
-    teller.__class__ = Watched
+    builder = _builder(300, 2, TokenTexts(make_tokenizer()))
+    builder.__class__ = Watched
 
     async def receive() -> dict[str, Any]:
         return await asyncio.Future()
 
-    answer = asyncio.run(connection.whole(receive, None, teller, {"x-a": "b"}))
+    response = asyncio.run(responses.json_response(receive, None, builder, {"x-a": "b"}))
     assert made_in
     assert made_in[0] != threading.get_ident()
-    assert answer.headers["content-type"] == "application/json"
-    assert answer.headers["x-a"] == "b"
-    assert answer.body == JSONResponse(teller.answer()).body
-    assert json.loads(bytes(answer.body)) == teller.answer()
+    assert response.headers["content-type"] == "application/json"
+    assert response.headers["x-a"] == "b"
+    assert response.body == JSONResponse(builder.response()).body
+    assert json.loads(bytes(response.body)) == builder.response()
 
 
 def _count_encodes(running: Running, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -246,8 +247,8 @@ def test_a_prediction_is_encoded_once_for_all_prompts(serve: Serve, monkeypatch:
     running = serve()
     encoded = _count_encodes(running, monkeypatch)
     prediction = {"type": "content", "content": "sea"}
-    answer = running.post(URL, prompt=["a", "b", "c"], prediction=prediction, max_tokens=2)
-    assert answer.status_code == 200
+    response = running.post(URL, prompt=["a", "b", "c"], prediction=prediction, max_tokens=2)
+    assert response.status_code == 200
     assert encoded == ["a", "b", "c", "sea"]
 
 
@@ -321,19 +322,19 @@ def test_no_text_has_fewer_tokens_than_is_said(name: str):
     ]
     for _ in range(300):
         text = "".join(dice.choice(parts) * dice.randint(1, 5) for _ in range(dice.randint(0, 6)))
-        assert fitting.least_tokens(text, tokenizer) <= len(tokenizer.encode(text, special=False)), text
-    assert fitting.least_tokens("a" * 10_000, tokenizer) > 100
+        assert length_bounds.min_token_count(text, tokenizer) <= len(tokenizer.encode(text, special=False)), text
+    assert length_bounds.min_token_count("a" * 10_000, tokenizer) > 100
 
 
 @pytest.mark.parametrize("name", UNBOUNDED)
 def test_a_tokenizer_that_may_drop_text_has_no_bound(name: str):
-    assert fitting.least_tokens("a" * 10_000, UNBOUNDED[name]()) == 0
+    assert length_bounds.min_token_count("a" * 10_000, UNBOUNDED[name]()) == 0
 
 
 def test_bytes_without_a_token_count_for_nothing():
     tokenizer = _byte_level(missing="\x04")
     assert tokenizer.encode("\x04" * 10_000) == []
-    assert fitting.least_tokens("\x04" * 10_000, tokenizer) == 0
+    assert length_bounds.min_token_count("\x04" * 10_000, tokenizer) == 0
 
 
 def test_a_prompt_has_no_generation_prompt_to_add(serve: Serve, served: Running):
@@ -366,15 +367,15 @@ def test_special_tokens_are_added_to_messages_where_that_is_asked_for(serve: Ser
 @pytest.mark.parametrize("blocked", [False, True])
 def test_a_stream_left_before_its_first_byte_frees_its_job(blocked: bool):
     class Silent:
-        def begin(self):
+        def first_chunks(self):
             return iter(())
 
-        end = begin
+        last_chunks = first_chunks
 
     async def leave() -> list[Job]:
         cancelled: list[Job] = []
         sending = asyncio.Event()
-        job = Job(cancelled.append, [object()], "client", 1e9)  # type: ignore[list-item]
+        job = Job(cancelled.append, [object()], JobOwner("client"))  # type: ignore[list-item]
 
         async def receive() -> dict[str, Any]:
             await sending.wait()
@@ -385,8 +386,7 @@ def test_a_stream_left_before_its_first_byte_frees_its_job(blocked: bool):
             if blocked:
                 await asyncio.Future()
 
-        stream = connection.chunks(job, Silent(), False)  # type: ignore[arg-type]
-        await connection.EventStream(stream, job, {})({}, receive, send)
+        await responses.stream_response(job, Silent(), {})({}, receive, send)  # type: ignore[arg-type]
         return cancelled
 
     assert asyncio.run(leave())

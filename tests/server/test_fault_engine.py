@@ -58,7 +58,7 @@ def test_a_crash_in_the_middle_ends_open_streams_and_all_that_waits(serve: Calla
     with ThreadPoolExecutor(6) as pool:
         waiting = [pool.submit(running.post, URL, **LONG | {"seed": seed}) for seed in range(4)]
         late = Stream(running)
-        until(lambda: running.worker.snapshot().waiting == 5)
+        until(lambda: running.engine_thread.snapshot().waiting == 5)
         running.target.crash = True
         running.target.gate.set()
         began = time.monotonic()
@@ -73,7 +73,7 @@ def test_a_crash_in_the_middle_ends_open_streams_and_all_that_waits(serve: Calla
         assert told
         assert offline("a", seed, 250).startswith(stream.text)  # what was told before stands
     assert late.chunks[-1]["error"]["code"] == "engine_dead"
-    assert running.worker.snapshot().running == running.worker.snapshot().waiting == 0
+    assert running.engine_thread.snapshot().running == running.engine_thread.snapshot().waiting == 0
 
 
 def test_a_text_that_turns_to_nan_leaves_the_others_in_its_rounds_alone(serve: Callable[..., Running]):
@@ -81,11 +81,11 @@ def test_a_text_that_turns_to_nan_leaves_the_others_in_its_rounds_alone(serve: C
     running.target.poison = ord("%")
     running.target.gate.clear()
     good = [Stream(running, seed=seed, prompt="ab" * seed) for seed in (1, 2)]
-    until(lambda: running.worker.snapshot().running + running.worker.snapshot().waiting == 2)
+    until(lambda: running.engine_thread.snapshot().running + running.engine_thread.snapshot().waiting == 2)
     bad = Stream(running, prompt="50%")
     # good at first, then writes the poison itself; the salt keeps others from drafting it
     half = Stream(running, prompt="c", seed=9, cache_salt="half", logit_bias={str(ord("%")): 14})
-    until(lambda: running.worker.snapshot().running + running.worker.snapshot().waiting == 4)
+    until(lambda: running.engine_thread.snapshot().running + running.engine_thread.snapshot().waiting == 4)
     running.target.gate.set()
     assert bad.chunks[-1]["error"]["code"] == "model_error"
     assert half.chunks[-1]["error"]["code"] == "model_error"

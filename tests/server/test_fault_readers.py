@@ -13,7 +13,7 @@ import pytest
 from operation_world import OTHER_KEY, Running, post, serving
 from server_world import until
 
-from outrider.server.limits import HttpLimits
+from outrider.server.http.limits import HttpLimits
 
 ASK = {"prompt": "ab", "max_tokens": 120, "ignore_eos": True, "n": 8, "logprobs": 20, "include_provenance": True}
 """About a megabyte of answer: more than the sockets of these tests hold."""
@@ -70,15 +70,15 @@ def test_one_that_never_reads_is_cut_off_and_others_go_on(running: Running, stre
     with running.client(OTHER_KEY) as http:
         alone = http.post("/v1/completions", json={"prompt": "xy", "seed": 3, "max_tokens": 20}).json()
         before, clients = resident(), [connect(running, stream=stream) for _ in range(READERS)]
-        until(lambda: running.worker.snapshot().running > 0)
+        until(lambda: running.engine_thread.snapshot().running > 0)
         beside = http.post("/v1/completions", json={"prompt": "xy", "seed": 3, "max_tokens": 20}).json()
         assert any(connected(running, client) for client in clients)
         assert beside["choices"][0]["text"] == alone["choices"][0]["text"]
         until(lambda: not any(connected(running, client) for client in clients), 60)
         assert resident() - before < HELD
-        until(lambda: running.worker.snapshot().pages_used == 0)
+        until(lambda: running.engine_thread.snapshot().pages_used == 0)
         assert http.get("/health").status_code == 200
-    running.worker.llm.engine.check()
+    running.engine_thread.engine.llm.engine.check()
     for client in clients:
         client.close()
 
@@ -95,4 +95,4 @@ def test_one_that_reads_slowly_gets_all_of_it(running: Running):
                 time.sleep(0.1)
         assert b"data: [DONE]" in data
         assert time.monotonic() - began > 2 * STALL
-    until(lambda: running.worker.snapshot().pages_used == 0)
+    until(lambda: running.engine_thread.snapshot().pages_used == 0)

@@ -27,7 +27,7 @@ from schemathesis.specs.openapi.checks import (
 )
 from server_world import NAME, Running, ToyWriter, start, until
 
-from outrider.server.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from outrider.server.openai.request_schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
 CASES = int(os.environ.get("FUZZ_CASES", "100"))  # of each route
 SEED = int(os.environ.get("FUZZ_SEED", "1"))
@@ -79,8 +79,8 @@ def servers() -> Iterator[dict[bool, Running]]:
     both = {keys: _start(keys) for keys in (False, True)}
     yield both
     for running in both.values():
-        until(lambda running=running: running.worker.snapshot().pages_used == 0)
-        assert running.worker.state == "ready"
+        until(lambda running=running: running.engine_thread.snapshot().pages_used == 0)
+        assert running.engine_thread.state == "ready"
         running.llm.engine.check()
         running.stop()
 

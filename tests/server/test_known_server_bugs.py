@@ -121,7 +121,12 @@ def test_usage_adds_up(served: Running):
 
 def test_logprobs_of_a_stream_stay_with_their_tokens_up_to_a_stop(served: Running):
     stop = FREE[10:13]
-    body = BODY | {"logprobs": 1, "stop": [stop], "prediction": {"type": "content", "content": FREE}, "stream": True}
+    body = BODY | {
+        "logprobs": 1,
+        "stop": [stop],
+        "prediction": {"type": "content", "content": FREE},
+        "stream": True,
+    }
     wanted = offline(stop=(stop,), logprobs=1)
     tokens, scores, text = [], [], ""
     for line in lines_of(served, "/v1/completions", body)[:-1]:

@@ -46,7 +46,7 @@ def still_there(served: Running) -> Iterator[None]:
     """After each payload the next request is answered, and no page is held."""
     yield
     assert served.post(COMPLETE, prompt="a", max_tokens=2).status_code == 200
-    until(lambda: served.worker.snapshot().pages_used == 0)
+    until(lambda: served.engine_thread.snapshot().pages_used == 0)
     served.llm.engine.check()
 
 

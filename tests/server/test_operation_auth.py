@@ -10,8 +10,8 @@ import pytest
 from fastapi.routing import iter_route_contexts
 from operation_world import KEY, OTHER_KEY, Running, exchange, post, serving
 
-from outrider.server import auth
-from outrider.server.auth import Keys
+from outrider.server.http import auth
+from outrider.server.http.auth import ApiKeys
 
 OPEN = {"/", "/health", "/page/{name:path}"}
 
@@ -103,7 +103,7 @@ def test_the_scheme_is_bearer_in_any_case_and_the_header_comes_once(running: Run
 
 
 def test_no_key_is_kept_and_every_key_is_compared(monkeypatch: pytest.MonkeyPatch):
-    keys = Keys(["first-key-1", "second-key-2", "third-key-3"])
+    keys = ApiKeys(["first-key-1", "second-key-2", "third-key-3"])
     assert "first-key-1" not in repr(vars(keys))
     compared = 0
 
@@ -118,7 +118,7 @@ def test_no_key_is_kept_and_every_key_is_compared(monkeypatch: pytest.MonkeyPatc
         keys.client(offered)
         assert compared == 3
     assert keys.client(b"none-of-them") is None
-    assert keys.client(b"first-key-1") == Keys(["first-key-1"]).client(b"first-key-1")
+    assert keys.client(b"first-key-1") == ApiKeys(["first-key-1"]).client(b"first-key-1")
 
 
 def test_without_keys_a_client_goes_by_its_address():

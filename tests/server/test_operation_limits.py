@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from operation_world import KEY, Running, exchange, post, read_answer, serving
 
 from outrider.core.errors import ConfigError
-from outrider.server.limits import BodyLimit, HttpLimits, check_origins, depth_exceeds
+from outrider.server.http.limits import BodyLimit, HttpLimits, check_origins, nesting_exceeds
 
 PIECE = b"x" * (1 << 16)
 
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Running]:
-    limits = HttpLimits(head_seconds=0.4, body_seconds=0.4)
+    limits = HttpLimits(header_seconds=0.4, body_seconds=0.4)
     with serving(protocol=limits, body_timeout=0.4) as made:
         yield made
 
@@ -70,14 +70,14 @@ VALUES = st.recursive(
 @given(VALUES, st.integers(0, 6), st.booleans())
 def test_the_scan_finds_the_depth_that_a_parser_does(value: Any, limit: int, ascii_only: bool):
     text = json.dumps(value, ensure_ascii=ascii_only).encode()
-    assert depth_exceeds(text, limit) == (depth(json.loads(text)) > limit)
+    assert nesting_exceeds(text, limit) == (depth(json.loads(text)) > limit)
 
 
 def test_depth_is_carried_over_windows_and_strings_across_them():
     brackets = b"[" * 40_000
-    assert depth_exceeds(b'["' + brackets + b'", ' + b"[" * 70 + b"]" * 71, 64)
-    assert not depth_exceeds(b'["' + brackets + b'\\"' + brackets + b'"' + b", []" * 40_000 + b"]", 64)
-    assert depth_exceeds(b'["' + brackets + b'\\\\"' + b", []" * 40_000 + b", " + b"[" * 64 + b"]" * 65, 64)
+    assert nesting_exceeds(b'["' + brackets + b'", ' + b"[" * 70 + b"]" * 71, 64)
+    assert not nesting_exceeds(b'["' + brackets + b'\\"' + brackets + b'"' + b", []" * 40_000 + b"]", 64)
+    assert nesting_exceeds(b'["' + brackets + b'\\\\"' + b", []" * 40_000 + b", " + b"[" * 64 + b"]" * 65, 64)
 
 
 def test_deep_json_is_refused_before_it_is_parsed(running: Running):

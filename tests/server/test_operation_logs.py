@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from operation_world import Running, exchange, post, serving, toy_llm
 
-from outrider.server.logs import LOGGER, Lines, log, log_error, set_up_logs
+from outrider.server.ops.logs import LOGGER, LineFormatter, log_error, log_event, set_up_logs
 
 CANARY = "kanarienvogel"
 
@@ -141,7 +141,9 @@ def test_a_fault_is_logged_by_its_place_and_told_to_the_client_by_its_id(monkeyp
 
 
 def test_a_crash_of_the_engine_is_logged_and_health_says_so(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("outrider.server.record.GRACE", 0.01)  # a dead engine tells no figures to wait for
+    monkeypatch.setattr(
+        "outrider.server.ops.request_record.STATS_GRACE_SECONDS", 0.01
+    )  # a dead engine tells no figures to wait for
     llm = toy_llm()
     with serving(llm) as running, running.client() as client:
 
@@ -176,7 +178,9 @@ def test_lines_to_read_and_lines_to_parse(capsys: pytest.CaptureFixture[str]):
         for form in ("json", "text"):
             stream = io.StringIO()
             set_up_logs(form, stream=stream)
-            log("request", id="a", seconds=0.25, drafters={"suffix": {"drafts": 1}}, note='two "words"\nand a line')
+            log_event(
+                "request", id="a", seconds=0.25, drafters={"suffix": {"drafts": 1}}, note='two "words"\nand a line'
+            )
             try:
                 raise ValueError(CANARY)
             except ValueError as error:
@@ -207,6 +211,9 @@ def test_lines_to_read_and_lines_to_parse(capsys: pytest.CaptureFixture[str]):
 
 def test_the_words_of_an_exception_are_told_only_where_asked_for():
     error = ValueError(CANARY)
-    told = {texts: Lines("json", texts=texts).formatException((ValueError, error, None)) for texts in (False, True)}
+    told = {
+        texts: LineFormatter("json", with_text=texts).formatException((ValueError, error, None))
+        for texts in (False, True)
+    }
     assert CANARY not in told[False]
     assert CANARY in told[True]

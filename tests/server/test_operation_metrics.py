@@ -94,7 +94,7 @@ def test_tokens_and_speculation_add_up_to_what_the_answers_say(running: Running)
         assert value(samples, f"outrider_{name}_seconds_bucket", le="+Inf") == texts
     assert value(samples, "outrider_requests_running") == value(samples, "outrider_requests_waiting") == 0
     assert value(samples, "outrider_pages_used") == 0
-    assert value(samples, "outrider_pages_total") == running.worker.llm.engine.target.pool.count
+    assert value(samples, "outrider_pages_total") == running.engine_thread.engine.facts.page_count
     assert value(samples, "outrider_state", state="ready") == 1
     assert summed(samples, "outrider_state") == 1
 

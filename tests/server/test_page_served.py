@@ -60,7 +60,7 @@ def test_streamed_tokens_are_the_answer(page: Page, running: Running) -> None:
     assert page.text("#figure-alpha") == f"{stood / (stood + refused):.2f}"
     assert len(page.all("#strip g")) == int(page.text("#figure-rounds"))
     assert len(page.all("#strip .kept")) == stood
-    assert (page.text("#fact-model"), page.text("#fact-drafter")) == ("toy", running.llm.drafter.name)
+    assert (page.text("#fact-model"), page.text("#fact-drafter")) == ("toy", running.engine_thread.engine.facts.drafter)
     assert page.console() == []
 
 

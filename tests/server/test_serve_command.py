@@ -19,7 +19,7 @@ from server_world import until
 from transformers import LlamaForCausalLM
 
 from outrider.cli.main import main
-from outrider.server import logs
+from outrider.server.ops import logs
 
 
 @pytest.fixture(scope="module")

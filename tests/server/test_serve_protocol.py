@@ -10,9 +10,9 @@ import torch
 from server_world import END, Running, ToyWriter, chunks_of, make_llm, make_tokenizer
 
 from outrider.core.sampling import SamplingParams
-from outrider.server import answers
-from outrider.server.schema import ChatRequest, Message
-from outrider.server.translate import template_message
+from outrider.server.openai import response_schema
+from outrider.server.openai.request_schema import ChatRequest, MessageParam
+from outrider.server.openai.translate import template_message
 
 TOKENIZER = make_tokenizer()
 PROMPT = "tell me of the sea"
@@ -124,7 +124,7 @@ def test_text_parts_and_the_developer_role_reach_the_template(served: Running):
 @pytest.mark.parametrize(("sent", "seen"), [('{"at": "sea"}', {"at": "sea"}), ("{at", "{at"), ("3", "3")])
 def test_a_template_sees_the_arguments_of_earlier_calls_as_an_object(sent: str, seen: Any):
     call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": sent}}
-    given = template_message(Message.model_validate({"role": "assistant", "content": None, "tool_calls": [call]}))
+    given = template_message(MessageParam.model_validate({"role": "assistant", "content": None, "tool_calls": [call]}))
     assert given == {"role": "assistant", "tool_calls": [call | {"function": {"name": "look", "arguments": seen}}]}
 
 
@@ -250,11 +250,13 @@ def test_the_figures_add_up(served: Running):
 
 def test_whole_answers_are_as_the_document_says(served: Running):
     chat = served.post("/v1/chat/completions", messages=MESSAGES, logprobs=True, top_logprobs=1, max_tokens=5)
-    answers.ChatCompletion.model_validate(chat.json(), strict=True)
+    response_schema.ChatCompletion.model_validate(chat.json(), strict=True)
     body = {"prompt": ["a", "b"], "echo": True, "logprobs": 1, "include_provenance": True, "max_tokens": 5}
-    answers.Completion.model_validate(served.post("/v1/completions", **body).json(), strict=True)
-    answers.ModelList.model_validate(served.http.get("/v1/models").json(), strict=True)
-    answers.Tokenized.model_validate(served.post("/tokenize", prompt="a", return_token_strs=True).json(), strict=True)
+    response_schema.Completion.model_validate(served.post("/v1/completions", **body).json(), strict=True)
+    response_schema.ModelList.model_validate(served.http.get("/v1/models").json(), strict=True)
+    response_schema.Tokenized.model_validate(
+        served.post("/tokenize", prompt="a", return_token_strs=True).json(), strict=True
+    )
 
 
 def test_tokenize_and_detokenize(served: Running):

@@ -1,0 +1,1 @@
+"""OpenAI's protocol: request and response schemas, and the translation between them and the engine."""

@@ -1,0 +1,189 @@
+"""The shapes of responses, for the OpenAPI document; the responses themselves are built as plain objects."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorResponse(BaseModel):
+    """The body of every error."""
+
+    error: ErrorDetail
+
+
+class PromptDetails(BaseModel):
+    cached_tokens: int
+
+
+class CompletionDetails(BaseModel):
+    reasoning_tokens: int
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
+class Usage(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails
+
+
+class SpeculativeDecoding(BaseModel):
+    """What was drafted for one response and how much was accepted, named as in vLLM."""
+
+    num_drafts: int
+    """Rounds with a draft."""
+    num_spec_steps: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    num_accepted_tokens_per_pos: list[int]
+    mean_acceptance_length: float
+    """Tokens of a round with a draft, the target's own included."""
+    draft_acceptance_rate: float
+    acceptance_rate_per_pos: list[float]
+    acceptance_histogram: list[int]
+    """Rounds with a draft by the number of tokens accepted, from 0."""
+    num_target_passes: int
+    drafters: dict[str, int]
+    """Accepted tokens of each drafter."""
+
+
+class ResponseMetrics(BaseModel):
+    speculative_decoding: SpeculativeDecoding
+
+
+class TokenProvenance(BaseModel):
+    """Where a token comes from."""
+
+    token: str
+    token_id: int
+    origin: Literal["accepted", "recovered", "bonus", "plain"]
+    drafter: str
+    position: int
+    round: int
+    drafted: int
+    """Tokens drafted in that round."""
+    target_prob: float | None
+    """Null unless the request asks for logprobs."""
+    draft_prob: float | None
+
+
+class TopLogprob(BaseModel):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ChatLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(BaseModel):
+    content: list[ChatLogprob]
+    refusal: None
+
+
+class ChatFunctionCall(BaseModel):
+    name: str
+    arguments: str
+
+
+class ChatToolCall(BaseModel):
+    id: str
+    type: Literal["function"]
+    function: ChatFunctionCall
+
+
+class ChatMessage(BaseModel):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    tool_calls: list[ChatToolCall] | None = None
+
+
+class ChatChoice(BaseModel):
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length", "tool_calls"]
+    stop_reason: int | str | None
+    provenance: list[TokenProvenance] | None = None
+
+
+class CompletionBase(BaseModel):
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    usage: Usage
+    metrics: ResponseMetrics
+
+
+class ChatCompletion(CompletionBase):
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+
+
+class CompletionLogprobs(BaseModel):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(BaseModel):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length"]
+    stop_reason: int | str | None
+    provenance: list[TokenProvenance] | None = None
+
+
+class Completion(CompletionBase):
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
+
+
+class ModelCard(BaseModel):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int
+    drafter: str
+    """The server's drafter."""
+
+
+class ModelList(BaseModel):
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class Tokenized(BaseModel):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class Detokenized(BaseModel):
+    prompt: str
+
+
+class Health(BaseModel):
+    status: Literal["ready"]
+
+
+class Version(BaseModel):
+    version: str

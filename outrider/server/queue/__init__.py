@@ -1,0 +1,1 @@
+"""Jobs, the queue that is fair between clients, and the thread that runs the engine."""

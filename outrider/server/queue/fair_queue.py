@@ -1,0 +1,100 @@
+"""A queue that serves clients in turn, and a thread pool that works from one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Generic, TypeVar
+
+ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
+
+
+class FairQueue(Generic[ItemT]):
+    """Round-robin between clients; first in, first out for each."""
+
+    def __init__(self) -> None:
+        self._clients: OrderedDict[str, deque[ItemT]] = OrderedDict()
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def push(self, client: str, item: ItemT) -> None:
+        self._clients.setdefault(client, deque()).append(item)
+        self._count += 1
+
+    def pop(self) -> ItemT | None:
+        """The first item of the client whose turn it is; that client then goes last."""
+        if not self._clients:
+            return None
+        client, items = next(iter(self._clients.items()))
+        item = items.popleft()
+        self._count -= 1
+        if items:
+            self._clients.move_to_end(client)
+        else:
+            del self._clients[client]
+        return item
+
+    def remove(self, client: str, matches: Callable[[ItemT], bool]) -> list[ItemT]:
+        """Remove and return a client's items that match."""
+        items = self._clients.get(client, deque())
+        removed = [item for item in items if matches(item)]
+        kept = deque(item for item in items if not matches(item))
+        if kept:
+            self._clients[client] = kept
+        else:
+            self._clients.pop(client, None)
+        self._count -= len(removed)
+        return removed
+
+
+class FairThreadPool:
+    """A few threads for work before the queue, such as tokenizing; clients take turns.
+
+    Belongs to one event loop. The caller bounds how many tasks may wait.
+    """
+
+    def __init__(self, name: str, threads: int) -> None:
+        self._pool, self._free = ThreadPoolExecutor(threads, name), threads
+        self._waiting: FairQueue[asyncio.Future[None]] = FairQueue()
+
+    async def run(self, client: str, task: Callable[[], ResultT]) -> ResultT:
+        """Run the task in a thread when it is this client's turn, and return its result.
+
+        Cancelled before its turn, the task does not run.
+        """
+        loop = asyncio.get_running_loop()
+        await self._acquire(client)
+        running = self._pool.submit(task)
+
+        def done(_: object) -> None:
+            with suppress(RuntimeError):  # the event loop is closed: nobody waits
+                loop.call_soon_threadsafe(self._release)
+
+        running.add_done_callback(done)  # not when the wait ends: a task nobody waits for still occupies its thread
+        return await asyncio.wrap_future(running)
+
+    async def _acquire(self, client: str) -> None:
+        if self._free:
+            self._free -= 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.push(client, turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # the turn came at the same moment
+                self._release()
+            raise
+
+    def _release(self) -> None:
+        while (turn := self._waiting.pop()) is not None:
+            if not turn.done():  # else it was cancelled
+                turn.set_result(None)
+                return
+        self._free += 1
