@@ -8,13 +8,15 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from outrider.core.draft import EMPTY, Draft
+from outrider.core.draft import EMPTY, Draft, Verdict
 from outrider.core.sampling import Token
 from outrider.core.sequence import Sequence
-from outrider.drafters.base import Drafter, DrafterContext
+from outrider.drafters.base import Drafter, DrafterContext, RoundView, TargetPass
+from outrider.drafters.guard import draft_problem
+from outrider.drafters.mix import Mix
 from outrider.drafters.registry import DRAFTERS, parse_drafter
 from outrider.runners.base import Runner
-from outrider.testing.drafters import ScriptedDrafter, liar, random_trees
+from outrider.testing.drafters import BrokenContract, ScriptedDrafter, liar, random_trees
 
 Answers = Mapping[tuple[tuple[Token, ...], int], Seq[Token]]  # (prompt, seed) -> what plain decoding answers
 
@@ -47,23 +49,55 @@ class Stage:
 
 @dataclass(frozen=True)
 class LoadedDraft:
-    """What `DrafterContext.load_target` returns, as far as a drafter looks."""
+    """What `DrafterContext.load_runner` returns, as far as a drafter looks."""
 
     target: Runner
     tokenizer: Any
 
 
+class Loud(Drafter):
+    """A drafter whose failures fail the test: the engine would go on without its drafts."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter, self.traits = drafter, drafter.traits
+
+    def propose(self, view: RoundView) -> Seq[Draft] | None:
+        drafts = self._call(self.drafter.propose, view)
+        for draft, budget in zip(drafts or (), view.budgets, strict=drafts is not None):
+            if draft_problem(draft) or len(draft) > budget:
+                raise BrokenContract(draft_problem(draft) or f"{len(draft)} tokens drafted of {budget}")
+        return drafts
+
+    def process(self, work: TargetPass) -> None:
+        self._call(self.drafter.process, work)
+
+    def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
+        self._call(self.drafter.observe, seqs, drafts, verdicts)
+
+    def forget(self, seq: Sequence) -> None:
+        self._call(self.drafter.forget, seq)
+        if isinstance(self.drafter, Mix) and self.drafter.failures.total():
+            raise BrokenContract(f"members failed: {self.drafter.failures}")
+
+    def _call(self, method: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return method(*args)
+        except Exception as error:
+            raise BrokenContract(f"{self.traits.name} raised") from error
+
+
 def make_drafter(name: str, stage: Stage) -> Drafter:
     if name in SCRIPTED:
         return _scripted(name, stage)
-    setting = DrafterContext(
+    context = DrafterContext(
         vocab_size=stage.vocab_size,
         context=stage.context,
         mode=stage.mode,
         tokenizer=stage.tokenizer,
+        eos_ids=stage.tokenizer.eos_ids,
         load_runner=lambda model, **_: LoadedDraft(stage.drafts(model), stage.tokenizer),
     )
-    return parse_drafter(name).build(setting)
+    return Loud(parse_drafter(name).build(context))
 
 
 def _scripted(name: str, stage: Stage) -> ScriptedDrafter:

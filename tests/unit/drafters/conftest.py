@@ -7,7 +7,7 @@ import pytest
 from outrider.core.draft import Verdict
 from outrider.core.sampling import SamplingParams
 from outrider.core.sequence import Sequence
-from outrider.drafters.base import DrafterContext
+from outrider.drafters.base import DrafterContext, RoundView
 
 _ids = itertools.count()
 
@@ -23,7 +23,7 @@ def make():
 
 
 @pytest.fixture
-def setting():
+def context():
     return DrafterContext(vocab_size=1000, context=8192)
 
 
@@ -35,7 +35,7 @@ def play():
         text = [*seq.tokens, *coming]
         drafts = []
         while len(seq.tokens) < len(text):
-            (draft,) = drafter.propose([seq], [drafter.max_tokens])
+            (draft,) = drafter.propose(RoundView([seq], [drafter.traits.max_tokens]))
             node, path = -1, []
             for token in text[len(seq.tokens) : -1]:
                 child = next((c for c in draft.children(node) if draft.tokens[c] == token), None)

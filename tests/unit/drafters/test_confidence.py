@@ -1,57 +1,57 @@
-"""Claims fall with doubt, and the correction follows what came true."""
+"""Probabilities of repetition grow with what was seen, and the correction follows what came."""
 
 import pytest
 
-from outrider.drafters.confidence import DOUBT, Confidence, Guess, claim, grade
+from outrider.drafters.confidence import MISS_PROBS, Confidence, Guess, grade, prior_prob
 
 
 def test_grades_are_the_documented_lengths():
-    firsts = [next(m for m in range(200) if grade(m) == g) for g in range(len(DOUBT))]
+    firsts = [next(m for m in range(200) if grade(m) == g) for g in range(len(MISS_PROBS))]
     assert firsts == [0, 1, 2, 3, 5, 9, 17, 33]
-    assert grade(10_000) == len(DOUBT) - 1
+    assert grade(10_000) == len(MISS_PROBS) - 1
 
 
-def test_a_claim_is_the_share_less_the_doubt_left():
-    assert claim(1, 1, 1) == pytest.approx(1 - DOUBT[1])
-    assert claim(2, 3, 4) == pytest.approx(3 / 4 * (1 - DOUBT[2] ** 4))
-    assert claim(3, 5, 5) > claim(3, 1, 1) > claim(1, 1, 1)
-    assert claim(4, 100, 200) == pytest.approx(0.5, abs=1e-3)
+def test_a_prior_is_the_share_less_the_misses():
+    assert prior_prob(1, 1, 1) == pytest.approx(1 - MISS_PROBS[1])
+    assert prior_prob(2, 3, 4) == pytest.approx(3 / 4 * (1 - MISS_PROBS[2] ** 4))
+    assert prior_prob(3, 5, 5) > prior_prob(3, 1, 1) > prior_prob(1, 1, 1)
+    assert prior_prob(4, 100, 200) == pytest.approx(0.5, abs=1e-3)
 
 
 def test_a_guess_is_judged_up_to_its_first_wrong_token():
-    trust, by_hand = Confidence(), Confidence()
-    trust.settle(Guess(2, 1, (7, 8, 9, 9), (0.5, 0.6, 0.7, 0.8)), [1, 2, 7, 8, 0, 9])
+    confidence, by_hand = Confidence(), Confidence()
+    confidence.judge(Guess(2, 1, (7, 8, 9, 9), (0.5, 0.6, 0.7, 0.8)), [1, 2, 7, 8, 0, 9])
     by_hand.record(1, 0.5, True)
     by_hand.record(2, 0.6, True)
     by_hand.record(3, 0.7, False)
-    assert [trust.chance(m, 0.4) for m in range(40)] == [by_hand.chance(m, 0.4) for m in range(40)]
+    assert [confidence.prob(m, 0.4) for m in range(40)] == [by_hand.prob(m, 0.4) for m in range(40)]
 
 
 def test_a_guess_beyond_the_text_is_judged_as_far_as_the_text_goes():
-    trust, by_hand = Confidence(), Confidence()
-    trust.settle(Guess(1, 1, (7, 8), (0.5, 0.6)), [1, 7])
+    confidence, by_hand = Confidence(), Confidence()
+    confidence.judge(Guess(1, 1, (7, 8), (0.5, 0.6)), [1, 7])
     by_hand.record(1, 0.5, True)
-    assert [trust.chance(m, 0.4) for m in range(40)] == [by_hand.chance(m, 0.4) for m in range(40)]
+    assert [confidence.prob(m, 0.4) for m in range(40)] == [by_hand.prob(m, 0.4) for m in range(40)]
 
 
 def test_the_correction_follows_the_truth_and_comes_back():
-    trust = Confidence()
-    assert trust.chance(2, 0.5) == 0.5
-    assert Confidence(0.5).chance(2, 0.5) == 0.25
+    confidence = Confidence()
+    assert confidence.prob(2, 0.5) == 0.5
+    assert Confidence(0.5).prob(2, 0.5) == 0.25
     for _ in range(300):
-        trust.record(2, 0.5, False)
-    assert trust.chance(2, 0.5) < 0.01
-    assert trust.chance(9, 0.5) == 0.5  # another grade
+        confidence.record(2, 0.5, False)
+    assert confidence.prob(2, 0.5) < 0.01
+    assert confidence.prob(9, 0.5) == 0.5  # another grade
     for i in range(300):
-        trust.record(2, 0.5, i % 4 > 0)
-    assert trust.chance(2, 0.5) == pytest.approx(0.75, abs=0.05)
+        confidence.record(2, 0.5, i % 4 > 0)
+    assert confidence.prob(2, 0.5) == pytest.approx(0.75, abs=0.05)
     for _ in range(300):
-        trust.record(2, 0.5, True)
-    assert trust.chance(2, 0.9) == 0.99
+        confidence.record(2, 0.5, True)
+    assert confidence.prob(2, 0.9) == 0.99
 
 
-def test_worth_is_the_sum_of_the_chances_that_reach_the_least():
+def test_what_is_expected_is_the_sum_of_the_probabilities_that_reach_the_least():
     guess = Guess(0, 1, (5, 6, 7), (0.5, 0.5, 0.5))
-    assert Confidence().worth(guess, 0.2) == (2, 0.75)
-    assert Confidence().worth(guess, 0.0) == (3, 0.875)
-    assert Confidence().worth(guess, 0.6) == (0, 0.0)
+    assert Confidence().expected_accepted(guess, 0.2) == (2, 0.75)
+    assert Confidence().expected_accepted(guess, 0.0) == (3, 0.875)
+    assert Confidence().expected_accepted(guess, 0.6) == (0, 0.0)

@@ -5,22 +5,21 @@ import torch
 
 from outrider.core.draft import EMPTY, Draft, Verdict
 from outrider.core.errors import ConfigError
+from outrider.drafters.base import Drafter, RoundView, Traits
 from outrider.drafters.mix import Mix, MixConfig
 from outrider.drafters.none import NoDraftConfig
 
 
-class Scripted:
+class Scripted(Drafter):
     """Proposes what it is told to, and notes what it sees."""
 
-    max_tokens = 4
-
-    def __init__(self, name, draft=EMPTY, dear=False):
-        self.name, self.draft, self.dear = name, draft, dear
+    def __init__(self, name, draft=EMPTY, **traits):
+        self.traits, self.draft = Traits(name=name, max_tokens=4, **traits), draft
         self.asked, self.seen, self.forgotten = [], [], []
 
-    def propose(self, seqs, budgets):
-        self.asked.append([seq.id for seq in seqs])
-        return [self.draft.first_nodes(k) for k in budgets]
+    def propose(self, view):
+        self.asked.append([seq.id for seq in view.seqs])
+        return [self.draft.first_nodes(k) for k in view.budgets]
 
     def observe(self, seqs, drafts, verdicts):
         self.seen.append((drafts[0], verdicts[0]))
@@ -35,7 +34,7 @@ def draft(tokens, expected, source, **fields):
 
 def play(mix, seq, coming, budget=4):
     """One round: what the mix drafts, and the text goes on with `coming`."""
-    (best,) = mix.propose([seq], [budget])
+    (best,) = mix.propose(RoundView([seq], [budget]))
     kept = next((i for i, (a, b) in enumerate(zip(best.tokens, coming, strict=False)) if a != b), len(best.tokens))
     kept = min(kept, len(coming) - 1)
     seq.tokens += coming[: kept + 1]
@@ -45,14 +44,14 @@ def play(mix, seq, coming, budget=4):
 
 def test_the_draft_that_expects_most_wins_and_keeps_its_name(make):
     a, b = Scripted("a", draft([1, 2], 0.5, "a")), Scripted("b", draft([3], 0.9, "b"))
-    assert Mix([a, b]).propose([make([0])], [4])[0].source == "b"
-    assert Mix([b, a]).propose([make([0])], [4])[0].source == "b"
+    assert Mix([a, b], 1000).propose(RoundView([make([0])], [4]))[0].source == "b"
+    assert Mix([b, a], 1000).propose(RoundView([make([0])], [4]))[0].source == "b"
 
 
 def test_members_are_told_what_became_of_their_own_draft(make):
     a, b = Scripted("a", draft([1, 2], 0.5, "a")), Scripted("b", draft([3, 4], 0.9, "b"))
     seq = make([0])
-    won = play(Mix([a, b]), seq, [3, 9])
+    won = play(Mix([a, b], 1000), seq, [3, 9])
     assert b.seen == [(won, Verdict((3, 9), (0,)))]
     assert a.seen == [(EMPTY, Verdict((3, 9), ()))]
 
@@ -62,7 +61,7 @@ def test_a_claim_that_does_not_come_true_loses_its_weight(make):
         Scripted("boaster", draft([1, 2, 3], 2.9, "boaster")),
         Scripted("modest", draft([7], 0.8, "modest")),
     )
-    mix, seq = Mix([boaster, modest]), make([0])
+    mix, seq = Mix([boaster, modest], 1000), make([0])
     winners = [play(mix, seq, [7, 8]).source for _ in range(60)]
     assert winners[0] == "boaster"
     assert set(winners[-20:]) == {"modest"}
@@ -72,84 +71,84 @@ def test_a_claim_that_does_not_come_true_loses_its_weight(make):
 
 def test_a_draft_is_judged_only_when_the_text_decides_it(make):
     long, short = Scripted("long", draft([1, 2, 3, 4], 2.0, "long")), Scripted("short", draft([1], 3.0, "short"))
-    mix, seq = Mix([long, short]), make([0])
+    mix, seq = Mix([long, short], 1000), make([0])
     play(mix, seq, [1, 2])
     member = mix.members[0]
     assert member.open  # 1 2 agrees so far
     play(mix, seq, [3])
     play(mix, seq, [9])
-    assert member.stood / member.expected > 1  # three came true of two expected
+    assert member.accepted / member.expected > 1  # three came true of two expected
     assert not [start for start, _ in member.open.values() if start == 1]
 
 
 def test_a_tree_counts_the_branch_that_came(make):
     tree = draft([1, 5, 2, 6], 1.0, "tree", parents=(-1, -1, 0, 1))
     member = Scripted("tree", tree)
-    mix = Mix([member])
+    mix = Mix([member], 1000)
     play(mix, make([0]), [5, 6, 0])
-    before = mix.members[0].stood
-    mix = Mix([member])
+    before = mix.members[0].accepted
+    mix = Mix([member], 1000)
     seq = make([0])
-    mix.propose([seq], [4])
+    mix.propose(RoundView([seq], [4]))
     seq.tokens += [5, 6, 0]
     mix.observe([seq], [tree], [Verdict((5, 6, 0), (1, 3))])
-    assert mix.members[0].stood == pytest.approx(8 * (1 - 1 / 64) + 2)
-    assert before < mix.members[0].stood
+    assert mix.members[0].accepted == pytest.approx(8 * (1 - 1 / 64) + 2)
+    assert before < mix.members[0].accepted
 
 
-def test_a_dear_member_is_asked_last_and_only_where_it_may_do_better(make):
-    dear = Scripted("dear", draft([1, 2], 1.2, "dear"), dear=True)
+def test_a_member_that_runs_a_model_is_asked_last_and_only_where_it_may_do_better(make):
+    model = Scripted("model", draft([1, 2], 1.2, "model"), runs_model=True)
     cheap = Scripted("cheap")
     seqs = [make([0]), make([0])]
-    cheap.propose = lambda some, budgets: [draft([5], 3.5, "cheap") if seq is seqs[0] else EMPTY for seq in some]
-    mix = Mix([dear, cheap])
-    drafts = mix.propose(seqs, [4, 4])
-    assert dear.asked == [[seqs[0].id, seqs[1].id]]  # optimistic: it could deliver 4
+    cheap.propose = lambda view: [draft([5], 3.5, "cheap") if seq is seqs[0] else EMPTY for seq in view.seqs]
+    mix = Mix([model, cheap], 1000)
+    drafts = mix.propose(RoundView(seqs, [4, 4]))
+    assert model.asked == [[seqs[0].id, seqs[1].id]]  # optimistic: it could deliver 4
     for _ in range(60):
         seqs[1].tokens += [1, 9]
         mix.observe([seqs[1]], [drafts[1]], [Verdict((1, 9), (0,))])
-        drafts[1] = mix.propose([seqs[1]], [4])[0]
-    dear.asked.clear()
-    assert [d.source for d in mix.propose(seqs, [4, 4])] == ["cheap", "dear"]
-    assert dear.asked == [[seqs[1].id]]
+        drafts[1] = mix.propose(RoundView([seqs[1]], [4]))[0]
+    model.asked.clear()
+    assert [d.source for d in mix.propose(RoundView(seqs, [4, 4]))] == ["cheap", "model"]
+    assert model.asked == [[seqs[1].id]]
 
 
 def test_a_sampled_draft_is_never_dropped_for_another(make):
     law = torch.full((1, 8), 1 / 8)
-    sampled = Scripted("sampled", draft([3], 0.01, "sampled", probs=law), dear=True)
-    another = Scripted("another", draft([4], 3.9, "another", probs=law), dear=True)
+    sampled = Scripted("sampled", draft([3], 0.01, "sampled", probs=law), runs_model=True)
+    another = Scripted("another", draft([4], 3.9, "another", probs=law), runs_model=True)
     cheap = Scripted("cheap", draft([5], 0.5, "cheap"))
-    mix = Mix([sampled, another, cheap])
-    assert mix.propose([make([0])], [4])[0].source == "sampled"
+    mix = Mix([sampled, another, cheap], 1000)
+    assert mix.propose(RoundView([make([0])], [4]))[0].source == "sampled"
     assert another.asked == []
 
 
 def test_a_zero_budget_asks_nobody(make):
     member = Scripted("a", draft([1], 0.5, "a"))
-    assert Mix([member]).propose([make([0]), make([0])], [0, 0]) == [EMPTY, EMPTY]
+    assert Mix([member], 1000).propose(RoundView([make([0]), make([0])], [0, 0])) == [EMPTY, EMPTY]
     assert member.asked == []
 
 
 def test_forgetting_reaches_every_member_once(make):
-    a, b = Scripted("a", draft([1], 0.5, "a")), Scripted("b", dear=True)
-    mix, seq = Mix([a, b]), make([0])
-    mix.propose([seq], [4])
+    a, b = Scripted("a", draft([1], 0.5, "a")), Scripted("b", runs_model=True)
+    mix, seq = Mix([a, b], 1000), make([0])
+    mix.propose(RoundView([seq], [4]))
     mix.forget(seq)
     assert a.forgotten == b.forgotten == [seq.id]
     assert not mix.members[0].open
 
 
-def test_an_empty_mix_is_refused_and_the_default_has_three(setting):
+def test_an_empty_mix_is_refused_and_the_default_has_three(context):
     with pytest.raises(ConfigError, match="mix: of names no drafter"):
         MixConfig(of=())
-    mix = MixConfig().build(setting)
-    assert [member.drafter.name for member in mix.members] == ["suffix", "prompt-lookup", "prediction"]
-    assert mix.max_tokens == 15
-    assert MixConfig(of=(NoDraftConfig(),)).build(setting).max_tokens == 0
+    mix = MixConfig().build(context)
+    assert [member.drafter.traits.name for member in mix.members] == ["suffix", "prompt-lookup", "prediction"]
+    assert mix.traits.max_tokens == 15
+    assert MixConfig(of=(NoDraftConfig(),)).build(context).traits.max_tokens == 0
 
 
-def test_the_default_mix_follows_whoever_is_right(make, setting):
-    mix = MixConfig().build(setting)
+def test_the_default_mix_follows_whoever_is_right(make, context):
+    mix = MixConfig().build(context)
     seq = make([1, 2, 3], prompt_len=3, prediction=tuple(range(50, 90)))
     drafts = [play(mix, seq, list(range(50, 90))[seq.generated :][:20], 16) for _ in range(2)]
     assert {d.source for d in drafts} == {"prediction"}

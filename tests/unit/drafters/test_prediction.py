@@ -6,22 +6,23 @@ import pytest
 
 from outrider.core.draft import EMPTY
 from outrider.core.errors import ConfigError
+from outrider.drafters.base import RoundView
 from outrider.drafters.prediction import PredictionConfig
 
 EXPECTED = tuple(range(100, 200))
 
 
-def rounds(play, make, setting, prediction, answer, k=8):
-    drafter = PredictionConfig(k=k, min_prob=0.1).build(setting)
+def rounds(play, make, context, prediction, answer, k=8):
+    drafter = PredictionConfig(k=k, min_prob=0.1).build(context)
     return len(play(drafter, make([1, 2], prompt_len=2, prediction=tuple(prediction)), answer))
 
 
-def test_a_right_prediction_comes_in_full_drafts(make, setting, play):
-    assert rounds(play, make, setting, EXPECTED, EXPECTED) == 12  # 9 tokens a round
+def test_a_right_prediction_comes_in_full_drafts(make, context, play):
+    assert rounds(play, make, context, EXPECTED, EXPECTED) == 12  # 9 tokens a round
 
 
-def test_no_prediction_no_draft(make, setting):
-    assert PredictionConfig().build(setting).propose([make([1, 2, 3])], [8]) == [EMPTY]
+def test_no_prediction_no_draft(make, context):
+    assert PredictionConfig().build(context).propose(RoundView([make([1, 2, 3])], [8])) == [EMPTY]
 
 
 @pytest.mark.parametrize(
@@ -37,68 +38,72 @@ def test_no_prediction_no_draft(make, setting):
         pytest.param([7, 8, *EXPECTED], id="a new beginning"),
     ],
 )
-def test_an_edit_costs_a_few_rounds_not_the_rest(answer, make, setting, play):
-    unedited = rounds(play, make, setting, answer, answer)
-    assert rounds(play, make, setting, EXPECTED, answer) <= unedited + 5
+def test_an_edit_costs_a_few_rounds_not_the_rest(answer, make, context, play):
+    unedited = rounds(play, make, context, answer, answer)
+    assert rounds(play, make, context, EXPECTED, answer) <= unedited + 5
 
 
-def test_many_edits_of_a_text_with_common_tokens(make, setting, play):
+def test_many_edits_of_a_text_with_common_tokens(make, context, play):
     rng = random.Random(5)
     prediction = [rng.randrange(30) for _ in range(600)]
     answer = list(prediction)
     for at in range(50, 600, 50):
         answer[at] = 77
-    assert rounds(play, make, setting, prediction, answer) < 600 / 9 + 11 * 4
-    assert rounds(play, make, setting, prediction, prediction[::-1]) > 400
+    assert rounds(play, make, context, prediction, answer) < 600 / 9 + 11 * 4
+    assert rounds(play, make, context, prediction, prediction[::-1]) > 400
 
 
 NEAR, FAR = (9, 2, 3, 60, 61), (1, 2, 3, 50, 51)
 
 
-def test_of_two_equal_ways_back_the_nearer(make, setting):
-    drafter = PredictionConfig(min_prob=0).build(setting)
+def test_of_two_equal_ways_back_the_nearer(make, context):
+    drafter = PredictionConfig(min_prob=0).build(context)
     prediction = (*range(100, 108), *NEAR, *range(108, 112), *FAR)
-    (draft,) = drafter.propose([make([*range(100, 105), 8, 2, 3], prediction=prediction)], [2])
+    (draft,) = drafter.propose(RoundView([make([*range(100, 105), 8, 2, 3], prediction=prediction)], [2]))
     assert draft.tokens == (60, 61)
 
 
-def test_of_two_ways_back_the_longer_match(make, setting):
-    drafter = PredictionConfig(min_prob=0).build(setting)
+def test_of_two_ways_back_the_longer_match(make, context):
+    drafter = PredictionConfig(min_prob=0).build(context)
     prediction = (*range(100, 108), *NEAR, *range(108, 140), *FAR)
-    (draft,) = drafter.propose([make([*range(100, 105), 1, 2, 3], prediction=prediction)], [2])
+    (draft,) = drafter.propose(RoundView([make([*range(100, 105), 1, 2, 3], prediction=prediction)], [2]))
     assert draft.tokens == (50, 51)
 
 
-def test_an_answer_may_outlive_its_prediction(make, setting, play):
-    drafter = PredictionConfig().build(setting)
+def test_an_answer_may_outlive_its_prediction(make, context, play):
+    drafter = PredictionConfig().build(context)
     seq = make([1], prompt_len=1, prediction=(5, 6, 7))
     play(drafter, seq, [5, 6, 7, 8, 9, 10])
-    assert drafter.propose([seq], [4]) == [EMPTY]
+    assert drafter.propose(RoundView([seq], [4])) == [EMPTY]
 
 
-def test_a_useless_prediction_falls_silent(make, setting, play):
-    drafter = PredictionConfig(min_prob=0.25).build(setting)
+def test_a_useless_prediction_falls_silent(make, context, play):
+    drafter = PredictionConfig(min_prob=0.25).build(context)
     drafts = play(drafter, make([1], prompt_len=1, prediction=EXPECTED), list(range(500, 600)))
     assert drafts[0]
     assert not any(drafts[20:])
 
 
-def test_rounds_without_it_are_caught_up_with(make, setting):
-    early, late = PredictionConfig().build(setting), PredictionConfig().build(setting)
+def test_rounds_without_it_are_caught_up_with(make, context):
+    early, late = PredictionConfig().build(context), PredictionConfig().build(context)
     seq = make([1], prompt_len=1, prediction=EXPECTED)
     for size in (3, 11, 40):
         seq.tokens = [1, *EXPECTED[:size]]
-        early.propose([seq], [0])
-    assert early.propose([seq], [4])[0].tokens == late.propose([seq], [4])[0].tokens == EXPECTED[40:44]
+        early.propose(RoundView([seq], [0]))
+    assert (
+        early.propose(RoundView([seq], [4]))[0].tokens
+        == late.propose(RoundView([seq], [4]))[0].tokens
+        == EXPECTED[40:44]
+    )
 
 
-def test_a_forgotten_sequence_starts_anew(make, setting):
-    drafter = PredictionConfig().build(setting)
+def test_a_forgotten_sequence_starts_anew(make, context):
+    drafter = PredictionConfig().build(context)
     seq = make([1, *EXPECTED[:5]], prompt_len=1, prediction=EXPECTED)
-    drafter.propose([seq], [4])
+    drafter.propose(RoundView([seq], [4]))
     drafter.forget(seq)
     seq.tokens = [1]
-    assert drafter.propose([seq], [2])[0].tokens == EXPECTED[:2]
+    assert drafter.propose(RoundView([seq], [2]))[0].tokens == EXPECTED[:2]
 
 
 def test_options_out_of_range_are_refused():

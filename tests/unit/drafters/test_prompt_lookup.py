@@ -8,6 +8,7 @@ from outrider.core.draft import EMPTY
 from outrider.core.errors import ConfigError
 from outrider.core.sampling import SamplingParams
 from outrider.core.sequence import Sequence
+from outrider.drafters.base import RoundView
 from outrider.drafters.prompt_lookup import PromptLookup, PromptLookupConfig
 
 
@@ -38,7 +39,7 @@ def test_the_longest_suffix_and_its_last_occurrence(text, k, shortest, more, dat
         grown = data.draw(st.integers(len(seq.tokens) + 1, len(text)))
         seq.tokens = text[:grown]
         budget = data.draw(st.integers(0, k + 2))
-        (draft,) = drafter.propose([seq], [budget])
+        (draft,) = drafter.propose(RoundView([seq], [budget]))
         assert draft.tokens == by_hand(seq.tokens, config, min(budget, k))
         assert draft.parents is None
         assert draft.probs is None
@@ -46,17 +47,17 @@ def test_the_longest_suffix_and_its_last_occurrence(text, k, shortest, more, dat
         assert seq.tokens == text[:grown]
 
 
-def test_weak_matches_are_not_worth_a_row(make, setting):
-    drafter = PromptLookupConfig(min_prob=0.5).build(setting)
+def test_weak_matches_are_not_worth_a_row(make, context):
+    drafter = PromptLookupConfig(min_prob=0.5).build(context)
     once, often = make([1, 2, 3, 1]), make([1, 2, 3, 4, 5, 6, 1, 2, 3, 4])
-    quiet, loud = drafter.propose([once, often], [8, 8])
+    quiet, loud = drafter.propose(RoundView([once, often], [8, 8]))
     assert quiet is EMPTY
     assert loud.tokens[0] == 5
     assert 0.5 <= loud.expected < len(loud) + 1
 
 
-def test_it_falls_silent_where_its_guesses_fail_and_speaks_up_again(make, setting, play):
-    drafter = PromptLookupConfig(min_prob=0.25).build(setting)
+def test_it_falls_silent_where_its_guesses_fail_and_speaks_up_again(make, context, play):
+    drafter = PromptLookupConfig(min_prob=0.25).build(context)
     seq = make([1, 0])
     lies = [token for i in range(2, 120) for token in (1, i)]  # 1 is never followed by the same token twice
     drafts = play(drafter, seq, lies)
@@ -67,13 +68,13 @@ def test_it_falls_silent_where_its_guesses_fail_and_speaks_up_again(make, settin
     assert len(drafts) < 60
 
 
-def test_each_sequence_has_its_own_memory(make, setting):
-    drafter = PromptLookupConfig(min_prob=0).build(setting)
+def test_each_sequence_has_its_own_memory(make, context):
+    drafter = PromptLookupConfig(min_prob=0).build(context)
     a, b = make([1, 2, 1]), make([1, 3, 1])
-    assert [d.tokens[0] for d in drafter.propose([a, b], [1, 1])] == [2, 3]
+    assert [d.tokens[0] for d in drafter.propose(RoundView([a, b], [1, 1]))] == [2, 3]
     drafter.forget(a)
     a.tokens = [4, 5, 4]
-    assert [d.tokens[0] for d in drafter.propose([a, b], [1, 1])] == [5, 3]
+    assert [d.tokens[0] for d in drafter.propose(RoundView([a, b], [1, 1]))] == [5, 3]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from outrider.core.errors import ConfigError
 from outrider.core.sampling import SamplingParams
 from outrider.core.sequence import Sequence
 from outrider.drafters import suffix
-from outrider.drafters.confidence import claim
+from outrider.drafters.base import RoundView
+from outrider.drafters.confidence import prior_prob
 from outrider.drafters.suffix import Suffix, SuffixConfig
 
 tokens = st.lists(st.integers(0, 3), min_size=1, max_size=40)
@@ -38,7 +39,7 @@ def chain_by_hand(runs, match, depth, least, worth):
         if not votes:
             break
         token = max(votes, key=votes.count)
-        chance *= min(0.99, claim(match + len(chain), votes.count(token), len(votes)) * worth)
+        chance *= min(0.99, prior_prob(match + len(chain), votes.count(token), len(votes)) * worth)
         if chance < least:
             break
         chain.append(token)
@@ -50,7 +51,7 @@ def best_by_hand(config, text, answers):
     best, expected = [], 0.0
     for source, own, worth in (([text], True, 1.0), (answers, False, 0.5)):
         for match in range(len(text), 0, -1):
-            depth = min(config.k, config.most_tokens(match))
+            depth = min(config.k, config.draft_limit(match))
             runs = continuations(source, text[-match:], own)
             chain, value = chain_by_hand(runs, match, depth, config.min_prob, worth)
             if value > expected + 1e-12:
@@ -71,8 +72,8 @@ def test_the_match_that_expects_most_is_proposed(text, answers, min_prob, factor
     drafter = Suffix(config, min_prob)
     for i, answer in enumerate(answers):
         drafter.forget(Sequence(i, list(answer), 0, SamplingParams(), 0))
-    with patch.object(suffix, "_SCAN", 10_000):
-        (draft,) = drafter.propose([Sequence(99, list(text), 0, SamplingParams(), 0)], [k])
+    with patch.object(suffix, "_MAX_OCCURRENCES", 10_000):
+        (draft,) = drafter.propose(RoundView([Sequence(99, list(text), 0, SamplingParams(), 0)], [k]))
     chain, expected = best_by_hand(config, text, answers)
     assert draft.expected == pytest.approx(expected)
     assert draft.tokens == chain
@@ -82,84 +83,86 @@ def finished(drafter, make, answer, salt=""):
     drafter.forget(make([0, *answer], prompt_len=1, salt=salt))
 
 
-def test_answers_are_drafted_from_and_prompts_are_not(make, setting):
-    drafter = SuffixConfig(min_prob=0.01).build(setting)
+def test_answers_are_drafted_from_and_prompts_are_not(make, context):
+    drafter = SuffixConfig(min_prob=0.01).build(context)
     drafter.forget(make([1, 2, 3, 4, 5, 6, 7, 8], prompt_len=4))
-    known, unknown = drafter.propose([make([9, 5, 6]), make([9, 2, 3])], [8, 8])
+    known, unknown = drafter.propose(RoundView([make([9, 5, 6]), make([9, 2, 3])], [8, 8]))
     assert known.tokens == (7, 8)
     assert unknown is EMPTY
 
 
-def test_texts_of_one_salt_never_show_in_another(make, setting):
-    drafter = SuffixConfig(min_prob=0.01).build(setting)
+def test_texts_of_one_salt_never_show_in_another(make, context):
+    drafter = SuffixConfig(min_prob=0.01).build(context)
     finished(drafter, make, [5, 6, 7, 8], salt="ours")
-    drafts = drafter.propose([make([5, 6], salt=salt) for salt in ("ours", "theirs", "")], [4] * 3)
+    drafts = drafter.propose(RoundView([make([5, 6], salt=salt) for salt in ("ours", "theirs", "")], [4] * 3))
     assert [draft.tokens for draft in drafts] == [(7, 8), (), ()]
 
 
 @pytest.mark.parametrize("limit", [{"cached_requests": 2}, {"cached_tokens": 8}])
-def test_the_oldest_answers_go_first_whatever_their_salt(limit, make, setting):
-    drafter = SuffixConfig(min_prob=0.01, **limit).build(setting)
+def test_the_oldest_answers_go_first_whatever_their_salt(limit, make, context):
+    drafter = SuffixConfig(min_prob=0.01, **limit).build(context)
     for salt, answer in (("a", [1, 2, 3, 4]), ("b", [5, 6, 7, 8]), ("a", [11, 12, 13, 14])):
         finished(drafter, make, answer, salt)
-    drafts = drafter.propose([make(t, salt=s) for t, s in (([1, 2], "a"), ([5, 6], "b"), ([11, 12], "a"))], [4] * 3)
+    drafts = drafter.propose(
+        RoundView([make(t, salt=s) for t, s in (([1, 2], "a"), ([5, 6], "b"), ([11, 12], "a"))], [4] * 3)
+    )
     assert [draft.tokens for draft in drafts] == [(), (7, 8), (13, 14)]
     finished(drafter, make, [20, 21], "c")
     finished(drafter, make, [30, 31, 32, 33, 34, 35, 36, 37], "c")
     assert set(drafter._answers) == {"c"}
 
 
-def test_an_answer_too_long_to_keep_is_kept_from_its_end(make, setting):
-    drafter = SuffixConfig(min_prob=0.01, cached_tokens=3).build(setting)
+def test_an_answer_too_long_to_keep_is_kept_from_its_end(make, context):
+    drafter = SuffixConfig(min_prob=0.01, cached_tokens=3).build(context)
     finished(drafter, make, [1, 2, 3, 4, 5])
-    drafts = drafter.propose([make([1, 2]), make([3, 4])], [4, 4])
+    drafts = drafter.propose(RoundView([make([1, 2]), make([3, 4])], [4, 4]))
     assert [draft.tokens for draft in drafts] == [(), (5,)]
 
 
 @pytest.mark.parametrize("off", [{"cached_requests": 0}, {"cached_tokens": 0}])
-def test_nothing_is_kept_where_nothing_may_be(off, make, setting):
-    drafter = SuffixConfig(min_prob=0.01, **off).build(setting)
+def test_nothing_is_kept_where_nothing_may_be(off, make, context):
+    drafter = SuffixConfig(min_prob=0.01, **off).build(context)
     finished(drafter, make, [5, 6, 7, 8])
-    assert drafter.propose([make([5, 6])], [4]) == [EMPTY]
+    assert drafter.propose(RoundView([make([5, 6])], [4])) == [EMPTY]
     assert not drafter._answers
 
 
-def test_a_long_repetition_is_drafted_to_the_full(make, setting):
-    drafter = SuffixConfig(k=16).build(setting)
-    (draft,) = drafter.propose([make([1, 2, 3] * 200)], [16])
+def test_a_long_repetition_is_drafted_to_the_full(make, context):
+    drafter = SuffixConfig(k=16).build(context)
+    (draft,) = drafter.propose(RoundView([make([1, 2, 3] * 200)], [16]))
     assert draft.tokens == ((1, 2, 3) * 6)[:16]
     assert draft.expected > 10
 
 
-def test_no_more_than_the_budget_and_a_zero_budget_is_one(make, setting):
-    drafter = SuffixConfig().build(setting)
+def test_no_more_than_the_budget_and_a_zero_budget_is_one(make, context):
+    drafter = SuffixConfig().build(context)
     seq = make([1, 2, 3] * 20)
-    assert [len(drafter.propose([seq], [b])[0]) for b in (0, 1, 5, 99)] == [0, 1, 5, 15]
+    assert [len(drafter.propose(RoundView([seq], [b]))[0]) for b in (0, 1, 5, 99)] == [0, 1, 5, 15]
 
 
 def test_match_and_proposal_stay_within_the_depth():
     config = SuffixConfig(factor=1.0, max_depth=24)
-    assert [config.most_tokens(m) for m in (1, 5, 12, 20, 100)] == [1, 5, 12, 12, 12]
-    assert SuffixConfig(factor=3.0, max_depth=24).most_tokens(100) == 18
+    assert [config.draft_limit(m) for m in (1, 5, 12, 20, 100)] == [1, 5, 12, 12, 12]
+    assert SuffixConfig(factor=3.0, max_depth=24).draft_limit(100) == 18
 
 
-def test_a_tree_offers_what_followed_as_well(make, setting):
-    drafter = SuffixConfig(width=2, min_prob=0.05).build(setting)
+def test_a_tree_offers_what_followed_as_well(make, context):
+    drafter = SuffixConfig(width=2, min_prob=0.05).build(context)
     text = [1, 2, 3, 8, 1, 2, 4, 8, 1, 2, 3, 9, 1, 2]
-    (draft,) = drafter.propose([make(text)], [16])
+    (draft,) = drafter.propose(RoundView([make(text)], [16]))
     firsts = {draft.tokens[node] for node in draft.children(-1)}
     assert firsts == {3, 4}
     assert draft.tokens[0] == 3  # two votes against one
     for node in range(-1, len(draft)):
         siblings = [draft.tokens[child] for child in draft.children(node)]
         assert len(siblings) == len(set(siblings)) <= 2
-    (chain,) = SuffixConfig(min_prob=0.05).build(setting).propose([make(text)], [16])
+    (chain,) = SuffixConfig(min_prob=0.05).build(context).propose(RoundView([make(text)], [16]))
     assert chain.parents is None
     assert draft.expected > chain.expected
 
 
-def test_it_falls_silent_where_its_guesses_fail_and_speaks_up_again(make, setting, play):
-    drafter = SuffixConfig(min_prob=0.2).build(setting)
+def test_it_falls_silent_where_its_guesses_fail_and_speaks_up_again(make, context, play):
+    drafter = SuffixConfig(min_prob=0.2).build(context)
     rng = random.Random(3)
     order = rng.sample(range(100), 100)
     seq = make([token for i in range(100) for token in (i, 100 + i)])
@@ -171,19 +174,19 @@ def test_it_falls_silent_where_its_guesses_fail_and_speaks_up_again(make, settin
     assert len(kept) <= 120
 
 
-def test_the_same_history_gives_the_same_drafts(make, setting, play):
+def test_the_same_history_gives_the_same_drafts(make, context, play):
     coming = [(i * i) % 7 for i in range(200)]
-    once, again = (play(SuffixConfig().build(setting), make([1, 2, 3]), coming) for _ in range(2))
+    once, again = (play(SuffixConfig().build(context), make([1, 2, 3]), coming) for _ in range(2))
     assert once == again
 
 
-def test_rounds_without_it_are_caught_up_with(make, setting):
+def test_rounds_without_it_are_caught_up_with(make, context):
     text = [1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2, 3]
-    late, early = SuffixConfig(min_prob=0).build(setting), SuffixConfig(min_prob=0).build(setting)
+    late, early = SuffixConfig(min_prob=0).build(context), SuffixConfig(min_prob=0).build(context)
     seq = make(text[:2])
-    early.propose([seq], [0])
+    early.propose(RoundView([seq], [0]))
     seq.tokens = text
-    assert late.propose([seq], [8]) == early.propose([seq], [8])
+    assert late.propose(RoundView([seq], [8])) == early.propose(RoundView([seq], [8]))
 
 
 @pytest.mark.parametrize("wrong", [{"k": 0}, {"factor": 0}, {"factor": float("nan")}, {"width": "2"}, {"max_depth": 1}])

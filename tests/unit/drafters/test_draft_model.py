@@ -9,22 +9,21 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from torch import Tensor
 
 from outrider.core.draft import Draft, Verdict
 from outrider.core.errors import ConfigError
 from outrider.core.sampling import SamplingParams, Token
 from outrider.core.sequence import Sequence, Span
-from outrider.drafters.base import DrafterContext
+from outrider.drafters.base import DrafterContext, RoundView
 from outrider.drafters.draft_model import DraftModel, DraftModelConfig
 from outrider.drafters.none import NoDraft
 from outrider.engine.engine import Engine
 from outrider.engine.request import EngineLimits, Request
-from outrider.runners.base import ChainStart
+from outrider.runners.base import ChainStart, Scores
 from outrider.runners.device_state import DeviceState
 from outrider.testing.toy import ByteTokenizer, ToyRunner
 from outrider.verify.base import make_verifier
-from outrider.verify.coupled import choose
+from outrider.verify.seeded import choose_tokens
 
 VOCAB = 40
 CONTEXT = 256
@@ -33,32 +32,32 @@ CONTEXT = 256
 class Chaining(ToyRunner):
     """Drafts whole chains, as on a device; counts them, and the passes and tokens that the host asks for."""
 
-    launches = True
+    asynchronous = True
     chains = passes = read = 0
 
-    def score(self, spans: Seq[Span]) -> Tensor:
+    def score(self, spans: Seq[Span], after: DeviceState | None = None) -> Scores:
         self.passes += 1
         self.read += sum(len(span.tokens) for span in spans)
-        return super().score(spans)
+        return super().score(spans, after)
 
-    def draft_chains(self, starts: Seq[ChainStart], steps: int, behind: DeviceState | None = None) -> list[list[Token]]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def draft_chains(self, starts: Seq[ChainStart], steps: int, after: DeviceState | None = None) -> list[list[Token]]:
         self.chains += len(starts)
         return [self._chain(start, steps) for start in starts]
 
     def _chain(self, start: ChainStart, steps: int) -> list[Token]:
-        logits, chain = super().score([Span(start.seq_id, start.length - 2, start.last)]), []
+        logits, chain = super().score([Span(start.seq_id, start.length - 2, start.last)]).logits, []
         params = SamplingParams(temperature=start.temperature)
         for place in range(start.length, start.length + steps):
-            ((token,),) = choose(logits, [Sequence(start.seq_id, [0] * place, 1, params, start.seed)], [Draft()])
+            ((token,),) = choose_tokens(logits, [Sequence(start.seq_id, [0] * place, 1, params, start.seed)], [Draft()])
             chain.append(token)
             if len(chain) < steps:
-                logits = super().score([Span(start.seq_id, place, (token,))])
+                logits = super().score([Span(start.seq_id, place, (token,))]).logits
         return chain
 
 
 def drafter(model: ToyRunner, mode: Literal["seeded", "distribution"] = "seeded", **options: Any) -> DraftModel:
-    setting = DrafterContext(vocab_size=VOCAB, context=CONTEXT, mode=mode)
-    return DraftModel(model, setting, DraftModelConfig(model="-", **options))
+    context = DrafterContext(vocab_size=VOCAB, context=CONTEXT, mode=mode)
+    return DraftModel(model, context, DraftModelConfig(model="-", **options))
 
 
 def chaining(order: int = 4, cache_tokens: int = 4096) -> Chaining:
@@ -72,7 +71,7 @@ def text(seq_id: int, tokens: Seq[Token], **params: Any) -> Sequence:
 def step_by_step(seq: Sequence, budget: int) -> Seq[Token]:
     """The judge: drafted alone by a model that has read nothing yet, a token at a time."""
     model = ToyRunner(VOCAB, context=CONTEXT, order=4)
-    return drafter(model, k=64).propose([seq], [budget])[0].tokens
+    return drafter(model, k=64).propose(RoundView([seq], [budget]))[0].tokens
 
 
 # --- where room ends ----------------------------------------------------------------------------
@@ -87,18 +86,18 @@ def test_up_to_the_context_s_end_no_text_is_read_twice(order: int):
     asked = Request(prompt=tuple(prompt), params=SamplingParams(max_tokens=4096, ignore_eos=True))
     (seq_id,) = tried.submit(asked)
     seq = tried.live(seq_id).seq
-    rounds: list[tuple[int, int]] = []  # text before, tokens read for it
+    rounds: list[tuple[int, int, int]] = []  # text before, tokens read for it, chains and passes
     while tried.busy:
-        before, length = model.read, len(seq.tokens)
+        before, drafted, length = model.read, model.chains + model.passes, len(seq.tokens)
         tried.step()
-        rounds.append((length, model.read - before))
+        rounds.append((length, model.read - before, model.chains + model.passes - drafted))
     judged = [*prompt]
     while len(judged) < CONTEXT:
         judged.append(int(target.logits_after(judged).argmax()))
     assert seq.tokens == judged
-    again = [read for _, read in rounds[2:]]  # the prompt is read by the target first, then by the draft
+    again = [read for _, read, _ in rounds[2:]]  # the prompt is read by the target first, then by the draft
     assert max(again) <= k + 1
-    assert any(read for length, read in rounds if length > CONTEXT - k)  # drafted for there too, step by step
+    assert any(drafted for length, _, drafted in rounds if length > CONTEXT - k)  # there too, with shorter drafts
     if order == 4:
         assert tried.stats.all.accepted == tried.stats.all.drafted
         assert len(rounds) <= 3 + -(-(CONTEXT - len(prompt)) // (k + 1))
@@ -110,7 +109,7 @@ def test_a_chain_is_as_long_as_the_pages_allow():
     tried, seq = drafter(model, k=16), text(1, [i % 30 for i in range(46)])
     for length in range(46, 64, 3):
         before = model.read
-        (draft,) = tried.propose([seq], [16])
+        (draft,) = tried.propose(RoundView([seq], [16]))
         assert list(draft.tokens) == list(step_by_step(seq, min(16, 64 - length)))
         assert model.read - before <= (46 if length == 46 else 20)
         seq.tokens += [*draft.tokens[:2], 7]
@@ -118,16 +117,16 @@ def test_a_chain_is_as_long_as_the_pages_allow():
     model.pool.check()
 
 
-@pytest.mark.parametrize("launches", [True, False])
-def test_a_budget_shorter_than_a_chain_does_not_cost_the_cache(launches: bool):
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_budget_shorter_than_a_chain_does_not_cost_the_cache(asynchronous: bool):
     model = chaining(cache_tokens=64)
-    model.launches = launches
+    model.asynchronous = asynchronous
     tried, seq = drafter(model, k=16), text(1, [i % 30 for i in range(58)])
-    tried.propose([seq], [3])
+    tried.propose(RoundView([seq], [3]))
     for _ in range(2):
         before = model.read
         seq.tokens.append(5)
-        (draft,) = tried.propose([seq], [2])
+        (draft,) = tried.propose(RoundView([seq], [2]))
         assert list(draft.tokens) == list(step_by_step(seq, 2))
         assert model.read - before <= 4
 
@@ -137,10 +136,10 @@ def test_where_no_guess_fits_the_pages_go_to_another_text():
     model = chaining(cache_tokens=64)
     tried = drafter(model, k=4)
     first, second = text(1, [1] * 28), text(2, [2] * 27)
-    assert [len(draft) for draft in tried.propose([first, second], [4, 4])] == [4, 4]
+    assert [len(draft) for draft in tried.propose(RoundView([first, second], [4, 4]))] == [4, 4]
     first.tokens += [3, 4, 5, 6]
     second.tokens += [3, 4, 5, 6, 7]
-    assert [len(draft) for draft in tried.propose([first, second], [4, 4])] == [0, 4]
+    assert [len(draft) for draft in tried.propose(RoundView([first, second], [4, 4]))] == [0, 4]
     assert first.id not in model.pool
     assert model.pool.used == 3
 
@@ -148,9 +147,9 @@ def test_where_no_guess_fits_the_pages_go_to_another_text():
 def test_a_text_as_long_as_the_draft_s_context_holds_nothing():
     model = Chaining(VOCAB, context=32)
     tried, seq = drafter(model, k=4), text(1, range(31))
-    assert len(tried.propose([seq], [4])[0]) == 1
+    assert len(tried.propose(RoundView([seq], [4]))[0]) == 1
     seq.tokens.append(3)
-    assert len(tried.propose([seq], [4])[0]) == 0
+    assert len(tried.propose(RoundView([seq], [4]))[0]) == 0
     assert model.pool.used == 0
 
 
@@ -160,7 +159,7 @@ def test_a_text_as_long_as_the_draft_s_context_holds_nothing():
 def test_beside_a_text_that_goes_step_by_step_nobody_takes_passes_of_its_own():
     model = chaining()
     seqs = [text(i, [1, 2, 3, i], temperature=0.7) for i in range(7)] + [text(9, [1, 2, 3, 4], logit_bias={5: 9.0})]
-    drafts = drafter(model, k=5).propose(seqs, [5] * 8)
+    drafts = drafter(model, k=5).propose(RoundView(seqs, [5] * 8))
     assert (model.passes, model.chains) == (5, 0)
     assert [list(draft.tokens) for draft in drafts] == [list(step_by_step(seq, 5)) for seq in seqs]
 
@@ -175,9 +174,9 @@ def test_texts_go_from_chains_to_steps_and_back(seed: int):
     for turn in range(40):
         asked = [seq for seq in seqs if len(seq.tokens) < CONTEXT and rng.random() < 0.8]
         if turn % 3:
-            asked = [seq for seq in asked if seq.untouched]
+            asked = [seq for seq in asked if seq.unprocessed]
         budgets = [min(rng.choice((2, 4, 4, 9)), CONTEXT - len(seq.tokens)) for seq in asked]
-        drafts = tried.propose(asked, budgets)
+        drafts = tried.propose(RoundView(asked, budgets))
         for seq, budget, draft in zip(asked, budgets, drafts, strict=True):
             assert list(draft.tokens) == list(step_by_step(seq, min(4, budget)))
             stood = rng.randrange(len(draft) + 1)
@@ -210,10 +209,10 @@ class Long(list[Token]):
 def test_a_step_does_not_touch_the_text_that_was_read_before():
     tried, seq = drafter(ToyRunner(VOCAB, context=CONTEXT), k=5), text(1, [1] * 200)
     seq.tokens = Long(seq.tokens)
-    tried.propose([seq], [5])
+    tried.propose(RoundView([seq], [5]))
     Long.copied = 0
     seq.tokens += [2, 3]
-    tried.propose([seq], [5])
+    tried.propose(RoundView([seq], [5]))
     assert Long.copied < 50
 
 
@@ -274,8 +273,8 @@ def test_a_tree_is_no_larger_than_the_drafter_says(mode: Any, temperature: float
     """A member of a `mix` is handed the largest member's budget."""
     tried = drafter(ToyRunner(VOCAB), mode, k=k, beams=beams)
     for budget in (0, 1, beams, k * beams, 64):
-        (draft,) = tried.propose([text(budget, [1, 2, 3], temperature=temperature)], [budget])
-        assert len(draft) <= min(budget, tried.max_tokens) == min(budget, k * beams)
+        (draft,) = tried.propose(RoundView([text(budget, [1, 2, 3], temperature=temperature)], [budget]))
+        assert len(draft) <= min(budget, tried.traits.max_tokens) == min(budget, k * beams)
         assert max(draft.depths(), default=0) <= k
         siblings = [(draft.parent(node), token) for node, token in enumerate(draft.tokens)]
         assert len(set(siblings)) == len(siblings)
@@ -286,5 +285,5 @@ def test_a_tree_is_no_larger_than_the_drafter_says(mode: Any, temperature: float
 
 
 def test_a_tree_keeps_to_the_pages_there_are():
-    (draft,) = drafter(ToyRunner(VOCAB, cache_tokens=16), k=3, beams=3).propose([text(1, range(12))], [9])
+    (draft,) = drafter(ToyRunner(VOCAB, cache_tokens=16), k=3, beams=3).propose(RoundView([text(1, range(12))], [9]))
     assert len(draft) == 4

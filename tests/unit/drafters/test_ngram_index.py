@@ -6,7 +6,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.drafters import ngram_index as occurrences
+from outrider.drafters import ngram_index
 from outrider.drafters.ngram_index import END, GRAMS, NgramIndex
 
 texts = st.lists(st.integers(0, 2), max_size=30)
@@ -92,7 +92,7 @@ def test_only_the_most_recent_are_scanned(text, scan):
 
 def test_colliding_hashes_change_nothing(monkeypatch):
     text = [1, 2, 1, 3, 1, 2, 1, 2, 0, 1, 2]
-    monkeypatch.setattr(occurrences, "hash", lambda run: 0, raising=False)
+    monkeypatch.setattr(ngram_index, "hash", lambda run: 0, raising=False)
     index = NgramIndex()
     index.extend(text)
     index.finish()

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.bench.rig import DRAFT_MODEL, Rig
+from outrider.bench.llm_factory import DRAFT_MODEL, LLMFactory
 from outrider.core.draft import Draft
 from outrider.core.errors import ConfigError
 from outrider.core.sampling import SamplingParams, Token
 from outrider.core.sequence import Sequence, Span
-from outrider.drafters.base import DrafterContext
+from outrider.drafters.base import DrafterContext, RoundView
 from outrider.drafters.draft_model import DraftModel, DraftModelConfig
 from outrider.drafters.reduced_vocab import ReducedVocab, read_ranking, reduce_vocab
 from outrider.drafters.registry import parse_drafter
@@ -37,13 +37,13 @@ def rows(target: NativeRunner, text: tuple[Token, ...], seq_id: int = 0) -> torc
     """The logits after each token of a text, [len(text), vocab]."""
     target.pool.open(seq_id, text, str(seq_id))
     target.pool.reserve(seq_id, len(text))
-    return target.score([Span(seq_id, 0, text[:1], Draft(text[1:]))])
+    return target.score([Span(seq_id, 0, text[:1], Draft(text[1:]))]).logits
 
 
 def drafter(pair: SyntheticPair, vocab: int, *, mode: Any = "seeded", **options: Any) -> DraftModel:
     config = DraftModelConfig(model="draft", vocab=vocab, **options)
-    setting = DrafterContext(vocab_size=VOCAB, context=512, mode=mode, tokenizer=pair.tokenizer)
-    return DraftModel(NativeRunner(pair.draft, 4096), setting, config)
+    context = DrafterContext(vocab_size=VOCAB, context=512, mode=mode, eos_ids=pair.tokenizer.eos_ids)
+    return DraftModel(NativeRunner(pair.draft, 4096), context, config)
 
 
 def text(seq_id: int, tokens: list[Token], *, salt: str = "", temperature: float = 0.0) -> Sequence:
@@ -54,34 +54,34 @@ def text(seq_id: int, tokens: list[Token], *, salt: str = "", temperature: float
 
 
 @pytest.fixture(scope="module")
-def rig() -> Rig:
-    return Rig(PAIR, cache_tokens=2048, context=512)
+def factory() -> LLMFactory:
+    return LLMFactory(PAIR, cache_tokens=2048, context=512)
 
 
-def answers(rig: Rig, spec: str, temperature: float, **options: Any) -> list[tuple[Token, ...]]:
+def answers(factory: LLMFactory, spec: str, temperature: float, **options: Any) -> list[tuple[Token, ...]]:
     params = SamplingParams(max_tokens=40, temperature=temperature, seed=3, ignore_eos=True)
-    return [result.tokens for result in rig.llm(spec, **options).generate(PROMPTS, params)]
+    return [result.tokens for result in factory.llm(spec, **options).generate(PROMPTS, params)]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_text_is_the_same_with_any_vocab(rig: Rig, temperature: float):
-    plain = answers(rig, "none", temperature)
+def test_the_text_is_the_same_with_any_vocab(factory: LLMFactory, temperature: float):
+    plain = answers(factory, "none", temperature)
     for vocab in (0, 256, 300, VOCAB - 1, VOCAB, 1 << 20):
-        assert answers(rig, f"{DRAFT_MODEL},vocab={vocab}", temperature) == plain
-    assert answers(rig, f"{DRAFT_MODEL},vocab=256,beams=3,k=3", temperature) == plain
-    assert answers(rig, f"{DRAFT_MODEL},vocab=256,min_prob=0.1", temperature) == plain
+        assert answers(factory, f"{DRAFT_MODEL},vocab={vocab}", temperature) == plain
+    assert answers(factory, f"{DRAFT_MODEL},vocab=256,beams=3,k=3", temperature) == plain
+    assert answers(factory, f"{DRAFT_MODEL},vocab=256,min_prob=0.1", temperature) == plain
 
 
-def test_mode_distribution_greedy_is_the_plain_text_and_a_seed_repeats(rig: Rig):
+def test_mode_distribution_greedy_is_the_plain_text_and_a_seed_repeats(factory: LLMFactory):
     spec = f"{DRAFT_MODEL},vocab=256"
-    assert answers(rig, spec, 0.0, mode="distribution") == answers(rig, "none", 0.0)
-    assert answers(rig, spec, 1.0, mode="distribution") == answers(rig, spec, 1.0, mode="distribution")
+    assert answers(factory, spec, 0.0, mode="distribution") == answers(factory, "none", 0.0)
+    assert answers(factory, spec, 1.0, mode="distribution") == answers(factory, spec, 1.0, mode="distribution")
 
 
-def test_the_whole_vocabulary_drafts_as_without_the_option(rig: Rig):
+def test_the_whole_vocabulary_drafts_as_without_the_option(factory: LLMFactory):
     params = SamplingParams(max_tokens=40, ignore_eos=True)
     stats = [
-        rig.llm(spec).generate(PROMPTS[0], params).stats.all
+        factory.llm(spec).generate(PROMPTS[0], params).stats.all
         for spec in (f"{DRAFT_MODEL},vocab=256", DRAFT_MODEL, f"{DRAFT_MODEL},vocab=512", f"{DRAFT_MODEL},vocab=256")
     ]
     assert stats[1].alpha == stats[2].alpha > stats[0].alpha
@@ -98,7 +98,7 @@ def test_narrow_logits_are_the_whole_ones_and_nothing_elsewhere(tmp_path: Path, 
     asked = (300, 7, 21, 256, 9)
     whole = rows(target, asked)
     said = random.Random(0).sample(range(VOCAB), 100)
-    head = target.narrow(said)
+    head = target.reduce_vocab(said)
     assert head is not None
     changed = [t for t in range(VOCAB) if t not in said][:3]
     for _ in range(2):
@@ -110,7 +110,7 @@ def test_narrow_logits_are_the_whole_ones_and_nothing_elsewhere(tmp_path: Path, 
         head.put([99, 4, 50], changed)
         said[99], said[4], said[50] = changed
         target.release(1, unpublish=True)
-    assert target.narrow(()) is None
+    assert target.reduce_vocab(()) is None
     assert torch.equal(rows(target, asked, 2), whole)
 
 
@@ -123,7 +123,7 @@ def test_a_soft_cap_is_applied_to_narrow_logits_too():
     target = NativeRunner(capped, 256)
     whole = rows(target, (4, 5, 6))
     assert 1.5 < float(whole.abs().max()) <= 2.0
-    target.narrow([3, 1, 4])
+    target.reduce_vocab([3, 1, 4])
     torch.testing.assert_close(rows(target, (4, 5, 6), 1)[:, [3, 1, 4]], whole[:, [3, 1, 4]])
 
 
@@ -144,9 +144,9 @@ def test_outputs_are_taken_and_overwritten_one_by_one(kind: Any, biased: bool):
 def test_a_head_of_the_same_width_takes_its_place_in_memory():
     """Recorded passes read it there."""
     target = NativeRunner(PAIR.draft, 256)
-    one = target.narrow([1, 2, 3])
-    other = target.narrow([4, 5])
-    assert target.narrow([7, 6, 500]) is one is not other
+    one = target.reduce_vocab([1, 2, 3])
+    other = target.reduce_vocab([4, 5])
+    assert target.reduce_vocab([7, 6, 500]) is one is not other
     assert one is not None
     assert one.ids.tolist() == [7, 6, 500]
 
@@ -237,13 +237,13 @@ def test_ends_of_text_are_always_said():
     assert EOS not in range(256)
     made = DraftModel(
         model,
-        DrafterContext(vocab_size=VOCAB, context=512, tokenizer=PAIR.tokenizer),
+        DrafterContext(vocab_size=VOCAB, context=512, eos_ids=PAIR.tokenizer.eos_ids),
         DraftModelConfig(model="-", vocab=256),
         [500, 499],
     )
-    assert made._frequent is not None
-    assert made._frequent.tokens == [EOS, 500, 499, *range(253)]
-    assert made._frequent.head.ids.tolist() == made._frequent.tokens
+    assert made._vocab is not None
+    assert made._vocab.tokens == [EOS, 500, 499, *range(253)]
+    assert made._vocab.head.ids.tolist() == made._vocab.tokens
 
 
 @pytest.mark.parametrize(("k", "beams"), [(4, 1), (3, 3)])
@@ -252,32 +252,32 @@ def test_ends_of_text_are_always_said():
 def test_a_token_is_never_guessed_before_it_was_seen(mode: Any, temperature: float, k: int, beams: int):
     """Guesses for many texts: all within the head, and over the whole head they are not."""
     narrow, whole = (drafter(TWINS, v, mode=mode, k=k, beams=beams) for v in (256, 0))
-    assert narrow._frequent is not None
+    assert narrow._vocab is not None
     beyond = 0
     for i in range(12):
         ask = [text(i, [i, 2 * i + 1, 77], temperature=temperature)]
-        (draft,), (free,) = (each.propose(ask, [k * beams]) for each in (narrow, whole))
+        (draft,), (free,) = (each.propose(RoundView(ask, [k * beams])) for each in (narrow, whole))
         assert len(draft)
-        assert set(draft.tokens) <= set(narrow._frequent.tokens) == {*range(255), EOS}
-        beyond += len(set(free.tokens) - set(narrow._frequent.tokens))
+        assert set(draft.tokens) <= set(narrow._vocab.tokens) == {*range(255), EOS}
+        beyond += len(set(free.tokens) - set(narrow._vocab.tokens))
         if draft.probs is not None:
             law = draft.probs
             torch.testing.assert_close(law.sum(-1), torch.ones(len(law), dtype=law.dtype))
-            assert not law[:, [t for t in range(VOCAB) if t not in narrow._frequent._said]].any()
+            assert not law[:, [t for t in range(VOCAB) if t not in narrow._vocab._said]].any()
     assert beyond
 
 
 def test_a_token_is_guessed_once_it_was_seen():
     """Greedy: the draft's own best token beyond the head, before and after another text holds it."""
     narrow, whole = drafter(TWINS, 256, k=1), drafter(TWINS, 0, k=1)
-    assert narrow._frequent is not None
-    firsts = {i: whole.propose([text(i, [i, 5])], [1])[0].tokens[0] for i in range(40)}
-    i, wanted = next((i, token) for i, token in firsts.items() if token not in narrow._frequent._said)
+    assert narrow._vocab is not None
+    firsts = {i: whole.propose(RoundView([text(i, [i, 5])], [1]))[0].tokens[0] for i in range(40)}
+    i, wanted = next((i, token) for i, token in firsts.items() if token not in narrow._vocab._said)
     ask = text(i, [i, 5])
-    (before,) = narrow.propose([ask], [1])
+    (before,) = narrow.propose(RoundView([ask], [1]))
     assert before.tokens[0] != wanted
-    narrow.propose([text(100, [8, wanted, 9])], [1])
-    (after,) = narrow.propose([ask], [1])
+    narrow.propose(RoundView([text(100, [8, wanted, 9])], [1]))
+    (after,) = narrow.propose(RoundView([ask], [1]))
     assert after.tokens[0] == wanted
 
 
@@ -285,7 +285,7 @@ def test_a_narrow_law_is_the_whole_one_given_its_tokens():
     """Mode `distribution`: the stated law against the whole law's, cut and normalised by hand."""
     narrow, whole = (drafter(TWINS, v, mode="distribution", k=1) for v in (256, 0))
     ask = [text(0, [9, 8, 7], temperature=0.8)]
-    (draft,), (free,) = (each.propose(ask, [1]) for each in (narrow, whole))
+    (draft,), (free,) = (each.propose(RoundView(ask, [1])) for each in (narrow, whole))
     assert draft.probs is not None
     assert free.probs is not None
     inside = [*range(255), EOS]
