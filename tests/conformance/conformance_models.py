@@ -45,6 +45,7 @@ _SIZES: dict[str, Any] = _IDS | {
 }
 CONFIGS: dict[str, tuple[Any, dict[str, Any]]] = {
     "llama": (LlamaConfig, _SIZES),
+    "llama-deep": (LlamaConfig, _SIZES | {"num_hidden_layers": 4}),
     "qwen2": (Qwen2Config, {key: value for key, value in _SIZES.items() if key != "head_dim"}),
     "qwen3": (Qwen3Config, _SIZES),
     "mistral": (MistralConfig, _SIZES | {"sliding_window": 24}),
@@ -93,7 +94,7 @@ def whole_text_world(fresh: Callable[[], Runner]) -> World:
         target = fresh()
         target.pool.open(0, tokens)
         target.pool.reserve(0, len(tokens))
-        return target.score([Span(0, 0, tuple(tokens))])[0]
+        return target.score([Span(0, 0, tuple(tokens))]).logits[0]
 
     return World(logits_after, TOKENIZER, TOKENIZER.eos_ids, CONTEXT)
 

@@ -83,7 +83,7 @@ def test_on_tiny_pages(beds: Any, page_size: int, drafter: str):
     bed = beds("llama")
     requests = bed.pairwise_requests(designs=1)[:8]
     tried = bed.engine(drafter, requests)
-    decoder = tried.target.decoder
+    decoder = tried.target.model.decoder
     small = NativeRunner(decoder, 300, page_size=page_size)
     tried = Engine(small, tried.drafter, tried.verifier, TOKENIZER, eos_ids=TOKENIZER.eos_ids)
     for _ in range(2):

@@ -21,6 +21,8 @@ from outrider.core.sequence import Sequence, Span
 from outrider.engine.engine import Engine
 from outrider.engine.events import Event
 from outrider.engine.request import Request
+from outrider.runners.base import Scores
+from outrider.runners.device_state import DeviceState
 from outrider.testing.drafters import ScriptedDrafter
 from outrider.testing.toy import ToyRunner
 from outrider.verify.base import make_verifier
@@ -32,8 +34,9 @@ POISON = 13
 class PoisonedToy(ToyRunner):
     """Says nothing but NaN once the poison is in the text; drafts included."""
 
-    def score(self, spans: Seq[Span]) -> Tensor:
-        rows = super().score(spans).clone()
+    def score(self, spans: Seq[Span], after: DeviceState | None = None) -> Scores:
+        scores = super().score(spans, after)
+        rows = scores.logits.clone()
         at = 0
         for span in spans:
             end = span.start + len(span.tokens)
@@ -43,7 +46,7 @@ class PoisonedToy(ToyRunner):
                 if POISON in (*text, *way):
                     rows[at] = float("nan")
                 at += 1
-        return rows
+        return replace(scores, logits=rows)
 
 
 def _poisoned_logits(tokens: Seq[Token]) -> Tensor:
@@ -214,10 +217,10 @@ def test_a_target_that_breaks_takes_no_text_with_it():
     """An exception from the pass itself reaches the caller; cancelling everything leaves the engine clean."""
 
     class Breaking(ToyRunner):
-        def score(self, spans: Seq[Span]) -> Tensor:
+        def score(self, spans: Seq[Span], after: DeviceState | None = None) -> Scores:
             if any(len(span.draft) for span in spans):
                 raise RuntimeError("out of memory")
-            return super().score(spans)
+            return super().score(spans, after)
 
     tried = Engine(Breaking(VOCAB), ScriptedDrafter(lambda seq, k: Draft((1,) * k)), make_verifier("seeded"), TOKENIZER)
     ids = [tried.submit(each)[0] for each in others()]

@@ -22,6 +22,8 @@ from outrider.engine.request import Request
 from outrider.engine.results import Result
 from outrider.llm import LLM
 from outrider.loading.load import LoadedModel
+from outrider.runners.base import Scores
+from outrider.runners.device_state import DeviceState
 from outrider.testing.toy import ToyRunner
 
 LONG = SamplingParams(max_tokens=30, temperature=0.7, seed=3, ignore_eos=True)
@@ -294,11 +296,11 @@ def test_a_target_that_breaks_leaves_nothing_behind():
     class Breaking(ToyRunner):
         passes = 0
 
-        def score(self, spans: Seq[Span]) -> Tensor:
+        def score(self, spans: Seq[Span], after: DeviceState | None = None) -> Scores:
             self.passes += 1
             if self.passes == 5:
                 raise RuntimeError("out of memory")
-            return super().score(spans)
+            return super().score(spans, after)
 
     tried = llm(made=Breaking(len(PIECES), context=160))
     with pytest.raises(RuntimeError, match="out of memory"):

@@ -7,11 +7,12 @@ from collections.abc import Sequence as Seq
 import pytest
 from plain_decoding import request
 from testbed import CONTEXT, TOKENIZER, VOCAB
-from torch import Tensor
 
 from outrider.core.sequence import Span
 from outrider.engine.engine import Engine
 from outrider.engine.request import EngineLimits
+from outrider.runners.base import Scores
+from outrider.runners.device_state import DeviceState
 from outrider.testing.drafters import liar
 from outrider.testing.toy import ToyRunner
 from outrider.verify.base import make_verifier
@@ -24,9 +25,9 @@ class Counting(ToyRunner):
         super().__init__(VOCAB, context=CONTEXT)
         self.read: list[int] = []
 
-    def score(self, spans: Seq[Span]) -> Tensor:
+    def score(self, spans: Seq[Span], after: DeviceState | None = None) -> Scores:
         self.read.append(sum(span.width for span in spans))
-        return super().score(spans)
+        return super().score(spans, after)
 
 
 @pytest.mark.parametrize(("batch", "most"), [(3, 4), (8, 9), (8, 20), (4, 4)])

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 import pytest
-from torch import Tensor
 
 from outrider.core.draft import EMPTY, Draft, Verdict
 from outrider.core.errors import ConfigError, OutriderError, RequestError
@@ -13,6 +12,8 @@ from outrider.core.sequence import Sequence, Span
 from outrider.engine.engine import Engine
 from outrider.engine.events import Event
 from outrider.engine.request import EngineLimits, Request
+from outrider.runners.base import Scores
+from outrider.runners.device_state import DeviceState
 from outrider.testing.drafters import ScriptedDrafter, random_trees
 from outrider.testing.toy import ByteTokenizer, ToyRunner
 from outrider.verify.base import make_verifier
@@ -226,9 +227,9 @@ def test_a_target_that_scores_no_trees_gets_the_chain_of_first_children():
     class ChainsOnly(ToyRunner):
         scores_trees = False
 
-        def score(self, spans: Seq[Span]) -> Tensor:
+        def score(self, spans: Seq[Span], after: DeviceState | None = None) -> Scores:
             seen.extend(span.draft for span in spans if len(span.draft))
-            return super().score(spans)
+            return super().score(spans, after)
 
     tree = Draft((4, 9, 8, 7), (-1, -1, 1, 0))
     tried = engine(lambda seq, budget: tree.first_nodes(budget), target=ChainsOnly(VOCAB))
@@ -243,9 +244,9 @@ def test_what_a_drafter_says_beyond_its_budget_is_cut():
     widths: list[int] = []
 
     class Watched(ToyRunner):
-        def score(self, spans: Seq[Span]) -> Tensor:
+        def score(self, spans: Seq[Span], after: DeviceState | None = None) -> Scores:
             widths.extend(len(span.draft) for span in spans)
-            return super().score(spans)
+            return super().score(spans, after)
 
     tried = engine(lambda seq, budget: Draft((1,) * 50), target=Watched(VOCAB), max_round_tokens=5)
     tried.submit(ask(max_tokens=20, ignore_eos=True))
@@ -325,9 +326,9 @@ def test_logits_are_asked_for_only_where_needed():
     rows: list[list[int]] = []
 
     class Watched(ToyRunner):
-        def score(self, spans: Seq[Span]) -> Tensor:
+        def score(self, spans: Seq[Span], after: DeviceState | None = None) -> Scores:
             rows.append([span.rows for span in spans])
-            return super().score(spans)
+            return super().score(spans, after)
 
     tried = engine(target=Watched(VOCAB), max_round_tokens=10)
     tried.submit(ask(tuple(range(1, 26)), max_tokens=2, ignore_eos=True))

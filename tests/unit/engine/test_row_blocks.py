@@ -21,9 +21,9 @@ def widths(block: int, draft: int, requests: int = 1, *, sampled: bool = False) 
     class Watched(ToyRunner):
         row_block = block
 
-        def score(self, spans):
+        def score(self, spans, after=None):
             seen.update(span.rows for span in spans if len(span.draft))
-            return super().score(spans)
+            return super().score(spans, after)
 
     def script(seq, budget: int) -> Draft:
         tokens = (1,) * min(draft, budget)

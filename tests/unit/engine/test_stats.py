@@ -139,7 +139,7 @@ def test_totals_over_requests_and_drafters(one: list[Round], other: list[Round])
     for part, history in zip(parts, (one, other), strict=True):
         for i, each in enumerate(history):
             part.count(each.draft, each.verdict)
-            part.tell(len(each.verdict.tokens), 10.0 + i)
+            part.count_tokens(len(each.verdict.tokens), 10.0 + i)
     whole = total(parts)
     assert whole.all == tally_of([*one, *other])
     for source in ("chain", "tree"):
@@ -155,9 +155,9 @@ def test_totals_over_requests_and_drafters(one: list[Round], other: list[Round])
 
 def test_speed_leaves_out_the_first_round_of_tokens():
     stats = Stats(started=1.0)
-    stats.tell(1, 3.0)
-    stats.tell(4, 4.0)
-    stats.tell(5, 5.0)
+    stats.count_tokens(1, 3.0)
+    stats.count_tokens(4, 4.0)
+    stats.count_tokens(5, 5.0)
     assert stats.seconds == 4.0
     assert stats.tokens_per_second == pytest.approx(10 / 4)
     assert stats.decode_tokens_per_second == pytest.approx(9 / 2)
@@ -182,7 +182,7 @@ def test_every_figure_is_a_number_json_can_hold(history: list[Round]):
     stats = Stats()
     for each in history:
         stats.count(each.draft, each.verdict)
-        stats.tell(len(each.verdict.tokens), 1.0)
+        stats.count_tokens(len(each.verdict.tokens), 1.0)
     told = json.loads(json.dumps(stats.as_dict(), allow_nan=False))
     assert math.isclose(told["acceptance_rate"], told["accepted"] / told["drafted"] if told["drafted"] else 0)
 

@@ -143,7 +143,7 @@ class Walk:
 
     def round(self, drafted: int, accepted: int) -> None:
         span = self.span(drafted, accepted)
-        logits = self.target.score([span])
+        logits = self.target.score([span]).logits
         expected = plain(self.target.model, [*TEXT[: self.length], *span.draft.tokens])[-span.rows :]
         assert logits.shape == expected.shape
         assert logits.dtype == torch.float32
@@ -224,9 +224,9 @@ def test_a_prompt_read_in_pieces(name: str) -> None:
     target.pool.reserve(0, 30)
     for start in (0, 11, 22):
         span = Span(0, start, tuple(TEXT[start : start + 11]), wanted=False)
-        assert target.score([span]).shape == (0, VOCAB)
+        assert target.score([span]).logits.shape == (0, VOCAB)
         assert target.keep(span, ()) == start + 11
-    logits = target.score([Span(0, 33, (TEXT[33],))])
+    logits = target.score([Span(0, 33, (TEXT[33],))]).logits
     torch.testing.assert_close(logits, plain(model, TEXT[:34])[-1:], rtol=0, atol=1e-4)
 
 
@@ -238,10 +238,10 @@ def test_sequences_in_one_batch_do_not_touch_each_other(name: str) -> None:
     for step in range(6):
         plans = [ROUNDS[step], ROUNDS[step + 3], ROUNDS[-step]]
         spans = [walk.span(*plan) for walk, plan in zip(together, plans, strict=True)]
-        logits = target.score(spans).split([span.rows for span in spans])
+        logits = target.score(spans).logits.split([span.rows for span in spans])
         for i, walk in enumerate(alone):
             span = walk.span(*plans[i])
-            assert torch.equal(target.score([span]), logits[i])
+            assert torch.equal(target.score([span]).logits, logits[i])
             walk.commit(span, plans[i][1])
             together[i].commit(spans[i], plans[i][1])
 
@@ -364,12 +364,12 @@ def test_a_saved_model_loads_with_its_weights(tmp_path, name: str) -> None:
     target = load(tmp_path)
     assert (target.vocab_size, target.context, target.device.type) == (VOCAB, 128, "cpu")
     target.pool.open(0, TEXT[:6])
-    logits = target.score([Span(0, 0, tuple(TEXT[:6]))])
+    logits = target.score([Span(0, 0, tuple(TEXT[:6]))]).logits
     torch.testing.assert_close(logits, plain(model, TEXT[:6])[-1:], rtol=0, atol=1e-5)
     half = load(tmp_path, torch.bfloat16)
     assert half.model.dtype == torch.bfloat16
     half.pool.open(0, TEXT[:6])
-    assert half.score([Span(0, 0, tuple(TEXT[:6]))]).dtype == torch.float32
+    assert half.score([Span(0, 0, tuple(TEXT[:6]))]).logits.dtype == torch.float32
 
 
 def rewrite(folder, change: Callable[[dict], None]) -> None:
@@ -432,7 +432,7 @@ def test_a_cache_that_can_be_cropped_may_be_read_on_from_earlier():
     target.pool.open(0, [5])
     assert target.pool.reserve(0, 16)
     target.score([Span(0, 0, (5, 6, 7, 8, 9))])
-    got = target.score([Span(0, 2, (11, 12))])
+    got = target.score([Span(0, 2, (11, 12))]).logits
     with torch.inference_mode():
         expected = model(torch.tensor([[5, 6, 11, 12]])).logits[0, -1:]
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-4)
