@@ -103,7 +103,7 @@ class Handler(BaseHTTPRequestHandler):
             yield json.dumps(chunk([entry("one", "plain", 0)]))
             stood = [entry(f" {word}", "accepted", 1, i, drafted=5, draft_prob=0.5) for i in range(3)]
             yield json.dumps(chunk([*stood, entry(" four", "recovered", 1, 3, drafted=5)]))
-            whole = [entry(" five", "accepted", 2, drafted=1), entry(".", "bonus", 2, 1, drafted=1)]
+            whole = [entry(" five", "accepted", 2, drafted=1, target_prob=None), entry(".", "bonus", 2, 1, drafted=1)]
             yield json.dumps(chunk(whole, "stop"))
             yield "[DONE]"
 

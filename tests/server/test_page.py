@@ -133,6 +133,14 @@ def test_hover_tells_provenance(page: Page) -> None:
     assert "Round 1: 5 drafted by suffix, 3 accepted, then corrected" in page.text("#strip-caption")
 
 
+def test_a_probability_that_is_not_known_is_not_shown(page: Page) -> None:
+    page.ask("word")
+    for token, shown in ((2, ["target", "draft"]), (0, ["target"]), (5, [])):
+        page.driver.execute_script("arguments[0].focus()", page.all(".tokens .token")[token])
+        fields = [name for name in ("target", "draft") if page.one(f"#card [data-field={name}]").is_displayed()]
+        assert fields == shown
+
+
 def test_keyboard_only(page: Page) -> None:
     """From the prompt to the answer's tokens and the strip, with keys alone."""
     page.run("document.body.focus()")

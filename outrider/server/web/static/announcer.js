@@ -1,8 +1,8 @@
-// Says an answer aloud for screen readers, a sentence at a time: token by token would be noise.
+// Announces an answer to screen readers, a sentence at a time: token by token would be noise.
 
 const SENTENCE = /^[\s\S]*?[.!?:]\s+|^[\s\S]*?\n+/;
 
-/** Splits what has been written so far into whole sentences and the rest. */
+/** Splits the text so far into complete sentences and the rest. */
 export function sentences(text) {
   const whole = [];
   let rest = text;
@@ -31,7 +31,7 @@ export class Announcer {
     whole.forEach((sentence) => this.say(sentence));
   }
 
-  /** Says what is left of an answer. */
+  /** Announces the rest of an answer. */
   flush() {
     if (this.#rest.trim()) this.say(this.#rest.trim());
     this.#rest = "";

@@ -1,8 +1,8 @@
-// What the page asks of the server, and its refusals in words.
+// The server's routes as the page uses them, and errors as sentences.
 
 import { sseData } from "./sse.js";
 
-/** A refusal of the server, or a stream that broke. `status` is 0 where the stream itself carried the error. */
+/** An error response, or a stream that broke. `status` is 0 where the error came inside the stream. */
 export class ApiError extends Error {
   constructor(message, status = 0, retryAfter = "") {
     super(message);
@@ -21,7 +21,7 @@ const REASONS = {
   503: "The server is not ready: it is loading, shutting down or has failed",
 };
 
-/** Any error of this module, as a sentence for people. */
+/** Any error of this module, as a sentence. */
 export function words(error) {
   if (error.name === "AbortError") return "Stopped.";
   if (!(error instanceof ApiError)) return `The server cannot be reached (${error.message}).`;
@@ -35,7 +35,7 @@ function ended(sentence) {
   return /[.!?]$/.test(sentence) ? sentence : `${sentence}.`;
 }
 
-/** The server's routes. `key` is asked for at each call, so that it is kept in one place. */
+/** The server's routes. `key()` is called for each request, so that the key is kept in one place. */
 export class Api {
   constructor(key, fetcher = (...args) => fetch(...args)) {
     this.key = key;

@@ -1,4 +1,4 @@
-// The page: a conversation, the figures of the answer being written, and the server's figures over time.
+// The page: a conversation, the metrics of the current answer, and the server's metrics over time.
 
 import { Announcer } from "./announcer.js";
 import { Api, words } from "./api.js";
@@ -17,7 +17,7 @@ const api = new Api(() => settings.key);
 const announcer = new Announcer($("announcer"));
 const strip = new Strip($("strip"), $("strip-caption"), (round) => shown?.view.mark(round));
 const card = new TokenCard($("card"), $("log"), (span) => {
-  if (span) following = false; // what is looked at stays where it is
+  if (span) following = false; // a token in focus stays in view
   const inShown = span && shown?.view.element.contains(span);
   for (const side of sides) side.view.mark(span && side.view.element.contains(span) ? span.dataset.round : null);
   strip.mark(inShown ? Number(span.dataset.round) : null);
@@ -25,14 +25,14 @@ const card = new TokenCard($("card"), $("log"), (span) => {
 
 const sides = []; // every answer on the page
 let history = []; // the conversation so far, as messages
-let shown = null; // the answer whose rounds and figures stand beside the conversation
+let shown = null; // the answer whose rounds and metrics are shown beside the conversation
 let exchange = null; // the last question and its answers
-let following = false; // whether the log scrolls along with what is written
-let greeted = false; // whether the server has said what it serves
-let refused = false; // whether the key was wrong the last time
+let following = false; // whether the log scrolls with new text
+let greeted = false; // whether the server's model is known
+let refused = false; // whether the last request was refused for its key
 let stop = null; // the AbortController of the answers being written; null when idle
 
-/** Asks for one answer and shows it as it comes. Throws what goes wrong, with what came so far still shown. */
+/** Requests one answer and shows it as it arrives. Throws on an error; what has arrived stays shown. */
 async function answer(side, body, signal) {
   side.run.begin(now());
   try {
@@ -49,9 +49,9 @@ async function answer(side, body, signal) {
   }
 }
 
-/** Puts an answer's rounds and figures beside the conversation. */
+/** Shows an answer's rounds and metrics beside the conversation. */
 function show(side) {
-  if (!side.element.isConnected) return; // the conversation was begun anew meanwhile
+  if (!side.element.isConnected) return; // the conversation has been cleared since
   shown = side;
   draw();
 }
@@ -93,7 +93,7 @@ async function busy(running, work) {
     return error.name === "AbortError";
   } finally {
     clearInterval(timer);
-    stop.abort(); // where one of two failed, the other ends too
+    stop.abort(); // where one of two fails, the other is stopped
     stop = null;
     setBusy(false);
     draw();
@@ -128,7 +128,7 @@ async function chat(prompt) {
   }
 }
 
-/** The same prompt and seed twice, each with caches that neither has warmed for the other. */
+/** The same prompt and seed twice, each with a cache salt of its own. */
 async function compare(prompt) {
   const pair = ["Plain", "Speculative"].map((title) => newSide(title, `${title} answer ${sides.length + 1}`));
   exchange = new Exchange($("log"), prompt, pair);
@@ -156,7 +156,7 @@ function newSide(title, label) {
   return side;
 }
 
-/** After an error the prompt is still there to be sent again. */
+/** After an error the prompt is kept, to be sent again. */
 function giveBack(prompt) {
   if (!$("prompt").value) $("prompt").value = prompt;
 }
@@ -193,7 +193,7 @@ function startOver() {
   $("prompt").focus();
 }
 
-/** Learns what the server serves. */
+/** Fetches the server's models. */
 async function greet() {
   const models = await api.models();
   settings.offer(models);
@@ -202,14 +202,14 @@ async function greet() {
   greeted = true;
 }
 
-/** After each look at the server's figures: is it there, and does it let us in? */
+/** After each scrape of /metrics: shows whether the server answers and accepts the key. */
 async function tellState(error) {
   let wrong = error;
   if (!wrong && !greeted) await greet().catch((caught) => (wrong = caught));
   if (wrong?.status === 401 && !refused) askForKey();
   refused = wrong?.status === 401;
   const state = wrong ? words(wrong) : "ready";
-  if ($("fact-server").textContent !== state) $("fact-server").textContent = state; // said aloud when it changes
+  if ($("fact-server").textContent !== state) $("fact-server").textContent = state; // announced when it changes
   $("fact-server").classList.toggle("bad", wrong !== null);
 }
 

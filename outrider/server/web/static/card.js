@@ -1,4 +1,4 @@
-// The card that tells a token's provenance, under the pointer or the keyboard's focus.
+// The card with the provenance of the token under the pointer or the keyboard's focus.
 
 import { entryOf } from "./answer.js";
 import { digits, ORIGINS } from "./run.js";
@@ -6,7 +6,7 @@ import { digits, ORIGINS } from "./run.js";
 const MARGIN = 8; // pixels between the card and the edge of the window
 
 export class TokenCard {
-  /** Watches `log` for tokens; tells `onRound(span or null)` which token is looked at. */
+  /** Watches the tokens of `log`; calls `onRound(span or null)` with the one in focus. */
   constructor(element, log, onRound) {
     this.element = element;
     this.onRound = onRound;
@@ -44,9 +44,11 @@ export class TokenCard {
     this.field.round.textContent = entry.round;
     this.field.position.textContent = entry.position;
     for (const name of ["target", "draft"]) {
-      const value = entry[`${name}_prob`];
-      this.field[name].textContent = value === null || value === undefined ? "not stated" : digits(value, 4);
-      this.field[name].parentElement.style.setProperty("--share", value ?? 0);
+      const value = entry[`${name}_prob`] ?? null; // null: not known, and not shown
+      const row = this.field[name].parentElement;
+      row.hidden = value === null;
+      this.field[name].textContent = value === null ? "" : digits(value, 4);
+      row.style.setProperty("--share", value ?? 0);
     }
   }
 

@@ -7,7 +7,7 @@ const WIDTH = 300;
 const HEIGHT = 48;
 const WINDOW = 120_000; // milliseconds shown
 
-/** A chart of one or more lines. `least` is the smallest value the top of the chart stands for. */
+/** A chart of one or more lines. `least` is the smallest value of the top of its axis. */
 export class Chart {
   constructor(element, { title, unit, places, least, lines }) {
     Object.assign(this, { element, title, unit, places, least, lines });
@@ -21,7 +21,7 @@ export class Chart {
     this.#draw(0);
   }
 
-  /** Adds the values of this moment, null where there is nothing to tell, and lets go of what is too old. */
+  /** Adds the values of this moment, null where there are none, and drops points that are too old. */
   add(time, values) {
     this.points.push([time, values]);
     this.points = this.points.filter(([then]) => time - then <= WINDOW);
@@ -50,7 +50,7 @@ export class Chart {
         const y = 2 + (HEIGHT - 4) * (1 - value / top);
         path += `${drawing ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}${drawing ? "" : "h0"}`;
       }
-      drawing = value !== null; // a gap where nothing was told
+      drawing = value !== null; // a gap where there is no value
     }
     return path;
   }

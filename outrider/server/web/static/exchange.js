@@ -1,4 +1,4 @@
-// What the log shows: a question, and one answer or two side by side, each with its clock and figures.
+// What the log shows: a prompt, and one answer or two side by side, each with its clock and metrics.
 
 import { AnswerView } from "./answer.js";
 import { digits, firstDifference, Run } from "./run.js";
@@ -11,7 +11,7 @@ export function make(name, className, text = "") {
   return element;
 }
 
-/** One answer: heading, clock, tokens, and a line of figures below. */
+/** One answer: heading, clock, tokens, and a line of metrics below. */
 export class Side {
   constructor(title, label) {
     this.run = new Run();
@@ -36,7 +36,7 @@ export class Side {
     this.clock.textContent = `${digits(this.run.figures(now).seconds, 2)} s`;
   }
 
-  /** The end: figures below, and why the text ended where that is not the model's own choice. */
+  /** The end: metrics, and why the text ended where the model did not end it itself. */
   close(now, { seed, stopped = false }) {
     this.run.end(now);
     this.tick(now);
@@ -57,7 +57,7 @@ export class Side {
   }
 }
 
-/** A question with its sides, put at the end of the log. */
+/** A prompt with its answers, appended to the log. */
 export class Exchange {
   constructor(log, prompt, sides) {
     this.sides = sides;
@@ -77,7 +77,7 @@ export class Exchange {
     this.element.scrollIntoView({ block: "end" });
   }
 
-  /** Below two sides: are they the same text, and which was sooner. */
+  /** Below two answers: whether the texts are the same, and which was faster. */
   compare(plain, speculative) {
     this.element.append(make("p", "verdict", verdict(plain.run, speculative.run)));
   }

@@ -1,4 +1,4 @@
-// The server's /metrics: Prometheus text to samples, and samples to figures over time. No document.
+// The server's /metrics: Prometheus text to samples, and samples to values over time. No DOM.
 
 const LINE = /^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)/;
 
@@ -14,7 +14,7 @@ export function parseMetrics(text) {
   return sums;
 }
 
-/** What happened between two scrapes `seconds` apart, and what stands now. null: nothing to tell. */
+/** Rates between two scrapes `seconds` apart, and the current gauges. null: no value. */
 export function figuresBetween(before, after, seconds) {
   const grown = (name) => (before && after.has(name) ? after.get(name) - (before.get(name) ?? 0) : null);
   const tokens = grown("outrider_generation_tokens_total");

@@ -1,4 +1,4 @@
-// The server's figures over time: scrapes /metrics while the page is looked at.
+// The server's metrics over time: scrapes /metrics while the page is visible.
 
 import { Chart } from "./charts.js";
 import { figuresBetween, parseMetrics } from "./metrics.js";
@@ -14,7 +14,7 @@ const CHARTS = {
 };
 
 export class Monitor {
-  /** Draws into the elements with data-chart; tells `onState(error or null)` how the last scrape went. */
+  /** Draws into the elements with data-chart; calls `onState(error or null)` after each scrape. */
   constructor(root, api, onState) {
     this.api = api;
     this.onState = onState;
@@ -24,7 +24,7 @@ export class Monitor {
     document.addEventListener("visibilitychange", () => this.start());
   }
 
-  /** Scrapes now and from then on; a page nobody sees asks nothing. */
+  /** Scrapes now and at intervals; a hidden page does not. */
   start() {
     clearTimeout(this.timer);
     if (!document.hidden) this.#scrape();
@@ -39,7 +39,7 @@ export class Monitor {
       [this.sums, this.asked] = [sums, asked];
       await this.onState(null);
     } catch (error) {
-      this.sums = undefined; // a server that comes back counts from nought
+      this.sums = undefined; // a restarted server counts from 0
       await this.onState(error);
     }
     clearTimeout(this.timer);

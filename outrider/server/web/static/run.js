@@ -1,4 +1,4 @@
-// One answer in the making: its tokens, its rounds and its figures. No document, no network.
+// One answer as it arrives: its tokens, rounds and metrics. No DOM, no network.
 
 export const ORIGINS = {
   accepted: { name: "accepted", says: "drafted, and the target chose the same" },
@@ -7,7 +7,7 @@ export const ORIGINS = {
   plain: { name: "plain", says: "no draft in this round" },
 };
 
-/** What a round drafted and what of it stood. */
+/** What a round drafted and how much was accepted. */
 function newRound(number) {
   return { number, drafted: 0, accepted: 0, emitted: 0, last: "plain", drafter: "" };
 }
@@ -26,7 +26,7 @@ export class Run {
     this.began = now;
   }
 
-  /** Takes the provenance entries and the text of one chunk; returns the tokens to show. */
+  /** Adds the provenance entries and the text of one chunk; returns the tokens to show. */
   add(entries, content, now) {
     const shown = withLeftover(entries, content);
     this.text += content;
@@ -54,7 +54,7 @@ export class Run {
     round.drafted = entry.drafted;
   }
 
-  /** The figures so far. Rates are null before there is anything to divide. */
+  /** The metrics so far. Rates are null where there is nothing to divide by. */
   figures(now) {
     const end = this.ended ?? now;
     const sum = (key) => this.rounds.reduce((total, round) => total + round[key], 0);
@@ -69,7 +69,7 @@ export class Run {
       accepted,
       seconds,
       firstMs: this.first === null ? null : this.first - this.began,
-      rate: ratio(this.tokens.length - this.firstTokens, decoding), // what came with the first round had no time
+      rate: ratio(this.tokens.length - this.firstTokens, decoding), // the first round's tokens have no time before them
       alpha: ratio(accepted, accepted + refused),
       tau: ratio(this.tokens.length, this.rounds.length),
     };

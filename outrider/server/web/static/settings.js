@@ -1,4 +1,4 @@
-// The form of settings: what it says as a request body, and where the API key lives.
+// The settings form: its values as a request body, and the API key.
 
 const KEY = "outrider-api-key";
 
@@ -23,10 +23,10 @@ export class Settings {
     return [...this.form.elements].find((element) => !element.checkValidity()) ?? null;
   }
 
-  /** The sampling part of a request. A seed is drawn where none is given, so that every answer can be had again. */
+  /** The sampling part of a request. A random seed where none is given, so that every answer can be repeated. */
   sampling() {
     return {
-      model: this.field.model.value || undefined, // the server's own where it has yet to name any
+      model: this.field.model.value || undefined, // the server's own until its models are known
       temperature: this.field.temperature.valueAsNumber,
       top_p: this.field.top_p.valueAsNumber,
       max_completion_tokens: this.field.max_tokens.valueAsNumber,

@@ -28,11 +28,11 @@ export class SseParser {
     } else if (line === "data" || line.startsWith("data:")) {
       const value = line.slice(5);
       this.#data.push(value.startsWith(" ") ? value.slice(1) : value);
-    } // comments (":...") and the fields event, id, retry say nothing here
+    } // comments (":...") and the fields event, id, retry are ignored
   }
 }
 
-/** The data of each event of a ReadableStream of bytes. Walking away cancels the stream. */
+/** The data of each event of a ReadableStream of bytes. Leaving the loop cancels the stream. */
 export async function* sseData(body) {
   const reader = body.getReader();
   const decoder = new TextDecoder();

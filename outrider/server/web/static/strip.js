@@ -1,15 +1,15 @@
-// The strip of rounds: a column for each target pass, what was drafted against what stood.
+// The strip of rounds: a column for each target pass, drafted against accepted tokens.
 
 import { ORIGINS } from "./run.js";
 import { svg } from "./svg.js";
 
-const COLUMN = [4, 9]; // least and most pixels from one round to the next
+const COLUMN = [4, 9]; // min and max pixels from one round to the next
 const HEIGHT = 88; // of the drafts
 const FOOT = 8; // of the target's own token, below them
 const TALLEST = 11; // pixels of one drafted token, at most
 
 export class Strip {
-  /** `onRound(number or null)` is told which round is looked at. */
+  /** `onRound(number or null)` is called with the round in focus. */
   constructor(element, caption, onRound) {
     this.element = element;
     this.caption = caption;
@@ -39,7 +39,7 @@ export class Strip {
     for (let i = from; i < rounds.length; i += 1) this.drawing.append(column(rounds[i], i, step, scale));
     this.drawing.setAttribute("width", Math.max(1, rounds.length * step));
     this.drawing.children[this.at]?.classList.add("marked");
-    if (this.at < 0) this.element.scrollLeft = this.element.scrollWidth; // what is looked at stays in view
+    if (this.at < 0) this.element.scrollLeft = this.element.scrollWidth; // the round in focus stays in view
     this.#tell();
   }
 
@@ -94,7 +94,7 @@ function sentence(round) {
   return `Round ${round.number}: ${round.drafted} drafted${who}, ${round.accepted} accepted${own}`;
 }
 
-/** One round: accepted drafts filled from the line up, refused ones hollow above, the target's own below. */
+/** One round: accepted tokens filled from the line up, rejected ones hollow above, the target's own below. */
 function column(round, index, step, scale) {
   const group = svg("g", { transform: `translate(${index * step} 0)` });
   group.append(svg("rect", { class: "hit", width: step, height: HEIGHT + FOOT + 4 }));
