@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from outrider.bench.measure import Measured, random_prompts
-from outrider.bench.rig import Rig
+from outrider.bench.llm_factory import LLMFactory
+from outrider.bench.measure import Measurement, random_prompts
 from outrider.testing.synthetic import EOS, SyntheticPair, cache_bytes, synthetic_pair, weight_bytes
 
 
@@ -78,7 +78,7 @@ class Bench:
     waited: Counter[str] = field(default_factory=Counter)
     """Where the host waited for the device, by line."""
     _pair: SyntheticPair | None = None
-    _rig: Rig | None = None
+    _factory: LLMFactory | None = None
     _salts: int = 0
 
     @property
@@ -89,14 +89,14 @@ class Bench:
         return self._pair
 
     @property
-    def rig(self) -> Rig:
+    def factory(self) -> LLMFactory:
         """One cache for all: the largest batch, or the longest context."""
-        if self._rig is None:
+        if self._factory is None:
             plan = self.plan
             context = max(*plan.contexts, plan.prompt) + plan.new + 64
             tokens = max(max(plan.batches) * (plan.prompt + plan.new + 32), context + 32)
-            self._rig = Rig(self.pair, cache_tokens=tokens, context=context)
-        return self._rig
+            self._factory = LLMFactory(self.pair, cache_tokens=tokens, context=context)
+        return self._factory
 
     def salt(self) -> str:
         self._salts += 1
@@ -205,7 +205,7 @@ def replays_within(owner: Any, name: str, seen: list[Any]) -> Iterator[list[Any]
         delattr(owner, name)
 
 
-def row_of(bench: Bench, section: str, name: str, found: Measured, prompt: int) -> Row:
+def row_of(bench: Bench, section: str, name: str, found: Measurement, prompt: int) -> Row:
     draft, verify, rest = found.split_ms()
     mean = prompt + found.tokens / found.batch / 2
     drafted = found.stats.all.gamma if "draft-model" in name else 0.0
@@ -215,7 +215,7 @@ def row_of(bench: Bench, section: str, name: str, found: Measured, prompt: int) 
         batch=found.batch,
         context=prompt,
         tokens_per_second=found.rate,
-        whole_tokens_per_second=found.whole_rate,
+        whole_tokens_per_second=found.total_rate,
         of_limit=bench.limit_ms(found.batch, mean, drafted) / found.round_ms,
         tau=found.tau,
         alpha=found.stats.all.alpha if found.stats.all.drafted else None,

@@ -62,7 +62,7 @@ def generate_rate(model: Any, ids: torch.Tensor, new: int, **options: Any) -> tu
 def transformers(bench: Bench) -> None:
     """`generate` and assisted generation, eager, on the same weights in the same run."""
     plan, pair = bench.plan, bench.pair
-    _ = bench.rig  # where norms are folded into matrices it is done now, before the weights are shared
+    _ = bench.factory  # where norms are folded into matrices it is done now, before the weights are shared
     model, draft = (transformers_model(d, pair.config_of(d)) for d in (pair.target, pair.draft))
     draft.generation_config.eos_token_id = None
     draft.generation_config.num_assistant_tokens = 5
@@ -103,7 +103,7 @@ def small(bench: Bench) -> None:
     bench.add(
         Row(
             section="small", name="small model, plain", context=plan.prompt, tokens_per_second=found.rate,
-            whole_tokens_per_second=found.whole_rate, tau=found.tau, round_ms=found.round_ms, draft_ms=draft,
+            whole_tokens_per_second=found.total_rate, tau=found.tau, round_ms=found.round_ms, draft_ms=draft,
             verify_ms=verify, rest_ms=rest, host_share=found.host_share, note=said,
         )
     )  # fmt: skip

@@ -9,9 +9,9 @@ from gpu_frame import Bench, Row, clock_ms, median_ms, replays, replays_within, 
 from gpu_others import small, start, transformers
 
 from outrider import SamplingParams
-from outrider.bench.measure import Measured, measure
-from outrider.bench.rig import DRAFT_MODEL, Rig
-from outrider.bench.waits import Waits
+from outrider.bench.llm_factory import DRAFT_MODEL, LLMFactory
+from outrider.bench.measure import Measurement, measure
+from outrider.bench.syncs import SyncCounter
 from outrider.core.draft import Draft
 from outrider.core.sequence import Span
 from outrider.drafters.reduced_vocab import SHARE
@@ -24,7 +24,9 @@ WAIT_ROUNDS = 12
 ALONE = 1 << 30  # a sequence of nobody's engine
 
 
-def decode(bench: Bench, rig: Rig, drafter: str, batch: int, prompt: int, new: int, *, share: bool = False) -> Measured:
+def decode(
+    bench: Bench, factory: LLMFactory, drafter: str, batch: int, prompt: int, new: int, *, share: bool = False
+) -> Measurement:
     """Warm up, then time the same prompts again with cold caches (share: prompts may be found in the cache).
 
     Engine and drafter are fresh each time, so that nothing is known of the text; recorded passes stay.
@@ -33,7 +35,7 @@ def decode(bench: Bench, rig: Rig, drafter: str, batch: int, prompt: int, new: i
     params = SamplingParams(max_tokens=new, ignore_eos=True)
     salt = bench.salt()
     for _ in range(2):
-        llm = rig.llm(drafter, max_batch=batch, max_round_tokens=max(2048, batch * 64))
+        llm = factory.llm(drafter, max_batch=batch, max_round_tokens=max(2048, batch * 64))
         found = measure(llm.engine, prompts, params, salt=salt)
         salt = salt if share else bench.salt()
     return found
@@ -44,7 +46,7 @@ def decode_rows(bench: Bench, section: str, drafters: dict[str, str]) -> None:
     for batch in plan.batches:
         for name, spec in drafters.items():
             bench.check_time()
-            found = decode(bench, bench.rig, spec, batch, plan.prompt, plan.new)
+            found = decode(bench, bench.factory, spec, batch, plan.prompt, plan.new)
             bench.add(row_of(bench, section, name, found, plan.prompt))
 
 
@@ -67,7 +69,7 @@ def narrow(bench: Bench) -> None:
     with rare_words(bench.pair, NARROW - NARROW // SHARE):
         for batch in (size for size in plan.batches if size in NARROW_BATCHES):
             bench.check_time()
-            found = decode(bench, bench.rig, f"{SPEC},vocab={NARROW}", batch, plan.prompt, plan.new)
+            found = decode(bench, bench.factory, f"{SPEC},vocab={NARROW}", batch, plan.prompt, plan.new)
             row = row_of(bench, "spec", f"draft-model k=5, vocab={NARROW}", found, plan.prompt)
             narrow_steps = max(0.0, found.stats.all.gamma - 1)  # a chain's first guess is by the whole head
             unread = 1000 * narrow_steps * left_out / bench.bandwidth
@@ -85,7 +87,7 @@ def context(bench: Bench) -> None:
     for length in plan.contexts:
         for name, how in (("plain", "none"), ("draft-model k=5", SPEC)):
             bench.check_time()
-            found = decode(bench, bench.rig, how, 1, length, min(plan.new, 96), share=True)
+            found = decode(bench, bench.factory, how, 1, length, min(plan.new, 96), share=True)
             bench.add(row_of(bench, "context", name, found, length))
 
 
@@ -97,12 +99,12 @@ def waits(bench: Bench) -> None:
     plan = bench.plan
     for name, how in (("plain", "none"), ("draft-model k=5", SPEC)):
         bench.check_time()
-        llm = bench.rig.llm(how)
+        llm = bench.factory.llm(how)
         params = SamplingParams(max_tokens=12 * WAIT_ROUNDS, ignore_eos=True)
         llm.engine.submit(llm.request(bench.prompts(1, plan.prompt)[0], params, salt=bench.salt()))
         for _ in range(4):
             llm.engine.step()
-        with Waits() as waited:
+        with SyncCounter() as waited:
             for _ in range(WAIT_ROUNDS):
                 llm.engine.step()
         while llm.engine.busy:
@@ -120,13 +122,13 @@ def graphs(bench: Bench) -> None:
     for batch in plan.batches:
         for name, how in (("plain", "none"), ("draft-model k=5", SPEC)):
             bench.check_time()
-            llm = bench.rig.llm(how, max_batch=batch, max_round_tokens=batch * plan.prompt)
+            llm = bench.factory.llm(how, max_batch=batch, max_round_tokens=batch * plan.prompt)
             params = SamplingParams(max_tokens=plan.new, ignore_eos=True)
             for ids in bench.prompts(batch, plan.prompt):
                 llm.engine.submit(llm.request(ids, params, salt=bench.salt()))
             for _ in range(3):
                 llm.engine.step()
-            with replays() as seen, replays_within(bench.rig.draft.target, "draft_chains", seen) as drafted:
+            with replays() as seen, replays_within(bench.factory.draft.target, "draft_chains", seen) as drafted:
                 llm.engine.step()
             times = {id(graph): median_ms(graph.replay, plan.device, 10) for graph in seen}
             for seq_id in range(batch):
@@ -142,7 +144,7 @@ def graphs(bench: Bench) -> None:
 
 def widths(bench: Bench) -> None:
     """score() of one text with drafts of each width, and the recorded graph alone."""
-    plan, target = bench.plan, bench.rig.target.target
+    plan, target = bench.plan, bench.factory.target.target
     text = tuple(bench.prompts(1, plan.prompt)[0])
     target.pool.open(ALONE, text, "widths")
     target.pool.reserve(ALONE, plan.prompt + max(plan.widths) + 1)
@@ -174,22 +176,29 @@ def pinned(bench: Bench) -> None:
     batch, prompts = min(8, plan.pinned_prompts), bench.prompts(plan.pinned_prompts, plan.prompt)
     tokens = batch * (plan.prompt + plan.new + 32)
     if on:
-        rig = Rig(bench.pair, cache_tokens=tokens, context=plan.prompt + plan.new + 16, pinned=True)
+        factory = LLMFactory(bench.pair, cache_tokens=tokens, context=plan.prompt + plan.new + 16, pinned=True)
         for name, how in (("pinned plain", "none"), ("pinned draft-model k=5", SPEC)):
             bench.check_time()
-            found = decode(bench, rig, how, 1, plan.prompt, plan.new)
+            found = decode(bench, factory, how, 1, plan.prompt, plan.new)
             bench.add(row_of(bench, "pinned", name, found, plan.prompt))
         for temperature in (0.0, 1.0):
             for waves in (False, True):
                 bench.check_time()
-                if equal_row(bench, rig, prompts, temperature, batch, waves=waves, name="pinned") == 1.0:
+                if equal_row(bench, factory, prompts, temperature, batch, waves=waves, name="pinned") == 1.0:
                     break  # all queued is the harder case
     bench.check_time()
-    equal_row(bench, bench.rig, prompts, 0.0, batch, waves=False, name="not pinned")
+    equal_row(bench, bench.factory, prompts, 0.0, batch, waves=False, name="not pinned")
 
 
 def equal_row(
-    bench: Bench, rig: Rig, prompts: list[list[int]], temperature: float, batch: int, *, waves: bool, name: str
+    bench: Bench,
+    factory: LLMFactory,
+    prompts: list[list[int]],
+    temperature: float,
+    batch: int,
+    *,
+    waves: bool,
+    name: str,
 ) -> float:
     """waves: a batch ends before the next begins, so that prompts are read in the same company every time."""
     params = SamplingParams(max_tokens=bench.plan.new, ignore_eos=True, temperature=temperature, seed=7)
@@ -197,7 +206,7 @@ def equal_row(
     texts: dict[str, list[tuple[int, ...]]] = {}
     seconds: dict[str, float] = {}
     for how in ("none", SPEC):
-        llm, began = rig.llm(how, max_batch=batch), time.perf_counter()
+        llm, began = factory.llm(how, max_batch=batch), time.perf_counter()
         texts[how] = []
         for first in range(0, len(prompts), step):
             part, salt = prompts[first : first + step], bench.salt()

@@ -2,12 +2,12 @@
 
 from typing import NoReturn
 
-from outrider.cli.interrupts import ending_at_once
+from outrider.cli.interrupts import default_sigint
 
 
 def main() -> NoReturn:
     """The command line."""
-    with ending_at_once():
+    with default_sigint():
         from outrider.cli.main import main as run
 
     run()

@@ -1,4 +1,4 @@
-"""Time the rounds of a batch while all of it decodes: no prompt being read, no text ended yet."""
+"""Measure a batch while all its sequences decode: no prefill, and no sequence finished yet."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from outrider.engine.stats import Stats, Times, total
 
 
 @dataclass(slots=True)
-class Measured:
-    """What a batch did. Rates are of all its texts together."""
+class Measurement:
+    """The measurements of a batch. Rates are totals over its sequences."""
 
     batch: int
     tokens: int = 0
-    """In the window: from the round after that in which the last text had its second tokens, to the first end."""
+    """In the window: from the round after the last sequence's second tokens, to the first finished sequence."""
     seconds: float = 0.0
     rounds: int = 0
-    whole_tokens: int = 0
-    whole_seconds: float = 0.0
-    """From the first prompt to the end, reading included."""
+    total_tokens: int = 0
+    total_seconds: float = 0.0
+    """From submission to the end, prefill included."""
     times: Times = field(default_factory=Times)
     """Of the rounds in the window."""
     stats: Stats = field(default_factory=Stats)
-    """Of all its requests, from prompt to end."""
+    """Of all requests, from submission to the end."""
     texts: list[tuple[Token, ...]] = field(default_factory=list[tuple[Token, ...]])
 
     @property
@@ -38,12 +38,12 @@ class Measured:
         return self.tokens / self.seconds if self.seconds else 0.0
 
     @property
-    def whole_rate(self) -> float:
-        return self.whole_tokens / self.whole_seconds if self.whole_seconds else 0.0
+    def total_rate(self) -> float:
+        return self.total_tokens / self.total_seconds if self.total_seconds else 0.0
 
     @property
     def tau(self) -> float:
-        """Tokens a text a round."""
+        """Tokens per sequence and round."""
         return self.tokens / (self.rounds * self.batch) if self.rounds else 0.0
 
     @property
@@ -51,7 +51,7 @@ class Measured:
         return 1000 * self.seconds / self.rounds if self.rounds else 0.0
 
     def split_ms(self) -> tuple[float, float, float]:
-        """Milliseconds a round spent drafting, verifying, and on the rest."""
+        """Milliseconds per round of drafting, of verification, and of the rest."""
         each = 1000 / max(1, self.times.rounds)
         return self.times.draft * each, self.times.verify * each, self.times.host * each
 
@@ -63,7 +63,7 @@ class Measured:
 
 
 def random_prompts(count: int, length: int, vocab_size: int, *, first: int = 0, seed: int = 0) -> list[list[Token]]:
-    """Token ids from `first` on, no two prompts alike."""
+    """Prompts of random token ids from `first` on."""
     rng = random.Random(seed)
     return [[rng.randrange(first, vocab_size) for _ in range(length)] for _ in range(count)]
 
@@ -76,79 +76,78 @@ def measure(
     salt: str,
     max_draft: int | None = None,
     to_end: bool = False,
-) -> Measured:
-    """Answer the prompts together and time the window in which all decode. max_draft: as in a Request.
+) -> Measurement:
+    """Run the prompts as one batch and measure the window in which all decode. max_draft: as in a Request.
 
-    to_end: finish every text, even after the window; `texts` are then whole. Otherwise the rest is
-    cancelled. ConfigError where no round has all of them decoding: `params.max_tokens` is too small.
+    to_end: finish every sequence, also after the window; `texts` are then complete. Otherwise the
+    rest is cancelled. Raises ConfigError where all never decode at once: max_tokens is too small.
     """
     requests = [Request(prompt=tuple(prompt), params=params, salt=salt, max_draft=max_draft) for prompt in prompts]
     ids = [engine.submit(request)[0] for request in requests]
-    told: dict[int, list[Token]] = {i: [] for i in ids}
-    found = Measured(len(ids))
-    window = _Window(engine, ids)
+    tokens: dict[int, list[Token]] = {i: [] for i in ids}
+    result = Measurement(len(ids))
+    window = _DecodeWindow(engine, ids)
     began = now = time.perf_counter()
     parts: list[Stats] = []
     while engine.busy:
         events = engine.step()
         now = time.perf_counter()
         for event in events:
-            told[event.seq_id] += event.tokens
-        window.see(events, now, found)
+            tokens[event.seq_id] += event.tokens
+        window.add_round(events, now, result)
         if window.closed and not to_end:
             events += [event for i in ids if (event := engine.cancel(i))]
         parts += [event.stats for event in events if event.stats]
-    found.whole_seconds, found.whole_tokens = now - began, sum(map(len, told.values()))
-    if not found.rounds and not to_end:
-        raise ConfigError(f"{len(ids)} texts of {params.max_tokens} tokens never decode together; ask for more tokens")
-    found.stats, found.texts = total(parts), [tuple(told[i]) for i in ids]
-    return found
+    result.total_seconds, result.total_tokens = now - began, sum(map(len, tokens.values()))
+    if not result.rounds and not to_end:
+        raise ConfigError(f"{len(ids)} texts of {params.max_tokens} tokens never decode together; raise max_tokens")
+    result.stats, result.texts = total(parts), [tuple(tokens[i]) for i in ids]
+    return result
 
 
-class _Window:
-    """Follows rounds, and counts those in which every text decodes.
+class _DecodeWindow:
+    """Counts the rounds in which every sequence decodes.
 
-    The round in which the last text gets its second tokens is still one of reading: a draft model
-    reads the prompt then.
+    The round of the last sequence's second tokens is not counted: a draft model prefills in it.
     """
 
     def __init__(self, engine: Engine, ids: Seq[int]) -> None:
         self.engine, self.last, self.closed = engine, ids[-1], False
-        self._behind = dict.fromkeys(ids, 2)  # rounds until each text has settled
+        self._rounds_left = dict.fromkeys(ids, 2)  # rounds until each sequence decodes
         self._opened = 0.0
         self._before = Times()
 
-    def see(self, events: Seq[Event], now: float, found: Measured) -> None:
-        """Note a round that ended at `now`."""
+    def add_round(self, events: Seq[Event], now: float, result: Measurement) -> None:
+        """Count a round that ended at `now`."""
         if self.closed:
             return
         if self._opened:
-            found.rounds += 1
-            found.tokens += sum(len(event.tokens) for event in events)
-            found.seconds = now - self._opened
+            result.rounds += 1
+            result.tokens += sum(len(event.tokens) for event in events)
+            result.seconds = now - self._opened
         if any(event.finish for event in events):
             self.closed = True
-            found.times = _less(self._times(events), self._before) if self._opened else Times()
+            result.times = _difference(self._times(events), self._before) if self._opened else Times()
         elif not self._opened:
-            self._settle(events, now)
+            self._open_when_all_decode(events, now)
 
-    def _settle(self, events: Seq[Event], now: float) -> None:
+    def _open_when_all_decode(self, events: Seq[Event], now: float) -> None:
         for event in events:
-            if event.tokens and (left := self._behind.pop(event.seq_id, 0)) > 1:
-                self._behind[event.seq_id] = left - 1
+            if event.tokens and (left := self._rounds_left.pop(event.seq_id, 0)) > 1:
+                self._rounds_left[event.seq_id] = left - 1
             if event.tokens:
                 self.last = event.seq_id
-        if not self._behind:
+        if not self._rounds_left:
             self._opened = now
             self._before = replace(self._times(events))
 
     def _times(self, events: Seq[Event]) -> Times:
-        """The clocks of one text that was in every round of the window."""
+        """The times of a sequence that was in every round of the window."""
         ended = next((event.stats for event in events if event.seq_id == self.last and event.stats), None)
         return (ended or self.engine.live(self.last).stats).times
 
 
-def _less(times: Times, before: Times) -> Times:
+def _difference(times: Times, before: Times) -> Times:
     return Times(
         *(getattr(times, name) - getattr(before, name) for name in ("draft", "verify", "host", "read", "rounds"))
     )

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from outrider.cli.figures import figures
-from outrider.cli.options import Drafting, Model, Sampling, build, engine_options, option
-from outrider.cli.show import Screen, bars
+from outrider.cli.options import DraftingOptions, ModelOptions, SamplingOptions, build_llm, engine_options, option
+from outrider.cli.screen import Screen, progress_bars
+from outrider.cli.stats_tables import stats_table
 from outrider.cli.usage import did_you_mean
 from outrider.core.errors import ConfigError, RequestError
 
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "/help": "these commands",
-    "/stats": "the figures of the last answer",
+    "/stats": "the statistics of the last answer",
     "/clear": "forget the conversation",
-    "/drafter": "who drafts; /drafter SPEC changes it",
+    "/drafter": "the drafter; /drafter SPEC changes it",
     "/quit": "leave; so does Ctrl-D",
     "Ctrl-C": "stops an answer after its round; pressed twice at the prompt, leaves",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Talk:
+class ChatOptions:
     """Conversation."""
 
     system: str | None = option(None, "System message", metavar="TEXT")
@@ -43,13 +43,13 @@ class Talk:
 
 
 class Interrupt:
-    """While entered, the first Ctrl-C is noted in `asked` and a second one raised.
+    """While entered, the first Ctrl-C sets `requested` and a second one raises KeyboardInterrupt.
 
-    An answer so ends between two rounds, and never in the middle of one.
+    So an answer ends between two rounds, never in the middle of one.
     """
 
     def __init__(self) -> None:
-        self.asked = False
+        self.requested = False
 
     def __enter__(self) -> Interrupt:
         self._before = signal.signal(signal.SIGINT, self._note)
@@ -59,54 +59,54 @@ class Interrupt:
         signal.signal(signal.SIGINT, self._before)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+        if self.requested:
             raise KeyboardInterrupt
-        self.asked = True
+        self.requested = True
 
 
 class Chat:
-    """A conversation in the making."""
+    """A conversation: its messages, and the statistics of the last answer."""
 
     def __init__(self, screen: Screen, llm: LLM, params: SamplingParams, system: str | None) -> None:
         self.screen, self.llm, self.params = screen, llm, params
-        self.opening = [] if system is None else [{"role": "system", "content": system}]
-        self.messages = list(self.opening)
+        self.system = [] if system is None else [{"role": "system", "content": system}]
+        self.messages = list(self.system)
         self.stats: Stats | None = None
-        """The figures of the last answer that came to its end."""
+        """Of the last answer that was completed."""
 
     def answer(self, text: str) -> None:
-        """Put one turn to the model. RequestError leaves the conversation as it was."""
-        asked = [*self.messages, {"role": "user", "content": text}]
-        said: list[str] = []
-        with Interrupt() as interrupt, closing(self.llm.stream(asked, self.params)) as events:
+        """Send one user message and print the answer. RequestError leaves the conversation unchanged."""
+        messages = [*self.messages, {"role": "user", "content": text}]
+        texts: list[str] = []
+        with Interrupt() as interrupt, closing(self.llm.stream(messages, self.params)) as events:
             for event in events:
-                said.append(event.text)
+                texts.append(event.text)
                 self.screen.event(event)
                 self.stats = event.stats or self.stats
                 if event.finish == "error":
                     self.screen.end()
                     raise RequestError(event.error)
-                if interrupt.asked:
+                if interrupt.requested:
                     break
         self.screen.end()
-        self.messages = [*asked, {"role": "assistant", "content": "".join(said)}]
-        if interrupt.asked:
+        self.messages = [*messages, {"role": "assistant", "content": "".join(texts)}]
+        if interrupt.requested:
             self.screen.note("stopped; the conversation goes on")
         elif self.stats and self.stats.prompt_tokens + self.stats.tokens >= self.llm.loaded.target.context:
             self.screen.note(f"the context of {self.llm.loaded.target.context} tokens is full; /clear starts anew")
 
-    def figures(self) -> None:
+    def print_stats(self) -> None:
         if self.stats is None:
             self.screen.note("no answer yet")
         else:
-            self.screen.figures(figures(self.stats))
+            self.screen.print_stats(stats_table(self.stats))
 
     def clear(self) -> None:
-        self.messages = list(self.opening)
+        self.messages = list(self.system)
         self.screen.note("the conversation starts anew")
 
-    def draft_with(self, spec: str, engine: dict[str, Any]) -> None:
-        """Change the drafter; the model stays loaded and the conversation stands. ConfigError changes nothing."""
+    def set_drafter(self, spec: str, engine: dict[str, Any]) -> None:
+        """Change the drafter; the model stays loaded and the conversation continues. ConfigError changes nothing."""
         if spec:
             from outrider.llm import LLM
 
@@ -114,22 +114,22 @@ class Chat:
         self.screen.note(f"drafter: {spec or self.llm.drafter.traits.name}")
 
 
-def chat(talk: Talk, drafting: Drafting, model: Model, sampling: Sampling) -> None:
-    """Talk with a model, turn by turn; /help lists what else can be typed.
+def chat(options: ChatOptions, drafting: DraftingOptions, model: ModelOptions, sampling: SamplingOptions) -> None:
+    """Chat with a model; /help lists the commands.
 
-    Defaults stand in brackets. `outrider drafters` lists what --drafter takes.
+    Defaults are in brackets. `outrider drafters` lists what --drafter takes.
     """
     params = sampling.params()
-    screen = Screen(no_color=talk.no_color)
-    with bars(screen.notes) as progress:
-        llm = build(model, drafting, progress)
-    talking = Chat(screen, llm, params, talk.system)
+    screen = Screen(no_color=options.no_color)
+    with progress_bars(screen.notes) as progress:
+        llm = build_llm(model, drafting, progress)
+    conversation = Chat(screen, llm, params, options.system)
     failed = False
-    for line in _turns(screen):
+    for line in _read_lines(screen):
         try:
             if not line.startswith("/"):
-                talking.answer(line)
-            elif not _obey(talking, line, engine_options(drafting, model)):
+                conversation.answer(line)
+            elif not _run_command(conversation, line, engine_options(drafting, model)):
                 break
         except RequestError as error:
             failed = True
@@ -141,27 +141,27 @@ def chat(talk: Talk, drafting: Drafting, model: Model, sampling: Sampling) -> No
         raise typer.Exit(1)
 
 
-def _obey(talking: Chat, line: str, engine: dict[str, Any]) -> bool:
-    """Do what a line that starts with a slash says. False: leave."""
+def _run_command(conversation: Chat, line: str, engine: dict[str, Any]) -> bool:
+    """Run a line that starts with a slash. False: leave."""
     word, _, rest = line.partition(" ")
     if word == "/quit":
         return False
     if word == "/help":
         for name, does in COMMANDS.items():
-            talking.screen.note(f"{name:<9} {does}")
+            conversation.screen.note(f"{name:<9} {does}")
     elif word == "/stats":
-        talking.figures()
+        conversation.print_stats()
     elif word == "/clear":
-        talking.clear()
+        conversation.clear()
     elif word == "/drafter":
-        talking.draft_with(rest.strip(), engine)
+        conversation.set_drafter(rest.strip(), engine)
     else:
-        talking.screen.note(f"no such command: {word}; {did_you_mean(word, COMMANDS)}/help lists them")
+        conversation.screen.note(f"no such command: {word}; {did_you_mean(word, COMMANDS)}/help lists them")
     return True
 
 
-def _turns(screen: Screen) -> Iterator[str]:
-    """What the user types, line by line, to the end of input. Blank lines are no turns."""
+def _read_lines(screen: Screen) -> Iterator[str]:
+    """The lines the user types, to the end of input, without blank ones."""
     if not sys.stdin.isatty():
         yield from filter(None, (line.strip() for line in sys.stdin))
         return

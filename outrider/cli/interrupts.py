@@ -1,4 +1,4 @@
-"""What Ctrl-C does while libraries are being imported. Imports next to nothing itself."""
+"""Ctrl-C while libraries are imported. Imports almost nothing itself."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def ending_at_once() -> Iterator[None]:
-    """Within, Ctrl-C ends the process without a traceback; torch's own import would lose it. Main thread only."""
-    if threading.current_thread() is not threading.main_thread():  # no other is ever interrupted
+def default_sigint() -> Iterator[None]:
+    """Within, Ctrl-C ends the process without a traceback; torch's import would swallow it. Main thread only."""
+    if threading.current_thread() is not threading.main_thread():  # signals reach the main thread only
         yield
         return
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""`outrider list` and `outrider drafters`: what there is to choose from."""
+"""`outrider list` and `outrider drafters`: the installed models and the drafters."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from outrider.cli.show import Screen, clean
+from outrider.cli.screen import Screen, clean
 
 
 def list_models(as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
-    """The models that are here."""
+    """List the installed models."""
     from outrider.checkpoints.folder import installed_models
     from outrider.checkpoints.storage import outrider_home
 
@@ -47,12 +47,12 @@ def list_models(as_json: Annotated[bool, typer.Option("--json", help="As JSON.")
 
 
 def list_drafters() -> None:
-    """The drafters, with their options for --drafter."""
+    """List the drafters, with their options for --drafter."""
     from outrider.drafters.registry import DRAFTERS, describe_drafters
 
     names = {config: name for name, config in DRAFTERS.items()}
 
-    def written(default: Any) -> str:
+    def shown(default: Any) -> str:
         return "+".join(names[type(each)] for each in default) if isinstance(default, tuple) else str(default)
 
     screen = Screen()
@@ -60,13 +60,13 @@ def list_drafters() -> None:
         screen.say(drafter.name, f"  {drafter.summary}")
         table = Table(box=None, padding=(0, 0, 0, 2), show_header=False)
         for name, default, doc in drafter.options:
-            table.add_row(Text(f"{name}={written(default)}"), Text(doc, "dim"))
+            table.add_row(Text(f"{name}={shown(default)}"), Text(doc, "dim"))
         if drafter.options:
             screen.out.print(table)
 
 
 def human_size(size: int) -> str:
-    """Bytes as a person reads them, in powers of 1000."""
+    """A size in bytes, in powers of 1000: 1.5 GB."""
     for unit, scale in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if size >= scale:
             return f"{size / scale:.1f} {unit}"
@@ -74,7 +74,7 @@ def human_size(size: int) -> str:
 
 
 def human_count(number: int) -> str:
-    """A count of parameters as the field writes it: 135M, 1.5B."""
+    """A count of parameters: 135M, 1.5B."""
     for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
         if number >= size:
             value = number / size

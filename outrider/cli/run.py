@@ -1,4 +1,4 @@
-"""`outrider run`: answer one prompt."""
+"""`outrider run`: complete one prompt."""
 
 from __future__ import annotations
 
@@ -11,9 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from outrider.cli.figures import comparison, figures
-from outrider.cli.options import WITH_PREDICTION, Drafting, Model, Sampling, argument, build, option, read_text
-from outrider.cli.show import Screen, bars
+from outrider.cli.options import (
+    PREDICTION_DRAFTER,
+    DraftingOptions,
+    ModelOptions,
+    SamplingOptions,
+    argument,
+    build_llm,
+    option,
+    read_text,
+)
+from outrider.cli.screen import Screen, progress_bars
+from outrider.cli.stats_tables import comparison_table, stats_table
 from outrider.core.errors import ConfigError, OutriderError, RequestError
 
 if TYPE_CHECKING:
@@ -23,22 +32,22 @@ if TYPE_CHECKING:
     from outrider.engine.stats import Stats
     from outrider.llm import LLM
 
-Prompt = str | list[dict[str, str]]
+TextOrMessages = str | list[dict[str, str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class PromptOptions:
     """Prompt: one of these, or text piped in."""
 
     text: str | None = argument(None, "The prompt", metavar="PROMPT")
     prompt: str | None = option(None, "The prompt", metavar="TEXT")
     file: Path | None = option(None, "A UTF-8 file, less its last newline", metavar="FILE")  # noqa: RUF009 - a field
-    chat: bool = option(False, "Ask as a user, in the model's chat template")
+    chat: bool = option(False, "Send it as a user message, by the chat template")
     system: str | None = option(None, "System message; with --chat", metavar="TEXT")
-    prediction: str | None = option(None, "Text the answer should hold; @FILE reads it", metavar="TEXT")
+    prediction: str | None = option(None, "Text the output may repeat; @FILE reads it", metavar="TEXT")
 
-    def read(self) -> Prompt:
-        """The prompt, from the one place that gives it."""
+    def read(self) -> TextOrMessages:
+        """The prompt, or messages with --chat. Raises ConfigError unless exactly one source is given."""
         if self.system is not None and not self.chat:
             raise ConfigError("--system is part of a conversation; add --chat")
         text = self._text()
@@ -48,7 +57,7 @@ class Asked:
         return [*system, {"role": "user", "content": text}]
 
     def options(self) -> dict[str, Any]:
-        """What goes to the engine beside prompt and sampling."""
+        """The options of LLM.generate besides prompt and sampling parameters."""
         if self.prediction is None:
             return {}
         if not self.prediction.startswith("@"):
@@ -65,86 +74,92 @@ class Asked:
         elif named:
             text = self.text if self.text is not None else self.prompt
         else:
-            text = _piped()
+            text = _read_stdin()
         if not text:
             raise ConfigError("no prompt: write it after `run`, give --prompt or --file, or pipe text in")
         return text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
+class OutputOptions:
     """Output."""
 
     compare: bool = option(False, "Time plain decoding in the same run too")
-    n: int = option(1, "Answers, each with a seed of its own")
-    logprobs: int | None = option(None, "Of each token and so many others; in --json")
+    n: int = option(1, "Texts, each with a seed of its own")
+    logprobs: int | None = option(None, "Of each token and this many others; in --json")
     json: bool = option(False, "One JSON object on stdout")
-    no_stream: bool = option(False, "Print the answer when it is whole")
+    no_stream: bool = option(False, "Print the text when it is complete")
     no_color: bool = option(False, "Plain text")
-    svg: Path | None = option(None, "Save a picture of answer and figures", metavar="FILE")  # noqa: RUF009 - a field
+    svg: Path | None = option(None, "Save text and statistics as a picture", metavar="FILE")  # noqa: RUF009 - a field
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """What is put to the engine."""
+class RunRequest:
+    """One call of LLM.generate or LLM.chat."""
 
-    prompt: Prompt
+    prompt: TextOrMessages
     params: SamplingParams
     options: dict[str, Any]
     drawn: int | None = None
-    """The seed, where chance decides and none was given."""
+    """The seed, where one was drawn."""
 
 
-def run(asked: Asked, drafting: Drafting, model: Model, sampling: Sampling, output: Output) -> None:
-    """Answer one prompt, each token coloured by who brought it.
+def run(
+    prompt: PromptOptions,
+    drafting: DraftingOptions,
+    model: ModelOptions,
+    sampling: SamplingOptions,
+    output: OutputOptions,
+) -> None:
+    """Complete one prompt, each token coloured by where it came from.
 
-    Defaults stand in brackets. `outrider drafters` lists what --drafter takes.
+    Defaults are in brackets. `outrider drafters` lists what --drafter takes.
     """
-    _check(output)
+    _check_output(output)
     params = sampling.params(n=output.n, logprobs=output.logprobs)
-    question = _ask(asked, params)
-    if asked.prediction is not None:
-        drafting = drafting.else_with(WITH_PREDICTION)
+    request = _build_request(prompt, params)
+    if prompt.prediction is not None:
+        drafting = drafting.with_default(PREDICTION_DRAFTER)
     screen = Screen(no_color=output.no_color)
-    with bars(screen.notes) as progress:
-        llm = build(model, drafting, progress)
+    with progress_bars(screen.notes) as progress:
+        llm = build_llm(model, drafting, progress)
     if output.json:
-        _print_json(llm, question, output.compare)
+        _print_json(llm, request, output.compare)
         return
     if output.compare:
-        table = _compare(screen, llm, question, output)
+        table = _print_comparison(screen, llm, request, output)
     elif output.no_stream or output.n > 1:
-        table = _whole(screen, llm, question)
+        table = _print_whole(screen, llm, request)
     else:
-        table = _stream(screen, llm, question)
-    screen.figures(table)
+        table = _print_stream(screen, llm, request)
+    screen.print_stats(table)
     if output.svg is not None:
-        screen.picture(output.svg, "outrider run", table)
+        screen.save_svg(output.svg, "outrider run", table)
 
 
-def _ask(asked: Asked, params: SamplingParams) -> Question:
-    """The question; a seed is drawn where one is needed, so that it can be told, and the answer had again."""
+def _build_request(prompt: PromptOptions, params: SamplingParams) -> RunRequest:
+    """The request. A seed is drawn where one is needed, so that it can be shown and the text generated again."""
     if params.seed is not None or not params.temperature:
-        return Question(asked.read(), params, asked.options())
+        return RunRequest(prompt.read(), params, prompt.options())
     drawn = secrets.randbelow(1 << 32)
-    return Question(asked.read(), replace(params, seed=drawn), asked.options(), drawn)
+    return RunRequest(prompt.read(), replace(params, seed=drawn), prompt.options(), drawn)
 
 
-def _check(output: Output) -> None:
+def _check_output(output: OutputOptions) -> None:
     if output.svg is not None and not output.svg.absolute().parent.is_dir():
         raise ConfigError(f"--svg {output.svg}: there is no folder {output.svg.parent}")
     if output.logprobs is not None and not output.json:
-        raise ConfigError("--logprobs are told with --json; add it")
+        raise ConfigError("--logprobs are part of --json; add it")
     if output.svg is not None and output.json:
-        raise ConfigError("--svg is a picture of what is shown, and --json shows nothing; leave one of them out")
+        raise ConfigError("--svg saves what is shown, and --json shows nothing; leave one of them out")
     if output.compare and output.n > 1:
-        raise ConfigError("--compare answers one prompt twice, plain and speculative; leave --n out")
+        raise ConfigError("--compare completes one prompt twice, plain and speculative; leave --n out")
 
 
-def _stream(screen: Screen, llm: LLM, question: Question) -> Table:
-    """Draw the answer as it comes."""
+def _print_stream(screen: Screen, llm: LLM, request: RunRequest) -> Table:
+    """Print the text while it is generated."""
     stats: Stats | None = None
-    for event in llm.stream(question.prompt, question.params, **question.options):
+    for event in llm.stream(request.prompt, request.params, **request.options):
         screen.event(event)
         stats = event.stats
         if event.finish == "error":
@@ -152,77 +167,77 @@ def _stream(screen: Screen, llm: LLM, question: Question) -> Table:
             raise RequestError(event.error)
     screen.end()
     if stats is None:
-        raise OutriderError("the answer has no end")
-    return figures(stats, question.drawn)
+        raise OutriderError("the text has no end")
+    return stats_table(stats, request.drawn)
 
 
-def _whole(screen: Screen, llm: LLM, question: Question) -> Table:
-    """Finish the answer, or several, before any is drawn."""
+def _print_whole(screen: Screen, llm: LLM, request: RunRequest) -> Table:
+    """Generate the text, or several, then print."""
     from outrider.engine.stats import total
 
-    first = _answer(llm, question)
-    answers = [first, *first.others]
-    for i, answer in enumerate(answers):
-        if len(answers) > 1:
-            screen.note(f"answer {i + 1} of {len(answers)}, seed {answer.seed}")
-        screen.result(answer)
-    _raise_error(answers)
-    return figures(total(answer.stats for answer in answers), question.drawn if len(answers) == 1 else None)
+    first = _generate(llm, request)
+    results = [first, *first.others]
+    for i, result in enumerate(results):
+        if len(results) > 1:
+            screen.note(f"text {i + 1} of {len(results)}, seed {result.seed}")
+        screen.result(result)
+    _raise_error(results)
+    return stats_table(total(result.stats for result in results), request.drawn if len(results) == 1 else None)
 
 
-def _compare(screen: Screen, llm: LLM, question: Question, output: Output) -> Table:
-    """Answer plain, with only a count to see, then speculative."""
+def _print_comparison(screen: Screen, llm: LLM, request: RunRequest, output: OutputOptions) -> Table:
+    """Decode plainly, showing only a count of tokens, then speculatively."""
     plain_tokens = 0
 
     def watch(kind: str, event: Event) -> None:
         nonlocal plain_tokens
         if kind == "plain":
             plain_tokens += len(event.tokens)
-            screen.passing(f"plain decoding first, to compare: {plain_tokens} tokens")
+            screen.transient_note(f"plain decoding first, to compare: {plain_tokens} tokens")
         elif not output.no_stream:
             screen.event(event)
 
-    both = llm.compare(question.prompt, question.params, watch=watch, **question.options)
+    both = llm.compare(request.prompt, request.params, watch=watch, **request.options)
     if output.no_stream:
         screen.result(both.speculative)
     else:
         screen.end()
     _raise_error([both.plain, both.speculative])
-    return comparison(both, llm.mode)
+    return comparison_table(both, llm.mode)
 
 
-def _print_json(llm: LLM, question: Question, compare: bool) -> None:
-    """One object on stdout. ASCII only, since model text may hold what a terminal would obey."""
+def _print_json(llm: LLM, request: RunRequest, compare: bool) -> None:
+    """One object on stdout. ASCII only, since model output may hold control sequences."""
     if compare:
-        both = llm.compare(question.prompt, question.params, **question.options)
+        both = llm.compare(request.prompt, request.params, **request.options)
         results = [both.plain, both.speculative]
-        told = both.speculative.as_dict() | {
+        found = both.speculative.as_dict() | {
             "plain": both.plain.as_dict(),
             "identical": both.identical,
             "first_difference": both.first_difference,
             "speedup": both.speedup,
         }
     else:
-        result = _answer(llm, question)
-        results, told = [result, *result.others], result.as_dict()
-    sys.stdout.write(json.dumps(told, allow_nan=False) + "\n")
+        result = _generate(llm, request)
+        results, found = [result, *result.others], result.as_dict()
+    sys.stdout.write(json.dumps(found, allow_nan=False) + "\n")
     sys.stdout.flush()
     _raise_error(results)
 
 
-def _answer(llm: LLM, question: Question) -> Result:
-    prompt, params, options = question.prompt, question.params, question.options
+def _generate(llm: LLM, request: RunRequest) -> Result:
+    prompt, params, options = request.prompt, request.params, request.options
     return llm.generate(prompt, params, **options) if isinstance(prompt, str) else llm.chat(prompt, params, **options)
 
 
 def _raise_error(results: list[Result]) -> None:
-    """Raise what ended an answer before its time."""
+    """Raise the error of a text that ended with one."""
     for result in results:
         if result.finish_reason == "error":
             raise RequestError(result.error)
 
 
-def _piped() -> str:
+def _read_stdin() -> str:
     """Text piped into stdin; empty where stdin is a terminal."""
     if sys.stdin is None or sys.stdin.isatty():
         return ""

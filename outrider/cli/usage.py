@@ -1,4 +1,4 @@
-"""What to say to a command line that cannot be: the nearest word that would work."""
+"""Messages for wrong command lines, with the nearest word that would work."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 import typer
 
-# The root of click's errors: typer carries click inside, or beside it, depending on its version.
+# The base of click's errors. typer contains click or depends on it, by its version.
 UsageError: type[Exception] = typer.BadParameter.__mro__[2]
 
 _MODEL, _COUNT, _METHOD = "--drafter draft-model:model={}", "--drafter NAME:k={}", "--drafter {}"
-ELSEWHERE = {
+OTHER_ENGINES = {
     "--draft-model": _MODEL,
     "--model-draft": _MODEL,
     "-md": _MODEL,
@@ -44,37 +44,37 @@ ELSEWHERE = {
     "-p": "--prompt {}",
     "-f": "--file {}",
 }
-"""How other engines spell an option, and what does that here."""
+"""Options of other engines, and their equivalents here."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`did you mean X? `, or nothing where no known word is near."""
+    """`did you mean X? `, or nothing where no known word is similar."""
     near = get_close_matches(word, list(known), n=1)
     return f"did you mean {near[0]}? " if near else ""
 
 
-def explain(error: Any, given: Seq[str]) -> str:
-    """One line for an error of click's: what is wrong in the words given, and what would work."""
+def usage_message(error: Any, given: Seq[str]) -> str:
+    """One line for an error of click: what is wrong in the given words, and what would work."""
     context = getattr(error, "ctx", None)
     program = context.command_path if context else "outrider"
     unknown = getattr(error, "option_name", None) if type(error).__name__ == "NoSuchOption" else None
     if unknown is not None:
         real = [name for param in context.command.params for name in param.opts] if context else []
-        hint = _elsewhere(given, real) or did_you_mean(unknown, [*real, "--help"])
+        hint = _other_engine_hint(given, real) or did_you_mean(unknown, [*real, "--help"])
         return f"no such option: {unknown}; {hint}see `{program} --help`"
-    said = error.format_message().strip().rstrip(".")
+    message = error.format_message().strip().rstrip(".")
     verbs = getattr(context.command, "commands", None) if context else None
-    if said.startswith("No such command") and verbs:
+    if message.startswith("No such command") and verbs:
         word = next((word for word in given if not word.startswith("-")), "")
         return f"no such command: {word}; {did_you_mean(word, verbs)}see `{program} --help`"
-    return f"{said[:1].lower()}{said[1:]}; see `{program} --help`"
+    return f"{message[:1].lower()}{message[1:]}; see `{program} --help`"
 
 
-def _elsewhere(given: Seq[str], real: list[str]) -> str:
-    """A hint for the first option that another engine has and this command spells differently."""
+def _other_engine_hint(given: Seq[str], real: list[str]) -> str:
+    """A hint for the first given option that another engine has and this command names differently."""
     for i, word in enumerate(given):
         name, equals, value = word.partition("=")
-        hint = ELSEWHERE.get(name)
+        hint = OTHER_ENGINES.get(name)
         if hint is None or hint.split()[0] not in real:
             continue
         if not equals and i + 1 < len(given) and not given[i + 1].startswith("-"):

@@ -299,10 +299,11 @@ def test_the_processor_is_always_here():
 
 
 def test_a_benchmark_takes_no_cache_of_nothing():
-    from outrider.cli.bench import Timed, bench
-    from outrider.cli.options import Drafting, Placed
+    from outrider.cli.bench import BenchOptions, bench
+    from outrider.cli.options import DraftingOptions, RuntimeOptions
 
+    options = BenchOptions(name="synthetic", max_tokens=4)
     refused: list[dict[str, Any]] = [{"cache_tokens": 0}, {"context": 0}, {"context": 10**6}]
     for option in refused:
         with pytest.raises(OutriderError, match=f"{next(iter(option))} must be"):
-            bench(Timed(name="synthetic", max_tokens=4), Drafting(), Placed(device="cpu", **option))
+            bench(options, DraftingOptions(), RuntimeOptions(device="cpu", **option))

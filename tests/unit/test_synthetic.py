@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from outrider import LLM, SamplingParams, load
-from outrider.bench.rig import DRAFT_MODEL, Rig
+from outrider.bench.llm_factory import DRAFT_MODEL, LLMFactory
 from outrider.core.draft import Draft
 from outrider.core.errors import ConfigError
 from outrider.core.sequence import Span
@@ -48,13 +48,13 @@ def transformers_logits(model: Any) -> torch.Tensor:
 
 
 def alpha_through_the_engine(pair: SyntheticPair) -> float:
-    llm = Rig(pair, cache_tokens=1024, context=512).llm(f"{DRAFT_MODEL},k=5")
+    llm = LLMFactory(pair, cache_tokens=1024, context=512).llm(f"{DRAFT_MODEL},k=5")
     return llm.generate(list(TEXT), SamplingParams(max_tokens=120, ignore_eos=True)).stats.all.alpha
 
 
 def test_at_full_agreement_every_draft_stands():
     pair = synthetic_pair("tiny", seed=3)
-    result = Rig(pair, cache_tokens=1024, context=512).llm(f"{DRAFT_MODEL},k=5")
+    result = LLMFactory(pair, cache_tokens=1024, context=512).llm(f"{DRAFT_MODEL},k=5")
     answer = result.generate(list(TEXT), SamplingParams(max_tokens=61, ignore_eos=True))
     assert answer.stats.all.alpha == 1.0
     assert answer.stats.all.acceptance_by_position == [1.0] * 5

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.bench.measure import Measured, measure, random_prompts
-from outrider.bench.rig import DRAFT_MODEL, Rig
-from outrider.bench.waits import Waits
+from outrider.bench.llm_factory import DRAFT_MODEL, LLMFactory
+from outrider.bench.measure import Measurement, measure, random_prompts
+from outrider.bench.syncs import SyncCounter
 from outrider.core.errors import ConfigError
 from outrider.core.sampling import SamplingParams
 from outrider.engine.stats import Times
 from outrider.testing.synthetic import synthetic_pair
 
 PAIR = synthetic_pair("tiny", seed=2)
-RIG = Rig(PAIR, cache_tokens=2048, context=256)
+RIG = LLMFactory(PAIR, cache_tokens=2048, context=256)
 
 
 def params(tokens: int) -> SamplingParams:
@@ -26,7 +26,7 @@ def test_a_window_of_plain_decoding():
     assert (found.batch, found.rounds, found.tokens, found.tau) == (3, 8, 24, 1.0)
     assert found.times.rounds == 8
     assert found.stats.tokens == 30
-    assert 0 < found.seconds <= found.whole_seconds
+    assert 0 < found.seconds <= found.total_seconds
     assert not llm.engine.busy
     llm.engine.check()
 
@@ -71,18 +71,18 @@ def test_max_draft_0_is_plain():
 
 def test_too_few_tokens_to_decode_together_is_said():
     llm = RIG.llm("none", max_batch=2, max_round_tokens=4)
-    with pytest.raises(ConfigError, match="ask for more tokens"):
+    with pytest.raises(ConfigError, match="raise max_tokens"):
         measure(llm.engine, random_prompts(2, 40, 512, first=257), params(2), salt="f")
     assert not llm.engine.busy
 
 
 def test_figures_of_a_round():
-    found = Measured(2, tokens=24, seconds=0.5, rounds=3, times=Times(draft=0.1, verify=0.3, host=0.1, rounds=2))
+    found = Measurement(2, tokens=24, seconds=0.5, rounds=3, times=Times(draft=0.1, verify=0.3, host=0.1, rounds=2))
     assert found.rate == 48
     assert found.tau == 4
     assert found.split_ms() == pytest.approx((50, 150, 50))
     assert found.host_share == pytest.approx(0.2)
-    assert Measured(1).rate == Measured(1).tau == Measured(1).host_share == 0
+    assert Measurement(1).rate == Measurement(1).tau == Measurement(1).host_share == 0
 
 
 def test_prompts_are_seeded_and_distinct():
@@ -93,6 +93,6 @@ def test_prompts_are_seeded_and_distinct():
 
 
 def test_without_a_device_nobody_waits_for_it():
-    with Waits() as waits:
+    with SyncCounter() as waits:
         RIG.llm("none").generate([300, 301], params(2))
     assert waits.count == 0

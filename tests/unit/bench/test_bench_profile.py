@@ -6,12 +6,18 @@ import json
 
 import pytest
 
-from outrider.bench.profile import Gap, Piece, busy_us, costs_of, gaps_of, profile_rounds
-from outrider.bench.rig import Rig
+from outrider.bench.llm_factory import LLMFactory
+from outrider.bench.profile import Gap, TimeSpan, busy_us, costs_of, gaps_of, profile_rounds
 from outrider.core.sampling import SamplingParams
 from outrider.testing.synthetic import synthetic_pair
 
-PIECES = [Piece("a", 0, 10), Piece("b", 5, 8), Piece("a", 12, 15), Piece("c", 15, 20), Piece("d", 30, 31)]
+PIECES = [
+    TimeSpan("a", 0, 10),
+    TimeSpan("b", 5, 8),
+    TimeSpan("a", 12, 15),
+    TimeSpan("c", 15, 20),
+    TimeSpan("d", 30, 31),
+]
 
 
 def test_busy_time_counts_overlaps_once():
@@ -32,7 +38,7 @@ def test_costs_are_summed_by_name_and_ranked():
 
 
 def test_the_profile_on_the_cpu_names_operators():
-    llm = Rig(synthetic_pair("tiny"), cache_tokens=512, context=256).llm("none", max_batch=2)
+    llm = LLMFactory(synthetic_pair("tiny"), cache_tokens=512, context=256).llm("none", max_batch=2)
     for prompt in ([300, 301, 302], [400, 401]):
         llm.engine.submit(llm.request(prompt, SamplingParams(max_tokens=100, ignore_eos=True)))
     llm.engine.step()

@@ -52,7 +52,7 @@ def test_profile_names_operators(cli):
         (["synthetic", "--batch", "0"], "--batch must be 1 to 1024"),
         (["synthetic", "--max-tokens", "1"], "--max-tokens must be 2 to"),
         (["synthetic", "--profile", "--rounds", "900"], "at most 211"),
-        (["synthetic", "--prompt", "a"], "asked random tokens"),
+        (["synthetic", "--prompt", "a"], "gets random tokens"),
         (["synthetic", "--quantize", "int4"], "float weights"),
         (["synthetic", "--dtype", "int3"], "no dtype called 'int3'"),
         (["synthetic", "--device", "cpu", "--pinned"], "pinned"),

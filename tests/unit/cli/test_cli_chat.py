@@ -55,7 +55,7 @@ def test_the_drafter_can_change_in_mid_conversation(cli, stage):
     assert "drafter: none" in ran.err
     assert "nothing was drafted" in ran.err
     assert "drafter: ngram:k=4" in ran.err
-    assert "chance that a drafted token stands" in ran.err
+    assert "chance that a draft token is accepted" in ran.err
     assert "error: no drafter called 'nogram'" in ran.err
     assert ran.out == f"{SONG}\n{SONG}\n"
     assert roles(stage.tokenizer.chats[1]) == ["user", "assistant", "user"]

@@ -12,7 +12,7 @@ from dataclasses import fields
 import pytest
 
 from outrider import __version__, llm
-from outrider.cli.options import Model, Sampling, grouped
+from outrider.cli.options import ModelOptions, SamplingOptions, flatten_options
 from outrider.core.errors import LosslessError
 from outrider.core.sampling import SamplingParams
 from outrider.loading.load import LoadOptions
@@ -127,22 +127,22 @@ def test_errors_are_red_on_a_terminal(cli, monkeypatch):
 
 
 def test_options_are_named_and_defaulted_as_in_the_library():
-    assert Sampling().params() == SamplingParams()
-    ours, loader = {f.name: f.default for f in fields(Model)}, LoadOptions()
+    assert SamplingOptions().params() == SamplingParams()
+    ours, loader = {f.name: f.default for f in fields(ModelOptions)}, LoadOptions()
     assert ours.pop("model") == "demo"
     assert ours == {name: getattr(loader, name) for name in ours}
-    left_out = {f.name for f in fields(SamplingParams)} - {f.name for f in fields(Sampling)}
+    left_out = {f.name for f in fields(SamplingParams)} - {f.name for f in fields(SamplingOptions)}
     assert left_out == {"n", "logprobs", "logits_processors"}
     left_out = set(LoadOptions.__slots__) - set(ours)
-    assert left_out == {"max_round_tokens", "max_draft", "beside"}  # what `LLM` says itself
-    assert llm.LLM.__init__.__kwdefaults__["max_batch"] == Model().max_batch
+    assert left_out == {"max_round_tokens", "max_draft", "reserved"}  # set by `LLM` itself
+    assert llm.LLM.__init__.__kwdefaults__["max_batch"] == ModelOptions().max_batch
 
 
 def test_an_interrupt_while_torch_is_imported_ends_the_process(monkeypatch):
     """Its own import would swallow one. Behind it, Ctrl-C is what it was."""
     before, met = signal.getsignal(signal.SIGINT), []
     monkeypatch.setattr(importlib, "import_module", lambda name: met.append((name, signal.getsignal(signal.SIGINT))))
-    verb = grouped(lambda: None)
+    verb = flatten_options(lambda: None)
     verb()
     other = threading.Thread(target=verb)
     other.start()

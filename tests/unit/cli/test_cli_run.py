@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from reciting import SONG
 
-from outrider.cli.show import STYLES
+from outrider.cli.screen import STYLES
 from outrider.drafters.prompt_lookup import PromptLookupConfig
 
 ASK = "Sing: "
@@ -137,7 +137,7 @@ def test_options_reach_the_loader(cli, stage):
     words = ["--model", "org/name", "--revision", "v1", "--device", "cpu", "--dtype", "float32", "--quantize", "none"]
     words += ["--context", "64", "--cache-tokens", "128", "--max-batch", "3", "--pinned"]
     assert cli("run", ASK, "--json", *words).code == 0
-    del stage.asked["progress"], stage.asked["beside"]
+    del stage.asked["progress"], stage.asked["reserved"]
     assert stage.asked == {
         "max_round_tokens": 2048,
         "max_draft": 15,
@@ -205,7 +205,7 @@ def test_several_answers(cli, stage):
     told = json.loads(cli("run", ASK, "--json", *words).out)
     assert len({told["text"], *(other["text"] for other in told["others"])}) == 3
     ran = cli("run", ASK, *words)
-    assert "answer 3 of 3" in ran.err
+    assert "text 3 of 3" in ran.err
     assert ran.out.count("\n") >= 3
 
 
@@ -216,7 +216,7 @@ def test_a_terminal_shows_who_brought_each_token(cli, stage, monkeypatch):
     legend, _, rest = ran.out.partition("\n\n")
     answer, _, table = rest.partition("\n\n")
     assert without_colours(answer) == SONG
-    for word in ("accepted", "corrected", "bonus", "plain"):
+    for word in ("accepted", "recovered", "bonus", "plain"):
         assert word in legend
     for figure in ("tok/s", "α", "γ", "τ"):
         assert figure in table

@@ -1,4 +1,4 @@
-"""The tables of figures: what was drafted, what stood, what it cost, and what the numbers say."""
+"""Tables of a generation's statistics: speed, acceptance, and the time of each part of a round."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ if TYPE_CHECKING:
 SHOWN_POSITIONS = 6
 
 Row = tuple[str, str, str]
-"""A figure's name, its value, and what it says."""
+"""A statistic's name, its value, and its meaning."""
 
 
-def figures(stats: Stats, seed: int | None = None) -> Table:
-    """The figures of one answer. seed: which one was drawn for it."""
-    drawn = [] if seed is None else [("seed", str(seed), "drawn; with --seed and the same options, the same text")]
-    return _table([_speed("tok/s", stats), *_drafting(stats), *_costs(stats), *drawn])
+def stats_table(stats: Stats, seed: int | None = None) -> Table:
+    """The statistics of one text. seed: the one drawn for it."""
+    drawn = [] if seed is None else [("seed", str(seed), "drawn; --seed with the same options gives the same text")]
+    return _table([_speed_row("tok/s", stats), *_draft_rows(stats), *_time_rows(stats), *drawn])
 
 
-def comparison(both: Comparison, mode: str) -> Table:
-    """The figures of the same request, plain and speculative."""
+def comparison_table(both: Comparison, mode: str) -> Table:
+    """The statistics of the same request, plain and speculative."""
     speculative = both.speculative.stats
     return _table(
         [
-            _speed("tok/s plain", both.plain.stats),
-            _speed("tok/s speculative", speculative),
-            ("speed-up", f"{both.speedup:.2f}x", "of decoding; reading the prompt takes the same time"),
-            *_drafting(speculative),
-            *_costs(speculative),
-            _identity(both, mode),
+            _speed_row("tok/s plain", both.plain.stats),
+            _speed_row("tok/s speculative", speculative),
+            ("speed-up", f"{both.speedup:.2f}x", "of decoding; prefill takes the same time"),
+            *_draft_rows(speculative),
+            *_time_rows(speculative),
+            _identical_row(both, mode),
         ]
     )
 
 
-def _speed(name: str, stats: Stats) -> Row:
+def _speed_row(name: str, stats: Stats) -> Row:
     first = max(0.0, stats.first - stats.started)
     says = f"{_count(stats.tokens, 'token')} in {stats.seconds:.1f} s, the first after {first:.1f} s"
     return (name, f"{stats.decode_tokens_per_second:.1f}", says)
 
 
-def _drafting(stats: Stats) -> list[Row]:
-    """What the drafts were worth."""
+def _draft_rows(stats: Stats) -> list[Row]:
+    """How many draft tokens were accepted."""
     from outrider.engine.stats import meaning  # brings torch, which --help can do without
 
     tally = stats.all
@@ -53,25 +53,25 @@ def _drafting(stats: Stats) -> list[Row]:
     if not tally.drafted:
         return [("α", "-", "nothing was drafted")]
     return [
-        ("α", f"{tally.alpha:.2f}", f"chance that a drafted token stands: {meaning(tally.alpha, judged)}"),
-        ("γ", f"{tally.gamma:.2f}", "tokens drafted a round"),
+        ("α", f"{tally.alpha:.2f}", f"chance that a draft token is accepted: {meaning(tally.alpha, judged)}"),
+        ("γ", f"{tally.gamma:.2f}", "draft tokens a round"),
         ("τ measured", f"{tally.tau:.2f}", "tokens a target pass, its own included"),
-        ("τ by formula", f"{tally.tau_formula:.2f}", "from α and the lengths drafted"),
-        _accepted(tally),
-        *_winners(stats),
+        ("τ by formula", f"{tally.tau_formula:.2f}", "from α and the draft lengths"),
+        _accepted_row(tally),
+        *_per_drafter(stats),
     ]
 
 
-def _accepted(tally: Tally) -> Row:
-    """The share of drafted tokens that stood, and the shares at the first few places of a draft."""
+def _accepted_row(tally: Tally) -> Row:
+    """The share of draft tokens that were accepted, also by position in the draft."""
     shares = [f"{share:.2f}" for share in tally.acceptance_by_position]
     more = f" ... ({len(shares)})" if len(shares) > SHOWN_POSITIONS else ""
-    says = f"of drafted tokens; by position {' '.join(shares[:SHOWN_POSITIONS])}{more}"
+    says = f"of draft tokens; by position {' '.join(shares[:SHOWN_POSITIONS])}{more}"
     return ("accepted", f"{tally.accepted / tally.drafted:.2f}", says)
 
 
-def _winners(stats: Stats) -> list[Row]:
-    """A row for each drafter, where several took turns."""
+def _per_drafter(stats: Stats) -> list[Row]:
+    """A row for each drafter, where several are used."""
     if len(stats.drafters) < 2:
         return []
     return [
@@ -80,19 +80,19 @@ def _winners(stats: Stats) -> list[Row]:
     ]
 
 
-def _costs(stats: Stats) -> list[Row]:
-    """Where the time of a round went, on average."""
+def _time_rows(stats: Stats) -> list[Row]:
+    """The time of each part of a round, on average."""
     times = stats.times
     draft, verify, host = (1000 * each / max(1, times.rounds) for each in (times.draft, times.verify, times.host))
-    says = f"draft {draft:.2f}, verify {verify:.1f}, host {host:.2f}; reading the prompt took {times.read:.2f} s"
+    says = f"draft {draft:.2f}, verify {verify:.1f}, host {host:.2f}; prefill took {times.read:.2f} s"
     return [("ms a round", f"{draft + verify + host:.1f}", says)]
 
 
-def _identity(both: Comparison, mode: str) -> Row:
+def _identical_row(both: Comparison, mode: str) -> Row:
     where = both.first_difference
     if where is None:
         return ("identical", "yes", "the same tokens as plain decoding")
-    why = "; mode distribution keeps the law, not the text" if mode == "distribution" else ""
+    why = "; mode distribution keeps the distribution, not the text" if mode == "distribution" else ""
     return ("identical", "no", f"first difference at token {where}{why}")
 
 

@@ -1,4 +1,4 @@
-"""Where the host waits for a CUDA device: every blocking synchronisation, by Python line."""
+"""Where the host waits for a CUDA device: every blocking synchronization, by Python line."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from unittest.mock import patch
 
 import torch
 
-SAID = "synchronizing CUDA operation"
+SYNC_WARNING = "synchronizing CUDA operation"
 
 
-class Waits:
-    """Counts waits while entered: those torch warns of, and explicit calls of `synchronize`.
+class SyncCounter:
+    """Counts synchronizations while entered: those torch warns of, and explicit calls of `synchronize`.
 
-    On a machine without CUDA there is nothing to wait for and the count stays empty.
+    Without CUDA the count stays empty.
     """
 
     def __init__(self) -> None:
@@ -28,11 +28,11 @@ class Waits:
         self._stack = ExitStack()
         self._warned: list[warnings.WarningMessage] = []
 
-    def __enter__(self) -> Waits:
+    def __enter__(self) -> SyncCounter:
         if not torch.cuda.is_available():
             return self
-        told = self._stack.enter_context(warnings.catch_warnings(record=True))
-        self._warned = [] if told is None else told
+        caught = self._stack.enter_context(warnings.catch_warnings(record=True))
+        self._warned = [] if caught is None else caught
         warnings.simplefilter("always")
         self._stack.callback(torch.cuda.set_sync_debug_mode, torch.cuda.get_sync_debug_mode())
         torch.cuda.set_sync_debug_mode("warn")
@@ -44,7 +44,7 @@ class Waits:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.close()
-        self.where.update(_line(w.filename, w.lineno) for w in self._warned if SAID in str(w.message))
+        self.where.update(_line(w.filename, w.lineno) for w in self._warned if SYNC_WARNING in str(w.message))
 
     @property
     def count(self) -> int:
@@ -60,5 +60,5 @@ class Waits:
 
 
 def _line(file: str, line: int) -> str:
-    """The file's last two parts and the line: enough to find it."""
+    """The last two parts of the path, and the line."""
     return f"{'/'.join(Path(file).parts[-2:])}:{line}"

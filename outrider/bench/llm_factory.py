@@ -1,4 +1,4 @@
-"""An LLM over a synthetic pair: the engine as everyone uses it, with nothing on disk."""
+"""LLMs over a synthetic pair of models, with nothing on disk."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from outrider.runners.native import NativeRunner
 from outrider.testing.synthetic import SyntheticPair
 
 DRAFT_MODEL = "draft-model:model=synthetic"
-"""The drafter that runs the pair's draft; options may follow, such as `,k=8`."""
+"""The drafter that runs the pair's draft model; options may follow, such as `,k=8`."""
 
 
 @dataclass(frozen=True, slots=True)
-class WithDraft:
-    """A drafter's configuration whose draft model is at hand, whatever name it gives."""
+class LoadedDraftConfig:
+    """A drafter's configuration whose draft model is loaded already, whatever name it gives."""
 
     config: DrafterConfig
     draft: LoadedModel
@@ -33,11 +33,8 @@ class WithDraft:
         return self.config.build(replace(context, load_runner=lambda *_, **__: self.draft))
 
 
-class Rig:
-    """A pair with caches, to make LLMs of. Recorded passes are kept from one LLM to the next.
-
-    One LLM of a rig runs at a time: they share the caches.
-    """
+class LLMFactory:
+    """Makes LLMs over the same pair. They share caches and captured graphs, so only one may run at a time."""
 
     def __init__(self, pair: SyntheticPair, *, cache_tokens: int, context: int, pinned: bool = False) -> None:
         self.pair, self.context = pair, context
@@ -47,13 +44,13 @@ class Rig:
             return LoadedModel(name, Path(name), target, pair.tokenizer, str(decoder.dtype).removeprefix("torch."))
 
         self.target = loaded("synthetic", pair.target, cache_tokens, pinned)
-        # A draft runs some tokens ahead of the text, and is never asked to be pinned: guesses may be anything.
+        # A draft model is some tokens ahead of the text, and need not be pinned: drafts may be anything.
         self.draft = loaded("synthetic-draft", pair.draft, cache_tokens + cache_tokens // 8, False)
 
     def llm(self, spec: str | DrafterConfig = "none", **options: Any) -> LLM:
-        """A fresh engine and a fresh drafter over the same weights, caches and recorded passes.
+        """A new engine and a new drafter over the same weights, caches and captured graphs.
 
-        `options` are those of LLM that concern the engine: mode, rule, max_batch, max_round_tokens.
+        `options` are those of LLM for the engine: mode, rule, max_batch, max_round_tokens.
         """
         config = parse_drafter(spec) if isinstance(spec, str) else spec
-        return LLM(self.target, drafter=WithDraft(config, self.draft), **options)
+        return LLM(self.target, drafter=LoadedDraftConfig(config, self.draft), **options)

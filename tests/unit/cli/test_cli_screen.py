@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.text import Text
 
-from outrider.cli.show import HELD_CELLS, Wrapper, clean
+from outrider.cli.screen import MAX_HELD_CELLS, WordWrapper, clean
 
 PIECES = st.lists(st.tuples(st.text("ab \n", max_size=9), st.sampled_from(["red", "blue"])), max_size=60)
 
 
 def wrapped(pieces: list[tuple[str, str]], width: int) -> Text:
-    wrapper, out = Wrapper(width), Text()
+    wrapper, out = WordWrapper(width), Text()
     for piece, style in pieces:
         out.append_text(wrapper.feed(piece, style))
     return out.append_text(wrapper.flush())
@@ -50,7 +50,7 @@ def test_wrapping_moves_words_and_changes_none(pieces):
     out = wrapped(pieces, 30)
     assert letters(out) == [(c, style) for piece, style in pieces for c in piece if not c.isspace()]
     whole = "".join(piece for piece, _ in pieces)
-    if not re.search(rf"\S{{{HELD_CELLS},}}", whole):
+    if not re.search(rf"\S{{{MAX_HELD_CELLS},}}", whole):
         assert out.plain.split() == whole.split()
         assert all(cell_len(line) <= 30 for line in out.plain.split("\n"))
 
@@ -58,7 +58,7 @@ def test_wrapping_moves_words_and_changes_none(pieces):
 @given(PIECES)
 def test_wrapping_is_the_same_however_the_text_was_cut(pieces):
     whole = "".join(piece for piece, _ in pieces)
-    if not re.search(rf"\S{{{HELD_CELLS},}}", whole):
+    if not re.search(rf"\S{{{MAX_HELD_CELLS},}}", whole):
         assert wrapped(pieces, 30).plain == wrapped([(whole, "red")], 30).plain
 
 
@@ -68,7 +68,7 @@ def test_lines_that_fit_keep_their_shape():
 
 
 def test_a_long_word_does_not_wait_for_its_end():
-    wrapper = Wrapper(40)
+    wrapper = WordWrapper(40)
     assert wrapper.feed("汉" * 13, "").plain == "汉" * 13
     assert wrapper.feed("字", "").plain == ""
     assert wrapper.flush().plain == "字"
