@@ -32,7 +32,7 @@ def attend_rows(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, sof
 
 
 def attend_block(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float = 0.0) -> Tensor:
-    """The same, keys shared by all rows; where each row has its own keys, row by row."""
+    """As `attend_rows`, keys shared by all rows; where each row has its own keys, row by row."""
     if k.dim() == 4:
         return attend_rows(q, k, v, mask, scale, softcap)
     q = q.transpose(0, 1)[None]  # [1, H, R, D]
@@ -103,7 +103,7 @@ def locate_rows(
 
 
 def _capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float) -> Tensor:
-    """Scores squashed into (-softcap, softcap) before the mask, as Gemma 2 does; SDPA has no such option."""
+    """Scores soft-capped into (-softcap, softcap) before the mask, as in Gemma 2; SDPA has no such option."""
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     wide = torch.promote_types(q.dtype, torch.float32)

@@ -1,7 +1,4 @@
-"""What the kernels of one pass share: who attends to what, where rows stand, and room for partial sums.
-
-Plain tensors, without Triton: code for any device uses them.
-"""
+"""The data that the kernels of one pass share, as plain tensors: no Triton, so that code for any device may use it."""
 
 from __future__ import annotations
 
@@ -18,48 +15,48 @@ MAX_WIDTH = 32
 
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
-    """Who attends to what: B sequences of `width` rows each, N = B * width."""
+    """What each row of a pass attends to: B sequences of `width` rows each, N = B * width."""
 
-    block_tables: Tensor  # [all seats, pages] int32: the pages of every text
+    block_tables: Tensor  # [tables, pages] int32: the pages of every sequence, in text order
     table_ids: Tensor  # [B] int64: each sequence's row of `block_tables`
-    starts: Tensor  # [B] int64: text in the cache
-    widths: Tensor  # [B] int64: how many of a sequence's rows are real; the rest fill up
-    ancestors: Tensor  # [N] int64: bit j of row w set where it sees row j
-    depths: Tensor  # [N] int64: position less start
+    starts: Tensor  # [B] int64: tokens cached before the pass
+    widths: Tensor  # [B] int64: how many of a sequence's rows are real; the rest are padding
+    ancestors: Tensor  # [N] int64: bit j of row w is set where it sees row j of its sequence
+    depths: Tensor  # [N] int64: a row's position less `starts`
     width: int
     splits: int
-    """Between how many programs a sequence's keys are split at most."""
+    """Max programs that a sequence's keys are split between."""
     rows_per_program: int = 0
-    """Rows of a sequence one program takes; 0: all. The chip multiplies small and large tiles by different
-    instructions, whose sums may differ in the last bit (seen on an H200 in 4 of a million numbers): a row has the
-    same bits in any company only where this is the same."""
+    """Rows of a sequence in one program; 0: all. The GPU multiplies small and large tiles by different instructions,
+    whose sums may differ in the last bit (seen on an H200 in 4 of a million numbers): a row has the same bits
+    whatever rows are in the batch only where this is the same."""
     chunk: int = 0
-    """Keys a program takes before a text is split any further; 0: every text is split as far as it goes, so that
-    how a row's sum is split does not depend on the rows beside it."""
+    """Keys of one program before a sequence is split further; 0: every sequence is split `splits` ways, so that how a
+    row's sum is split does not depend on the other rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowPlaces:
-    """Where each of N rows stands and goes."""
+    """Where the key and value of each of N rows go, and its rotation."""
 
-    slots: Tensor  # [N] int64: the cache's slot that takes its key and value
-    cos_sin: Tensor  # [N, D/2, 2] float32: cosine and sine of its position, for each pair of dimensions
+    slots: Tensor  # [N] int64: the slot of its key and value in the cache
+    cos_sin: Tensor  # [N, D/2, 2] float32: cosine and sine of its position for each pair of dimensions
 
     @staticmethod
     def empty(rows: int, dim: int, device: torch.device) -> RowPlaces:
-        """Not yet filled in."""
+        """Uninitialized; `locate_rows` fills it in."""
         slots = torch.empty(rows, dtype=torch.int64, device=device)
         return RowPlaces(slots, torch.empty(rows, dim // 2, 2, dtype=torch.float32, device=device))
 
     def first(self, rows: int) -> RowPlaces:
-        """The same room, for so many rows."""
+        """A view of the first rows."""
         return RowPlaces(self.slots[:rows], self.cos_sin[:rows])
 
 
 class AttentionWorkspace:
-    """Partial sums of passes whose rows times splits are at most `most`."""
+    """Partial sums of passes whose rows times splits are at most `row_splits`."""
 
-    def __init__(self, most: int, heads: int, dim: int, device: torch.device) -> None:
-        self.parts = torch.empty(most * heads * dim, dtype=torch.float32, device=device)
-        self.peaks = torch.empty(most * heads, dtype=torch.float32, device=device)
+    def __init__(self, row_splits: int, heads: int, dim: int, device: torch.device) -> None:
+        self.parts = torch.empty(row_splits * heads * dim, dtype=torch.float32, device=device)
+        self.peaks = torch.empty(row_splits * heads, dtype=torch.float32, device=device)
         self.sums = torch.empty_like(self.peaks)

@@ -1,12 +1,11 @@
 """Attention over the paged cache in Triton: decoding, chains and trees, keys split between programs.
 
-One program takes one sequence, one key/value head and every n-th block of keys, for all rows and
-all query heads of that group; a second kernel puts the n splits together, in order. A text is
-split as far as its length asks for, or, where a row's bits must not depend on the rows beside it,
-always the same way, counted from the text's beginning. The longest text a pass can take is bounded
-by its page table alone: one recorded pass serves every length.
+One program computes one sequence, one key/value head and every n-th block of keys, for all rows and all query heads of
+that group; a second kernel combines the n splits in order (flash decoding). The number of splits follows the length of
+the sequence, or is always the same where a row's bits must not depend on the other rows. Only the block tables bound
+the length of a sequence: one captured pass serves every length.
 
-`attend_block` in kernels/attention.py is the plain reference.
+`attend_pages` in kernels/attention.py is the plain reference.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from torch import Tensor
 
 from outrider.kernels.batch import AttentionBatch, AttentionWorkspace
 
-KEY_BLOCK = 64  # keys a program takes at a time
-SPLITS_PER_STEP = 16  # splits put together at a time
+KEY_BLOCK = 64  # keys a program loads at a time
+SPLITS_PER_STEP = 16  # splits combined at a time
 
 
 @triton.jit
 def load_keys_values(
     keys, values, table, p, begin, end, g, KV: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr
 ):  # fmt: skip
-    """Of key/value head g at positions begin <= p < end: keys [DIM, len(p)] and values [len(p), DIM]; 0 elsewhere."""
+    """Keys [DIM, len(p)] and values [len(p), DIM] of key/value head g at positions begin <= p < end; 0 elsewhere."""
     d = tl.arange(0, DIM)
     inside = (p >= begin) & (p < end)
     page = tl.load(table + p // PAGE, mask=inside, other=0)
@@ -46,12 +45,12 @@ def attention_scores(qt, kt, scale, softcap, CAPPED: tl.constexpr):
 
 @triton.jit
 def online_softmax(s, vt, peak, total, acc):
-    """A softmax goes on over more keys: scores [rows, keys], -inf where unseen, and values [keys, DIM]."""
+    """Continue a softmax over more keys: scores [rows, keys], -inf where masked, and values [keys, DIM]."""
     top = tl.maximum(peak, tl.max(s, 1))
     safe = tl.where(top == float("-inf"), 0.0, top)
     keep = tl.exp(peak - safe)
     e = tl.exp(s - safe[:, None])
-    vt = tl.where(vt == vt, vt, 0.0)  # nothing times NaN would be NaN; who sees the row has NaN from its key
+    vt = tl.where(vt == vt, vt, 0.0)  # 0 times NaN would be NaN; a row that sees the token has NaN from its key
     acc = acc * keep[:, None] + tl.dot(e.to(vt.dtype), vt)
     return top, total * keep + tl.sum(e, 1), acc
 
@@ -68,7 +67,7 @@ def _mask_scores(s, p, start, end, bits, own, window, WINDOWED: tl.constexpr):
 
 @triton.jit
 def _num_splits(end, SPLITS: tl.constexpr, CHUNK: tl.constexpr):
-    """Between how many programs `end` keys are split."""
+    """How many programs `end` keys are split between."""
     if CHUNK == 0:
         return SPLITS
     return tl.minimum(tl.cdiv(end, CHUNK), SPLITS)
@@ -82,12 +81,11 @@ def _attend_split(
     PAGE: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, CHUNK: tl.constexpr,
     CAPPED: tl.constexpr, WINDOWED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """TOGETHER rows w of sequence b, heads of group g: softmax over every n-th block of keys; n splits in all.
+    """Rows w of sequence b, heads of group g: softmax over every n-th block of keys, for one of n splits.
 
-    Row w sees the text before `starts[b]`, and of the rows scored now those whose bit is set
-    in ancestors[b, w]. What a row does not see counts for nothing, be it NaN. With programmatic
-    dependent launch the first block's keys of text before come in while the kernel before still
-    runs: that one writes queries, and the keys and values of the rows scored now.
+    Row w sees the text before `starts[b]`, and those rows of the pass whose bits are set in ancestors[b, w]. What a
+    row does not see counts for nothing, be it NaN. With programmatic dependent launch the first block of cached keys
+    is loaded while the kernel before still runs: that one writes the queries, keys and values of this pass.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -108,7 +106,7 @@ def _attend_split(
         bits = tl.load(ancestors + b * width + w, mask=real, other=0)
         own = start + tl.load(depths + b * width + w, mask=real, other=0).to(tl.int32)
         first = split * BLOCK
-        if WINDOWED:  # blocks that no row sees are passed over
+        if WINDOWED:  # skip blocks that no row sees
             unseen = tl.maximum(start - window, 0) // BLOCK
             first = (split + tl.maximum(unseen - split + n - 1, 0) // n * n) * BLOCK
         p = first + tl.arange(0, BLOCK)
@@ -148,7 +146,7 @@ def _combine_splits(
     HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, CHUNK: tl.constexpr,
     STEP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One row and head: the splits' sums under a common peak, in order. Nothing to do where there was one split."""
+    """One row and head: the splits' sums under a common peak, in order. A single split is already the result."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0)
@@ -158,7 +156,7 @@ def _combine_splits(
     used = tl.minimum(tl.cdiv(end, BLOCK), _num_splits(end, SPLITS, CHUNK))
     base = (row * HEADS + head).to(tl.int64) * SPLITS
     if PDL:
-        tl.extra.cuda.gdc_wait()  # always: whoever waits for this kernel waits for those before it
+        tl.extra.cuda.gdc_wait()  # always: a kernel that waits for this one waits for those before it
     if used == 1:
         return
     peak = float("-inf")
@@ -181,13 +179,13 @@ def _combine_splits(
 
 MAX_KV_SPLITS = 64
 MAX_ROW_SPLITS = 2048
-"""What a workspace has room for."""
+"""Max rows times splits of a pass, which a workspace has room for."""
 
 
 def choose_kv_splits(batch: int, width: int, kv_heads: int) -> tuple[int, int]:
-    """Splits and chunk that fill the chip once with texts of some hundred keys; long ones are split further.
+    """`splits` and `chunk` of an AttentionBatch that fill the GPU once at a few hundred keys a sequence.
 
-    No more splits than the workspace has room for, nor than may be started for nothing.
+    Longer sequences are split further, up to what the workspace holds and 1024 programs, since idle ones cost time.
     """
     pairs = batch * kv_heads
     most = min(MAX_KV_SPLITS, max(1, 1024 // pairs), MAX_ROW_SPLITS // (batch * width))
@@ -195,10 +193,10 @@ def choose_kv_splits(batch: int, width: int, kv_heads: int) -> tuple[int, int]:
 
 
 def launch_options(rows: int) -> dict[str, int]:
-    """What a program of so many packed rows is given. By rows alone: the last bits of their sums depend on it.
+    """Warps, stages and registers of a program of so many packed rows. By rows alone: the last bits depend on it.
 
-    Eight warps take a block sooner than four. Of more than 128 registers each, a processor holds one program and
-    not two, which long texts pay for.
+    Eight warps finish a block sooner than four. With more than 128 registers each, a multiprocessor holds one program
+    and not two, which costs time on long sequences.
     """
     if rows <= 32:
         return {"num_warps": 8, "num_stages": 2, "maxnreg": 128}

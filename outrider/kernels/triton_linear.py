@@ -1,19 +1,16 @@
-"""Linear layers for a few rows, in Triton: weights are read once, at the speed of memory.
+"""Linear layers for a few rows, in Triton: weights are read once, at memory bandwidth.
 
-One row: each program takes a few outputs and walks the inputs on the CUDA cores. Two to 64
-rows: weights are the left operand of `tl.dot`, rows padded to 16, 32 or 64 on the right, inputs
-split between programs where outputs alone would not fill the chip; the last program of a tile to
-arrive adds the parts in a fixed order, so that a result never depends on who was first. A row's
-bits do not depend on the rows beside it, as long as they are padded to the same number.
+One row: each program computes a few outputs on the CUDA cores. Two to 64 rows: weights are the left operand of
+`tl.dot`, rows padded to 16, 32 or 64 on the right, inputs split between programs (split-K) where outputs alone do not
+fill the GPU; the last program of a tile to finish adds the parts in a fixed order, so that the result does not depend
+on timing. A row's bits do not depend on the other rows, as long as rows are padded to the same number.
 
-Around the product, without further passes over memory: the root mean square norm of the input
-(its scale is applied to the output; its weight is folded into the matrix), SiLU-gated pairs of
-outputs, the residual's sum, and for attention's heads the turning by position and the cache's slots.
-The first weights are loaded before the input is waited for, so that with programmatic dependent
-launch they stream in while the kernel before still runs.
+Fused with the product: the RMS norm of the input (its scale is applied to the output; its weight is folded into the
+matrix), SiLU-gated pairs of outputs, the residual, and for attention heads RoPE and the store to the cache. The first
+weights are loaded before the kernel waits for its input, so that with programmatic dependent launch they are read while
+the kernel before still runs.
 
-Beyond 64 rows the library's products are as good; triton_rows.py is what goes around them.
-`plain_linear` is the reference.
+Beyond 64 rows cuBLAS is as fast; triton_rows.py has the kernels around it. `plain_linear` is the reference.
 """
 
 from __future__ import annotations
@@ -46,7 +43,7 @@ def _one_row(
     PDL: tl.constexpr, HEADS: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """out[j] = f(sum over i of w[j, i] x[i]) for BLOCK_N outputs j. DIM > 0: they are heads, turned and stored."""
+    """out[j] = f(sum over i of w[j, i] x[i]) for BLOCK_N outputs j. DIM > 0: they are heads, rotated and stored."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     EVEN: tl.constexpr = (K % BLOCK_K == 0) and (N % BLOCK_N == 0)
@@ -68,7 +65,7 @@ def _one_row(
         if step == 0:
             if PDL:
                 tl.extra.cuda.gdc_wait()
-            if DIM > 0:  # asked for as soon as they may be, needed at the end
+            if DIM > 0:  # loaded as soon as possible, needed at the end
                 rotation = load_cos_sin(cos_sin, r, j, live, DIM)
                 slot = tl.load(slots + r)
         xi = tl.load(x + step + i) if EVEN else tl.load(x + step + i, mask=step + i < K, other=0.0)
@@ -101,7 +98,7 @@ def _weights(rows, real, EVEN: tl.constexpr):
 
 @triton.jit
 def _keep_in_registers(x, PDL: tl.constexpr):
-    """x as it is. Without this the compiler moves what was loaded to shared memory at once, and waits for it."""
+    """x unchanged. Without this the compiler moves what was loaded to shared memory at once, and waits for it."""
     if PDL:
         x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=2)
     return x
@@ -109,7 +106,7 @@ def _keep_in_registers(x, PDL: tl.constexpr):
 
 @triton.jit
 def _accumulate(weight, up, xt, acc, acc_up, squares, NORMED: tl.constexpr, GATED: tl.constexpr):
-    """One block of inputs more: weights [BLOCK_N, BLOCK_K] times xt [BLOCK_K, ROWS], and the inputs' squares."""
+    """Add one block of inputs: weights [BLOCK_N, BLOCK_K] times xt [BLOCK_K, ROWS], and the inputs' squares."""
     acc = tl.dot(weight, xt, acc)
     if GATED:
         acc_up = tl.dot(up, xt, acc_up)
@@ -124,7 +121,7 @@ def _combine_parts(
     acc, square, parts, counters, place, mask, r,
     N: tl.constexpr, NORMED: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Leave this program's part; whoever is the last of a tile to arrive adds them all up, in order."""
+    """Store this program's part; the last program of a tile to finish adds all parts in order."""
     tile = tl.program_id(0)
     part = tl.program_id(1)
     part_squares = parts + SPLITS * ROWS * N + tile * SPLITS * ROWS
@@ -153,8 +150,8 @@ def _few_rows(
 ):  # fmt: skip
     """out[r, j] for BLOCK_N outputs j and all m rows r, over one of SPLITS parts of the inputs.
 
-    The last AHEAD blocks of weights are held in registers from before the wait on. DIM > 0: outputs are heads, turned
-    and stored.
+    The last AHEAD blocks of weights are loaded into registers before the wait. DIM > 0: outputs are heads, rotated and
+    stored.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -181,10 +178,10 @@ def _few_rows(
             ahead_weights += (_weights(rows + UP + LOOPED + b * BLOCK_K, real, EVEN),)
     if PDL:
         tl.extra.cuda.gdc_wait()
-    last = ()
+    ahead_inputs = ()
     for b in tl.static_range(AHEAD):
-        last += (tl.load(columns + LOOPED + b * BLOCK_K, mask=live, other=0.0),)
-    if DIM > 0:  # asked for as soon as they may be, needed at the end
+        ahead_inputs += (tl.load(columns + LOOPED + b * BLOCK_K, mask=live, other=0.0),)
+    if DIM > 0:  # loaded as soon as possible, needed at the end
         rotation = load_cos_sin(cos_sin, r, j, (r < m)[:, None], DIM)
         slot = tl.load(slots + r, mask=r < m, other=0)
     for step in range(0, LOOPED, BLOCK_K):
@@ -192,10 +189,10 @@ def _few_rows(
         up = _weights(rows + UP + step, real, EVEN) if GATED else weight
         xt = tl.load(columns + step, mask=live, other=0.0)
         acc, acc_up, squares = _accumulate(weight, up, xt, acc, acc_up, squares, NORMED, GATED)
-    for b in tl.static_range(AHEAD):  # in the same order as without
+    for b in tl.static_range(AHEAD):  # in the same order as if none were loaded ahead
         weight = _keep_in_registers(ahead_weights[2 * b] if GATED else ahead_weights[b], PDL)
         up = _keep_in_registers(ahead_weights[2 * b + 1], PDL) if GATED else weight
-        xt = _keep_in_registers(last[b], PDL)
+        xt = _keep_in_registers(ahead_inputs[b], PDL)
         acc, acc_up, squares = _accumulate(weight, up, xt, acc, acc_up, squares, NORMED, GATED)
     square = tl.sum(squares, 0)
     place = r[None, :] * N + j[:, None]  # [BLOCK_N, ROWS]
@@ -224,10 +221,10 @@ def _few_rows(
 
 
 class LinearWorkspace:
-    """Room for split products: their parts, and how many have arrived. One for each stream of launches."""
+    """Parts of split products, and how many of them are stored. One for each CUDA stream."""
 
     def __init__(self, device: torch.device) -> None:
-        outputs = MAX_SPLIT_OUTPUTS + MAX_SPLIT_OUTPUTS // 64 + 64  # a tile's rows leave their squares behind the parts
+        outputs = MAX_SPLIT_OUTPUTS + MAX_SPLIT_OUTPUTS // 64 + 64  # the squares of each tile's rows follow the parts
         self.parts = torch.empty(MAX_K_SPLITS * MAX_LINEAR_ROWS * outputs, dtype=torch.float32, device=device)
         self.counters = torch.zeros(MAX_SPLIT_OUTPUTS // 16, dtype=torch.int32, device=device)
 
@@ -235,7 +232,7 @@ class LinearWorkspace:
 def plain_linear(
     x: Tensor, w: Tensor, *, residual: Tensor | None = None, eps: float | None = None, gated: bool = False
 ) -> Tensor:
-    """What `linear` computes, spelled out in the precision of x."""
+    """What `linear` computes, in the precision of x."""
     if eps is not None:
         x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
     y = x @ w.T
@@ -247,7 +244,7 @@ def plain_linear(
 
 @dataclass(frozen=True, slots=True)
 class _LinearCall:
-    """One product, as both kernels take it."""
+    """The arguments that both kernels share."""
 
     x: Tensor
     w: Tensor
@@ -256,7 +253,7 @@ class _LinearCall:
     eps: float | None = None
     gated: bool = False
     heads: tuple[tuple[Tensor, Tensor], RowPlaces] | None = None
-    """Where turned heads go beside out, which takes the queries."""
+    """The cache and the places of rotated keys and values; `out` takes the queries."""
 
     @property
     def outputs(self) -> int:
@@ -287,9 +284,9 @@ def linear(
 ) -> None:
     """out [M, n] = f(norm(x [M, k]) @ w.T) + residual, M up to 64.
 
-    eps: norm the rows of x first, by a weight of ones. gated: w [2n, k] holds gate and up, and
-    out is silu(gate) * up. residual [M, n] may be out itself, or [n] a bias. one_path: inputs are added up in one
-    order however many rows there are, so that a row's bits are the same alone and among others.
+    eps: norm the rows of x first, with a weight of ones. gated: w [2n, k] holds gate and up, and out is
+    silu(gate) * up. residual [M, n] may be out itself, or [n] a bias. pinned: sums have one order whatever the
+    number of rows, so that a row has the same bits alone and in any batch.
     """
     _launch(_LinearCall(x, w, out, residual, eps, gated), scratch, pinned, pdl)
 
@@ -307,28 +304,28 @@ def linear_rope(
     pdl: bool = True,
     pinned: bool = False,
 ) -> None:
-    """Query, key and value heads of x [M, k], turned and stored: `linear` and `rotate_and_store` in one, bit for bit.
+    """Query, key and value heads of x [M, k], rotated and stored: `linear` then `rotate_and_store`, bit for bit.
 
-    w [(H + 2 KV) * D, k]; q [M, H, D] takes the queries, the cache, keys and values [slots, KV, D], the rest.
+    w [(H + 2 KV) * D, k]; q [M, H, D] takes the queries, the cache, keys and values each [slots, KV, D], the rest.
     """
     _launch(_LinearCall(x, w, q, bias, eps, heads=(cache, places)), scratch, pinned, pdl)
 
 
 def _launch(call: _LinearCall, scratch: LinearWorkspace, pinned: bool, pdl: bool) -> None:
     (m, k), n = call.x.shape, call.outputs
-    added, least = call.x if call.added is None else call.added, call.eps or 0.0
+    added, eps = call.x if call.added is None else call.added, call.eps or 0.0
     given, known = call.pointers(), call.constants(pdl)
     if m == 1 and not pinned:
         tile = one_row_tile(n, k, call.gated)
         _one_row[(triton.cdiv(n, tile.outputs),)](
-            call.x, call.w, added, call.out, *given, least, *known, tile.outputs, tile.inputs,
+            call.x, call.w, added, call.out, *given, eps, *known, tile.outputs, tile.inputs,
             num_warps=tile.warps, launch_pdl=pdl,
         )  # fmt: skip
         return
     tile = _choose_tile(call, pinned)
     _few_rows[(triton.cdiv(n, tile.outputs), tile.splits)](
         call.x, call.w, added, call.out, scratch.parts, scratch.counters, *given, m, n if added.dim() == 2 else 0,
-        least, *known, padded_rows(m), tile.outputs, tile.inputs, tile.splits, tile.ahead,
+        eps, *known, padded_rows(m), tile.outputs, tile.inputs, tile.splits, tile.ahead,
         num_warps=tile.warps, num_stages=tile.stages, launch_pdl=pdl,
     )  # fmt: skip
 
@@ -337,8 +334,8 @@ def _choose_tile(call: _LinearCall, pinned: bool) -> Tile:
     (m, k), n = call.x.shape, call.outputs
     tile = few_rows_tile(n, k, call.gated, padded_rows(m)) if m <= MAX_LINEAR_ROWS else None
     if tile is None:
-        raise ValueError(f"no kernel for {m} rows of {k} inputs; ask `takes` first")
-    if pinned:  # one way to add up, whatever rows are padded to, gives one result
+        raise ValueError(f"no kernel for {m} rows of {k} inputs and {n} outputs: see `supports_linear`")
+    if pinned:  # one order of sums, whatever rows are padded to
         first = few_rows_tile(n, k, call.gated, PADDED_ROWS[0]) or tile
         tile = replace(first, stages=tile.stages, ahead=tile.ahead)
     return replace(tile, ahead=min(tile.ahead, k // tile.splits // tile.inputs))

@@ -1,7 +1,7 @@
-"""Attention of a prompt being read, over the paged cache, in Triton.
+"""Prefill attention over the paged cache, in Triton.
 
-One program takes up to TILE rows of one sequence and one query head, and walks the keys they may
-see. Rows stand one after another in the text: no trees. `attend_block` is the plain reference.
+One program computes up to QUERY_TILE rows of one sequence and one query head over the keys they see. Rows are
+consecutive tokens: no trees. `attend_block` is the plain reference.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from torch import Tensor
 
 from outrider.kernels.triton_attention import KEY_BLOCK, attention_scores, load_keys_values, online_softmax
 
-QUERY_TILE = 128  # rows a program takes
+QUERY_TILE = 128  # rows of one program
 
 
 @triton.jit
 def _attend_prompt(
     q, keys, values, block_tables, tiles, out, scale, softcap, window, pages,
     HEADS: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr,
-    QUERY_TILE: tl.constexpr, BLOCK: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr,
+    TILE: tl.constexpr, BLOCK: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr,
 ):  # fmt: skip
-    """tiles[t] = (seat, position of the first row, first row, rows)."""
+    """tiles[t] = (row of the block tables, position of the first row, first row, rows)."""
     tile = tiles + tl.program_id(0) * 4
     h = tl.program_id(1)
     g = h // (HEADS // KV)
@@ -29,16 +29,16 @@ def _attend_prompt(
     start = tl.load(tile + 1)
     first = tl.load(tile + 2)
     count = tl.load(tile + 3)
-    r = tl.arange(0, QUERY_TILE)
+    r = tl.arange(0, TILE)
     d = tl.arange(0, DIM)
     real = (r < count)[:, None]
     at = ((first + r) * HEADS + h)[:, None] * DIM + d[None, :]
     qt = tl.load(q + at, mask=real, other=0.0)
     own = start + r
     end = start + count
-    peak = tl.full((QUERY_TILE,), float("-inf"), dtype=tl.float32)
-    total = tl.zeros((QUERY_TILE,), dtype=tl.float32)
-    acc = tl.zeros((QUERY_TILE, DIM), dtype=tl.float32)
+    peak = tl.full((TILE,), float("-inf"), dtype=tl.float32)
+    total = tl.zeros((TILE,), dtype=tl.float32)
+    acc = tl.zeros((TILE, DIM), dtype=tl.float32)
     begin = tl.full((), 0, dtype=tl.int64)
     if WINDOWED:
         begin = tl.maximum(start - window + 1, 0) // BLOCK * BLOCK
@@ -55,7 +55,7 @@ def _attend_prompt(
 
 
 def prompt_tiles(table_id: int, start: int, first: int, rows: int) -> list[tuple[int, int, int, int]]:
-    """One sequence's tiles: `rows` rows from row `first` of the pass on, the first at position `start`."""
+    """One sequence's tiles: `rows` rows of the pass from row `first` on, the first at position `start`."""
     return [(table_id, start + i, first + i, min(QUERY_TILE, rows - i)) for i in range(0, rows, QUERY_TILE)]
 
 
@@ -74,7 +74,7 @@ def attend_prompt(
 ) -> None:
     """q [N, H, D] over cached keys and values [slots, KV, D] -> out [N, H, D], all contiguous.
 
-    tables int32 [seats, pages]; tiles int64 [T, 4], see `prompt_tiles`.
+    block_tables int32 [tables, pages]; tiles int64 [T, 4], see `prompt_tiles`.
     """
     _, heads, dim = q.shape
     _attend_prompt[(len(tiles), heads)](

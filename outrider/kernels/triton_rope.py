@@ -1,9 +1,9 @@
-"""Where a pass's rows stand: their slots in the cache, and queries and keys turned by their positions (RoPE).
+"""RoPE and the slots of a pass's rows in the paged cache, in Triton.
 
-`locate_rows` looks up, once a pass, each row's slot and the cosines and sines of its position. A
-product of query, key and value heads can then turn and store its own outputs (`linear_rope` in
-triton_linear.py). `rotate_and_store` does the same to a product that is there already: for heads
-that are normed first, for many rows, and as the reference. Dimensions are turned in adjacent pairs.
+`locate_rows` looks up each row's slot and the cosines and sines of its position, once a pass. The linear layer of the
+query, key and value heads then rotates and stores its own outputs (`linear_rope` in triton_linear.py).
+`rotate_and_store` does the same to outputs already computed: for heads that are normed first, for many rows, and as
+the reference. Dimensions are rotated in adjacent pairs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from outrider.kernels.batch import AttentionBatch, RowPlaces
 
-HEADS_PER_PROGRAM = 8  # heads one program turns
+HEADS_PER_PROGRAM = 8  # heads that one program rotates
 
 
 @triton.jit(do_not_specialize=["width", "nowhere"])
@@ -39,7 +39,7 @@ def _locate_row(
 
 @triton.jit
 def load_cos_sin(cos_sin, r, j, live, DIM: tl.constexpr):
-    """Cosines and sines of rows r for outputs j, in pairs as they are: [rows, outputs]. live [rows, 1]."""
+    """Cosines and sines of rows r for outputs j, in adjacent pairs: [rows, outputs]. live [rows, 1]."""
     return tl.load(cos_sin + r[:, None] * DIM + (j % DIM)[None, :], mask=live, other=0.0)
 
 
@@ -48,7 +48,7 @@ def rope_and_store(
     x, rotation, r, j, slot, live, q, keys, values,
     HEADS: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """x [ROWS, WIDE], outputs j of rows r: turned where they are queries or keys, and put where they belong.
+    """x [ROWS, WIDE], outputs j of rows r: queries and keys rotated, all stored.
 
     Queries go to q [N, H, D], keys and values to the row's slot. live [ROWS, 1]: rows that exist.
     """
@@ -56,7 +56,7 @@ def rope_and_store(
     SLOT: tl.constexpr = KV * DIM
     a, b = tl.split(tl.reshape(x.to(tl.float32), (ROWS, COLUMNS // 2, 2)))
     c, s = tl.split(tl.reshape(rotation, (ROWS, COLUMNS // 2, 2)))
-    # spelled as fma, so that every kernel rounds alike
+    # written as fma, so that every kernel rounds alike
     both = tl.join(tl.fma(a, c, -(b * s)), tl.fma(b, c, a * s))
     rotated = tl.reshape(both, (ROWS, COLUMNS))
     y = tl.where((j < QUERIES + SLOT)[None, :], rotated, x.to(tl.float32)).to(q.dtype.element_ty)
@@ -72,7 +72,7 @@ def _rotate_and_store(
     HEADS: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr, HEADS_PER_PROGRAM: tl.constexpr,
     NORMED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A few heads of one row. NORMED: each query and key head first, by its own weight in norms [H + KV, D]."""
+    """A few heads of one row. NORMED: query and key heads are normed first, each by its weight in norms [H + KV, D]."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -96,10 +96,9 @@ def _rotate_and_store(
 def locate_rows(
     batch: AttentionBatch, cos_sin: Tensor, places: RowPlaces, *, scratch_slot: int, page: int = 16, pdl: bool = True
 ) -> None:
-    """Fill in the places of a batch's rows.
+    """Fill in the places of a batch's rows: slots, and the cosines and sines of their positions.
 
-    turns [positions, D/2, 2] float32: cosine and sine of each position and pair. nowhere: the slot of rows that
-    only fill up.
+    cos_sin [positions, D/2, 2] float32. scratch_slot: the slot of rows that are not real.
     """
     _locate_row[(len(places.slots),)](
         batch.block_tables, batch.table_ids, batch.starts, batch.widths, batch.depths, cos_sin, places.slots,
@@ -118,7 +117,7 @@ def rotate_and_store(
     eps: float = 0.0,
     pdl: bool = True,
 ) -> None:
-    """qkv [N, (H + 2 KV) * D] -> turned q [N, H, D]; the cache, keys and values [slots, KV, D], takes the rest.
+    """qkv [N, (H + 2 KV) * D] -> rotated q [N, H, D]; rotated keys and the values go to the cache, each [slots, KV, D].
 
     norms float32 [H + KV, D]: norm each query and key head first.
     """

@@ -1,6 +1,6 @@
-"""What goes around the library's products of many rows, in Triton: the root mean square norm before, the gate after.
+"""RMS norm and SiLU gate of many rows, in Triton: what cuBLAS products leave to other kernels.
 
-`plain_linear` in triton_linear.py spells out both.
+`plain_linear` in triton_linear.py is the reference of both.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _gate_row(x, out, N: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
 
 
 def norm_rows(x: Tensor, out: Tensor, eps: float, *, weight: Tensor | None = None, pdl: bool = True) -> None:
-    """out = x over its root mean square, row by row, times weight float32 [k] where there is one: both [M, k]."""
+    """out [M, k] = x [M, k] over its root mean square, row by row, times weight float32 [k] where one is given."""
     m, k = x.shape
     given = (x, x if weight is None else weight, out, eps)
     _norm_row[(m,)](
@@ -46,6 +46,6 @@ def norm_rows(x: Tensor, out: Tensor, eps: float, *, weight: Tensor | None = Non
 
 
 def gate_rows(x: Tensor, out: Tensor, *, pdl: bool = True) -> None:
-    """out [M, n] = silu(gate) * up, of x [M, 2n] = gate and up."""
+    """out [M, n] = silu(gate) * up, where x [M, 2n] holds gate and up."""
     m, n = out.shape
     _gate_row[(m, triton.cdiv(n, 2048))](x, out, n, 2048, pdl, num_warps=8, launch_pdl=pdl)

@@ -1,11 +1,10 @@
-"""A token from each row of logits, in Triton: the best of logits / T + noise over what truncation leaves.
+"""Sampling a token from each row of logits, in Triton: the argmax of logits / T + Gumbel noise over the kept tokens.
 
-The noise is that of verify/noise.py, in the same integer arithmetic and in float64; a row of
-temperature 0 takes the best logit. Each program takes a part of the vocabulary; a second kernel
-compares the parts' best, the lowest id first among equals. A row that holds a NaN, or no finite
-best, yields NO_TOKEN.
+The noise is that of verify/noise.py, in the same integer arithmetic and in float64; a row of temperature 0 takes the
+best logit. Each program computes one part of the vocabulary; a second kernel takes the best of all parts, the lowest id
+among equals. A row that holds a NaN, or no finite best, yields NO_TOKEN.
 
-The plain reference is verify/noise.py; what truncation leaves is found in triton_truncate.py.
+verify/noise.py is the plain reference; triton_truncate.py finds which tokens are kept.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from outrider.core.sampling import NO_TOKEN
 
-SAMPLE_BLOCK = 4096  # columns a program takes
+SAMPLE_BLOCK = 4096  # columns of one program
 
 
 @triton.jit
@@ -48,7 +47,7 @@ def _best_of_part(
             golden = tl.full((), 0x9E3779B97F4A7C15, dtype=tl.uint64)
             key = _splitmix64(tl.load(seeds + row).to(tl.uint64, bitcast=True) + golden)
             key = _splitmix64(key + tl.load(positions + row).to(tl.uint64) * golden)
-            key = _splitmix64(key)  # stream 0, the target's own
+            key = _splitmix64(key)  # stream 0: the target's
             bits = _splitmix64(key + token.to(tl.uint64) * golden) >> 12
             v = (bits.to(tl.float64) + 0.5) * (1.0 / 4503599627370496.0)
             x = x / temperature - tl.log(-tl.log(1.0 - v))
@@ -65,7 +64,7 @@ def _best_of_part(
 
 @triton.jit
 def _best_of_parts(values, tokens, out, MISSING: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr):
-    """One row's token: of the best part, the first among equals."""
+    """One row's token: the best of all parts, the lowest id among equals."""
     row = tl.program_id(0)
     part = tl.arange(0, BLOCK)
     value = tl.load(values + row * PARTS + part, mask=part < PARTS, other=float("-inf"))
@@ -85,12 +84,11 @@ def sample_tokens(
     cut: Tensor | None = None,
     ids: Tensor | None = None,
 ) -> Tensor:
-    """[R]: each row's token, NO_TOKEN where there is none. logits [R, vocab], rows contiguous.
+    """Each row's token, int64 [R]; NO_TOKEN where there is none. logits [R, vocab], rows contiguous.
 
-    temperatures float64 [R]; seeds and positions int64 [R]; without them every row takes its best.
-    cut float32 [2, R]: logits below the first or above the second are out of the running. ids int64
-    [columns]: the token of each column, in any order, where logits [R, columns] are of part of the
-    vocabulary: its noise is looked up.
+    temperatures float64 [R]; seeds and positions int64 [R]; without them every row takes its best token. cut float32
+    [2, R]: logits below the first or above the second are excluded. ids int64 [columns]: the token of each column, in
+    any order, where logits [R, columns] cover part of the vocabulary; a token's noise does not depend on its column.
     """
     rows, columns = logits.shape
     parts = triton.cdiv(columns, SAMPLE_BLOCK)

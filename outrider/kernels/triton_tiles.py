@@ -1,4 +1,4 @@
-"""How products of a few rows are cut up between programs: by shape alone, from what was measured."""
+"""How the linear kernels tile a product of a few rows: by shape alone, from measurements."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from functools import lru_cache
 import triton
 
 MAX_LINEAR_ROWS = 64
-"""Rows these kernels take."""
+"""Max rows of a product."""
 PADDED_ROWS = (16, 32, 64)
-"""What rows are padded to."""
+"""Numbers that rows are padded to."""
 MAX_K_SPLITS = 4
 MAX_SPLIT_OUTPUTS = 8192
-"""Products of more outputs fill the chip without being split."""
+"""Max outputs of a split product; more fill the GPU without splits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How one product is cut up. Chosen by shape alone, so that the same rows give the same bits."""
+    """The tile of one program. Chosen by shape alone, so that the same rows give the same bits."""
 
     outputs: int
     inputs: int
@@ -26,7 +26,7 @@ class Tile:
     warps: int
     stages: int
     ahead: int = 0
-    """Blocks of weights loaded before the input is waited for: 0 to 4. The bits do not depend on it."""
+    """Blocks of weights loaded before the wait for the input: 0 to 4. The bits do not depend on it."""
 
 
 @lru_cache(maxsize=64)
@@ -41,14 +41,14 @@ def one_row_tile(n: int, k: int, gated: bool) -> Tile:
 
 @lru_cache(maxsize=256)
 def few_rows_tile(n: int, k: int, gated: bool, rows: int) -> Tile | None:
-    """None where the inputs cannot be cut into equal blocks. rows: one of PADDED.
+    """None where the inputs do not divide into equal blocks. rows: one of PADDED.
 
     Measured on an H200 over the layers of an 8B model: 0.91 of the read bandwidth for 6 rows, 0.84 for 32.
     """
     block = next((b for b in (128, 64, 32) if k % b == 0), 0)
     if not block:
         return None
-    if n > 65536:  # a vocabulary's head: plenty of outputs
+    if n > 65536:  # an LM head: enough outputs without splits
         return Tile(64, block, 1, 4, 4, 1) if rows <= 32 else Tile(128, min(block, 64), 1, 4, 4)
     tiles = -(-n // 64)
     max_splits = MAX_K_SPLITS if rows == 16 else 2
@@ -62,10 +62,10 @@ def few_rows_tile(n: int, k: int, gated: bool, rows: int) -> Tile | None:
 
 
 def padded_rows(rows: int) -> int:
-    """What so many rows are padded to."""
+    """The number that so many rows are padded to."""
     return next(p for p in PADDED_ROWS if p >= rows)
 
 
 def supports_linear(n: int, k: int, rows: int, gated: bool) -> bool:
-    """Whether `linear` can do a product of this shape."""
+    """Whether `linear` supports a product of this shape."""
     return rows == 1 or (rows <= MAX_LINEAR_ROWS and few_rows_tile(n, k, gated, padded_rows(rows)) is not None)

@@ -1,11 +1,10 @@
-"""What top-k, top-p, min-p and typical-p leave of each row of logits, in Triton: a range of logits.
+"""Top-k, top-p, min-p and typical-p, in Triton: the range of logits that each row keeps.
 
-Each keeps the tokens nearest to some centre, in the tempered logits y = (x - peak) / T: top-k, top-p
-and min-p those nearest to the best one, where y is 0; typical-p those whose surprise is nearest to
-the entropy, and |surprise - entropy| = |y - mean y|, the mean taken under the law. So all four ask
-how far from a centre tokens lie that reach a number or a mass. The best logits of a row nearly always
-tell; where they do not, the row is walked through, halving the range of float32 numbers each time.
-The plain reference is verify/probs.py.
+Each keeps the tokens nearest to some centre, in the scaled logits y = (x - peak) / T: top-k, top-p and min-p those
+nearest to the best one, where y is 0; typical-p those whose surprise is nearest to the entropy, and
+|surprise - entropy| = |y - mean y|, the mean taken under the probabilities. So all four ask for the radius around a
+centre that holds a given number or mass of tokens. The top logits of a row nearly always contain it; where they do not,
+the whole row is read in a bisection over float32 numbers. verify/probs.py is the plain reference.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ import triton.language as tl
 from torch import Tensor
 
 TRUNCATE_BLOCK = 8192  # logits read at a time
-NUM_TOP = 1024  # logits of a row that are sorted to find where truncation cuts
+NUM_TOP = 1024  # sorted logits of a row that are searched first
 
 
 @triton.jit
 def _sum_within(row, count, peak, scale, least, centre, radius, MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """Of the tokens at or above `least`, those within `radius` of `centre`: their number, or their mass."""
+    """The number, or the mass, of the tokens at or above `least` and within `radius` of `centre`."""
     total = tl.zeros((BLOCK,), dtype=tl.float32)
     for start in range(0, count, BLOCK):
         token = start + tl.arange(0, BLOCK)
@@ -36,7 +35,7 @@ def _sum_within(row, count, peak, scale, least, centre, radius, MASS: tl.constex
 
 @triton.jit
 def _bisect_radius(row, count, peak, scale, least, centre, wanted, low, high, MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """The least radius that holds `wanted`, between the bits of two floats: `low` holds less; `high` at the latest."""
+    """The smallest radius that holds `wanted`, above the float of bits `low` and at most that of bits `high`."""
     while high - low > 1:
         middle = low + ((high - low) >> 1)
         radius = middle.to(tl.float32, bitcast=True)
@@ -48,7 +47,7 @@ def _bisect_radius(row, count, peak, scale, least, centre, wanted, low, high, MA
 
 @triton.jit
 def _covered_radius(last, peak, scale, least, centre):
-    """Nearer to `centre` than this lies nothing but best logits, the least of which is `last`; inf: nowhere at all."""
+    """All tokens nearer to `centre` than this are among the top logits, of which `last` is the lowest."""
     bound = centre - (last - peak) * scale
     return tl.where(least > last, float("inf"), tl.where(bound > 0, bound, 0.0))
 
@@ -58,22 +57,22 @@ def _find_radius(
     row, top_logits, vocab, num_top, last, peak, scale, least, centre, wanted,
     MASS: tl.constexpr, TOP_BLOCK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """How far from `centre` tokens lie that hold `wanted` together, the nearest first."""
+    """The smallest radius around `centre` whose tokens hold `wanted`."""
     inner = _covered_radius(last, peak, scale, least, centre).to(tl.int32, bitcast=True) - 1
-    near = inner.to(tl.float32, bitcast=True)  # NaN, which holds nothing, where nothing is told
+    near = inner.to(tl.float32, bitcast=True)  # NaN, which holds nothing, where the top logits cover nothing
     if _sum_within(top_logits, num_top, peak, scale, least, centre, near, MASS, TOP_BLOCK) >= wanted:
         none = tl.full((), -1, dtype=tl.int32)
         radius = _bisect_radius(top_logits, num_top, peak, scale, least, centre, wanted, none, inner, MASS, TOP_BLOCK)
     else:
-        # exp gives nothing to what lies 128 from the best; numbers go up to the largest float
-        most = tl.full((), 0x43000000 if MASS else 0x7F7FFFFF, dtype=tl.int32)
-        radius = _bisect_radius(row, vocab, peak, scale, least, centre, wanted, inner, most, MASS, BLOCK)
+        # exp is 0 at 128 below the best logit; a number of tokens may need any float
+        max_bits = tl.full((), 0x43000000 if MASS else 0x7F7FFFFF, dtype=tl.int32)
+        radius = _bisect_radius(row, vocab, peak, scale, least, centre, wanted, inner, max_bits, MASS, BLOCK)
     return radius
 
 
 @triton.jit
 def _logit_range(row, count, peak, scale, least, centre, radius, BLOCK: tl.constexpr):
-    """The least and the greatest logit that is at or above `least` and within `radius` of `centre`."""
+    """The lowest and the highest logit at or above `least` and within `radius` of `centre`."""
     low = tl.full((BLOCK,), float("inf"), dtype=tl.float32)
     high = tl.full((BLOCK,), float("-inf"), dtype=tl.float32)
     for start in range(0, count, BLOCK):
@@ -90,7 +89,7 @@ def _kept_range(
     row, top_logits, vocab, num_top, last, peak, scale, least, centre, radius,
     TOP_BLOCK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """`_logit_range` of a row, from its best logits where those tell."""
+    """`_logit_range` of a row, from its top logits where those cover the radius."""
     if radius < _covered_radius(last, peak, scale, least, centre):
         low, high = _logit_range(top_logits, num_top, peak, scale, least, centre, radius, TOP_BLOCK)
     else:
@@ -100,7 +99,7 @@ def _kept_range(
 
 @triton.jit
 def _mass_and_mean(row, count, peak, scale, least, BLOCK: tl.constexpr):
-    """Of the tokens at or above `least`: their mass, and the mean of their tempered logits under their law."""
+    """Of the tokens at or above `least`: their mass, and the mean of their scaled logits under their probabilities."""
     mass = tl.zeros((BLOCK,), dtype=tl.float32)
     moment = tl.zeros((BLOCK,), dtype=tl.float32)
     for start in range(0, count, BLOCK):
@@ -119,7 +118,7 @@ def _mass_and_mean(row, count, peak, scale, least, BLOCK: tl.constexpr):
 def _row_mass_and_mean(
     row, top_logits, vocab, num_top, last, peak, scale, least, TOP_BLOCK: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """`_mass_and_mean` of a row, from its best logits where no others are left."""
+    """`_mass_and_mean` of a row, from its top logits where no others are kept."""
     if _covered_radius(last, peak, scale, least, 0.0) == float("inf"):
         mass, mean = _mass_and_mean(top_logits, num_top, peak, scale, least, TOP_BLOCK)
     else:
@@ -127,13 +126,13 @@ def _row_mass_and_mean(
     return mass, mean
 
 
-# single words at any address: rows of one table, of which an odd number must not mean compiling anew
+# rows of one tensor, at any address: their alignment must not compile another variant
 @triton.jit(do_not_specialize_on_alignment=["top_ks", "top_ps", "typical_ps", "lows", "highs"])
 def _cutoffs(
     logits, top_logits, temperatures, top_ks, top_ps, min_ps, typical_ps, lows, highs, vocab, stride, num_top,
     TOP_BLOCK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One row: top-k, then top-p of what that leaves, then min-p, then typical-p."""
+    """One row: top-k, then top-p of what that keeps, then min-p, then typical-p."""
     r = tl.program_id(0)
     row = logits + r.to(tl.int64) * stride
     top_logits += r * num_top
@@ -176,7 +175,7 @@ def _cutoffs(
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """What each of R rows asks for, on the device. Rows of temperature 0 keep all."""
+    """The truncation of each of R rows, on the device. Rows of temperature 0 keep all tokens."""
 
     temperatures: Tensor  # float32
     top_ks: Tensor  # int64; 0: all
@@ -186,22 +185,22 @@ class Truncation:
 
 
 def cutoffs(logits: Tensor, truncation: Truncation, num_top: int = NUM_TOP) -> Tensor:
-    """float32 [2, R]: the least and the greatest logit each row keeps; -inf and inf where it keeps all.
+    """float32 [2, R]: the lowest and the highest logit each row keeps; -inf and inf where it keeps all.
 
-    logits float32 [R, vocab]. Top-k keeps what the plain rule keeps, to the token, but for logits that only
-    division by the temperature makes equal. The others keep all that is nearer to their centre than the last
-    token kept, and all that ties with it; which one is the last is the plain rule's answer but for float32's
-    rounding of sums and distances. What a row keeps depends on that row alone. Rows without a best logit
-    (NaN, inf, or all -inf) keep all.
+    logits float32 [R, vocab]. Top-k keeps exactly the tokens that the reference keeps, except for logits that only
+    division by the temperature makes equal. The others keep all tokens nearer to their centre than the last one kept,
+    and all that tie with it; which one is the last agrees with the reference up to float32 rounding of sums and
+    distances. What a row keeps depends on that row alone. Rows without a finite best logit (NaN, inf, or all -inf)
+    keep all.
     """
     rows, vocab = logits.shape
-    # sorted: in what order topk leaves them otherwise depends on the number of rows, and rounding on the order
-    top_logits = logits.topk(min(num_top, vocab), dim=-1).values  # [R, head]
+    # sorted: otherwise topk orders them by the number of rows, and rounding depends on the order
+    top_logits = logits.topk(min(num_top, vocab), dim=-1).values  # [R, num_top]
     bounds = torch.empty(2, rows, device=logits.device)
     _cutoffs[(rows,)](
         logits, top_logits, truncation.temperatures, truncation.top_ks, truncation.top_ps, truncation.min_ps,
         truncation.typical_ps, *bounds, vocab, logits.stride(0), top_logits.shape[1],
         triton.next_power_of_2(top_logits.shape[1]), TRUNCATE_BLOCK, num_warps=16,
-        enable_fp_fusion=False,  # a distance rounds the same wherever it is worked out
+        enable_fp_fusion=False,  # a distance rounds the same in every function
     )  # fmt: skip
     return bounds
