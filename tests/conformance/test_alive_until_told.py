@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from plain_decoding import assert_same, request, told_by
-from test_followed_rounds import WHOLE, interrupt
+from test_rounds_behind_rounds import WHOLE, Place, interrupt
 
 from outrider.engine.events import Event
 
@@ -15,7 +15,7 @@ def test_a_stream_hears_the_end_after_an_interrupt(at: int):
     asked = [request([1 + i, 2, 3], max_tokens=30 - 25 * i, ignore_eos=True, logprobs=0) for i in range(2)]
     tried = WHOLE.engine("none")
     _, second = (tried.submit(each)[0] for each in asked)
-    interrupt(tried.target, "score", at)
+    interrupt(tried, Place(lambda tried: tried.target, "score"), at)
     heard: list[Event] = []
     while tried.alive(second):
         try:

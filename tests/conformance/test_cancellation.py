@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 
 import pytest
-from drafter_cast import EVERYBODY, SCRIPTED
+from drafter_cast import EVERYBODY, SCRIPTED, Loud
 from plain_decoding import Told, assert_same, request, run, told_by
 from testbed import TOKENIZER, VOCAB, Testbed
 from toy_world import TOY
 
 from outrider.core.sampling import Token
+from outrider.drafters.draft_model import DraftModel
+from outrider.drafters.mix import Mix
 from outrider.engine.engine import Engine
 from outrider.engine.events import Event
 from outrider.engine.request import EngineLimits, Request
@@ -175,15 +177,17 @@ def test_everybody_lets_go(drafter: str):
         tried.check()
     assert not tried.busy
     assert tried.target.pool.used == 0
-    for model in _draft_models(tried):
+    models = _draft_models(tried)
+    assert len(models) == drafter.count("draft-model")
+    for model in models:
         assert model.pool.used == 0
         model.pool.check()
 
 
 def _draft_models(tried: Engine) -> list[Runner]:
-    members = [member.drafter for member in getattr(tried.drafter, "members", ())]
-    models = [getattr(drafter, "model", None) for drafter in (tried.drafter, *members)]
-    return [model for model in models if model is not None]
+    drafter = tried.drafter.drafter if isinstance(tried.drafter, Loud) else tried.drafter
+    members = [member.drafter.drafter for member in drafter.members] if isinstance(drafter, Mix) else []
+    return [each.model for each in (drafter, *members) if isinstance(each, DraftModel)]
 
 
 def test_forgotten_exactly_once_each():

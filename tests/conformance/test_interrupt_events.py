@@ -6,17 +6,15 @@ from typing import Any
 
 import pytest
 from plain_decoding import assert_same, request, told_by
-from test_followed_rounds import PLACES, WHOLE, interrupt
+from test_rounds_behind_rounds import PLACES, WHOLE, Place, interrupt
 
 from outrider.engine.events import Event
 from outrider.engine.request import EngineLimits
 
-PLACES_TOO: dict[str, Any] = {
-    "score": lambda tried: tried.target,
-    "propose": lambda tried: tried.drafter,
-    "decide": lambda tried: tried.verifier,
-    "score_behind": PLACES["score_behind"],
-    "follow": PLACES["follow"],
+PLACES_TOO = {
+    "score": Place(lambda tried: tried.target, "score"),
+    "propose": Place(lambda tried: tried.drafter, "propose"),
+    **{name: PLACES[name] for name in ("decide", "score behind", "propose behind")},
 }
 
 
@@ -29,7 +27,7 @@ def test_the_other_texts_are_told_whole_after_an_interrupt(place: str, options: 
         tried = WHOLE.engine("draft-model:model=other,k=3", limits=EngineLimits(max_batch=4))
         first, second = (tried.submit(each)[0] for each in asked)
         heard: list[Event] = []
-        interrupt(PLACES_TOO[place](tried), place, at)
+        interrupt(tried, PLACES_TOO[place], at)
         while tried.busy:
             try:
                 heard += [event for event in tried.step() if event.seq_id == second]

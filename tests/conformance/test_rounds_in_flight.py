@@ -2,99 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
-
 import pytest
-import torch
+from async_toy import ASYNC_TOY, AsyncToyRunner, target
 from drafter_cast import EVERYBODY
 from plain_decoding import request, told_by
 from test_cancellation import check_at_random
-from testbed import CONTEXT, TOKENIZER, VOCAB, Testbed
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
-from toy_world import WORLD
+from testbed import TOKENIZER
 
 from outrider.core.draft import Draft, Verdict
-from outrider.core.sampling import SamplingParams, Token
-from outrider.core.sequence import Sequence, Span
+from outrider.core.sequence import Sequence
 from outrider.drafters.none import NoDraft
 from outrider.engine.engine import Engine
 from outrider.engine.events import Event
 from outrider.engine.request import EngineLimits, Request
 from outrider.engine.stats import Tally
-from outrider.kernels.accept import accept_chains
-from outrider.runners.base import ChainStart
-from outrider.runners.device_state import DeviceState
-from outrider.testing.toy import ToyRunner
 from outrider.verify.base import make_verifier
-from outrider.verify.seeded import choose_tokens
 
-
-class Launching(ToyRunner):
-    """Says that its passes are launched, so that the engine keeps one in flight, and launches others behind it."""
-
-    launches = True
-    followed = 0
-    """Passes that were launched behind another."""
-
-    def score(self, spans: Seq[Span]) -> Tensor:
-        self.scored = list(spans)
-        return super().score(spans)
-
-    def stand(self, choices: Tensor) -> DeviceState | None:
-        spans = self.scored
-        if not all(len(span.tokens) == 1 and span.wanted and span.draft.parents is None for span in spans):
-            return None
-        ids = [torch.tensor([*span.tokens, *span.draft.tokens]) for span in spans]
-        starts, widths = torch.tensor([span.start for span in spans]), torch.tensor([span.width for span in spans])
-        return DeviceState(*accept_chains(pad_sequence(ids, batch_first=True), starts, widths, choices))
-
-    def score_behind(self, standing: DeviceState, seq_ids: Seq[int], drafts: Seq[Draft]) -> Tensor:
-        self.followed += 1
-        return super().score_behind(standing, seq_ids, drafts)
-
-    def draft_chains(self, starts: Seq[ChainStart], steps: int, behind: DeviceState | None = None) -> list[list[Token]]:
-        chains: list[list[Token]] = []
-        for i, start in enumerate(starts):
-            length = start.length if behind is None else int(behind.lengths[i])
-            last = start.last if behind is None else tuple(behind.last[i].tolist())
-            logits, chain = super().score([Span(start.seq_id, length - 2, last)]), []
-            for step in range(steps):
-                params = SamplingParams(temperature=start.temperature)
-                here = Sequence(start.seq_id, [0] * (length + step), 1, params, start.seed)
-                ((token,),) = choose_tokens(logits, [here], [Draft()])
-                chain.append(token)
-                if step + 1 < steps:
-                    logits = super().score([Span(start.seq_id, length + step, (token,))])
-            chains.append(chain)
-        return chains
-
-
-def target(cache_tokens: int = 4096, order: int = 2) -> Launching:
-    return Launching(VOCAB, context=CONTEXT, cache_tokens=cache_tokens, order=order)
-
-
-def draft(name: str) -> Launching:
-    return target(64 if name == "cramped" else 4096, order=2 if name == "draft" else 1)
-
-
-FLYING = Testbed(WORLD, target, draft)
 everybody = pytest.mark.parametrize("drafter", EVERYBODY)
 
 
 @everybody
 def test_every_option_tells_the_same_text(drafter: str):
-    FLYING.check(drafter, FLYING.pairwise_requests()[:40], limits=EngineLimits(max_batch=8, max_round_tokens=40))
+    ASYNC_TOY.check(drafter, ASYNC_TOY.pairwise_requests()[:40], limits=EngineLimits(max_batch=8, max_round_tokens=40))
 
 
 @everybody
 def test_at_random_with_everything_tight(drafter: str):
     """Small pool, small rounds, texts cancelled while their round is in flight."""
-    check_at_random(FLYING, drafter)
+    check_at_random(ASYNC_TOY, drafter)
 
 
 def test_a_round_is_told_when_the_next_one_is_on_its_way():
-    tried = FLYING.engine("none")
+    tried = ASYNC_TOY.engine("none")
     tried.submit(request([1, 2, 3], max_tokens=3, ignore_eos=True))
     told: list[list[Event]] = []
     while tried.busy:
@@ -106,8 +45,8 @@ def test_a_round_is_told_when_the_next_one_is_on_its_way():
 
 def stood_where_rounds_follow(drafter: str, asked: list[Request]) -> Tally:
     """How guesses fared: the texts are plain ones, and nearly every round was launched behind the one before."""
-    FLYING.check(drafter, asked, limits=EngineLimits(max_batch=4))
-    tried = FLYING.engine(drafter, limits=EngineLimits(max_batch=4))
+    ASYNC_TOY.check(drafter, asked, limits=EngineLimits(max_batch=4))
+    tried = ASYNC_TOY.engine(drafter, limits=EngineLimits(max_batch=4))
     for each in asked:
         tried.submit(each)
     rounds = 0
@@ -115,7 +54,7 @@ def stood_where_rounds_follow(drafter: str, asked: list[Request]) -> Tally:
         rounds += 1
         tried.step()
     launched = tried.target
-    assert isinstance(launched, Launching)
+    assert isinstance(launched, AsyncToyRunner)
     assert launched.followed > 0.7 * rounds
     return tried.stats.all
 
@@ -139,7 +78,7 @@ def test_pages_that_a_round_in_flight_writes_to_are_nobody_elses(drafter: str):
     """A pool that holds the texts and hardly more: what one gives back another takes at once."""
     asked = [request([i + 1] * (1 + i), max_tokens=75 - i, seed=i, ignore_eos=True) for i in range(9)]
     for spare in (16, 32, 48, 80):
-        FLYING.check(drafter, asked, limits=EngineLimits(max_batch=9), cache_tokens=9 * 80 + spare)
+        ASYNC_TOY.check(drafter, asked, limits=EngineLimits(max_batch=9), cache_tokens=9 * 80 + spare)
 
 
 def test_truncated_sampling_is_drafted_and_followed_too():
@@ -171,7 +110,7 @@ def test_no_round_follows_where_somebody_waits_to_begin():
 
 
 def test_what_is_cancelled_in_flight_is_never_told_again():
-    tried = FLYING.engine("none")
+    tried = ASYNC_TOY.engine("none")
     asked = request([1, 2, 3], max_tokens=20, ignore_eos=True)
     (first,) = tried.submit(asked)
     (second,) = tried.submit(asked)
