@@ -15,7 +15,7 @@ from outrider.core.errors import ConfigError
 from outrider.core.sampling import SamplingParams, Token
 from outrider.core.sequence import Sequence, Span
 from outrider.drafters.base import DrafterContext, RoundView
-from outrider.drafters.draft_model import DraftModel, DraftModelConfig
+from outrider.drafters.draft_model import DraftModel, DraftModelConfig, chain_lengths, fair_shares
 from outrider.drafters.none import NoDraft
 from outrider.engine.engine import Engine
 from outrider.engine.request import EngineLimits, Request
@@ -70,8 +70,10 @@ def text(seq_id: int, tokens: Seq[Token], **params: Any) -> Sequence:
 
 def step_by_step(seq: Sequence, budget: int) -> Seq[Token]:
     """The judge: drafted alone by a model that has read nothing yet, a token at a time."""
-    model = ToyRunner(VOCAB, context=CONTEXT, order=4)
-    return drafter(model, k=64).propose(RoundView([seq], [budget]))[0].tokens
+    model = ToyRunner(VOCAB, context=8192, cache_tokens=8192, order=4)
+    context = DrafterContext(vocab_size=VOCAB, context=8192, max_round_tokens=8192)
+    tried = DraftModel(model, context, DraftModelConfig(model="-", k=64))
+    return (tried.propose(RoundView([seq], [budget])) or [Draft()])[0].tokens
 
 
 # --- where room ends ----------------------------------------------------------------------------
@@ -242,6 +244,159 @@ def test_mixed_batches_tell_plain_texts_and_every_guess_of_a_twin_stands():
     assert tried.stats.all.accepted == tried.stats.all.drafted > 0
     assert model.chains > 50
     assert model.pool.used == 0
+
+
+# --- long prompts -------------------------------------------------------------------------------
+
+
+class Counting(ToyRunner):
+    """Notes how many tokens each pass reads of each sequence; without a context's end."""
+
+    def __init__(self, order: int = 4) -> None:
+        super().__init__(VOCAB, context=8192, cache_tokens=16384, order=order)
+        self.calls: list[dict[int, int]] = []
+
+    def score(self, spans: Seq[Span], after: DeviceState | None = None) -> Scores:
+        self.calls.append({span.seq_id: len(span.tokens) for span in spans})
+        return super().score(spans, after)
+
+
+class CountingChains(Counting, Chaining):
+    """Drafts chains on the device."""
+
+
+BOUND = 256
+
+
+def bounded(model: ToyRunner, **options: Any) -> DraftModel:
+    context = DrafterContext(vocab_size=VOCAB, context=8192, max_round_tokens=BOUND)
+    return DraftModel(model, context, DraftModelConfig(model="-", k=4, **options))
+
+
+def long_text(seq_id: int, length: int) -> Sequence:
+    return text(seq_id, [(seq_id + i * i) % VOCAB for i in range(length)])
+
+
+@pytest.mark.parametrize("kind", [Counting, CountingChains])
+@pytest.mark.parametrize("options", [{}, {"beams": 2}, {"min_prob": 0.001}], ids=str)
+def test_a_long_prompt_is_read_in_bounded_steps(kind: type[Counting], options: dict[str, Any]):
+    model, seq = kind(), long_text(1, 5000)
+    tried = bounded(model, **options)
+    rounds = 0
+    while not (draft := (tried.propose(RoundView([seq], [4])) or [Draft()])[0]):
+        assert sum(sum(call.values()) for call in model.calls) <= BOUND
+        model.calls.clear()
+        rounds += 1
+    assert rounds == 4999 // BOUND
+    assert list(draft.tokens)[:1] == list(step_by_step(seq, 1))[:1]
+    assert sum(sum(call.values()) for call in model.calls) <= BOUND + 4 * 8  # the rest of the prompt, and the draft
+
+
+def test_two_sequences_share_what_a_round_may_read():
+    model, seqs = Counting(), [long_text(1, 3000), long_text(2, 1000), text(3, [1, 2, 3])]
+    tried = bounded(model)
+    first = tried.propose(RoundView(seqs, [4] * 3))
+    assert first is not None
+    assert [len(draft) for draft in first] == [0, 0, 4]
+    assert model.calls[0] == {1: (BOUND - 3) // 2 + 1, 2: (BOUND - 3) // 2}
+    drafted_after = []
+    for _ in range(40):
+        for i, draft in enumerate(tried.propose(RoundView(seqs, [4] * 3)) or ()):
+            if draft and i not in drafted_after:
+                drafted_after.append(i)
+    assert drafted_after == [2, 1, 0]
+
+
+def test_the_draft_model_reads_along_with_the_target():
+    """Through an engine: where the target's prompt is read, the draft's is too, and drafts begin at once."""
+    model, target = Counting(), Counting()
+    tried = Engine(
+        target,
+        bounded(model),
+        make_verifier("seeded"),
+        ByteTokenizer(),
+        limits=EngineLimits(max_batch=4, max_round_tokens=BOUND),
+    )
+    asked = Request(prompt=tuple(long_text(1, 5000).tokens), params=SamplingParams(max_tokens=20, ignore_eos=True))
+    short = Request(prompt=(1, 2, 3), params=SamplingParams(max_tokens=200, ignore_eos=True))
+    (other,), (seq_id,) = tried.submit(short), tried.submit(asked)
+    seq, beside = tried.live(seq_id).seq, tried.live(other)
+    drafted = []
+    while tried.busy and not seq.finish:
+        model.calls.clear()
+        tried.step()
+        assert sum(sum(call.values()) for call in model.calls) <= BOUND + 2 * 8
+        drafted.append(len(seq.tokens) - seq.prompt_len)
+    while tried.busy:
+        tried.step()
+    begun = next(i for i, count in enumerate(drafted) if count)
+    assert drafted[begun + 2] > 3  # the prompt's end is read in the next round; then five tokens a round
+    assert beside.stats.all.accepted > 0.6 * beside.stats.tokens  # never starved meanwhile
+    assert tried.stats.draft_failures == 0
+    assert model.pool.used == 0
+
+
+def test_a_prompt_read_once_is_shared_within_a_salt():
+    model, prompt = Counting(), long_text(1, 900).tokens
+    tried = bounded(model)
+    first, again, other = (Sequence(i, [*prompt, i], 900, SamplingParams(), 0) for i in range(3))
+    other.salt = "another"
+    for seq, waits in ((first, 901 // BOUND), (again, 0), (other, 901 // BOUND)):
+        drafts = [(tried.propose(RoundView([seq], [4])) or [Draft()])[0] for _ in range(6)]
+        assert [len(draft) for draft in drafts] == [0] * waits + [4] * (6 - waits)
+        assert list(drafts[-1].tokens) == list(step_by_step(seq, 4))
+        tried.forget(seq)
+    model.pool.check()
+    assert model.pool.used == 0
+
+
+@pytest.mark.parametrize(
+    ("wants", "total", "shares"),
+    [([5, 900, 900], 205, [5, 100, 100]), ([3, 3], 100, [3, 3]), ([], 5, []), ([9, 9, 9], 2, [0, 1, 1]), ([7], 0, [0])],
+)
+def test_shares_are_fair(wants: list[int], total: int, shares: list[int]):
+    assert sorted(fair_shares(wants, total)) == sorted(shares)
+
+
+# --- chains of several lengths ------------------------------------------------------------------
+
+
+def test_chain_lengths_are_a_short_ladder_up_to_k():
+    assert chain_lengths(1) == (1,)
+    assert chain_lengths(5) == (1, 2, 3, 5)
+    assert chain_lengths(7) == (1, 2, 3, 5, 7)
+    for k in range(1, 65):
+        lengths = chain_lengths(k)
+        assert lengths[-1] == k
+        assert list(lengths) == sorted(set(lengths))
+        assert len(lengths) <= 10
+
+
+def test_a_round_s_chains_are_as_long_as_its_largest_budget_and_of_a_captured_length():
+    lengths: list[int] = []
+
+    class Noting(Chaining):
+        captured: Seq[int] = ()
+
+        def draft_chains(self, starts: Seq[ChainStart], steps: int, after: DeviceState | None = None) -> Any:
+            lengths.append(steps)
+            return super().draft_chains(starts, steps, after)
+
+        def capture_chains(self, batch: int, steps: Seq[int]) -> Iterator[str]:
+            self.captured = steps
+            return iter(())
+
+    model = Noting(VOCAB, context=CONTEXT, order=4)
+    tried, seqs = drafter(model, k=7), [text(1, [1, 2, 3]), text(2, [4, 5, 6])]
+    tried.capture(8)
+    for budgets in ([1, 1], [2, 1], [4, 2], [6, 1], [7, 7], [40, 3]):
+        drafts = tried.propose(RoundView(seqs, budgets)) or []
+        wanted = [list(step_by_step(seq, min(budget, 7))) for seq, budget in zip(seqs, budgets, strict=True)]
+        assert [list(draft.tokens) for draft in drafts] == wanted
+        for seq in seqs:
+            seq.tokens.append(9)
+    assert lengths == [1, 2, 5, 7, 7, 7]
+    assert set(lengths) <= set(model.captured)
 
 
 # --- options and trees --------------------------------------------------------------------------

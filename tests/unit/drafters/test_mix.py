@@ -1,13 +1,17 @@
 """Arbitration between scripted members."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 
 from outrider.core.draft import EMPTY, Draft, Verdict
 from outrider.core.errors import ConfigError
-from outrider.drafters.base import Drafter, RoundView, Traits
+from outrider.drafters.base import Drafter, RoundView, TargetPass, Traits
 from outrider.drafters.mix import Mix, MixConfig
 from outrider.drafters.none import NoDraftConfig
+from outrider.runners.base import Scores
+from outrider.runners.device_state import DeviceState
 
 
 class Scripted(Drafter):
@@ -155,3 +159,82 @@ def test_the_default_mix_follows_whoever_is_right(make, context):
     for _ in range(6):
         last = play(mix, seq, [200, 201, 202, 203, 204, 205], 16)
     assert last.source in ("suffix", "prompt-lookup")
+
+
+# --- members that fail, follow and draft ahead --------------------------------------------------
+
+
+def test_a_member_that_fails_ends_its_own_turn_only(make):
+    class Failing(Scripted):
+        def propose(self, view):
+            raise RuntimeError("no")
+
+        process = observe = forget = propose
+
+    good, bad = Scripted("good", draft([1], 0.5, "good"), follows_target=True), Failing("bad", follows_target=True)
+    mix, seq = Mix([bad, good], 1000), make([0])
+    mix.process(TargetPass([seq], [], Scores(torch.empty(0, 8), []), None))
+    assert play(mix, seq, [1, 2]).source == "good"
+    mix.forget(seq)
+    assert good.forgotten == [seq.id]
+    assert mix.failures == {"bad": 4, "good": 0}
+
+
+def test_a_malformed_draft_of_a_member_is_none(make):
+    bad = Scripted("bad", draft([1, 2], 3.0, "bad", parents=(1, 0)))
+    mix, seq = Mix([bad, Scripted("good", draft([5], 0.5, "good"))], 1000), make([0])
+    assert [play(mix, seq, [5, 6]).source for _ in range(3)] == ["good"] * 3
+    assert not mix.members[0].open
+
+
+def test_traits_are_those_of_the_members():
+    model = {"runs_model": True, "drafts_ahead": True, "follows_target": True, "states_probs": True}
+    a, b = Scripted("a", taps=(3, 7), **model), Scripted("b", uses_prediction=True)
+    assert Mix([b, a], 9).traits == Traits(
+        name="b+a",
+        max_tokens=4,
+        aliases=("mix",),
+        follows_target=True,
+        states_probs=True,
+        uses_prediction=True,
+        taps=(3, 7),
+    )
+    both = Mix([a, Scripted("c", **model)], 9).traits
+    assert both.runs_model
+    assert both.drafts_ahead
+
+
+def test_members_that_tap_different_layers_are_refused():
+    @dataclass(frozen=True)
+    class Tapping:
+        taps: tuple[int, ...]
+
+        @property
+        def traits(self):
+            return Traits(name=f"tap{self.taps[0]}", max_tokens=1, taps=self.taps)
+
+        def build(self, context):
+            raise NotImplementedError
+
+    assert MixConfig(of=(Tapping((1, 2)), NoDraftConfig(), Tapping((1, 2)))).traits.taps == (1, 2)
+    with pytest.raises(ConfigError, match="mix: tap1 and tap3 read different layers"):
+        MixConfig(of=(Tapping((1, 2)), Tapping((3,))))
+
+
+def test_ahead_of_the_host_members_are_told_of_the_round_that_was_theirs(make):
+    """Two rounds are proposed before the first is observed; another member wins each."""
+    state = DeviceState(torch.tensor([1]), torch.tensor([[0, 0]]))
+    ahead = {"drafts_ahead": True}
+    a, b = Scripted("a", draft([1], 0.9, "a"), **ahead), Scripted("b", draft([2], 0.5, "b"), **ahead)
+    mix, seq = Mix([a, b], 1000), make([0])
+    (first,) = mix.propose(RoundView([seq], [4]))
+    a.draft = EMPTY
+    (second,) = mix.propose(RoundView([seq], [4], state))
+    assert (first.source, second.source) == ("a", "b")
+    for seen, token in ((first, 1), (second, 2)):
+        seq.tokens += [token, 9]
+        mix.observe([seq], [seen], [Verdict((token, 9), (0,))])
+    assert [(d.source, v.path) for d, v in a.seen] == [("a", (0,)), ("", ())]
+    assert [(d.source, v.path) for d, v in b.seen] == [("", ()), ("b", (0,))]
+    b.propose = lambda view: None
+    assert mix.propose(RoundView([seq], [4], state)) is None

@@ -8,6 +8,7 @@ from outrider.core.draft import EMPTY
 from outrider.core.errors import ConfigError
 from outrider.core.sampling import SamplingParams
 from outrider.core.sequence import Sequence
+from outrider.drafters import prompt_lookup
 from outrider.drafters.base import RoundView
 from outrider.drafters.prompt_lookup import PromptLookup, PromptLookupConfig
 
@@ -75,6 +76,17 @@ def test_each_sequence_has_its_own_memory(make, context):
     drafter.forget(a)
     a.tokens = [4, 5, 4]
     assert [d.tokens[0] for d in drafter.propose(RoundView([a, b], [1, 1]))] == [5, 3]
+
+
+def test_a_long_text_is_indexed_in_bounded_steps(make, context, monkeypatch):
+    monkeypatch.setattr(prompt_lookup, "MAX_INDEXED", 100)
+    drafter, seq, small = PromptLookupConfig(min_prob=0).build(context), make([1, 2, 3, 4, 5] * 50), make([1, 2, 3] * 6)
+    for indexed in (100, 200):
+        waiting, ready = drafter.propose(RoundView([seq, small], [5, 5]))
+        assert waiting is EMPTY
+        assert len(ready) == 5
+        assert drafter._states[seq.id].indexed == indexed
+    assert drafter.propose(RoundView([seq], [5]))[0].tokens == (1, 2, 3, 4, 5)
 
 
 @pytest.mark.parametrize(

@@ -189,6 +189,23 @@ def test_rounds_without_it_are_caught_up_with(make, context):
     assert late.propose(RoundView([seq], [8])) == early.propose(RoundView([seq], [8]))
 
 
+def test_a_long_text_is_indexed_in_bounded_steps(make, context, monkeypatch):
+    """Nothing is proposed before all of it is indexed; then the same as from an index made in one go."""
+    monkeypatch.setattr(suffix, "MAX_INDEXED", 100)
+    text = [1, 2, 3, 4, 5] * 90
+    drafter, seq, small = SuffixConfig().build(context), make(text), make(text[:20])
+    sizes = []
+    for _ in range(4):
+        waiting, ready = drafter.propose(RoundView([seq, small], [8, 8]))
+        assert waiting is EMPTY
+        assert len(ready) == 8
+        sizes.append(len(drafter._states[seq.id].index))
+    assert sizes == [100, 200, 300, 400]
+    monkeypatch.setattr(suffix, "MAX_INDEXED", 10_000)
+    at_once = SuffixConfig().build(context)
+    assert drafter.propose(RoundView([seq], [8])) == at_once.propose(RoundView([seq], [8])) != [EMPTY]
+
+
 @pytest.mark.parametrize("wrong", [{"k": 0}, {"factor": 0}, {"factor": float("nan")}, {"width": "2"}, {"max_depth": 1}])
 def test_options_out_of_range_are_refused(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):

@@ -1,0 +1,266 @@
+"""A drafter that fails costs time, never an answer: the text is that of plain decoding, and failures are counted."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.core.device_row import DeviceRow
+from outrider.core.draft import EMPTY, Draft, Verdict
+from outrider.core.host_copy import HostCopy
+from outrider.core.sampling import SamplingParams, Token
+from outrider.core.sequence import Sequence
+from outrider.drafters.base import Drafter, RoundView, TargetPass, Traits
+from outrider.drafters.guard import GuardedDrafter
+from outrider.drafters.none import NoDraft
+from outrider.engine.drafting import Drafting
+from outrider.engine.engine import Engine
+from outrider.engine.request import EngineLimits, Request
+from outrider.engine.stats import Stats
+from outrider.runners.device_state import DeviceState
+from outrider.testing.toy import ByteTokenizer, ToyRunner
+from outrider.verify.base import make_verifier
+
+VOCAB = 64
+PROMPTS = ((1, 2, 3), (4, 5, 6), (7, 8, 9))
+BAD = PROMPTS[1]
+"""The prompt of the sequence that drafts go wrong for."""
+
+
+class Once(Drafter):
+    """Drafts well-formed nonsense; for one prompt it returns or does something else."""
+
+    traits = Traits(name="once", max_tokens=4, follows_target=True)
+
+    def __init__(self, wrong: Any = EMPTY, fails: str = "") -> None:
+        """wrong: the draft, or a function of the budget; fails: the method that raises."""
+        self.wrong, self.fails = wrong, fails
+        self.forgotten: list[int] = []
+
+    def propose(self, view: RoundView) -> list[Draft]:
+        self._maybe_raise("propose", view.seqs)
+        return [self._draft(seq, budget) for seq, budget in zip(view.seqs, view.budgets, strict=True)]
+
+    def process(self, work: TargetPass) -> None:
+        self._maybe_raise("process", work.seqs)
+
+    def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
+        self._maybe_raise("observe", seqs)
+
+    def forget(self, seq: Sequence) -> None:
+        self.forgotten.append(seq.id)
+        self._maybe_raise("forget", [seq])
+
+    def _draft(self, seq: Sequence, budget: int) -> Any:
+        if not is_bad(seq):
+            return Draft((11,) * budget, source="once")
+        return self.wrong(budget) if callable(self.wrong) else self.wrong
+
+    def _maybe_raise(self, method: str, seqs: Seq[Sequence]) -> None:
+        if method == self.fails and any(map(is_bad, seqs)):
+            raise RuntimeError(f"{method} is broken")
+
+
+def is_bad(seq: Sequence) -> bool:
+    return tuple(seq.tokens[: seq.prompt_len]) == BAD
+
+
+def answers(drafter: Drafter, mode: Any = "seeded", runner: ToyRunner | None = None) -> list[tuple[list[Token], Stats]]:
+    """The texts of all prompts together, with their figures; the engine is whole afterwards."""
+    tried = Engine(
+        runner or ToyRunner(VOCAB), drafter, make_verifier(mode), ByteTokenizer(), limits=EngineLimits(max_batch=4)
+    )
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    live = [tried.live(tried.submit(Request(prompt=prompt, params=params))[0]) for prompt in PROMPTS]
+    while tried.busy:
+        tried.step()
+        tried.check()
+    tried.check()
+    return [(each.seq.tokens, each.stats) for each in live]
+
+
+PLAIN = [tokens for tokens, _ in answers(NoDraft())]
+
+Wrong = Callable[[int], Any]
+MALFORMED: dict[str, Any] = {
+    "no draft": None,
+    "a tuple of tokens": (1, 2),
+    "tokens of other types": Draft((1, "2")),  # pyright: ignore[reportArgumentType]
+    "a float": Draft((1.0, 2)),  # pyright: ignore[reportArgumentType]
+    "tokens that cannot be read": Draft(7),  # pyright: ignore[reportArgumentType]
+    "too few parents": Draft((1, 2, 3), (-1, 0)),
+    "too many parents": Draft((1, 2), (-1, 0, 1)),
+    "a parent of another type": Draft((1, 2), (-1, None)),  # pyright: ignore[reportArgumentType]
+    "a parent out of range": Draft((1, 2), (-1, 5)),
+    "a negative parent": Draft((1, 2), (-1, -2)),
+    "its own parent": Draft((1, 2), (-1, 1)),
+    "a cycle": Draft((1, 2), (1, 0)),
+    "a parent behind its child": Draft((1, 2, 3), (-1, 2, 0)),
+    "probs of too few rows": Draft((1, 2), probs=torch.full((1, VOCAB), 1 / VOCAB)),
+    "probs of one dimension": Draft((1,), probs=torch.ones(1)),
+    "probs of no columns": Draft((1,), probs=torch.ones(1, 0)),
+    "probs that are NaN": Draft((1,), probs=torch.full((1, VOCAB), float("nan"))),
+    "probs that are a list": Draft((1,), probs=[[1.0]]),  # pyright: ignore[reportArgumentType]
+    "a source that is no name": Draft((1,), source=["x"]),  # pyright: ignore[reportArgumentType]
+    "an expectation that is no number": Draft((1,), expected=float("nan")),
+    "known, and malformed all the same": Draft((1, 2), (1, 0), known=True),
+}
+CUT: dict[str, Wrong] = {
+    "longer than its budget": lambda budget: Draft((11,) * (budget + 3)),
+    "an id beyond the vocabulary": lambda budget: Draft((11, VOCAB)[:budget]),
+    "a negative id": lambda budget: Draft((11, -1)[:budget]),
+    "known, and beyond the vocabulary": lambda budget: Draft((11, 1 << 40)[:budget], known=True),
+}
+
+
+@pytest.mark.parametrize("mode", ["seeded", "distribution"])
+@pytest.mark.parametrize("wrong", [*MALFORMED, *CUT])
+def test_a_malformed_draft_changes_no_text(wrong: str, mode: str):
+    told = answers(Once((MALFORMED | CUT)[wrong]), mode)
+    assert [tokens for tokens, _ in told] == PLAIN
+    first, bad, last = (stats for _, stats in told)
+    assert bad.draft_failures > 5
+    assert first.draft_failures == last.draft_failures == 0
+    assert first.all.drafted > 5 < last.all.drafted
+    if wrong in MALFORMED:
+        assert bad.all.drafted == 0
+    assert bad.as_dict()["draft_failures"] == bad.draft_failures
+
+
+@pytest.mark.parametrize("method", ["propose", "process", "observe", "forget"])
+def test_an_exception_changes_no_text(method: str):
+    drafter = Once(Draft((12,)), fails=method)
+    told = answers(drafter)
+    assert [tokens for tokens, _ in told] == PLAIN
+    assert told[1][1].draft_failures >= 1
+    assert sorted(drafter.forgotten) == [0, 1, 2]
+    if method == "forget":
+        assert [stats.draft_failures for _, stats in told] == [0, 1, 0]
+
+
+@pytest.mark.parametrize("returned", [None, [], [EMPTY], "drafts", 3, {}], ids=str)
+def test_what_is_no_list_of_drafts_changes_no_text(returned: Any):
+    class Wrong(Once):
+        def propose(self, view: RoundView) -> Any:
+            return returned
+
+    told = answers(Wrong())
+    assert [tokens for tokens, _ in told] == PLAIN
+    failures = [stats.draft_failures for _, stats in told]
+    assert min(failures) > (0 if returned == [EMPTY] else 5)  # one draft is right where one text is left
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_passes_through(interrupt: type[BaseException]):
+    class Interrupted(Once):
+        def propose(self, view: RoundView) -> list[Draft]:
+            raise interrupt
+
+    with pytest.raises(interrupt):
+        answers(Interrupted())
+
+
+def test_a_failure_is_logged_once_a_kind_and_then_once_a_second(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    now = [100.0]
+    monkeypatch.setattr("outrider.drafters.guard.time.monotonic", lambda: now[0])
+    guard = GuardedDrafter(Once(Draft((1, 2), (1, 0)), fails="observe"), VOCAB)
+    seq = Sequence(5, list(BAD), 3, SamplingParams(), 0)
+    with caplog.at_level(logging.WARNING, logger="outrider.drafters"):
+        for _ in range(4):
+            assert guard.propose(RoundView([seq], [4])) == [EMPTY]
+            guard.observe([seq], [EMPTY], [Verdict((1,))])
+        assert len(caplog.records) == 2
+        assert "drafter once: a draft's parents are not before their children; no draft for: 5" in caplog.text
+        assert "RuntimeError: observe is broken" in caplog.text
+        now[0] += 1.5
+        guard.propose(RoundView([seq], [4]))
+        guard.propose(RoundView([seq], [4]))
+    assert len(caplog.records) == 3
+    assert (guard.take_failures(5), guard.take_failures(5)) == (10, 0)
+
+
+# --- what the device knows already --------------------------------------------------------------
+
+
+class Unread(HostCopy):
+    """A block of tokens that nobody may wait for."""
+
+    def __init__(self) -> None:
+        pass
+
+    def list(self) -> Any:
+        raise AssertionError("waited for")
+
+
+def test_tokens_on_the_device_are_cut_and_not_read():
+    drafter = Once(Draft(DeviceRow(Unread(), 0, 4), DeviceRow(Unread(), 0, 4), known=True))
+    seq = Sequence(0, list(BAD), 3, SamplingParams(), 0)
+    drafting = Drafting(drafter, ToyRunner(VOCAB))
+    for state in (None, DeviceState(torch.tensor([3]), torch.tensor([[2, 3]]))):
+        (draft,) = drafting.propose(RoundView([seq], [3], state)) or (EMPTY,)
+        assert len(draft) == 3
+        assert isinstance(draft.tokens, DeviceRow)
+    assert drafting.take_failures(0) == 2  # one token more than asked for, twice
+
+
+def test_with_a_state_none_is_an_answer_and_a_failure_is_none():
+    class Ahead(Once):
+        def propose(self, view: RoundView) -> Any:
+            if self.fails:
+                raise RuntimeError(self.fails)
+
+    seq, state = Sequence(0, list(BAD), 3, SamplingParams(), 0), DeviceState(torch.tensor([3]), torch.tensor([[2, 3]]))
+    drafting = Drafting(Ahead(), ToyRunner(VOCAB))
+    assert drafting.propose(RoundView([seq], [3], state)) is None
+    assert drafting.take_failures(0) == 0
+    assert Drafting(Ahead(fails="yes"), ToyRunner(VOCAB)).propose(RoundView([seq], [3], state)) == [EMPTY]
+
+
+# --- forced tokens and runners of chains --------------------------------------------------------
+
+
+class Forced:
+    """A constraint that forces two tokens."""
+
+    def forced(self) -> tuple[Token, ...]:
+        return (21, 22)
+
+
+def test_forced_tokens_come_first_and_the_drafter_is_not_asked():
+    class Noting(Once):
+        def propose(self, view: RoundView) -> list[Draft]:
+            self.asked = [seq.id for seq in view.seqs]
+            return super().propose(view)
+
+        def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
+            self.seen = list(zip((seq.id for seq in seqs), drafts, verdicts, strict=True))
+
+    drafter = Noting()
+    drafting = Drafting(drafter, ToyRunner(VOCAB))
+    free, bound, idle = (Sequence(i, [1, 2, i], 1, SamplingParams(), 0) for i in range(3))
+    bound.constraint = Forced()  # pyright: ignore[reportAttributeAccessIssue]
+    drafts = drafting.propose(RoundView([free, bound, idle], [3, 3, 0]))
+    assert drafts == [Draft((11,) * 3, source="once"), Draft((21, 22), source="grammar", expected=2.0), EMPTY]
+    assert drafter.asked == [0]
+    verdicts = [Verdict((11, 5), (0,)), Verdict((21, 22, 5), (0, 1))]
+    drafting.observe([free, bound], drafts[:2], verdicts)
+    assert drafter.seen == [(0, drafts[0], verdicts[0]), (1, EMPTY, Verdict((21, 22, 5)))]
+
+
+def test_a_runner_without_trees_gets_the_first_chain():
+    class Chains(ToyRunner):
+        scores_trees = False
+
+    tree = Draft((1, 2, 3, 4), (-1, -1, 0, 1))
+    seq = Sequence(0, list(BAD), 3, SamplingParams(), 0)
+    for runner, tokens in ((ToyRunner(VOCAB), (1, 2, 3, 4)), (Chains(VOCAB), (1, 3))):
+        (draft,) = Drafting(Once(tree), runner).propose(RoundView([seq], [4])) or (EMPTY,)
+        assert draft.tokens == tokens
+    assert [tokens for tokens, _ in answers(Once(tree), runner=Chains(VOCAB))] == PLAIN
