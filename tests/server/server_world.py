@@ -1,4 +1,4 @@
-"""A server in a test: a toy model with a real tokenizer, a real worker, a real uvicorn on a free port."""
+"""A server in a test: a toy model with a real tokenizer, the engine on its thread, a real uvicorn on a free port."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from outrider.core.sequence import Span
 from outrider.llm import LLM
 from outrider.loading.load import LoadedModel
 from outrider.models.tokenizer import Tokenizer
+from outrider.runners.base import Scores
+from outrider.runners.device_state import DeviceState
 from outrider.server.app import create_app
 from outrider.server.openai.token_texts import byte_alphabet
 from outrider.server.queue.engine_thread import EngineThread
@@ -67,21 +69,21 @@ class ToyWriter(ToyRunner):
         self.crash = False
         self.passes = 0
 
-    def score(self, spans: Seq[Span]) -> Tensor:
+    def score(self, spans: Seq[Span], after: DeviceState | None = None) -> Scores:
         self.entered.set()
         if not self.gate.wait(timeout=20):
             raise RuntimeError("the gate was never opened")
         if self.crash:
             raise RuntimeError("a fault at 0x7f00dead in /some/secret/path")
         self.passes += 1
-        logits = super().score(spans)
+        scores = super().score(spans, after)
         if self.poison is not None:
-            rows = iter(range(len(logits)))
-            for span in spans:
+            rows = iter(range(len(scores.logits)))
+            for span in scores.spans:
                 for row in [next(rows) for _ in range(span.rows)]:
                     if self.poison in (*span.tokens, *span.draft.tokens):
-                        logits[row] = float("nan")
-        return logits
+                        scores.logits[row] = float("nan")
+        return scores
 
     def _make_row(self, tail: tuple[Token, ...]) -> Tensor:
         return super()._make_row(tail) + BIAS

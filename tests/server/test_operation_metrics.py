@@ -15,9 +15,10 @@ import httpx
 import pytest
 from operation_world import KEY, Running, exchange, post, serving, toy_llm
 from prometheus_client.parser import text_string_to_metric_families
-from torch import Tensor
 
 from outrider.core.sequence import Span
+from outrider.runners.base import Scores
+from outrider.runners.device_state import DeviceState
 from outrider.testing.toy import ToyRunner
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -189,13 +190,13 @@ class Gated(ToyRunner):
         super().__init__(257, context=512, cache_tokens=4096, order=1)
         self.free, self.reached, self.gate = free, threading.Event(), threading.Event()
 
-    def score(self, spans: Sequence[Span]) -> Tensor:
+    def score(self, spans: Sequence[Span], after: DeviceState | None = None) -> Scores:
         self.free -= 1
         if self.free < 0:
             self.reached.set()
             if not self.gate.wait(20):
                 raise TimeoutError("nobody opened the gate")
-        return super().score(spans)
+        return super().score(spans, after)
 
 
 def test_figures_move_while_a_text_is_written_and_a_cancelled_one_is_kept():
@@ -224,11 +225,11 @@ def test_figures_move_while_a_text_is_written_and_a_cancelled_one_is_kept():
 class Poisoned(ToyRunner):
     """Gives NaN after the token of `poison`."""
 
-    def score(self, spans: Sequence[Span]) -> Tensor:
-        rows = super().score(spans)
-        if any(ord("!") in span.tokens for span in spans):
-            rows[0] = math.nan
-        return rows
+    def score(self, spans: Sequence[Span], after: DeviceState | None = None) -> Scores:
+        scores = super().score(spans, after)
+        if any(ord("!") in span.tokens for span in scores.spans):
+            scores.logits[0] = math.nan
+        return scores
 
 
 def test_a_text_the_model_gave_no_numbers_for_is_counted_as_corrupted():

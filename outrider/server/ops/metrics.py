@@ -73,7 +73,7 @@ class ServerMetrics:
     first_token: Histogram = field(default_factory=lambda: Histogram(LATENCIES))
     """Seconds from arrival to the first token."""
     inter_token: Histogram = field(default_factory=lambda: Histogram(TOKEN_LATENCIES))
-    """Seconds between tokens: a round's time divided by the tokens it brought."""
+    """Seconds between tokens: a round's time divided by its tokens."""
     end_to_end: Histogram = field(default_factory=lambda: Histogram(LATENCIES))
     """Seconds from arrival to the end."""
 

@@ -36,8 +36,8 @@ class LocalEngine:
         return self.llm.engine.cancel(seq_id)
 
     def score_prompt(self, request: CheckedRequest) -> Scoring:
-        asked = request.request
-        return Scoring(self.llm.engine.target, asked.prompt, asked.params.logprobs or 0, asked.salt)
+        prompt, params, salt = request.request.prompt, request.request.params, request.request.salt
+        return Scoring(self.llm.engine.target, prompt, params.logprobs or 0, salt)
 
     def stats_of(self, seq_id: int) -> Stats | None:
         engine = self.llm.engine
