@@ -22,6 +22,7 @@ class BlockTables:
         self._sent: dict[int, tuple[int, list[int]]] = {}  # sequence -> row, pages there; least recently used first
         self._free = list(range(sequences))
 
+    @torch.inference_mode()
     def table_ids(self, seq_ids: Seq[int]) -> list[int]:
         """Each sequence's row of `pages`, its table up to date once what is launched next runs.
 

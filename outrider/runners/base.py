@@ -106,7 +106,7 @@ class Runner(ABC):
         return None
 
     def advance_to(self, scores: Scores, verdicts: Seq[Verdict]) -> DeviceState | None:
-        """The same for verdicts that the host knows, one for each span that asks for logits; None: nothing is tapped."""
+        """The same for verdicts that the host knows, one for each span that asks for logits; None: no taps."""
         return None
 
     def tap(self, layers: Seq[int]) -> None:

@@ -86,26 +86,33 @@ def capture(work: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
 
 
 class PinnedInputs:
-    """The integer inputs of captured work: written on the host, sent in one copy that nobody waits for."""
+    """The integer inputs of captured work: written on the host, sent in one copy that nobody waits for.
+
+    On the CPU they are written where they are read.
+    """
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.ints = torch.zeros(size, dtype=torch.int64, device=device)
+        self._current = 0
+        if device.type == "cpu":
+            self._arrays = [self.ints.numpy()] * 2
+            return
         self._hosts = [torch.zeros(size, dtype=torch.int64, pin_memory=True) for _ in range(2)]
         self._arrays = [host.numpy() for host in self._hosts]
         self._arrived = [torch.cuda.Event() for _ in self._hosts]
         self._stream = torch.cuda.current_stream(device)
-        self._current = 0
 
     def array(self) -> np.ndarray:
         """Where to write the next inputs; the last copy from here has arrived."""
         self._current ^= 1
-        if not self._arrived[self._current].query():
+        if self.ints.is_cuda and not self._arrived[self._current].query():
             self._arrived[self._current].synchronize()
         return self._arrays[self._current]
 
     def send(self) -> None:
-        self.ints.copy_(self._hosts[self._current], non_blocking=True)
-        self._arrived[self._current].record(self._stream)
+        if self.ints.is_cuda:
+            self.ints.copy_(self._hosts[self._current], non_blocking=True)
+            self._arrived[self._current].record(self._stream)
 
 
 def copy_rows(out: Tensor, rows: list[tuple[int, int, DeviceRow]]) -> None:

@@ -17,9 +17,7 @@ class DeviceState:
 
     lengths: Tensor  # int64 [B]: tokens of each text; all but the last are cached
     last: Tensor  # int64 [B, 2]: its last two tokens
-    tokens: Tensor | None = (
-        None  # int64 [B, W]: the tokens read and kept: the text's last, then the accepted
-    )
+    tokens: Tensor | None = None  # int64 [B, W]: the tokens read and kept: the text's last, then the accepted
     accepted: Tensor | None = None  # int64 [B]: how many those are; columns beyond 1 + accepted are undefined
     features: Tensor | None = None  # [B, W, taps * hidden]: the tapped outputs at those tokens
 
@@ -46,3 +44,9 @@ def resolve_spans(spans: Seq[Span], after: DeviceState) -> list[Span]:
     """The spans with the start and the token that `after` tells, read on the host: for a runner that waits."""
     told = zip(spans, after.lengths.tolist(), after.last.tolist(), strict=True)
     return [replace(span, start=length - 1, tokens=(last[1],)) for span, length, last in told]
+
+
+def row_positions(spans: Seq[Span]) -> Tensor:
+    """int64 [rows of logits]: the place in its text of the token that follows each row that these spans ask for."""
+    ends = [(span.start + len(span.tokens), (0, *span.draft.depths())) for span in spans if span.wanted]
+    return torch.tensor([end + depth for end, depths in ends for depth in depths], dtype=torch.int64)

@@ -20,7 +20,7 @@ from outrider.core.sampling import MAX_TOKENS, Token
 from outrider.core.sequence import Span
 from outrider.kvcache.pages import PagePool
 from outrider.runners.base import Runner, Scores
-from outrider.runners.device_state import DeviceState, resolve_spans
+from outrider.runners.device_state import DeviceState
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class FallbackRunner(Runner):
     @torch.inference_mode()
     def score(self, spans: Seq[Span], after: DeviceState | None = None) -> Scores:
         if after is not None:
-            spans = resolve_spans(spans, after)
+            raise OutriderError("this runner waits for its passes: no round is launched behind another")
         return Scores(torch.cat([self._score(span) for span in spans]), spans)
 
     @torch.inference_mode()

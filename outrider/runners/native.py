@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,7 +21,7 @@ from outrider.models.decoder import Decoder
 from outrider.runners.acceptance import accept_plainly, keep_text_ends, state_of_verdicts
 from outrider.runners.attention import AttentionLayers, attention_of
 from outrider.runners.base import ChainStart, Runner, Scores
-from outrider.runners.device_state import DeviceState, resolve_spans
+from outrider.runners.device_state import DeviceState, resolve_spans, row_positions
 from outrider.runners.layout import lay_out
 from outrider.runners.paged_model import PagedModel
 from outrider.runners.reduced_head import ReducedHead
@@ -65,7 +66,10 @@ class NativeRunner(Runner):
     @torch.inference_mode()
     def score(self, spans: Seq[Span], after: DeviceState | None = None) -> Scores:
         if self.graphs is None:
-            return self._plain(spans if after is None else resolve_spans(spans, after))
+            if after is None:
+                return self._plain(spans)
+            spans = resolve_spans(spans, after)
+            return replace(self._plain(spans), positions=partial(row_positions, spans))
         spans = self.graphs.read_ahead(spans)
         captured = [self.graphs.takes(span) for span in spans]
         if all(captured):

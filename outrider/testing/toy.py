@@ -7,7 +7,7 @@ measured without weights.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from outrider.core.sampling import Token
 from outrider.core.sequence import Span
 from outrider.kvcache.pages import PagePool
 from outrider.runners.base import Runner, Scores
-from outrider.runners.device_state import DeviceState, resolve_spans
+from outrider.runners.device_state import DeviceState, resolve_spans, row_positions
 
 
 class ByteTokenizer:
@@ -49,8 +49,10 @@ class ToyRunner(Runner):
         self._row = lru_cache(maxsize=4096)(self._make_row)
 
     def score(self, spans: Seq[Span], after: DeviceState | None = None) -> Scores:
+        positions = None
         if after is not None:
             spans = resolve_spans(spans, after)
+            positions = partial(row_positions, spans)
         rows: list[Tensor] = []
         for span in spans:
             end = span.start + len(span.tokens)
@@ -64,7 +66,7 @@ class ToyRunner(Runner):
                 for node in range(len(span.draft)):
                     way = [self.slots[self._slot(span.seq_id, end + n)] for n in span.draft.path(node)]
                     rows.append(self._row(tuple((text + way)[-self.order :])))
-        return Scores(torch.stack(rows) if rows else torch.empty(0, self.vocab_size), spans)
+        return Scores(torch.stack(rows) if rows else torch.empty(0, self.vocab_size), spans, positions=positions)
 
     def keep(self, span: Span, path: Seq[int], *, compacted: bool = False, trim: bool = True) -> int:
         end = span.start + len(span.tokens)

@@ -126,3 +126,28 @@ def _xor_shift(x: Tensor, by: int, scratch: Tensor) -> None:
     """x ^= x >> by, in place; torch shifts in copies of the sign bit, which the mask removes."""
     torch.bitwise_right_shift(x, by, out=scratch)
     x.bitwise_xor_(scratch.bitwise_and_((1 << (64 - by)) - 1))
+
+
+def keys_at(seeds: Tensor, positions: Tensor, stream: int) -> Tensor:
+    """The noise keys of (seed, position) pairs that only the device knows: int64 [R] each and back."""
+    key = _mix_tensor(seeds + _signed(_GOLDEN))
+    key = _mix_tensor(key + positions * _signed(_GOLDEN))
+    return _mix_tensor(key + _signed((stream * _GOLDEN) & _MASK))
+
+
+def gumbel_at(seeds: Tensor, positions: Tensor, vocab: int, *, stream: int = TARGET) -> Tensor:
+    """As `gumbel_rows`, for seeds and positions int64 [R] on any device: float64 [R, vocab]."""
+    out = torch.empty(len(seeds), vocab, dtype=torch.float64, device=seeds.device)
+    keys = keys_at(seeds, positions, stream)[:, None]
+    _one_minus_v(out, torch.add(_ramp(vocab, str(seeds.device)), keys, out=out.view(torch.int64)))
+    return out.log_().neg_().log_().neg_()
+
+
+def _mix_tensor(x: Tensor) -> Tensor:
+    """`_mix` of int64 [R], which holds the same 64 bits."""
+    scratch = torch.empty_like(x)
+    for shift, factor in ((30, _MIX1), (27, _MIX2), (31, 1)):
+        x = x.clone()
+        _xor_shift(x, shift, scratch)
+        x = x * _signed(factor)
+    return x

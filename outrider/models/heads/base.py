@@ -1,0 +1,38 @@
+"""The contract of a drafting head: a few layers over the target's own hidden states."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from outrider.models.decoder import Attend
+
+
+class Head(Protocol):
+    """An `nn.Module`, so that training and drafting share one definition.
+
+    At position j of a text it reads token j and a hidden state of position j - 1, and predicts token j + 1.
+    That hidden state is the target's (`fuse`) where the target has read position j - 1, else the head's own
+    output there. Its keys and values at position j so depend on tokens 0 to j alone, as the target's do.
+    """
+
+    layers: int
+    """How many of its layers attend, and so have keys and values."""
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    """Multiplies query times key."""
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """The target's tapped outputs [N, taps * hidden] -> [N, hidden]"""
+        ...
+
+    def step(self, ids: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """int64 [N], [N, hidden] of the positions before, int64 [N] -> [N, hidden]"""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[N, hidden] -> float32 [N, vocab]"""
+        ...

@@ -1,0 +1,286 @@
+"""A drafting head over its target's pages: fed with all that the target reads, drafting on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outrider.core.sequence import Sequence, Span
+from outrider.kernels import attention as reference
+from outrider.kernels.accept import tree_rows
+from outrider.kernels.batch import MAX_SEQUENCES, AttentionBatch, AttentionWorkspace
+from outrider.models.heads.base import Head
+from outrider.runners.attention import AttentionLayers, attention_of
+from outrider.runners.cuda_graphs import PinnedInputs, capture, capture_batches, padded_batch
+from outrider.runners.device_state import DeviceState
+from outrider.runners.layout import lay_out
+from outrider.runners.paged_model import PagedModel
+
+
+class HeadDraft(NamedTuple):
+    """What a head drafts for B sequences, N nodes each, all on the device."""
+
+    tokens: Tensor  # int64 [B, N]
+    parents: Tensor | None = None  # int64 [B, N], see core.draft.Draft; None: a chain
+    probs: Tensor | None = None  # float64 [B, N, vocab]: what each token was drawn from
+
+
+DraftFunction = Callable[["HeadBatch"], HeadDraft]
+
+
+@dataclass(slots=True)
+class FedText:
+    """How far the head has read a sequence whose prompt is being read; unknown to the host once it decodes."""
+
+    table_id: int
+    length: int | None
+
+
+class HeadRunner:
+    """Keeps a head's keys and values in step with its target's, and drafts with it.
+
+    Its layers lie in the target's pages: prefixes that are shared, rolled back or given up take them along.
+    Between rounds it keeps one thing for each sequence: the target's outputs at its last cached token.
+    """
+
+    def __init__(
+        self, model: PagedModel, head: Head, draft: DraftFunction, *, max_accepted: int, graph_pool: Any = None
+    ) -> None:
+        """max_accepted: draft tokens that one round can accept. graph_pool: where to capture; None: nothing is."""
+        self.model, self.head, self.draft_function, self.graph_pool = model, head, draft, graph_pool
+        caches = model.add_layers(head.layers, head.kv_heads, head.head_dim)
+        self.layers = AttentionLayers(caches, [0] * head.layers, head.scale)
+        self.width = 1 + max_accepted
+        self.outputs = torch.zeros(
+            MAX_SEQUENCES + 1, model.features_width, dtype=model.decoder.dtype, device=model.device
+        )
+        """[table ids, taps * hidden]: the tapped outputs at each sequence's last cached token."""
+        self._fed: dict[int, FedText] = {}
+        self._batches: dict[int, HeadBatch] = {}
+
+    @torch.inference_mode()
+    def feed(self, spans: Seq[Span], features: Seq[Tensor] | None, state: DeviceState | None) -> None:
+        """Read what the target has read: text in any chunks, and what a round accepted.
+
+        state: of the sequences whose spans ask for logits, in their order.
+        """
+        texts = [(span, i) for i, span in enumerate(spans) if len(span.tokens) > 1 or not span.wanted]
+        if texts and features is not None:
+            self._feed_texts([span for span, _ in texts], [features[i] for _, i in texts])
+        decoding = [span for span in spans if span.wanted]
+        if decoding and state is not None:
+            ids = self.model.tables.table_ids([span.seq_id for span in decoding])
+            for span, table_id in zip(decoding, ids, strict=True):
+                fed = self._fed.get(span.seq_id)
+                if fed is None or fed.table_id != table_id:  # all but one token were found in shared pages
+                    self.outputs[table_id] = self._outputs_before(span, table_id)
+                self._fed[span.seq_id] = FedText(table_id, None)
+            self._batch(len(decoding)).feed(ids, state)
+
+    def ready(self, seqs: Seq[Sequence]) -> list[int]:
+        """Which of these sequences were fed whole, so that the head can draft for them."""
+        ids = self.model.tables.table_ids([seq.id for seq in seqs])
+        fed = [self._fed.get(seq.id) for seq in seqs]
+        return [i for i, f in enumerate(fed) if f is not None and f.length is None and f.table_id == ids[i]]
+
+    @torch.inference_mode()
+    def draft(self, seqs: Seq[Sequence], state: DeviceState | None) -> HeadDraft:
+        """A draft for each of these sequences, all `ready`. state: where they stand, if the host is behind."""
+        ids = self.model.tables.table_ids([seq.id for seq in seqs])
+        return self._batch(len(seqs)).draft(ids, seqs, state)
+
+    def forget(self, seq: Sequence) -> None:
+        self._fed.pop(seq.id, None)
+
+    def capture(self, batch: int) -> Iterator[str]:
+        """Capture for up to so many sequences; yields what is ready."""
+        if self.graph_pool is not None:
+            for size in capture_batches(batch):
+                self._batch(size)
+                yield f"head of {size}"
+
+    def _batch(self, count: int) -> HeadBatch:
+        size = count if self.graph_pool is None else padded_batch(count)
+        if size not in self._batches:
+            self._batches[size] = HeadBatch(self, size)
+        return self._batches[size]
+
+    def _feed_texts(self, spans: Seq[Span], features: Seq[Tensor]) -> None:
+        """Read text whose every token is known. The last token of a span that decodes is left to the state."""
+        model, tables = self.model, self.model.tables
+        read: list[Span] = []
+        inputs: list[Tensor] = []
+        for span, own, table_id in zip(spans, features, tables.table_ids([s.seq_id for s in spans]), strict=True):
+            count = len(span.tokens) - span.wanted
+            inputs.append(torch.cat([self._outputs_before(span, table_id)[None], own[: count - 1]]))
+            self.outputs[table_id] = own[count - 1]
+            self._fed[span.seq_id] = FedText(table_id, span.start + count)
+            read.append(Span(span.seq_id, span.start, span.tokens[:count], wanted=False))
+        layout = lay_out(read, model.pool, model.device)
+        attend = attention_of(model, self.layers, read, layout)
+        self.head.step(layout.ids, self.head.fuse(torch.cat(inputs)), layout.positions, attend)
+
+    def _outputs_before(self, span: Span, table_id: int) -> Tensor:
+        """The target's outputs at the token before a span: of the chunk before it, or kept with a shared page."""
+        fed, size = self._fed.get(span.seq_id), self.model.pool.size
+        if span.start == 0:
+            return torch.zeros_like(self.outputs[0])
+        if fed is not None and fed.length == span.start and fed.table_id == table_id:
+            return self.outputs[table_id].clone()
+        return self.model.page_features[self.model.pool.table(span.seq_id)[(span.start - 1) // size]]
+
+
+class HeadBatch:
+    """A head's passes for up to B sequences: inputs that stay where they are, captured where graphs are."""
+
+    def __init__(self, runner: HeadRunner, batch: int) -> None:
+        self.runner, self.batch, model = runner, batch, runner.model
+        device, width = model.device, runner.width
+        self._inputs = PinnedInputs(4 * batch, device)
+        self.table_ids, self.lengths, self.seeds, temperatures = self._inputs.ints.split(batch)
+        """lengths: tokens of each text. seeds and temperatures: of its request."""
+        self.temperatures = temperatures.view(torch.float64)
+        self.last = torch.zeros(batch, dtype=torch.int64, device=device)
+        """Each text's last token, which the target has not read yet."""
+        self._tokens = torch.zeros(batch, width, dtype=torch.int64, device=device)
+        self._accepted = torch.zeros(batch, dtype=torch.int64, device=device)
+        self._features = torch.zeros(batch, width, model.features_width, dtype=model.decoder.dtype, device=device)
+        self._workspace: AttentionWorkspace | None = None
+        self._result: HeadDraft | None = None
+        self._fill((), {})
+        self._feed_graph = self._graph(self._feed)
+        self._draft_graph = self._graph(self._draft)
+
+    def outputs(self) -> Tensor:
+        """[B, hidden]: the target's outputs at each text's last token but one, fused."""
+        return self.runner.head.fuse(self.runner.outputs[self.table_ids])
+
+    def forward(
+        self, ids: Tensor, hidden: Tensor, starts: Tensor, widths: Tensor | None = None, parents: Tensor | None = None
+    ) -> Tensor:
+        """Run R rows of each text through the head, and write their keys and values: [B, R, hidden].
+
+        ids int64 [B, R]; hidden [B, R, hidden] of the positions before; starts int64 [B]: the first row's
+        position. widths int64 [B]: rows that are real, all if None. parents int64 [B, R - 1]: rows after the
+        first are a tree's nodes; None: a chain. Rows see all text before `starts`, and their ancestors.
+        """
+        head, (count, rows) = self.runner.head, ids.shape
+        attend = self._attention(starts, widths, parents, rows)
+        return head.step(ids.flatten(), hidden.flatten(0, 1), attend.positions, attend).view(count, rows, -1)
+
+    def feed(self, table_ids: Seq[int], state: DeviceState) -> None:
+        """Read what a round committed; the state's sequences have these table ids."""
+        if state.tokens is None or state.accepted is None or state.features is None:
+            raise ValueError("a head is fed with tapped outputs; this state has none")
+        self._fill(table_ids, {})
+        count, width = len(state), min(self.runner.width, state.tokens.shape[1])
+        self.lengths[:count].copy_(state.lengths)
+        self._tokens[:count, :width].copy_(state.tokens[:, :width])
+        self._accepted[:count].copy_(state.accepted)
+        self._features[:count, :width].copy_(state.features[:, :width])
+        self._feed_graph()
+
+    def draft(self, table_ids: Seq[int], seqs: Seq[Sequence], state: DeviceState | None) -> HeadDraft:
+        self._fill(table_ids, {
+            1: [len(seq.tokens) for seq in seqs],
+            2: np.array([seq.seed for seq in seqs], dtype=np.uint64).view(np.int64),
+            3: np.array([seq.params.temperature for seq in seqs], dtype=np.float64).view(np.int64),
+        })  # fmt: skip
+        count = len(seqs)
+        if state is None:
+            self.last[:count].copy_(torch.tensor([seq.tokens[-1] for seq in seqs]))
+        else:
+            self.lengths[:count].copy_(state.lengths)
+            self.last[:count].copy_(state.last[:, 1])
+        self._draft_graph()
+        made = self._result or HeadDraft(self.last[:, None])
+        return HeadDraft(*(None if part is None else part[:count].clone() for part in made))  # type: ignore[arg-type]
+
+    def _fill(self, table_ids: Seq[int], columns: dict[int, Any]) -> None:
+        """Write and send the inputs; sequences beyond these only pad, in a page of nobody's."""
+        array = self._inputs.array().reshape(4, self.batch)
+        array[:] = [[self.runner.model.tables.spare], [2], [0], [0]]
+        array[0, : len(table_ids)] = table_ids
+        for row, values in columns.items():
+            array[row, : len(values)] = values
+        self._inputs.send()
+        if len(table_ids) < self.batch:
+            self._accepted.zero_()
+
+    def _feed(self) -> None:
+        """The tokens a round read and kept, each with the outputs at the token before it."""
+        runner = self.runner
+        before = torch.cat([runner.outputs[self.table_ids][:, None], self._features[:, :-1]], 1)
+        fused = runner.head.fuse(before.flatten(0, 1)).view(self.batch, runner.width, -1)
+        self.forward(self._tokens, fused, self.lengths - 2 - self._accepted, self._accepted + 1)
+        last = self._accepted[:, None, None].expand(-1, 1, self._features.shape[-1])
+        runner.outputs[self.table_ids] = self._features.gather(1, last)[:, 0]
+
+    def _draft(self) -> None:
+        made = self.runner.draft_function(self)
+        if self._result is None:
+            self._result = made
+        for out, new in zip(self._result, made, strict=True):
+            if out is not None and new is not None and out is not new:
+                out.copy_(new)
+
+    def _graph(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Captured where graphs are, else as it is."""
+        pool = self.runner.graph_pool
+        return work if pool is None else capture(work, pool).replay
+
+    def _attention(self, starts: Tensor, widths: Tensor | None, parents: Tensor | None, rows: int) -> _BatchAttention:
+        runner, model = self.runner, self.runner.model
+        full = torch.full_like(starts, rows)
+        column = torch.arange(rows, device=starts.device)
+        ancestors, depths = ((2 << column) - 1).repeat(self.batch), column.repeat(self.batch)
+        if parents is not None:
+            ancestors, depths = (part.flatten() for part in tree_rows(parents, full - 1))
+        splits, chunk = 1, 0
+        if model.fused:
+            from outrider.kernels.triton_attention import MAX_ROW_SPLITS, choose_kv_splits
+
+            splits, chunk = choose_kv_splits(self.batch, rows, runner.head.kv_heads)
+            if self._workspace is None:
+                head = runner.head
+                self._workspace = AttentionWorkspace(MAX_ROW_SPLITS, head.heads, head.head_dim, starts.device)
+        batch = AttentionBatch(
+            model.tables.pages, self.table_ids, starts, full if widths is None else widths, ancestors, depths, rows,
+            splits=splits, chunk=chunk,
+        )  # fmt: skip
+        return _BatchAttention(runner, batch, self._workspace)
+
+
+class _BatchAttention:
+    """Attention of a batch whose positions only the device knows, over a head's layers."""
+
+    def __init__(self, runner: HeadRunner, batch: AttentionBatch, workspace: AttentionWorkspace | None) -> None:
+        self.runner, self.batch, self.workspace = runner, batch, workspace
+        self.positions = (batch.starts[:, None] + batch.depths.view(-1, batch.width)).flatten()
+        model, size = runner.model, runner.model.pool.size
+        column = torch.arange(batch.width, device=model.device)
+        real = column < batch.widths[:, None]
+        places = torch.where(real, batch.starts[:, None] + column, 0)  # [B, R]
+        pages = batch.block_tables[batch.table_ids[:, None], places // size].long()
+        self.slots = torch.where(real, pages * size + places % size, model.scratch_slot).flatten()
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        layers, model = self.runner.layers, self.runner.model
+        keys, values = layers.caches[layer]
+        keys.index_copy_(0, self.slots, k)
+        values.index_copy_(0, self.slots, v)
+        q = q.contiguous()
+        out = torch.empty_like(q)
+        kernels: Any = reference
+        if model.fused:
+            from outrider.kernels import triton_attention as kernels
+        kernels.attend_pages(
+            q, keys, values, self.batch, out, self.workspace, scale=layers.scale, page=model.pool.size, pdl=False
+        )
+        return out.view(len(q), -1)
