@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
+class ServeOptions:
     """Server."""
 
     name: str | None = argument(None, "Folder, Hugging Face id or .gguf file (demo)", metavar="MODEL")
     host: str = option("127.0.0.1", "Address to listen on")
-    port: int = option(8000, "0 takes a free one")
-    api_key: list[str] = option((), "Let in who has it; repeatable, or OUTRIDER_API_KEY", metavar="KEY")  # noqa: RUF009 - a field
+    port: int = option(8000, "0 takes a free port")
+    api_key: list[str] = option((), "API key to accept; repeatable, or OUTRIDER_API_KEY", metavar="KEY")  # noqa: RUF009 - a field
     served_model_name: str | None = option(None, "What clients call the model", metavar="NAME")
-    max_queue: int = option(MAX_QUEUE, "Texts that may wait")
+    max_queue: int = option(MAX_QUEUE, "Max sequences that wait")
     deadline: float = option(DEADLINE, "Seconds a request may take")
     drain_timeout: float = option(DRAIN_TIMEOUT, "Seconds open requests get after SIGTERM")
-    strict: bool = option(False, "Refuse fields that are not honoured")
+    strict: bool = option(False, "Refuse fields that have no effect")
     allow_host: list[str] = option((), "Host header to accept; repeatable", metavar="NAME")  # noqa: RUF009 - a field
     cors_origin: list[str] = option((), "Origin whose pages may call; repeatable", metavar="URL")  # noqa: RUF009 - a field
     log_format: str = option("text", "text or json")
     log_prompts: bool = option(False, "Write prompts into the log")
-    otlp_endpoint: str | None = option(None, "Where traces go: a collector's address", metavar="URL")
+    otlp_endpoint: str | None = option(None, "OTLP collector to send traces to", metavar="URL")
 
     def settings(self, model: str) -> Settings:
         from outrider.server.settings import Settings
@@ -58,11 +58,11 @@ class Served:
         )
 
 
-def serve(served: Served, drafting: DraftingOptions, model: ModelOptions) -> None:
+def serve(served: ServeOptions, drafting: DraftingOptions, model: ModelOptions) -> None:
     """Serve a model to OpenAI's clients, with a page at /.
 
     Listens at once; /health says 503 until the model is loaded. Drafts with suffix+prediction
-    unless told otherwise. Other defaults stand in brackets.
+    unless another drafter is given. Other defaults are in brackets.
     """
     _check_installed()
     if served.name is not None:

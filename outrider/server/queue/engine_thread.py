@@ -27,13 +27,7 @@ from outrider.server.queue.jobs import (
     ScoreRequest,
     Unavailable,
 )
-from outrider.server.queue.observers import (
-    EngineObserver,
-    EngineState,
-    QueueSnapshot,
-    RoundFinished,
-    SequenceFinished,
-)
+from outrider.server.queue.observers import EngineObserver, EngineState, QueueSnapshot, RoundFinished, SequenceFinished
 
 LOGGER = logging.getLogger("outrider.server")
 
