@@ -16,7 +16,8 @@ import torch
 
 from outrider.bench.llm_factory import LLMFactory
 from outrider.bench.measure import Measurement, random_prompts
-from outrider.testing.synthetic import EOS, SyntheticPair, cache_bytes, synthetic_pair, weight_bytes
+from outrider.models.decoder import Decoder
+from outrider.testing.synthetic import EOS, SyntheticPair, synthetic_pair, weight_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,10 +117,11 @@ class Bench:
 
     def limit_ms(self, batch: int, context: float, drafted: float = 0.0) -> float:
         """Least milliseconds of a round: what it must read, at the measured bandwidth."""
-        target, draft = self.pair.target, self.pair.draft
-        read = weight_bytes(target) + batch * context * cache_bytes(target)
-        read += drafted * (weight_bytes(draft) + batch * context * cache_bytes(draft))
-        return 1000 * read / self.bandwidth
+
+        def read(decoder: Decoder) -> float:
+            return weight_bytes(decoder) + batch * context * decoder.config.token_bytes(decoder.dtype)
+
+        return 1000 * (read(self.pair.target) + drafted * read(self.pair.draft)) / self.bandwidth
 
 
 def sync(device: torch.device) -> None:

@@ -16,7 +16,8 @@ from gpu_frame import Bench, Row, sync
 from outrider import LLM, SamplingParams
 from outrider.bench.measure import measure, random_prompts
 from outrider.checkpoints.demo import demo_folder
-from outrider.testing.synthetic import EOS, save_decoder, synthetic_pair, transformers_model
+from outrider.testing.synthetic import synthetic_pair
+from outrider.testing.synthetic_checkpoint import EOS, save_decoder, transformers_model
 
 HERE = Path(__file__).parent
 

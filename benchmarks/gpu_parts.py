@@ -15,7 +15,7 @@ from outrider.bench.syncs import SyncCounter
 from outrider.core.draft import Draft
 from outrider.core.sequence import Span
 from outrider.drafters.reduced_vocab import SHARE
-from outrider.testing.synthetic import rare_words
+from outrider.testing.synthetic import rare_tokens
 
 SPEC = f"{DRAFT_MODEL},k=5"
 NARROW = 32_768
@@ -66,7 +66,7 @@ def narrow(bench: Bench) -> None:
     """
     plan, draft = bench.plan, bench.pair.draft
     left_out = max(0, draft.config.vocab_size - NARROW) * draft.config.hidden_size * draft.dtype.itemsize
-    with rare_words(bench.pair, NARROW - NARROW // SHARE):
+    with rare_tokens(bench.pair, NARROW - NARROW // SHARE):
         for batch in (size for size in plan.batches if size in NARROW_BATCHES):
             bench.check_time()
             found = decode(bench, bench.factory, f"{SPEC},vocab={NARROW}", batch, plan.prompt, plan.new)

@@ -106,7 +106,7 @@ def profile_rounds(engine: Engine, rounds: int) -> Profile:
     events = list(profiler.events() or ())
     spans = sorted(_device_spans(events), key=lambda span: span.start)
     kernels = [span for span in spans if not span.name.startswith(COPY_PREFIXES)]
-    calls = [_span(event) for event in events if cuda and event.name.startswith("cu")]
+    calls = [_time_span(event) for event in events if cuda and event.name.startswith("cu")]
     costs = costs_of(kernels, rounds) if cuda else _operators(profiler, rounds)
     busy = busy_us(spans) / rounds if cuda else sum(cost.us for cost in costs)
     return Profile(
@@ -172,10 +172,10 @@ def _steps(engine: Engine, rounds: int) -> list[int]:
 def _device_spans(events: Iterable[Any]) -> list[TimeSpan]:
     """What ran on the device, without user annotations."""
     on_device = (event for event in events if event.device_type == DeviceType.CUDA)
-    return [_span(event) for event in on_device if not getattr(event, "is_user_annotation", False)]
+    return [_time_span(event) for event in on_device if not getattr(event, "is_user_annotation", False)]
 
 
-def _span(event: Any) -> TimeSpan:
+def _time_span(event: Any) -> TimeSpan:
     return TimeSpan(event.name, event.time_range.start, event.time_range.end)
 
 

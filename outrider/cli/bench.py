@@ -87,18 +87,16 @@ def _synthetic(options: BenchOptions, drafting: DraftingOptions, model: ModelOpt
     """An LLM over a synthetic pair, and random prompts. Without --drafter, the pair's draft model drafts."""
     from outrider.bench.llm_factory import DRAFT_MODEL, LLMFactory
     from outrider.bench.measure import random_prompts
-    from outrider.loading.load import DTYPES, LoadOptions, choose_context, choose_device
+    from outrider.loading.load import LoadOptions, choose_context, choose_device, choose_dtype
     from outrider.testing.synthetic import EOS, synthetic_pair
 
     if options.prompt is not None:
         raise ConfigError("--prompt: a synthetic model gets random tokens; leave it out, or name another model")
     if model.quantize not in ("auto", "none"):
         raise ConfigError(f"--quantize {model.quantize} packs a model from disk; a synthetic one has float weights")
-    if model.dtype not in ("auto", *DTYPES):
-        raise ConfigError(f"no dtype called {model.dtype!r}; choose one of: auto, {', '.join(DTYPES)}")
     given = LoadOptions(context=model.context, cache_tokens=model.cache_tokens)
     shape = model.model.partition(":")[2] or "tiny"
-    pair = synthetic_pair(shape, device=choose_device(model.device), dtype=DTYPES.get(model.dtype))
+    pair = synthetic_pair(shape, device=choose_device(model.device), dtype=choose_dtype(model.dtype))
     own = pair.target.config.max_positions
     length = min(256, own // 4)
     enough = min(length + max(options.max_tokens, 4096), own)

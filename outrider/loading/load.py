@@ -93,7 +93,7 @@ def load(
     if options is not None and given:
         raise ConfigError(f"load: {', '.join(given)} beside LoadOptions: put all options in one of the two")
     options = options or LoadOptions(**_check_names(given))
-    device, dtype = choose_device(options.device), _choose_dtype(options.dtype)
+    device, dtype = choose_device(options.device), choose_dtype(options.dtype)
     folder = resolve(model, revision=options.revision, progress=progress)
     config = read_config(folder)
     quantize = _choose_quantize(options.quantize, folder, config is not None, device, dtype)
@@ -174,7 +174,8 @@ def _check_names(given: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-def _choose_dtype(name: str) -> torch.dtype | None:
+def choose_dtype(name: str) -> torch.dtype | None:
+    """The dtype of this name; None for `auto`. Raises ConfigError for any other name."""
     if name in ("", "auto"):
         return None
     if name not in DTYPES:

@@ -63,7 +63,7 @@ class Int4Linear:
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self._out = weight.shape[0]
         self._pad = -weight.shape[1] % COLUMN_MULTIPLE
-        levels, self._scales = quantize_int4(_padded(weight, -self._out % ROW_MULTIPLE, self._pad))
+        levels, self._scales = quantize_int4(_pad_weight(weight, -self._out % ROW_MULTIPLE, self._pad))
         self._packed = _pack_int4(levels, 1)
         self._bias = None if bias is None else bias.bfloat16()
 
@@ -84,7 +84,7 @@ class Int8Linear:
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self._pad = -weight.shape[1] % COLUMN_MULTIPLE
-        self._weight, self._scales = quantize_int8(_padded(weight, 0, self._pad))
+        self._weight, self._scales = quantize_int8(_pad_weight(weight, 0, self._pad))
         self._bias = None if bias is None else bias.bfloat16()
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -141,7 +141,7 @@ def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
     return levels, scales
 
 
-def _padded(weight: Tensor, rows: int, columns: int) -> Tensor:
+def _pad_weight(weight: Tensor, rows: int, columns: int) -> Tensor:
     """The weight with this many rows and columns of zeros added; itself where there are none."""
     return F.pad(weight, (0, columns, 0, rows)) if rows or columns else weight
 

@@ -1,12 +1,11 @@
-"""A target and a draft of a real model's shape with random weights: time is real, text is not.
+"""A target and a draft model of a real shape with random weights: times are real, text is not.
 
-The target's layers beyond the draft's add only `epsilon` of themselves to the stream, so the two
-models agree as often as `epsilon` lets them. Made for measuring speed where no weights can be had.
+The outputs of the target's layers beyond the draft's are scaled by `epsilon`, which determines how
+often the two models agree. For measuring speed without real weights.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import tokenizers
 import torch
 from torch import Tensor
 
@@ -28,9 +26,10 @@ from outrider.models.fields import UnsupportedModel
 from outrider.models.linear import Linear
 from outrider.models.tokenizer import Tokenizer
 from outrider.runners.native import NativeRunner
+from outrider.testing.synthetic_checkpoint import EOS, byte_tokenizer, save_decoder
 
 ModelShape = str | Mapping[str, Any]
-"""A name in SHAPES, or what a config.json holds."""
+"""A name in SHAPES, or the contents of a config.json."""
 
 _LLAMA_3: dict[str, Any] = {
     "model_type": "llama",
@@ -58,13 +57,11 @@ SHAPES: dict[str, dict[str, Any]] = {
     | {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4}
     | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16},
 }
-EOS = 256
-"""End of text: the first id after the bytes."""
 FULL_AGREEMENT_EPSILON = 2.0**-60
 """epsilon of agreement 1: the added layers vanish in rounding, while their weights stay random numbers, not zeros."""
 GAIN = 2.0
-"""Spread of the logits. With tied tables, more than about 3 would repeat one token for ever."""
-TRIALS = 128  # vocabularies drawn to find which correlation gives an agreement
+"""Standard deviation of the logits. With tied embeddings, above about 3 one token repeats for ever."""
+SAMPLES = 128  # vocabularies drawn to find the correlation of an agreement
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +76,14 @@ class SyntheticPair:
     epsilon: float
 
     def save(self, folder: Path) -> tuple[Path, Path]:
-        """Write both as Hugging Face folders, `target` and `draft`; returns their paths."""
+        """Write both as Hugging Face folders, `target` and `draft`, and return their paths."""
         paths = folder / "target", folder / "draft"
         for path, decoder in zip(paths, (self.target, self.draft), strict=True):
             save_decoder(decoder, self.config_of(decoder), path)
         return paths
 
     def config_of(self, decoder: Decoder) -> dict[str, Any]:
-        """What config.json says of one of the two."""
+        """The config.json of one of the two."""
         return dict(self.config_json) | {"num_hidden_layers": len(decoder.config.layers)}
 
 
@@ -103,24 +100,26 @@ def synthetic_pair(
 ) -> SyntheticPair:
     """A target of this shape with random weights, and a draft made of its first `layers` layers.
 
-    agreement: how often the draft's best token should be the target's, above 0 and at most 1.
-    At 1 it always is; below, it is aimed at by `epsilon_for` and met roughly: `measured_agreement`
-    says how nearly. dtype None is float32 on the CPU and bfloat16 elsewhere. Weights are drawn on
-    the device. frequent: see `rare_words`; 0 says every token alike.
+    agreement: how often the draft's best token is the target's, above 0 and at most 1. Below 1 it
+    is approximate (see `epsilon_for`); `measured_agreement` measures it. dtype None is float32 on
+    the CPU and bfloat16 elsewhere. Weights are drawn on the device. frequent: see `rare_tokens`;
+    0 makes all tokens equally frequent.
     """
     device = torch.device(device)
     if dtype is None:
         dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     config_json = _config_json(shape, dtype)
-    config = _understood(config_json)
+    config = _synthetic_config(config_json)
     if not 1 <= layers < len(config.layers):
         raise ConfigError(f"layers must be 1 to {len(config.layers) - 1}, fewer than the target's; got {layers}")
     epsilon = epsilon_for(agreement, config, layers, device)
-    weights = _Dice(config, device, dtype, seed).weights([1.0] * layers + [epsilon] * (len(config.layers) - layers))
+    weights = _WeightSampler(config, device, dtype, seed).weights(
+        [1.0] * layers + [epsilon] * (len(config.layers) - layers)
+    )
     if frequent:
-        cast(Linear, weights.head).weight[frequent:] *= shrinking(frequent, config.vocab_size, coverage)
+        cast(Linear, weights.head).weight[frequent:] *= rare_logit_scale(frequent, config.vocab_size, coverage)
     shared = Weights(weights.embedding, weights.layers[:layers], weights.norm, weights.head)
-    small = _understood(config_json | {"num_hidden_layers": layers})
+    small = _synthetic_config(config_json | {"num_hidden_layers": layers})
     tokenizer = byte_tokenizer(config.vocab_size)
     return SyntheticPair(
         Decoder(config, weights, dtype), Decoder(small, shared, dtype), tokenizer, config_json, epsilon
@@ -128,10 +127,10 @@ def synthetic_pair(
 
 
 def epsilon_for(agreement: float, config: DecoderConfig, layers: int, device: torch.device | str = "cpu") -> float:
-    """How much of themselves the later layers may add for the draft's best token to be the target's this often.
+    """The scale of the later layers' outputs for which the draft's best token is the target's this often.
 
-    Each layer adds about as much to the stream as any other, in a direction of its own. So with n
-    layers drafted and m beyond, draft and target logits correlate by c = 1 / sqrt(1 + epsilon^2 m / n).
+    All layers add about equally to the residual stream, in independent directions. So with n layers
+    in the draft and m beyond, draft and target logits correlate by c = 1 / sqrt(1 + epsilon^2 m / n).
     c is found by drawing pairs of normal logits and counting equal argmaxes.
     """
     if not 0 < agreement <= 1:
@@ -139,39 +138,39 @@ def epsilon_for(agreement: float, config: DecoderConfig, layers: int, device: to
     if agreement == 1:
         return FULL_AGREEMENT_EPSILON
     generator = torch.Generator(device).manual_seed(1)
-    ours, other = (torch.randn(TRIALS, config.vocab_size, generator=generator, device=device) for _ in range(2))
+    ours, other = (torch.randn(SAMPLES, config.vocab_size, generator=generator, device=device) for _ in range(2))
     best = ours.argmax(-1)
     low, high = 0.0, 1.0
     for _ in range(12):
         middle = (low + high) / 2
-        met = float((ours * middle + other * math.sqrt(1 - middle**2)).argmax(-1).eq(best).float().mean())
-        low, high = (middle, high) if met < agreement else (low, middle)
+        share = float((ours * middle + other * math.sqrt(1 - middle**2)).argmax(-1).eq(best).float().mean())
+        low, high = (middle, high) if share < agreement else (low, middle)
     correlation = (low + high) / 2
     return math.sqrt(1 / correlation**2 - 1) * math.sqrt(layers / (len(config.layers) - layers))
 
 
 @contextmanager
-def rare_words(pair: SyntheticPair, frequent: int, coverage: float = 0.98) -> Iterator[None]:
-    """Meanwhile, ids from `frequent` on are the best in only 1 - coverage of all places, in both models.
+def rare_tokens(pair: SyntheticPair, frequent: int, coverage: float = 0.98) -> Iterator[None]:
+    """Within, ids from `frequent` on are the best token in only 1 - coverage of all positions, in both models.
 
-    A model of real text, where most of the vocabulary is hardly ever said: for measuring a draft's
-    narrow head (`vocab`). It knows two kinds of tokens only. The pair's head is changed in place.
+    As in real text, where most of the vocabulary is rare: for measuring a draft's reduced head
+    (`vocab`). There are two kinds of tokens only. The pair's head is changed in place.
     """
     rare = cast(Linear, pair.target.weights.head).weight[frequent:]
     before = rare.clone()
-    rare *= shrinking(frequent, pair.target.config.vocab_size, coverage)
+    rare *= rare_logit_scale(frequent, pair.target.config.vocab_size, coverage)
     try:
         yield
     finally:
         rare.copy_(before)
 
 
-def shrinking(frequent: int, vocab_size: int, coverage: float) -> float:
-    """What the logits from `frequent` on are multiplied by for the best to lie below this often; 1 if there are none.
+def rare_logit_scale(frequent: int, vocab_size: int, coverage: float) -> float:
+    """The factor on the logits from `frequent` on for which the best token lies below them this often.
 
-    Logits by random rows are independent and normal. Where u is uniform, the best of n is the point x
-    below which one of them lies with chance u^(1/n); the m others, shrunk by s, all lie below it with
-    chance Phi(x / s)^m.
+    Logits of random rows are independent and normal. Where u is uniform, the best of n is the point x
+    below which one of them lies with probability u^(1/n); the m others, scaled by s, all lie below it
+    with probability Phi(x / s)^m.
     """
     rare = vocab_size - frequent
     if rare <= 0:
@@ -180,19 +179,19 @@ def shrinking(frequent: int, vocab_size: int, coverage: float) -> float:
         raise ConfigError(
             f"coverage must be at least frequent / vocabulary ({frequent} / {vocab_size}) and below 1, got {coverage}"
         )
-    u = (torch.arange(TRIALS**2, dtype=torch.float64) + 0.5) / TRIALS**2
+    u = (torch.arange(SAMPLES**2, dtype=torch.float64) + 0.5) / SAMPLES**2
     best = torch.special.ndtri(u ** (1 / frequent))
     low, high = 0.0, 1.0
     for _ in range(40):
         middle = (low + high) / 2
-        met = float((rare * torch.special.log_ndtr(best / middle)).exp().mean())
-        low, high = (middle, high) if met > coverage else (low, middle)
+        share = float((rare * torch.special.log_ndtr(best / middle)).exp().mean())
+        low, high = (middle, high) if share > coverage else (low, middle)
     return (low + high) / 2
 
 
 @torch.inference_mode()
 def measured_agreement(pair: SyntheticPair, *, texts: int = 4, length: int = 96, seed: int = 0) -> float:
-    """The share of positions in random texts at which the draft's best token is the target's."""
+    """The share of positions in random sequences at which the draft's best token is the target's."""
     generator = torch.Generator().manual_seed(seed)
     shape = (texts, length)
     ids = torch.randint(EOS + 1, pair.target.config.vocab_size, shape, generator=generator).tolist()
@@ -207,96 +206,15 @@ def measured_agreement(pair: SyntheticPair, *, texts: int = 4, length: int = 96,
     return float((best[0] == best[1]).float().mean())
 
 
-def byte_tokenizer(vocab_size: int) -> Tokenizer:
-    """One token a byte, an end-of-text token, and a made-up word for every further id."""
-    if vocab_size <= EOS:
-        raise ConfigError(f"a synthetic vocabulary has at least {EOS + 1} tokens, got {vocab_size}")
-    return Tokenizer(_backend(vocab_size), named={"eos_token": "<eos>"})
-
-
-def save_decoder(decoder: Decoder, config_json: Mapping[str, Any], folder: Path) -> None:
-    """Write a decoder of float weights as a Hugging Face folder: config.json, safetensors, tokenizer."""
-    from safetensors.torch import save_file
-
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = checkpoint_tensors(decoder)
-    if decoder.config.tied:
-        del tensors["lm_head.weight"]
-    save_file({n: t.to("cpu", copy=True) for n, t in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(dict(config_json), indent=1))
-    _backend(decoder.config.vocab_size).save(str(folder / "tokenizer.json"))
-    settings = {"eos_token": "<eos>", "tokenizer_class": "PreTrainedTokenizerFast"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-
-
-def checkpoint_tensors(decoder: Decoder) -> dict[str, Tensor]:
-    """A decoder's weights by their names in a Hugging Face checkpoint; views where that is possible."""
-    config, weights = decoder.config, decoder.weights
-    tensors = {
-        "model.embed_tokens.weight": weights.embedding,
-        "model.norm.weight": _plain(weights.norm, decoder),
-        "lm_head.weight": cast(Linear, weights.head).weight,
-    }
-    q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    for i, layer in enumerate(weights.layers):
-        qkv, gate_up = cast(Linear, layer.qkv), cast(Linear, layer.gate_up)
-        gate, up = gate_up.weight.chunk(2)
-        own = {
-            "input_layernorm.weight": _plain(layer.attention_norm, decoder),
-            "post_attention_layernorm.weight": _plain(layer.mlp_norm, decoder),
-            "self_attn.o_proj.weight": cast(Linear, layer.out).weight,
-            "mlp.gate_proj.weight": gate,
-            "mlp.up_proj.weight": up,
-            "mlp.down_proj.weight": cast(Linear, layer.down).weight,
-        }
-        for kind, fused in (("weight", qkv.weight), ("bias", qkv.bias)):
-            if fused is not None:
-                parts = fused.split([q, kv, kv])
-                own[f"self_attn.q_proj.{kind}"] = unpair_rows(parts[0], config.head_dim)
-                own[f"self_attn.k_proj.{kind}"] = unpair_rows(parts[1], config.head_dim)
-                own[f"self_attn.v_proj.{kind}"] = parts[2]
-        tensors |= {f"model.layers.{i}.{name}": tensor for name, tensor in own.items()}
-    return tensors
-
-
-def transformers_model(decoder: Decoder, config_json: Mapping[str, Any]) -> Any:
-    """Transformers' model on the very same weights, mostly the same memory.
-
-    Make it after any target that may fold norms into the matrices in place (captured passes do).
-    Rotary frequencies stay float32.
-    """
-    from transformers import AutoConfig
-    from transformers.models.auto.modeling_auto import AutoModelForCausalLM
-
-    config = AutoConfig.for_model(**config_json)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=decoder.dtype)
-    model.load_state_dict(checkpoint_tensors(decoder), strict=True, assign=True)
-    # Its frequencies are in no checkpoint: they follow from the configuration.
-    model.model.rotary_emb = type(model.model.rotary_emb)(config).to(decoder.device)
-    return model.eval()
-
-
-def unpair_rows(weight: Tensor, head_dim: int) -> Tensor:
-    """Undo `rope.pair_rows`: each head's rows from pairs to (first half, second half)."""
-    pairs = weight.view(-1, head_dim // 2, 2, *weight.shape[1:])
-    return pairs.transpose(1, 2).reshape(weight.shape)
-
-
 def weight_bytes(decoder: Decoder) -> int:
-    """Bytes of weights that one pass must read: every matrix and the head, of the embedding only a few rows."""
+    """Bytes of weights that one forward pass reads: every matrix and the head, without the embedding."""
     products = [p for layer in decoder.weights.layers for p in (layer.qkv, layer.out, layer.gate_up, layer.down)]
     return sum(cast(Linear, product).weight.nbytes for product in (*products, decoder.weights.head))
 
 
-def cache_bytes(decoder: Decoder) -> int:
-    """Bytes of keys and values a token of context adds to what a pass must read."""
-    return decoder.config.token_bytes(decoder.dtype)
-
-
 @dataclass(slots=True)
-class _Dice:
-    """Draws weights on the device, in the order the model uses them."""
+class _WeightSampler:
+    """Draws random weights on the device, in the order of the model."""
 
     config: DecoderConfig
     device: torch.device
@@ -305,7 +223,7 @@ class _Dice:
     _generator: torch.Generator | None = None
 
     def weights(self, strengths: list[float]) -> Weights:
-        """strengths: how much of itself each layer adds."""
+        """strengths: the scale of each layer's output."""
         config = self.config
         self._generator = torch.Generator(self.device).manual_seed(self.seed)
         embedding = self._matrix(config.vocab_size, config.hidden_size, GAIN)
@@ -319,7 +237,7 @@ class _Dice:
         rows = q + 2 * config.kv_heads * config.head_dim
         return Layer(
             attention_norm=self._norm(),
-            qkv=Linear(self._matrix(rows, hidden), self._drawn(rows) * 0.1 if config.qkv_bias else None),
+            qkv=Linear(self._matrix(rows, hidden), self._normal(rows) * 0.1 if config.qkv_bias else None),
             out=Linear(self._matrix(hidden, q, strength)),
             mlp_norm=self._norm(),
             gate_up=Linear(self._matrix(2 * wide, hidden)),
@@ -327,13 +245,13 @@ class _Dice:
         )
 
     def _matrix(self, rows: int, columns: int, strength: float = 1.0) -> Tensor:
-        return self._drawn(rows, columns).mul_(strength * columns**-0.5)
+        return self._normal(rows, columns).mul_(strength * columns**-0.5)
 
-    def _drawn(self, *shape: int) -> Tensor:
+    def _normal(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self.dtype, device=self.device).normal_(generator=self._generator)
 
     def _norm(self) -> Norm:
-        """Between 0.75 and 1.25, and exact in the model's dtype: a checkpoint then holds the same weight."""
+        """Between 0.75 and 1.25, rounded to the model's dtype, so that a checkpoint holds the same weight."""
         weight = torch.empty(self.config.hidden_size, device=self.device).uniform_(
             0.75, 1.25, generator=self._generator
         )
@@ -350,7 +268,7 @@ def _config_json(shape: ModelShape, dtype: torch.dtype) -> dict[str, Any]:
     return named | given | ids | {"dtype": str(dtype).removeprefix("torch.")}
 
 
-def _understood(config_json: Mapping[str, Any]) -> DecoderConfig:
+def _synthetic_config(config_json: Mapping[str, Any]) -> DecoderConfig:
     try:
         config = parse_config(config_json)
     except UnsupportedModel as reason:
@@ -358,22 +276,3 @@ def _understood(config_json: Mapping[str, Any]) -> DecoderConfig:
     if config.qk_norm or config.sandwich_norms or config.out_bias or config.mlp_bias or config.unit_offset:
         raise ConfigError(f"synthetic weights are drawn for Llama-like and Qwen2 shapes, not {config.model_type}")
     return config
-
-
-def _plain(norm: Norm, decoder: Decoder) -> Tensor:
-    """A norm's weight as a checkpoint has it. On the CPU a Norm keeps it times sqrt(dim)."""
-    weight = norm.weight / math.sqrt(norm.weight.shape[-1]) if norm.weight.device.type == "cpu" else norm.weight
-    return weight.to(decoder.dtype)
-
-
-def _backend(vocab_size: int) -> tokenizers.Tokenizer:
-    from tokenizers import AddedToken, decoders, models, pre_tokenizers
-
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = {letter: i for i, letter in enumerate(letters)} | {"<eos>": EOS}
-    words |= {f"Ġw{i}": i for i in range(EOS + 1, vocab_size)}  # Ġ: a space, as byte-level vocabularies write it
-    backend = tokenizers.Tokenizer(models.BPE(vocab=words, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken("<eos>", special=True, normalized=False)])
-    return backend

@@ -16,19 +16,8 @@ from outrider.models.config import DecoderConfig
 from outrider.models.linear import Linear
 from outrider.models.rope import pair_rows
 from outrider.runners.native import NativeRunner
-from outrider.testing.synthetic import (
-    EOS,
-    SHAPES,
-    SyntheticPair,
-    byte_tokenizer,
-    cache_bytes,
-    checkpoint_tensors,
-    measured_agreement,
-    synthetic_pair,
-    transformers_model,
-    unpair_rows,
-    weight_bytes,
-)
+from outrider.testing.synthetic import EOS, SHAPES, SyntheticPair, measured_agreement, synthetic_pair, weight_bytes
+from outrider.testing.synthetic_checkpoint import byte_tokenizer, checkpoint_tensors, transformers_model, unpair_rows
 
 QWEN: dict[str, Any] = SHAPES["tiny"] | {"model_type": "qwen2", "tie_word_embeddings": True}
 TEXT = tuple(range(260, 320))
@@ -172,7 +161,7 @@ def test_bytes_a_pass_must_read():
     layer = 128 * 64 + 64 * 64 + 3 * 128 * 64
     assert weight_bytes(pair.target) == 4 * (4 * layer + 512 * 64)
     assert weight_bytes(pair.draft) == 4 * (2 * layer + 512 * 64)
-    assert cache_bytes(pair.target) == 4 * 2 * 4 * 2 * 16
+    assert pair.target.config.token_bytes(pair.target.dtype) == 4 * 2 * 4 * 2 * 16
 
 
 @pytest.mark.parametrize(
