@@ -115,7 +115,7 @@ def test_paged_attention_is_that_of_the_keys_in_order(sequences, width, text, so
     assert out.isfinite().all()
     for b, end in enumerate(ends):
         start, slots = int(batch.starts[b]), slots_of(batch, b, end)
-        rows = range(b * width, b * width + end - start)
+        rows = range(b * width, (b + 1) * width)  # padding sees the real rows among its ancestors
         mask = torch.full((len(rows), end), -torch.inf)
         for i, row in enumerate(rows):
             for p in range(end):
@@ -124,6 +124,18 @@ def test_paged_attention_is_that_of_the_keys_in_order(sequences, width, text, so
                     mask[i, p] = 0
         expected = attend_block(q[rows.start : rows.stop], keys[slots], values[slots], mask, 0.25, softcap)
         torch.testing.assert_close(out[rows.start : rows.stop], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_broken_node_reaches_no_row_that_does_not_see_it():
+    ancestors, depths = tree_rows(torch.tensor([[-1, -1]]), torch.tensor([2]))
+    ints = torch.tensor([0]), torch.tensor([3]), torch.tensor([3]), ancestors[0], depths[0]
+    batch = AttentionBatch(torch.tensor([[0, 1]], dtype=torch.int32), *ints, 3, splits=1)
+    keys, values, q = torch.randn(8, 1, 16), torch.randn(8, 1, 16), torch.randn(3, 2, 16)
+    keys[4] = values[4] = torch.nan  # of the first node
+    out = torch.empty_like(q)
+    attend_pages(q, keys, values, batch, out, scale=0.25, page=PAGE)
+    assert out[[0, 2]].isfinite().all()
+    assert out[1].isnan().all()
 
 
 @pytest.mark.parametrize("tree", [False, True])

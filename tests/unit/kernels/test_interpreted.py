@@ -16,8 +16,8 @@ PARTS = [  # file, which of its tests, how many those are
     ("sample_kernel", "", 20),
     ("attention_bits", "", 2),
     ("accept", "", 85),
-    ("narrow_head", "kernel", 3),
-    ("passes_on_cpu", "", 4),
+    ("reduced_head", "kernel", 3),
+    ("graphed_forward_on_cpu", "", 4),
 ]
 
 
