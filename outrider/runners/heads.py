@@ -142,18 +142,16 @@ class HeadBatch:
     def __init__(self, runner: HeadRunner, batch: int) -> None:
         self.runner, self.batch, model = runner, batch, runner.model
         device, width = model.device, runner.width
-        self._inputs = PinnedInputs(4 * batch, device)
-        self.table_ids, self.lengths, self.seeds, temperatures = self._inputs.ints.split(batch)
-        """lengths: tokens of each text. seeds and temperatures: of its request."""
+        self._inputs = PinnedInputs(5 * batch, device)
+        self.table_ids, self.lengths, self.last, self.seeds, temperatures = self._inputs.ints.split(batch)
+        """lengths: tokens of each text. last: its last token. seeds and temperatures: of its request."""
         self.temperatures = temperatures.view(torch.float64)
-        self.last = torch.zeros(batch, dtype=torch.int64, device=device)
-        """Each text's last token, which the target has not read yet."""
         self._tokens = torch.zeros(batch, width, dtype=torch.int64, device=device)
         self._accepted = torch.zeros(batch, dtype=torch.int64, device=device)
         self._features = torch.zeros(batch, width, model.features_width, dtype=model.decoder.dtype, device=device)
         self._workspace: AttentionWorkspace | None = None
         self._result: HeadDraft | None = None
-        self._fill((), {})
+        self._fill()
         self._feed_graph = self._graph(self._feed)
         self._draft_graph = self._graph(self._draft)
 
@@ -178,7 +176,8 @@ class HeadBatch:
         """Read what a round committed; the state's sequences have these table ids."""
         if state.tokens is None or state.accepted is None or state.features is None:
             raise ValueError("a head is fed with tapped outputs; this state has none")
-        self._fill(table_ids, {})
+        self._fill(table_ids)
+        self._accepted.zero_()
         count, width = len(state), min(self.runner.width, state.tokens.shape[1])
         self.lengths[:count].copy_(state.lengths)
         self._tokens[:count, :width].copy_(state.tokens[:, :width])
@@ -187,31 +186,25 @@ class HeadBatch:
         self._feed_graph()
 
     def draft(self, table_ids: Seq[int], seqs: Seq[Sequence], state: DeviceState | None) -> HeadDraft:
-        self._fill(table_ids, {
-            1: [len(seq.tokens) for seq in seqs],
-            2: np.array([seq.seed for seq in seqs], dtype=np.uint64).view(np.int64),
-            3: np.array([seq.params.temperature for seq in seqs], dtype=np.float64).view(np.int64),
-        })  # fmt: skip
         count = len(seqs)
-        if state is None:
-            self.last[:count].copy_(torch.tensor([seq.tokens[-1] for seq in seqs]))
-        else:
+        lengths, last = [len(seq.tokens) for seq in seqs], [seq.tokens[-1] for seq in seqs]
+        seeds = np.array([seq.seed for seq in seqs], dtype=np.uint64).view(np.int64)
+        temperatures = np.array([seq.params.temperature for seq in seqs], dtype=np.float64).view(np.int64)
+        self._fill(table_ids, lengths, last, seeds, temperatures)
+        if state is not None:
             self.lengths[:count].copy_(state.lengths)
             self.last[:count].copy_(state.last[:, 1])
         self._draft_graph()
         made = self._result or HeadDraft(self.last[:, None])
         return HeadDraft(*(None if part is None else part[:count].clone() for part in made))  # type: ignore[arg-type]
 
-    def _fill(self, table_ids: Seq[int], columns: dict[int, Any]) -> None:
-        """Write and send the inputs; sequences beyond these only pad, in a page of nobody's."""
-        array = self._inputs.array().reshape(4, self.batch)
-        array[:] = [[self.runner.model.tables.spare], [2], [0], [0]]
-        array[0, : len(table_ids)] = table_ids
-        for row, values in columns.items():
-            array[row, : len(values)] = values
+    def _fill(self, *columns: Any) -> None:
+        """Write and send the inputs, by column; sequences beyond these only pad, in a page of nobody's."""
+        array = self._inputs.array().reshape(5, self.batch)
+        array[:] = [[self.runner.model.tables.spare], [2], [0], [0], [0]]
+        for row, values in zip(array, columns, strict=False):
+            row[: len(values)] = values
         self._inputs.send()
-        if len(table_ids) < self.batch:
-            self._accepted.zero_()
 
     def _feed(self) -> None:
         """The tokens a round read and kept, each with the outputs at the token before it."""
