@@ -1,4 +1,4 @@
-"""The parts of benchmarks/gpu.py: each measures one thing and tells its rows as they come."""
+"""The parts of benchmarks/gpu.py: each measures one thing and adds its rows as they are measured."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from outrider.drafters.reduced_vocab import SHARE
 from outrider.testing.synthetic import rare_tokens
 
 SPEC = f"{DRAFT_MODEL},k=5"
-NARROW = 32_768
-NARROW_BATCHES = (1, 8, 32)
+REDUCED_VOCAB = 32_768
+REDUCED_VOCAB_BATCHES = (1, 8, 32)
 WAIT_ROUNDS = 12
-ALONE = 1 << 30  # a sequence of nobody's engine
+ALONE = 1 << 30  # a sequence id outside any engine
 
 
 def decode(
@@ -29,7 +29,7 @@ def decode(
 ) -> Measurement:
     """Warm up, then time the same prompts again with cold caches (share: prompts may be found in the cache).
 
-    Engine and drafter are fresh each time, so that nothing is known of the text; recorded passes stay.
+    Engine and drafter are fresh each time, so that nothing is known of the text; captured graphs stay.
     """
     prompts = bench.prompts(batch, prompt)
     params = SamplingParams(max_tokens=new, ignore_eos=True)
@@ -56,23 +56,23 @@ def plain(bench: Bench) -> None:
 
 def spec(bench: Bench) -> None:
     decode_rows(bench, "spec", {"draft-model k=5": SPEC})
-    narrow(bench)
+    reduced_vocab(bench)
 
 
-def narrow(bench: Bench) -> None:
-    """A draft that says 32768 tokens. The same pair, its other tokens made rare: 2 % of what is said.
+def reduced_vocab(bench: Bench) -> None:
+    """A draft model with a vocabulary of 32768 tokens. The same pair, its other tokens made rare: 2 % of the output.
 
-    Prompts are random, so that they fill the places for tokens seen lately: frequent are the rest.
+    Prompts are random and fill the places of recently seen tokens; the rest are the frequent ones.
     """
     plan, draft = bench.plan, bench.pair.draft
-    left_out = max(0, draft.config.vocab_size - NARROW) * draft.config.hidden_size * draft.dtype.itemsize
-    with rare_tokens(bench.pair, NARROW - NARROW // SHARE):
-        for batch in (size for size in plan.batches if size in NARROW_BATCHES):
+    left_out = max(0, draft.config.vocab_size - REDUCED_VOCAB) * draft.config.hidden_size * draft.dtype.itemsize
+    with rare_tokens(bench.pair, REDUCED_VOCAB - REDUCED_VOCAB // SHARE):
+        for batch in (size for size in plan.batches if size in REDUCED_VOCAB_BATCHES):
             bench.check_time()
-            found = decode(bench, bench.factory, f"{SPEC},vocab={NARROW}", batch, plan.prompt, plan.new)
-            row = row_of(bench, "spec", f"draft-model k=5, vocab={NARROW}", found, plan.prompt)
-            narrow_steps = max(0.0, found.stats.all.gamma - 1)  # a chain's first guess is by the whole head
-            unread = 1000 * narrow_steps * left_out / bench.bandwidth
+            found = decode(bench, bench.factory, f"{SPEC},vocab={REDUCED_VOCAB}", batch, plan.prompt, plan.new)
+            row = row_of(bench, "spec", f"draft-model k=5, vocab={REDUCED_VOCAB}", found, plan.prompt)
+            reduced_steps = max(0.0, found.stats.all.gamma - 1)  # a chain's first token is by the whole head
+            unread = 1000 * reduced_steps * left_out / bench.bandwidth
             row.of_limit = (row.of_limit or 0.0) - unread / found.round_ms
             bench.add(row)
 
@@ -82,7 +82,7 @@ def drafters(bench: Bench) -> None:
 
 
 def context(bench: Bench) -> None:
-    """Batch 1 at each length; prompts are read once."""
+    """Batch 1 at each length; prompts are prefilled once."""
     plan = bench.plan
     for length in plan.contexts:
         for name, how in (("plain", "none"), ("draft-model k=5", SPEC)):
@@ -138,12 +138,12 @@ def graphs(bench: Bench) -> None:
                 row.draft_ms = sum(times[id(graph)] for graph in drafted)
                 row.round_ms = sum(times[id(graph)] for graph in seen)
                 row.verify_ms = row.round_ms - row.draft_ms
-            row.note = f"{len(drafted)} of {len(seen)} replays draft" if seen else "nothing is recorded here"
+            row.note = f"{len(drafted)} of {len(seen)} replays draft" if seen else "nothing is captured here"
             bench.add(row)
 
 
 def widths(bench: Bench) -> None:
-    """score() of one text with drafts of each width, and the recorded graph alone."""
+    """score() of one sequence with drafts of each width, and the captured graph alone."""
     plan, target = bench.plan, bench.factory.target.target
     text = tuple(bench.prompts(1, plan.prompt)[0])
     target.pool.open(ALONE, text, "widths")
@@ -158,7 +158,7 @@ def widths(bench: Bench) -> None:
                 target.score([span])
             whole = clock_ms(lambda s=span: target.score([s]), plan.device)
             alone = sum(median_ms(graph.replay, plan.device) for graph in graphs)
-            note = f"graph alone {alone:.3f} ms" if graphs else "no recorded graph"
+            note = f"graph alone {alone:.3f} ms" if graphs else "no captured graph"
             row = Row(section="widths", name=f"score, {width} rows", context=plan.prompt, verify_ms=whole, note=note)
             row.round_ms = alone or whole
             row.of_limit = bench.limit_ms(1, plan.prompt) / row.round_ms
@@ -200,7 +200,7 @@ def equal_row(
     waves: bool,
     name: str,
 ) -> float:
-    """waves: a batch ends before the next begins, so that prompts are read in the same company every time."""
+    """waves: a batch ends before the next begins, so that prompts are prefilled in the same batches every time."""
     params = SamplingParams(max_tokens=bench.plan.new, ignore_eos=True, temperature=temperature, seed=7)
     step = batch if waves else len(prompts)
     texts: dict[str, list[tuple[int, ...]]] = {}
@@ -240,4 +240,4 @@ PARTS: dict[str, Callable[[Bench], None]] = {
     "start": start,
     "drafters": drafters,
 }
-"""In the order of what should be known first."""
+"""The most important first."""
