@@ -24,17 +24,17 @@ class GrammarConfig:
 
     @property
     def traits(self) -> Traits:
-        return Traits(name=NAME, max_tokens=self.k)
+        return Grammar(self.k).traits
 
     def build(self, context: DrafterContext) -> Grammar:
-        return Grammar(self.traits)
+        return Grammar(self.k)
 
 
 class Grammar(Drafter):
     """Proposes forced tokens and nothing else. They are certain: the drafts carry no probabilities."""
 
-    def __init__(self, traits: Traits) -> None:
-        self.traits = traits
+    def __init__(self, k: int) -> None:
+        self.traits = Traits(name=NAME, max_tokens=k)
 
     def propose(self, view: RoundView) -> list[Draft]:
         most = self.traits.max_tokens

@@ -246,7 +246,7 @@ def test_forced_tokens_come_first_and_the_drafter_is_not_asked():
     drafting = Drafting(drafter, ToyRunner(VOCAB))
     free, bound, idle = (Sequence(i, [1, 2, i], 1, SamplingParams(), 0) for i in range(3))
     bound.constraint = Forced()  # pyright: ignore[reportAttributeAccessIssue]
-    drafts = drafting.propose(RoundView([free, bound, idle], [3, 3, 0]))
+    drafts = drafting.propose(RoundView([free, bound, idle], [3, 3, 0])) or []
     assert drafts == [Draft((11,) * 3, source="once"), Draft((21, 22), source="grammar", expected=2.0), EMPTY]
     assert drafter.asked == [0]
     verdicts = [Verdict((11, 5), (0,)), Verdict((21, 22, 5), (0, 1))]
