@@ -122,7 +122,13 @@ class GraphRunner:
             halves = [range(middle), range(middle, len(spans))]
             parts = [self._part(spans[h.start : h.stop], after and after.take(h)) for h in halves]
             features = [each for part in parts for each in part.features or ()]
-            return Scores(torch.cat([part.logits for part in parts]), spans, features if self.model.taps else None)
+            positions = [part.positions() for part in parts if part.positions is not None]
+            return Scores(
+                torch.cat([part.logits for part in parts]),
+                spans,
+                features if self.model.taps else None,
+                torch.cat(positions).clone if positions else None,
+            )
         forward, graph = self.captured_pass(shape)
         forward.load(spans, after)
         graph.replay()
@@ -138,9 +144,12 @@ class GraphRunner:
     def _part(self, spans: Seq[Span], after: DeviceState | None) -> Scores:
         """A pass before another one, which will overwrite what it left in the buffers."""
         scores = self.score(spans, after)
-        if scores.features is None:
-            return scores
-        return replace(scores, features=[each.clone() for each in scores.features])
+        features, positions = scores.features, scores.positions
+        return replace(
+            scores,
+            features=None if features is None else [each.clone() for each in features],
+            positions=None if after is None or positions is None else positions().clone,  # None: the host can tell
+        )
 
     def captured_pass(self, shape: BatchShape) -> tuple[GraphedForward, torch.cuda.CUDAGraph]:
         """The pass of this shape, captured now where it was not before."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from outrider.bench.waits import Waits
+from outrider.bench.syncs import SyncCounter
 from outrider.core.draft import Draft
 from outrider.core.sampling import SamplingParams
 from outrider.core.sequence import Sequence
@@ -66,6 +66,6 @@ def test_options_are_applied_without_waiting():
     drafts = [Draft((1, 2, 3))] * len(seqs)
     logits = torch.randn(4 * len(seqs), 500).cuda()
     choose_tokens(logits, seqs, drafts)
-    with Waits() as waited:
+    with SyncCounter() as waited:
         choose_tokens(logits, seqs, drafts)
     assert waited.count <= 1, waited.where

@@ -1,9 +1,10 @@
-"""Guesses that may stay on a device: their number is known without reading them, and each goes where it belongs."""
+"""Drafts on a device: their length is known without reading them, and each row is copied where it belongs."""
 
 import pytest
 import torch
 
-from outrider.core.device_row import DeviceRow, copy_guesses
+from outrider.core.device_row import DeviceRow
+from outrider.runners.cuda_graphs import copy_rows
 
 TOKENS = torch.arange(20).view(4, 5) + 100
 
@@ -21,14 +22,14 @@ class Block:
 
 def test_counting_and_cutting_reads_nothing():
     block = Block(TOKENS)
-    guesses = DeviceRow(block, 2, 5)
-    assert len(guesses) == 5
-    assert len(guesses[:3]) == 3
-    assert len(guesses[:-1]) == 4
+    row = DeviceRow(block, 2, 5)
+    assert len(row) == 5
+    assert len(row[:3]) == 3
+    assert len(row[:-1]) == 4
     assert block.reads == 0
-    assert list(guesses[:3]) == [110, 111, 112]
-    assert guesses[4] == 114
-    assert tuple(guesses[1:3]) == (111, 112)
+    assert list(row[:3]) == [110, 111, 112]
+    assert row[4] == 114
+    assert tuple(row[1:3]) == (111, 112)
 
 
 @pytest.mark.parametrize(
@@ -36,18 +37,18 @@ def test_counting_and_cutting_reads_nothing():
 )
 @pytest.mark.parametrize("rows", [(0, 1, 2, 3), (1, 2, 3, 4), (0, 2, 3, 4), (3, 2, 1, 0)], ids=str)
 @pytest.mark.parametrize("columns", [(1, 1, 1, 1), (2, 1, 1, 1)], ids=str)
-def test_every_guess_is_copied_to_its_place(lengths, rows, columns):
-    """Also where a text near its end asked for fewer guesses than the others: those keep all of theirs."""
+def test_every_token_is_copied_to_its_place(lengths, rows, columns):
+    """Also where a sequence near its end asked for a shorter draft than the others: those keep all of theirs."""
     block = Block(TOKENS)
     ids = torch.zeros(6, 8, dtype=torch.int64)
-    copy_guesses(ids, [(rows[i], columns[i], DeviceRow(block, i, lengths[i])) for i in range(4)])
+    copy_rows(ids, [(rows[i], columns[i], DeviceRow(block, i, lengths[i])) for i in range(4)])
     for i, row in enumerate(rows):
         expected = [0] * columns[i] + TOKENS[i, : lengths[i]].tolist()
         assert ids[row].tolist() == expected + [0] * (8 - len(expected))
 
 
-def test_guesses_of_different_blocks_are_not_mixed_up():
+def test_rows_of_different_blocks_are_not_mixed_up():
     one, other = Block(TOKENS), Block(TOKENS + 50)
     ids = torch.zeros(2, 6, dtype=torch.int64)
-    copy_guesses(ids, [(0, 1, DeviceRow(one, 0, 5)), (1, 1, DeviceRow(other, 1, 5))])
+    copy_rows(ids, [(0, 1, DeviceRow(one, 0, 5)), (1, 1, DeviceRow(other, 1, 5))])
     assert ids[:, 1:].tolist() == [TOKENS[0].tolist(), (TOKENS[1] + 50).tolist()]

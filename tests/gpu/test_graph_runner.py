@@ -1,14 +1,16 @@
-"""Recorded passes against the plain decoder on the same weights and cache, and through the engine."""
+"""Captured passes against the plain decoder on the same weights and cache, and through the engine."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import pytest
 import torch
 
-from outrider.bench.waits import Waits
+from outrider.bench.syncs import SyncCounter
 from outrider.core.draft import EMPTY, Draft
 from outrider.core.errors import ConfigError
 from outrider.core.sampling import SamplingParams
@@ -21,7 +23,7 @@ from outrider.engine.request import EngineLimits, Request
 from outrider.models.config import DecoderConfig, LayerConfig, RopeConfig
 from outrider.models.decoder import Decoder, Layer, Norm, Weights
 from outrider.models.linear import Linear
-from outrider.runners.graphed_forward import BatchShape
+from outrider.runners.cuda_graphs import BatchShape
 from outrider.runners.native import NativeRunner
 from outrider.testing.toy import ByteTokenizer
 from outrider.verify.base import make_verifier
@@ -66,6 +68,19 @@ def decoder(
     return Decoder(config, Weights(table, blocks, norm(), Linear(matrix(VOCAB, hidden))), torch.bfloat16)
 
 
+@contextmanager
+def without_kernels(target: NativeRunner) -> Iterator[None]:
+    """Score in plain PyTorch, with neither captured passes nor the prompt kernel."""
+    graphs, target.graphs, target.model.fused = target.graphs, None, False
+    yield
+    target.graphs, target.model.fused = graphs, True
+
+
+def plainly(target: NativeRunner, spans: list[Span]) -> torch.Tensor:
+    with without_kernels(target):
+        return target.score(spans).logits
+
+
 DRAFTS = {
     "none": [EMPTY] * 3,
     "chains": [Draft((3, 4, 5, 6, 7))] * 3,
@@ -78,48 +93,47 @@ DRAFTS = {
 @pytest.mark.parametrize("drafts", DRAFTS)
 @pytest.mark.parametrize("kind", [{}, {"bias": True}, {"window": 64}, {"qk_norm": True}], ids=str)
 @pytest.mark.parametrize("text", [1, 3])
-def test_a_recorded_pass_is_the_plain_one(drafts, kind, text):
+def test_a_captured_pass_is_the_plain_one(drafts, kind, text):
     target = NativeRunner(decoder(**kind), 4096)
-    captured = target._captured
-    assert captured is not None
+    graphs = target.graphs
+    assert graphs is not None
     rng = random.Random(1)
     spans = []
     for i, (length, draft) in enumerate(zip((5, 200, 700), DRAFTS[drafts], strict=True)):
         prompt = [rng.randrange(VOCAB) for _ in range(length)]
         target.pool.open(i, prompt, str(i))
         assert target.pool.reserve(i, length + 40)
-        target._captured = None
-        target.score([Span(i, 0, tuple(prompt))])
+        with without_kernels(target):
+            target.score([Span(i, 0, tuple(prompt))])
         spans.append(Span(i, length, tuple(rng.randrange(VOCAB) for _ in range(text)), draft))
-    plain = target.score(spans)
-    target._captured = captured
+    with without_kernels(target):
+        plain = target.score(spans).logits
     for _ in range(2):
-        got = target.score(spans)
+        got = target.score(spans).logits
         assert got.shape == plain.shape
         assert float((got - plain).norm() / plain.norm()) < 2e-2
-    assert len(captured.recorded) == 1
+    assert len(graphs.captured) == 1
 
 
 @pytest.mark.parametrize("window", [None, 64])
 def test_a_prompt_is_read_as_plainly_and_beside_texts_that_go_on(window):
-    """Prompts by the kernel, a text that goes on by a recorded pass, in one call: as one by one without either."""
+    """Prompts by the kernel, a text that goes on by a captured pass, in one call: as one by one without either."""
     target = NativeRunner(decoder(window=window), 4096)
-    captured = target._captured
     rng = random.Random(2)
     texts = [[rng.randrange(VOCAB) for _ in range(length)] for length in (300, 77, 400, 150)]
     cuts, drafts = (150, 70, 399, 0), (EMPTY, EMPTY, Draft((3, 4, 5)), EMPTY)
     told = []
     for kernels in (False, True):
-        target._captured = captured if kernels else None
         spans = []
         for i, (text, cut, draft) in enumerate(zip(texts, cuts, drafts, strict=True)):
             seq = i + 10 * kernels
             target.pool.open(seq, text, f"{seq}")
             assert target.pool.reserve(seq, len(text) + 8)
             if cut:
-                target.score([Span(seq, 0, tuple(text[:cut]), wanted=False)])
+                with nullcontext() if kernels else without_kernels(target):
+                    target.score([Span(seq, 0, tuple(text[:cut]), wanted=False)])
             spans.append(Span(seq, cut, tuple(text[cut:]), draft))
-        told.append(target.score(spans) if kernels else torch.cat([target.score([span]) for span in spans]))
+        told.append(target.score(spans).logits if kernels else torch.cat([plainly(target, [span]) for span in spans]))
     assert told[0].shape == told[1].shape == (7, VOCAB)
     assert float((told[0] - told[1]).norm() / told[0].norm()) < 2e-2
 
@@ -128,93 +142,90 @@ MANY = 70  # texts, of 5 rows each: more than passes have room for where nobody 
 
 
 def many_texts(target: NativeRunner) -> list[Span]:
-    """Texts of different length, read by plain passes, each with a chain of four guesses."""
-    captured, target._captured = target._captured, None
+    """Texts of different length, read by plain passes, each with a chain of four draft tokens."""
     rng = random.Random(5)
     spans = []
     for i in range(MANY):
         prompt = [rng.randrange(VOCAB) for _ in range(3 + 7 * (i % 9))]
         target.pool.open(i, prompt, str(i))
         assert target.pool.reserve(i, len(prompt) + 8)
-        target.score([Span(i, 0, tuple(prompt))])
+        plainly(target, [Span(i, 0, tuple(prompt))])
         spans.append(Span(i, len(prompt), (i,), Draft(tuple(rng.randrange(VOCAB) for _ in range(4)))))
-    target._captured = captured
     return spans
 
 
-def plainly(target: NativeRunner, spans: list[Span]) -> torch.Tensor:
-    captured, target._captured = target._captured, None
-    logits = target.score(spans)
-    target._captured = captured
-    return logits
-
-
-@pytest.mark.parametrize("prepared", [False, True])
-def test_many_texts_are_scored_in_one_pass_where_room_was_made_for_them(prepared):
-    """Else in several, as right, after which only the host can say where texts stand."""
+@pytest.mark.parametrize("room", [False, True])
+def test_many_texts_are_scored_in_one_pass_where_room_was_made_for_them(room):
+    """Else in several, as right, after which only the host can tell where sequences stand."""
     target = NativeRunner(decoder(), 16384)
-    captured = target._captured
-    assert captured is not None
-    if prepared:
-        list(target.prepare(MANY, 5))
-        assert captured.most_rows == 128 * 6
+    graphs = target.graphs
+    assert graphs is not None
+    if room:
+        list(target.capture(MANY, 5))
+        assert graphs.max_rows == 128 * 6
     spans = many_texts(target)
     plain = plainly(target, spans)
     for _ in range(2):
-        got = target.score(spans)
+        scores = target.score(spans)
+        got = scores.logits
         assert got.shape == plain.shape
         assert float((got - plain).norm() / plain.norm()) < 2e-2
-    assert max(shape.rows for shape in captured.recorded) == (128 * 6 if prepared else 32 * 6)
-    standing = target.stand(got.argmax(-1))
-    assert (standing is not None) == prepared
-    if standing is not None:
+    assert max(shape.rows for shape in graphs.captured) == (128 * 6 if room else 32 * 6)
+    state = target.advance(scores, got.argmax(-1))
+    assert (state is not None) == room
+    if state is not None:
         for i, (span, choices) in enumerate(zip(spans, got.argmax(-1).view(MANY, 5).tolist(), strict=True)):
-            guesses = list(span.draft.tokens)
-            stood = next((n for n in range(4) if guesses[n] != choices[n]), 4)
-            assert int(standing.lengths[i]) == span.start + 2 + stood
-            assert standing.last[i].tolist() == [[i, *guesses][stood], choices[stood]]
+            drafted = list(span.draft.tokens)
+            accepted = next((n for n in range(4) if drafted[n] != choices[n]), 4)
+            assert int(state.lengths[i]) == span.start + 2 + accepted
+            assert state.last[i].tolist() == [[i, *drafted][accepted], choices[accepted]]
 
 
-def test_passes_recorded_before_room_was_made_for_more_keep_theirs():
-    """Bit for bit: what is recorded later writes elsewhere."""
+def test_passes_captured_before_room_was_made_for_more_keep_theirs():
+    """Bit for bit: what is captured later writes elsewhere."""
     target = NativeRunner(decoder(), 16384)
-    captured = target._captured
-    assert captured is not None
+    graphs = target.graphs
+    assert graphs is not None
     spans = many_texts(target)
-    list(target.prepare(2, 2))
+    list(target.capture(2, 2))
     few = [replace(span, draft=EMPTY) for span in spans[:2]]
-    first, made = target.score(few), captured.pass_of(BatchShape(2, 1))[0]
-    list(target.prepare(MANY, 5))
-    assert captured.arena is not made.arena
-    assert captured.pass_of(BatchShape(2, 1))[0] is made
+    first, made = target.score(few).logits, graphs.captured_pass(BatchShape(2, 1))[0]
+    list(target.capture(MANY, 5))
+    assert graphs._buffers is not made.buffers
+    assert graphs.captured_pass(BatchShape(2, 1))[0] is made
     target.score(spans)
-    assert torch.equal(target.score(few), first)
+    assert torch.equal(target.score(few).logits, first)
 
 
 @pytest.mark.parametrize("rows", [6, 96, 768])
 def test_logits_are_summed_up_in_float32(rows):
     """From the rows of the last norm to float32, with nothing rounded to bfloat16 in between: judged in float64."""
     target = NativeRunner(decoder(), 16384)
-    captured = target._captured
-    assert captured is not None
-    captured.make_room([BatchShape(128, 6)])
-    made, graph = captured.pass_of(BatchShape(rows // 6, 6))
+    graphs = target.graphs
+    assert graphs is not None
+    graphs.make_room([BatchShape(128, 6)])
+    made, graph = graphs.captured_pass(BatchShape(rows // 6, 6))
     made.load(many_texts(target)[: rows // 6])
     graph.replay()
     real = [row for row in range(min(rows, 6 * MANY)) if row % 6 < 5]  # what only fills up may be no number
-    exact = made.arena.normed[real].double() @ captured.head.double().t()
+    exact = made.buffers.normed[real].double() @ made.head.double().t()
     assert float((made.logits[real] - exact).norm() / exact.norm()) < 1e-4
+
+
+def launched_behind(engine: Engine) -> bool:
+    """Whether the round in flight was launched behind another: then neither host nor drafter took time of its own."""
+    return bool(engine._in_flight) and engine._in_flight[0].times.draft == engine._in_flight[0].times.host == 0
 
 
 def test_rounds_of_many_texts_follow_each_other():
     """Launched behind one another: with room made for all their rows a round is one pass."""
     target, draft = NativeRunner(decoder(), 32768), NativeRunner(decoder(), 32768)
-    list(target.prepare(MANY, 5))
-    list(draft.prepare(MANY, 2, steps=4))
+    list(target.capture(MANY, 5))
     model = DraftModel(draft, DrafterContext(vocab_size=VOCAB, context=2048), DraftModelConfig(model="-", k=4))
     limits = EngineLimits(max_batch=MANY, max_round_tokens=2048)
     engine = Engine(target, model, make_verifier("seeded"), ByteTokenizer(), limits=limits)
-    recorded = set(target._captured.recorded)
+    model.capture(MANY)
+    captured = set(target.graphs.captured)
     lengths: dict[int, int] = {}
     for i in range(MANY):
         params = SamplingParams(max_tokens=100, seed=i, ignore_eos=True)
@@ -224,16 +235,16 @@ def test_rounds_of_many_texts_follow_each_other():
         for event in engine.step():
             lengths[event.seq_id] += len(event.tokens)
         rounds += 1
-        behind += bool(engine._flights) and engine._flights[0].times.draft == engine._flights[0].times.host == 0
+        behind += launched_behind(engine)
     engine.check()
     assert set(lengths.values()) == {100}
     assert behind > 0.6 * rounds
     assert engine.stats.all.alpha > 0.8  # the draft is the target: what differs are near-ties
-    assert set(target._captured.recorded) == recorded
+    assert set(target.graphs.captured) == captured
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_speculation_over_recorded_passes_differs_at_near_ties_only(temperature):
+def test_speculation_over_captured_passes_differs_at_near_ties_only(temperature):
     """bfloat16, unpinned: the first difference, if any, is where the target's own choices lay close together."""
     target, draft = NativeRunner(decoder(), 8192), NativeRunner(decoder(1), 8192)
     model = DraftModel(draft, DrafterContext(vocab_size=VOCAB, context=2048), DraftModelConfig(model="-", k=4))
@@ -241,7 +252,8 @@ def test_speculation_over_recorded_passes_differs_at_near_ties_only(temperature)
     told = []
     for drafter in (NoDraft(), model):
         engine = Engine(target, drafter, make_verifier("seeded"), ByteTokenizer())
-        ids = [engine.submit(Request(prompt=(i + 1, 2, 3), params=params, salt=drafter.traits.name))[0] for i in range(4)]
+        salt = drafter.traits.name
+        ids = [engine.submit(Request(prompt=(i + 1, 2, 3), params=params, salt=salt))[0] for i in range(4)]
         events = {i: [] for i in ids}
         while engine.busy:
             for event in engine.step():
@@ -306,17 +318,17 @@ def test_pinned_texts_are_identical_in_any_company(temperature):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("k", [0, 4])
 def test_rounds_follow_each_other_without_the_host(k, temperature, cut):
-    """Launched behind one another, with the target for its own draft: every guess stands, and texts are as plain ones.
+    """Launched behind one another, with the target for its own draft: all is accepted, and texts are the plain ones.
 
-    Pinned: then the target guesses what it will say, bit for bit. Drafts go by temperature alone, so that truncation
-    to nine tenths of the law rules out a tenth of all guesses, and with each those behind it.
+    Pinned: then the target drafts what it will say, bit for bit. Drafts go by temperature alone, so that truncation
+    to nine tenths of the law rules out a tenth of all draft tokens, and with each those behind it.
     """
     target, draft = (NativeRunner(decoder(), 8192, pinned=True) for _ in range(2))
     told = []
     for drafted in (False, True):
         config = DraftModelConfig(model="-", k=max(1, k))
-        setting = DrafterContext(vocab_size=VOCAB, context=2048)
-        drafter = DraftModel(draft, setting, config) if drafted and k else NoDraft()
+        context = DrafterContext(vocab_size=VOCAB, context=2048)
+        drafter = DraftModel(draft, context, config) if drafted and k else NoDraft()
         engine = Engine(target, drafter, make_verifier("seeded"), ByteTokenizer(), limits=EngineLimits(max_batch=4))
         texts: dict[int, list[int]] = {}
         for i in range(4):
@@ -327,7 +339,7 @@ def test_rounds_follow_each_other_without_the_host(k, temperature, cut):
             for event in engine.step():
                 texts[event.seq_id] += event.tokens
             rounds += 1
-            behind += bool(engine._flights) and engine._flights[0].times.draft == engine._flights[0].times.host == 0
+            behind += launched_behind(engine)
         engine.check()
         told.append(list(texts.values()))
         assert behind > 0.6 * rounds
@@ -345,7 +357,7 @@ def test_what_cannot_be_pinned_is_refused():
 def test_a_draft_too_wide_to_be_pinned_is_refused_at_start():
     target = NativeRunner(decoder(1), 1024, pinned=True)
     with pytest.raises(ConfigError, match="drafts of 32 tokens are too wide; it takes 31 at most"):
-        list(target.prepare(2, 33))
+        list(target.capture(2, 33))
 
 
 def plain_float32() -> Decoder:
@@ -355,11 +367,11 @@ def plain_float32() -> Decoder:
 
 
 def test_what_is_got_ready_is_all_a_run_needs():
-    """After `prepare`, serving records no pass and takes no memory from the device."""
+    """After `capture`, serving captures no pass and takes no memory from the device."""
     target, draft = NativeRunner(decoder(), 8192), NativeRunner(decoder(1), 8192)
-    assert list(target.prepare(4, 5))
-    assert list(draft.prepare(4, 1, steps=4))
+    assert list(target.capture(4, 5))
     model = DraftModel(draft, DrafterContext(vocab_size=VOCAB, context=2048), DraftModelConfig(model="-", k=4))
+    model.capture(4)
     engine = Engine(target, model, make_verifier("seeded"), ByteTokenizer())
 
     def serve(salt: str) -> None:
@@ -370,10 +382,10 @@ def test_what_is_got_ready_is_all_a_run_needs():
             engine.step()
 
     serve("first")
-    recorded, reserved = set(target._captured.recorded), torch.cuda.memory_reserved()
+    captured, reserved = set(target.graphs.captured), torch.cuda.memory_reserved()
     for i in range(5):
         serve(str(i))
-    assert set(target._captured.recorded) == recorded == {s for s in recorded if s.batch <= 4 and s.width <= 6}
+    assert set(target.graphs.captured) == captured == {s for s in captured if s.batch <= 4 and s.width <= 6}
     assert torch.cuda.memory_reserved() == reserved
 
 
@@ -386,14 +398,14 @@ def test_a_round_waits_for_the_device_once():
         engine.submit(Request(prompt=(1, 2, 3, i), params=SamplingParams(max_tokens=200, ignore_eos=True)))
     for _ in range(6):
         engine.step()
-    with Waits() as waited:
+    with SyncCounter() as waited:
         for _ in range(4):
             engine.step()
     assert waited.count <= 4, waited.where
 
 
 def test_a_draft_model_may_run_elsewhere():
-    """A draft on the CPU for a target on CUDA: the same pinned text as without it, and some guesses stand."""
+    """A draft on the CPU for a target on CUDA: the same pinned text as without it, and it does draft."""
     target = NativeRunner(decoder(), 4096, pinned=True)
     far = decoder(1)
     there = Decoder(far.config, _moved(far.weights, "cpu"), torch.bfloat16)

@@ -1,4 +1,4 @@
-"""A narrow head on the device: its columns chosen by their tokens' noise, and whole chains drafted with it."""
+"""A reduced head on the device: its columns chosen by their tokens' noise, and whole chains drafted with it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import os
 import pytest
 import torch
 
-from outrider.bench.rig import DRAFT_MODEL, Rig
+from outrider.bench.llm_factory import DRAFT_MODEL, LLMFactory
 from outrider.core.draft import Draft
 from outrider.core.sampling import NO_TOKEN, SamplingParams
 from outrider.core.sequence import Sequence, Span
-from outrider.drafters.base import DrafterContext
+from outrider.drafters.base import DrafterContext, RoundView
 from outrider.drafters.draft_model import DraftModel, DraftModelConfig
 from outrider.runners.native import NativeRunner
 from outrider.testing.synthetic import EOS, synthetic_pair
@@ -76,10 +76,10 @@ def pair(agreement: float = 1.0):
     )
 
 
-def test_recorded_passes_by_a_narrow_head_say_what_the_whole_one_says_of_its_tokens():
+def test_captured_passes_by_a_reduced_head_say_what_the_whole_one_says_of_its_tokens():
     target = NativeRunner(pair().draft, 4096)
-    captured = target._captured
-    assert captured is not None
+    graphs = target.graphs
+    assert graphs is not None
     said = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(0))[:300].tolist()
     spans = []
     for i in range(3):
@@ -87,43 +87,41 @@ def test_recorded_passes_by_a_narrow_head_say_what_the_whole_one_says_of_its_tok
         target.pool.reserve(i, 60)
         target.score([Span(i, 0, tuple(range(40 + i)))])
         spans.append(Span(i, 40 + i, (9,), Draft((1, 2, 3)[:i])))
-    whole = target.score(spans)
-    head = target.narrow(said)
+    whole = target.score(spans).logits
+    head = target.reduce_vocab(said)
     assert head is not None
     for _ in range(2):
-        got = target.score(spans)
+        got = target.score(spans).logits
         assert got.shape == whole.shape
         assert float((got[:, said] - whole[:, said]).norm() / whole[:, said].norm()) < 2e-2
         assert bool((got[:, [t for t in range(VOCAB) if t not in said]] == -torch.inf).all())
         new = [t for t in range(VOCAB) if t not in said][:2]
         head.put([299, 0], new)
         said[299], said[0] = new
-    target.narrow(())
-    assert torch.equal(target.score(spans), whole)
-    assert {shape.outputs for shape in captured.recorded} == {0, 300}
+    target.reduce_vocab(())
+    assert torch.equal(target.score(spans).logits, whole)
+    assert {shape.outputs for shape in graphs.captured} == {0, 300}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("count", [3, 20])
 def test_chains_drafted_at_once_are_those_drafted_step_by_step(temperature: float, count: int):
-    """The first guess by the whole head, those after it by the narrow one: each judged by `score`, up to near-ties."""
+    """The first token by the whole head, those after it by the reduced one: each judged by `score`, up to near-ties."""
     made = pair()
-    setting = DrafterContext(vocab_size=VOCAB, context=512, tokenizer=made.tokenizer)
+    context = DrafterContext(vocab_size=VOCAB, context=512, tokenizer=made.tokenizer, eos_ids=frozenset({EOS}))
     target = NativeRunner(made.draft, 16384)
-    model = DraftModel(target, setting, DraftModelConfig(model="-", k=4, vocab=256))
-    assert model._frequent is not None
+    model = DraftModel(target, context, DraftModelConfig(model="-", k=4, vocab=256))
+    assert model._vocab is not None
     params = SamplingParams(temperature=temperature, seed=1)
     seqs = [Sequence(i, [3 + i, 300 + i, 7, 9], 4, params, i) for i in range(count)]
-    model._frequent.note(seqs)
-    at_once = model._at_once(seqs, [4] * count)
-    assert at_once is not None
-    told = [list(draft.tokens) for draft in at_once]
-    said = set(model._frequent.tokens)
+    told = [list(draft.tokens) for draft in model.propose(RoundView(seqs, [4] * count)) or ()]
+    assert [len(chain) for chain in told] == [4] * count
+    said = set(model._vocab.tokens)
     assert {300 + i for i in range(min(count, 32))} | {EOS} <= said
     assert {t for chain in told for t in chain[1:]} <= said
     longer = [Sequence(s.id, [*s.tokens, chain[0]], 4, params, s.seed) for s, chain in zip(seqs, told, strict=True)]
     seconds = _by_step(model, longer)
-    target.narrow(())
+    target.reduce_vocab(())
     firsts = _by_step(model, seqs)
     assert not set(firsts) <= said or count < 20
     for step, judge in enumerate((firsts, seconds)):
@@ -132,23 +130,24 @@ def test_chains_drafted_at_once_are_those_drafted_step_by_step(temperature: floa
 
 
 def _by_step(model: DraftModel, seqs: list[Sequence]) -> list[int]:
-    """The next guess after each text, by the head in use."""
+    """The next token after each text, by the head in use."""
     for seq in seqs:
         model.cache.drop(seq)
-    guesses = [next(iter(draft.tokens)) for draft in model._chains(seqs, [1] * len(seqs))]
+        assert model.cache.make_room(seq, 1) == 1
+    drafted = [next(iter(draft.tokens)) for draft in model._chains(seqs, [1] * len(seqs))]
     for seq in seqs:
         model.cache.drop(seq)
-    return guesses
+    return drafted
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_pinned_texts_are_the_same_with_any_vocab(temperature: float):
-    rig = Rig(pair(0.8), cache_tokens=4096, context=512, pinned=True)
+    factory = LLMFactory(pair(0.8), cache_tokens=4096, context=512, pinned=True)
     params = SamplingParams(max_tokens=60, temperature=temperature, seed=5, ignore_eos=True)
     prompts = [[*range(260, 300)], [3, 4, 5]]
     told, alphas = [], []
     for spec in ("none", DRAFT_MODEL, f"{DRAFT_MODEL},vocab=256", f"{DRAFT_MODEL},vocab=400", DRAFT_MODEL):
-        results = rig.llm(spec, max_batch=2).generate(prompts, params, salt=f"{len(told)}")
+        results = factory.llm(spec, max_batch=2).generate(prompts, params, salt=f"{len(told)}")
         told.append([result.tokens for result in results])
         alphas.append(results[0].stats.all.alpha)
     assert all(texts == told[0] for texts in told)

@@ -1,0 +1,252 @@
+"""Captured passes in Triton's interpreter, in float32: what stands for a graph runs its launches again.
+
+Against the plain decoder and against chains drafted step by step. It takes a small part of what a
+GPU is for; tests/unit/kernels/test_interpreted.py runs it where there is none.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from outrider.core.device_row import DeviceRow
+from outrider.core.draft import EMPTY, Draft
+from outrider.core.host_copy import HostCopy
+from outrider.core.sampling import SamplingParams
+from outrider.core.sequence import Sequence, Span
+from outrider.drafters.base import DrafterContext, RoundView
+from outrider.drafters.draft_model import DraftModel, DraftModelConfig
+from outrider.models.decoder import Decoder
+from outrider.runners import graph_runner, graphed_chain, graphed_forward
+from outrider.runners.base import Scores
+from outrider.runners.cuda_graphs import BatchShape
+from outrider.runners.native import NativeRunner
+from outrider.testing.synthetic import synthetic_pair
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="on a GPU test_graph_runner.py does this"),
+]
+VOCAB = 512
+
+
+class Again:
+    """Stands for a captured graph."""
+
+    def __init__(self, work: Callable[[], None], pool: Any) -> None:
+        self.work = work
+
+    def replay(self) -> None:
+        with torch.inference_mode():
+            self.work()
+
+
+class NearInputs:
+    """Stands for `PinnedInputs`: the numbers need no copy."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.ints = torch.zeros(size, dtype=torch.int64)
+
+    def array(self) -> np.ndarray:
+        return self.ints.numpy()
+
+    def send(self) -> None:
+        """They are there."""
+
+
+@pytest.fixture
+def target(monkeypatch: pytest.MonkeyPatch) -> NativeRunner:
+    monkeypatch.setattr(graphed_forward, "PDL", False)
+    monkeypatch.setattr(graphed_forward, "PinnedInputs", NearInputs)
+    monkeypatch.setattr(graphed_chain, "PinnedInputs", NearInputs)
+    monkeypatch.setattr(graph_runner, "capture", Again)
+    monkeypatch.setattr(graphed_chain, "capture", Again)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
+    decoder = synthetic_pair("tiny", dtype=torch.float32, seed=3).draft
+    made = NativeRunner(decoder, 2048, context=256)
+    as_on_cuda(decoder)
+    decoder.reserve(made.context)
+    made.graphs, made.asynchronous = graph_runner.GraphRunner(made.model), True
+    return made
+
+
+def as_on_cuda(decoder: Decoder) -> None:
+    """Norms whose weights are as they were given; on the CPU they take up the number of dimensions."""
+    weights = decoder.weights
+    for norm in (weights.norm, *(n for layer in weights.layers for n in (layer.attention_norm, layer.mlp_norm))):
+        norm.weight, norm._scaled_eps = norm.weight / len(norm.weight) ** 0.5, None
+
+
+def read(target: NativeRunner, count: int, drafts: list[Draft]) -> tuple[list[Span], torch.Tensor]:
+    """Texts read by plain passes, each with a draft to score next, and what a plain pass says of them."""
+    graphs, target.graphs = target.graphs, None
+    spans = []
+    for i in range(count):
+        text = [(7 * i + 3 * n) % VOCAB for n in range(3 + 5 * i)]
+        target.pool.open(i, text, str(i))
+        assert target.pool.reserve(i, len(text) + 8)
+        target.score([Span(i, 0, tuple(text))])
+        spans.append(Span(i, len(text), (i + 1,), drafts[i]))
+    plain = target.score(spans).logits
+    target.graphs = graphs
+    return spans, plain
+
+
+def test_a_captured_pass_is_the_plain_one_and_knows_where_sequences_stand(target: NativeRunner):
+    spans, plain = read(target, 3, [Draft((5, 6, 7)), EMPTY, Draft((8,))])
+    got = target.score(spans)
+    torch.testing.assert_close(got.logits, plain, rtol=1e-4, atol=1e-4)
+    assert target.graphs is not None
+    assert [*target.graphs.captured] == [BatchShape(4, 4)]
+    state = target.advance(got, torch.tensor([5, 6, 100, 101, 200, 300, 301]))
+    assert state is not None
+    assert state.lengths.tolist() == [3 + 2 + 2, 8 + 2, 13 + 2]
+    assert state.last.tolist() == [[6, 100], [2, 200], [3, 300]]
+
+
+TREES = [
+    Draft((8, 9)),
+    EMPTY,
+    Draft((5, 6, 7, 8, 9, 11), (-1, -1, 0, 1, 1, 3)),  # 6, 8, 11 are accepted: nodes 1, 3, 5
+]
+CHOICES = [8, -1, 41, 42, 6, 50, 8, 51, 11, 52, 53]  # after 8 nothing can be chosen: it is read again
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("taps", [(), (0, 1)])
+def test_trees_are_scored_accepted_and_followed_as_on_the_plain_path(
+    target: NativeRunner, taps: tuple[int, ...], on_device: bool
+):
+    """Chains and an empty draft beside a tree that crosses a page, and a round behind it from the state alone."""
+    plain = NativeRunner(target.model.decoder, 2048, context=256)
+    drafts = [device_draft(draft) for draft in TREES] if on_device else TREES
+    scores, states, behind = [], [], []
+    for runner in (plain, target):
+        runner.tap(taps)
+        spans, _ = read(runner, 3, drafts)
+        scores.append(runner.score(spans))
+        states.append(runner.advance(scores[-1], torch.tensor(CHOICES)))
+        scores[-1] = copied(scores[-1])
+        unknown = [replace(span, start=0, tokens=(0,), draft=draft) for span, draft in zip(spans, BEHIND, strict=True)]
+        behind.append(copied(runner.score(unknown, states[-1])))
+    for one, other in (scores, behind):
+        torch.testing.assert_close(other.logits, one.logits, rtol=1e-4, atol=1e-4)
+        for ours, theirs in zip(other.features or (), one.features or (), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    assert scores[1].positions() == [4, 5, 6, 9, 14, 15, 15, 16, 16, 16, 17]
+    assert behind[1].positions() == [5, 6, 10, 11, 12, 18, 19, 19]
+    for state in states:
+        assert state is not None
+        assert state.lengths.tolist() == [5, 10, 18]
+        assert state.last.tolist() == [[1, 8], [2, 42], [11, 53]]
+    compare_kept(target, plain, states)
+
+
+BEHIND = [Draft((3,)), Draft((1, 2)), Draft((1, 2), (-1, -1))]
+
+
+def device_draft(draft: Draft) -> Draft:
+    """The same draft, its tokens and parents on the device."""
+
+    def row(values: Any) -> DeviceRow:
+        return DeviceRow(HostCopy(torch.tensor([[*values, 99, 99]])), 0, len(values))
+
+    parents = None if draft.parents is None else row(draft.parents)
+    return replace(draft, tokens=row(draft.tokens), parents=parents, known=True)
+
+
+def copied(scores: Scores) -> Scores:
+    """As it is now: the next pass writes to the same place."""
+    features = None if scores.features is None else [each.clone() for each in scores.features]
+    places = [] if scores.positions is None else scores.positions().tolist()
+    return replace(scores, features=features, positions=lambda: places)
+
+
+def compare_kept(target: NativeRunner, plain: NativeRunner, states: list[Any]) -> None:
+    """The same keys, values and tapped outputs, of the tokens that were kept."""
+    theirs, ours = states
+    for i, length in enumerate(ours.lengths.tolist()):
+        slots = [[r.pool.table(i)[p // 16] * 16 + p % 16 for p in range(length - 1)] for r in (plain, target)]
+        for one, other in zip(plain.model.groups[0], target.model.groups[0], strict=True):
+            torch.testing.assert_close(other[:, slots[1]], one[:, slots[0]], rtol=1e-4, atol=1e-4)
+        if ours.features is not None:
+            kept = 1 + int(ours.accepted[i])
+            assert kept == 1 + int(theirs.accepted[i])
+            assert ours.tokens[i, :kept].tolist() == theirs.tokens[i, :kept].tolist()
+            torch.testing.assert_close(ours.features[i, :kept], theirs.features[i, :kept], rtol=1e-4, atol=1e-4)
+    ends = [r.model.page_features[r.pool.table(2)[0]] for r in (plain, target)] if ours.features is not None else []
+    for end in ends:
+        torch.testing.assert_close(end, theirs.features[2, 2], rtol=1e-4, atol=1e-4)
+
+
+def test_room_made_later_leaves_what_was_captured_alone(target: NativeRunner):
+    """And where rows exceed the room a batch is halved, after which only the host can tell where sequences stand."""
+    graphs = target.graphs
+    assert graphs is not None
+    graphs.max_rows = 8
+    spans, plain = read(target, 3, [Draft((5, 6, 7)), EMPTY, Draft((8,))])
+    halves = target.score(spans)
+    assert halves.handle is None
+    assert {shape.rows for shape in graphs.captured} == {4}
+    before = {id(made.buffers) for made, _ in graphs.captured.values()}
+    graphs.make_room([BatchShape(4, 4)])
+    whole, again = target.score(spans), target.score(spans[:1])
+    assert id(graphs.captured[BatchShape(4, 4)][0].buffers) not in before
+    assert target.advance(again, again.logits.argmax(-1)) is not None
+    assert torch.equal(again.logits, halves.logits[:4])
+    for each in (halves, whole):
+        torch.testing.assert_close(each.logits, plain, rtol=1e-4, atol=1e-4)
+
+
+def test_a_round_behind_another_knows_its_positions_where_it_is_scored_in_halves(target: NativeRunner):
+    """The host is a round behind: noise is by position, which only the device knows then."""
+    graphs = target.graphs
+    assert graphs is not None
+    graphs.max_rows = 8
+    spans, _ = read(target, 3, [EMPTY] * 3)
+    state = target.advance(target.score(spans), torch.tensor([7, 8, 9]))
+    drafts = [Draft((5, 6, 7)), Draft((8, 9), (-1, -1)), EMPTY]
+    known = [Span(i, s.start + 1, (7 + i,), draft) for i, (s, draft) in enumerate(zip(spans, drafts, strict=True))]
+    halves = target.score([replace(span, start=0, tokens=(0,)) for span in known], state)
+    assert halves.handle is None
+    assert halves.positions is not None
+    assert halves.positions().tolist() == [5, 6, 7, 8, 10, 11, 11, 15]
+    target.graphs = None
+    torch.testing.assert_close(halves.logits, target.score(known).logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("vocab", [0, 256])
+def test_chains_drafted_at_once_are_those_drafted_step_by_step(target: NativeRunner, vocab: int):
+    """The first token by the whole head, those after it by the reduced one."""
+    context = DrafterContext(vocab_size=VOCAB, context=256)
+    model = DraftModel(target, context, DraftModelConfig(model="-", k=3, vocab=vocab))
+    params = SamplingParams(temperature=1.0, seed=1)
+    seqs = [Sequence(i, [3 + i, 300 + i, 7, 9], 4, params, i) for i in range(2)]
+    told = [list(draft.tokens) for draft in model.propose(RoundView(seqs, [3, 3])) or ()]
+    target.graphs = None
+    target.model.heads.size = 0
+    expected = [[*draft.tokens] for draft in fresh(model, seqs, 1)]
+    target.model.heads.size = vocab
+    longer = [Sequence(s.id, [*s.tokens, *first], 4, params, s.seed) for s, first in zip(seqs, expected, strict=True)]
+    for chain, draft in zip(expected, fresh(model, longer, 2), strict=True):
+        chain += draft.tokens
+    assert told == expected
+    if model._vocab is not None:
+        said = set(model._vocab.tokens)
+        assert {token for chain in told for token in chain[1:]} <= said
+        assert not {chain[0] for chain in told} <= said
+
+
+def fresh(model: DraftModel, seqs: list[Sequence], steps: int) -> list[Draft]:
+    """Drafted step by step, nothing of the texts being cached."""
+    for seq in seqs:
+        model.forget(seq)
+        assert model.cache.make_room(seq, steps) == steps
+    return model._chains(seqs, [steps] * len(seqs))
