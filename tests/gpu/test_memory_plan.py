@@ -88,7 +88,7 @@ def test_what_is_planned_is_enough_for_what_is_served(many_words, batch, width):
     plan = plan_memory(many_words, work, max_tokens=32768, exact_tokens=None, reserved=ReservedMemory())
     before = free()
     target = NativeRunner(many_words, plan.tokens, context=2048)
-    list(target.prepare(batch, width))
+    list(target.capture(batch, width))
     target.pool.open(-1, range(2000), "")
     target.pool.reserve(-1, 2001)
     target.score([Span(-1, 0, tuple(range(2000)))])
@@ -97,7 +97,7 @@ def test_what_is_planned_is_enough_for_what_is_served(many_words, batch, width):
     for span in spans:
         target.pool.open(span.seq_id, span.tokens, str(span.seq_id))
         assert target.pool.reserve(span.seq_id, span.width)
-    held = [target.score(spans) for _ in range(2)]
+    held = [target.score(spans).logits for _ in range(2)]
     torch.cuda.synchronize()
     took = before - torch.cuda.mem_get_info()[0]
     assert held[0].shape == held[1].shape == (batch * width, VOCAB)

@@ -28,7 +28,7 @@ def logits(pair: SyntheticPair) -> torch.Tensor:
     target = NativeRunner(pair.target, 256)
     target.pool.open(0, TEXT)
     target.pool.reserve(0, len(TEXT))
-    return target.score([Span(0, 0, TEXT[:1], Draft(TEXT[1:]))])
+    return target.score([Span(0, 0, TEXT[:1], Draft(TEXT[1:]))]).logits
 
 
 @torch.inference_mode()
@@ -101,7 +101,7 @@ def test_the_saved_folder_is_the_same_model_everywhere(shape: Any, tmp_path):
     loaded = load(str(target), device="cpu", cache_tokens=256)
     loaded.target.pool.open(0, TEXT)
     loaded.target.pool.reserve(0, len(TEXT))
-    again = loaded.target.score([Span(0, 0, TEXT[:1], Draft(TEXT[1:]))])
+    again = loaded.target.score([Span(0, 0, TEXT[:1], Draft(TEXT[1:]))]).logits
     torch.testing.assert_close(again, ours, rtol=0, atol=1e-5)
     llm = LLM(str(target), drafter=f"draft-model:model={draft},k=3", device="cpu")
     both = llm.compare(list(TEXT), SamplingParams(max_tokens=32, ignore_eos=True))

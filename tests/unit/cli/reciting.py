@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from outrider.loading.load import LoadedModel
+from outrider.runners.base import Scores
 from outrider.testing.toy import ByteTokenizer, ToyRunner
 
 SONG = "one two three, five two three, nine two three, done two three."
@@ -67,9 +68,9 @@ class Stage:
         target = Reciter(self.answer, context=self.context)
         score, passes = target.score, iter(range(1 << 20))
 
-        def watched(spans: Any) -> Tensor:
+        def watched(*given: Any) -> Scores:
             self.before_score(next(passes))
-            return score(spans)
+            return score(*given)
 
         target.score = watched
         return LoadedModel(model, Path("nowhere"), target, self.tokenizer, "float32")  # type: ignore[arg-type]

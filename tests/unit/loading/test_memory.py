@@ -22,19 +22,18 @@ class FakeRecorder:
     """Stands for GraphRunner on a device that counts: a graph takes GRAPH bytes, a row of buffers ROW."""
 
     def __init__(self, rows: list[int]) -> None:
-        self.shapes = [SimpleNamespace(rows=each) for each in rows]
-        self.decoder = SimpleNamespace(device=torch.device("cpu"))
-        self.config = SimpleNamespace(vocab_size=2)
+        self.all_shapes = [SimpleNamespace(rows=each) for each in rows]
+        self.model = SimpleNamespace(device=torch.device("cpu"), config=SimpleNamespace(vocab_size=2))
         self.recorded: list[int] = []
         self.room = 0
 
-    def capture_shapes(self, batch: int, width: int) -> list[SimpleNamespace]:
-        return [*self.shapes]
+    def shapes(self, batch: int, width: int) -> list[SimpleNamespace]:
+        return [*self.all_shapes]
 
     def make_room(self, shapes: list[SimpleNamespace]) -> None:
         self.room = max(shape.rows for shape in shapes)
 
-    def pass_of(self, shape: SimpleNamespace) -> None:
+    def captured_pass(self, shape: SimpleNamespace) -> None:
         self.recorded.append(shape.rows)
 
     @property
