@@ -43,7 +43,7 @@ class GuardedDrafter:
         return self.drafter.traits
 
     def propose(self, view: RoundView) -> list[Draft] | None:
-        """A well-formed draft for each sequence, at most its budget; None only where the drafter may say so."""
+        """A well-formed draft for each sequence, at most its budget; None only where the drafter may return it."""
         drafts: Any = None
         with self._guarded("propose", view.seqs) as failed:
             drafts = self.drafter.propose(view)

@@ -109,8 +109,8 @@ class Mix(Drafter):
     only for sequences where the best draft so far expects less than that member's drafts
     brought on average; it starts with the most it could bring, so that it is tried.
     A draft that states the probabilities it was sampled from is never dropped for another: choosing
-    by what was sampled would bias the output. `observe` tells the members whose draft did
-    not win of an empty draft and of all the tokens committed. A member that fails ends its own turn only.
+    by what was sampled would bias the output. Members whose draft did not win observe an empty draft
+    and all the tokens committed. A member that fails ends its own turn only.
     """
 
     def __init__(self, drafters: Seq[Drafter], vocab_size: int) -> None:
@@ -154,11 +154,11 @@ class Mix(Drafter):
     def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
         winners = [self._winners[seq.id].pop(0) if self._winners.get(seq.id) else None for seq in seqs]
         for member in self.members:
-            told: list[tuple[Draft, Verdict]] = []
+            seen: list[tuple[Draft, Verdict]] = []
             for seq, draft, verdict, winner in zip(seqs, drafts, verdicts, winners, strict=True):
                 member.judge(seq)
-                told.append((draft, verdict) if winner is member else (EMPTY, Verdict(verdict.tokens)))
-            member.drafter.observe(seqs, [draft for draft, _ in told], [verdict for _, verdict in told])
+                seen.append((draft, verdict) if winner is member else (EMPTY, Verdict(verdict.tokens)))
+            member.drafter.observe(seqs, [draft for draft, _ in seen], [verdict for _, verdict in seen])
 
     def forget(self, seq: Sequence) -> None:
         self._winners.pop(seq.id, None)
@@ -175,7 +175,7 @@ class Mix(Drafter):
 
 
 def _accepted_by(draft: Draft, text: Seq[Token]) -> int | None:
-    """How many tokens of a draft a text that came agrees with; None where it does not tell yet."""
+    """How many tokens of a draft a text that came agrees with; None where that is open yet."""
     children = draft.children(-1)
     for accepted, token in enumerate(text):
         node = next((child for child in children if draft.tokens[child] == token), None)

@@ -1,4 +1,4 @@
-"""Follows the text the caller expects, and finds the way back after a difference."""
+"""Drafts the text that the caller expects, and finds its place again after a difference."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FOLLOW_PROBS = (0.4, 0.5, 0.7, 0.8, 0.88, 0.93, 0.95, 0.97)
 _START_FOLLOWED = 4
 """At first the prediction counts as followed for this many tokens."""
 _MAX_COMPARED = 16
-"""Most tokens compared to tell two places apart."""
+"""Most tokens compared to choose between two places."""
 _MAX_PLACES = 8
 """Most places tried on each side of the cursor."""
 _NEAR = 16
@@ -28,7 +28,7 @@ _NEAR = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionConfig:
-    """Draft from the text the request says to expect."""
+    """Draft from the text that the request expects."""
 
     k: int = 15
     """Most tokens proposed in one round."""

@@ -1,7 +1,7 @@
-"""Which tokens a draft model says: the frequent ones always, and in some places those seen lately.
+"""Which tokens a draft model drafts from: the frequent ones always, and in some columns those seen lately.
 
 Names, other scripts and the words of a program are rare in general and frequent where they occur.
-So an eighth of the places go to tokens that texts being drafted for hold and the rest lacks, first
+So an eighth of the columns go to tokens that texts being drafted for hold and the rest lacks, first
 in, first out. They begin with the next most frequent.
 """
 
@@ -20,28 +20,28 @@ from outrider.runners.base import Runner
 from outrider.runners.reduced_head import ReducedHead
 
 MIN_TOKENS = 256
-SHARE = 8
+_RECENT_SHARE = 8
 """One in so many columns is for tokens seen lately."""
-MAX_BYTES = 64 << 20
-"""Of a ranking file: four million ids, more than any vocabulary has."""
+MAX_RANKING_BYTES = 64 << 20
+"""Four million ids, more than any vocabulary has."""
 
 
 class ReducedVocab:
-    """The tokens of a narrow head, by column. Bounded: as many as the head has, however much is seen.
+    """The tokens of a reduced head, by column. Bounded: as many as the head has, however much is seen.
 
-    Guesses depend on what other texts held, and with them how fast a text comes, never what it says.
+    Drafts depend on what other texts held, and with them how fast a text is generated, never what it is.
     Whoever can time an answer might so learn that a rare token was seen before it. Texts of different
     salt share nothing, so what is remembered is of one salt at a time: while texts of several are
     drafted for together nothing is, and where the salt changes it is dropped.
     """
 
     def __init__(self, head: ReducedHead, tokens: Seq[Token], vocab_size: int) -> None:
-        """tokens: what the head says by now, the most frequent first."""
+        """tokens: those of the head by now, the most frequent first."""
         self.head, self.tokens, self.vocab_size = head, [*tokens], vocab_size
-        self.first = len(tokens) - len(tokens) // SHARE
+        self.first = len(tokens) - len(tokens) // _RECENT_SHARE
         """The first column that changes."""
         self.spare = tuple(tokens[self.first :])
-        self._said = set(self.tokens)
+        self._held = set(self.tokens)
         self._oldest = self.first
         self._read: dict[int, int] = {}
         """How much of each text was looked at."""
@@ -58,17 +58,17 @@ class ReducedVocab:
             self._read.clear()
             self._set(dict(enumerate(self.spare, self.first)))
         if salt is not None:
-            self._set(self._take_in(seqs))
+            self._set(self._new_columns(seqs))
 
     def forget(self, seq: Sequence) -> None:
         self._read.pop(seq.id, None)
 
-    def _take_in(self, seqs: Seq[Sequence]) -> dict[int, Token]:
+    def _new_columns(self, seqs: Seq[Sequence]) -> dict[int, Token]:
         """Columns for the tokens that have none, the oldest first; of more than there is room for, the last."""
         new: dict[Token, None] = {}
         for seq in seqs:
             unread = seq.tokens[self._read.get(seq.id, 0) :]
-            new |= dict.fromkeys(t for t in unread if t not in self._said and t < self.vocab_size)
+            new |= dict.fromkeys(t for t in unread if t not in self._held and t < self.vocab_size)
             self._read[seq.id] = len(seq.tokens)
         changes: dict[int, Token] = {}
         for token in [*new][max(0, len(new) - len(self.spare)) :]:
@@ -80,8 +80,8 @@ class ReducedVocab:
         changes = {column: token for column, token in changes.items() if self.tokens[column] != token}
         if not changes:
             return
-        self._said.difference_update(self.tokens[column] for column in changes)
-        self._said.update(changes.values())
+        self._held.difference_update(self.tokens[column] for column in changes)
+        self._held.update(changes.values())
         for column, token in changes.items():
             self.tokens[column] = token
         self.head.put([*changes], [*changes.values()])
@@ -97,8 +97,8 @@ def read_ranking(file: str, vocab_size: int) -> list[Token]:
     path = Path(file).expanduser()
     where = f"draft-model: ranking={file}"
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise ConfigError(f"{where} has more than {MAX_BYTES} bytes; a list of token ids is smaller")
+        if path.stat().st_size > MAX_RANKING_BYTES:
+            raise ConfigError(f"{where} has more than {MAX_RANKING_BYTES} bytes; a list of token ids is smaller")
         ids = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{where} cannot be read: {error.strerror or error}; name a JSON file") from error
@@ -116,7 +116,7 @@ def read_ranking(file: str, vocab_size: int) -> list[Token]:
 
 
 def reduce_vocab(model: Runner, size: int, ranking: Iterable[Token], vocab_size: int) -> ReducedVocab | None:
-    """Let a draft model say only `size` of its first `vocab_size` tokens; all, and None, where it has no more or 0.
+    """Let a draft model score only `size` of its first `vocab_size` tokens; None: it scores them all.
 
     ranking: tokens, the most frequent first; those it does not name come behind, in the order of ids.
     """

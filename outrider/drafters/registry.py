@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 from outrider.core.errors import ConfigError
 from outrider.drafters.base import DrafterConfig
 
-_PLACES = {
+_MODULES = {
     "none": "none:NoDraftConfig",
     "prompt-lookup": "prompt_lookup:PromptLookupConfig",
     "suffix": "suffix:SuffixConfig",
@@ -35,14 +35,14 @@ class _Drafters(Mapping[str, type[DrafterConfig]]):
     """Name -> configuration class. A drafter's file is imported when its name is first looked up."""
 
     def __getitem__(self, name: str) -> type[DrafterConfig]:
-        module, _, attribute = _PLACES[name].partition(":")
+        module, _, attribute = _MODULES[name].partition(":")
         return getattr(import_module(f"outrider.drafters.{module}"), attribute)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_PLACES)
+        return iter(_MODULES)
 
     def __len__(self) -> int:
-        return len(_PLACES)
+        return len(_MODULES)
 
 
 DRAFTERS: Mapping[str, type[DrafterConfig]] = _Drafters()

@@ -1,4 +1,4 @@
-"""vLLM's `--speculative-config`, read as it stands."""
+"""Reads vLLM's `--speculative-config`."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _NGRAM_MODELS = ("ngram", "[ngram]")
 def from_vllm(config: str | Mapping[str, Any]) -> DrafterConfig:
     """The drafter a vLLM speculative configuration asks for, with vLLM's defaults for what it leaves out.
 
-    Accepts methods ngram, suffix and draft_model. A key that cannot be honoured is
-    refused, never ignored; null is the same as leaving a key out.
+    Accepts methods ngram, suffix and draft_model. A key that has no counterpart is an
+    error, never ignored; null is the same as leaving a key out.
     """
     given = {key: value for key, value in _as_mapping(config).items() if value is not None}
     method = _method(given)

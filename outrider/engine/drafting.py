@@ -45,7 +45,7 @@ class Drafting:
         self.drafter.process(work)
 
     def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
-        """Tell the drafter what became of its drafts, and what was committed where tokens were forced."""
+        """Show the drafter what became of its drafts, and what was committed where tokens were forced."""
         own = [draft.source != grammar.NAME for draft in drafts]
         self.drafter.observe(
             seqs,

@@ -1,4 +1,4 @@
-"""A draft model where room ends, in mixed batches, and as a tree: what it reads, what it guesses, what it refuses."""
+"""A draft model where room ends, in mixed batches, with long prompts and as a tree: what it reads and drafts."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def step_by_step(seq: Sequence, budget: int) -> Seq[Token]:
 # --- where room ends ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("order", [4, 1], ids=["guesses stand", "guesses fall"])
+@pytest.mark.parametrize("order", [4, 1], ids=["accepted", "rejected"])
 def test_up_to_the_context_s_end_no_text_is_read_twice(order: int):
     k, prompt = 16, [i % 30 for i in range(200)]
     model = chaining(order)
@@ -106,7 +106,7 @@ def test_up_to_the_context_s_end_no_text_is_read_twice(order: int):
 
 
 def test_a_chain_is_as_long_as_the_pages_allow():
-    """A pool of 64 tokens: guesses get shorter as the text grows, and only what is new is read."""
+    """A pool of 64 tokens: drafts get shorter as the text grows, and only what is new is read."""
     model = chaining(cache_tokens=64)
     tried, seq = drafter(model, k=16), text(1, [i % 30 for i in range(46)])
     for length in range(46, 64, 3):
@@ -133,7 +133,7 @@ def test_a_budget_shorter_than_a_chain_does_not_cost_the_cache(asynchronous: boo
         assert model.read - before <= 4
 
 
-def test_where_no_guess_fits_the_pages_go_to_another_text():
+def test_where_no_draft_fits_the_pages_go_to_another_text():
     """Neither text could go on if both kept what they hold."""
     model = chaining(cache_tokens=64)
     tried = drafter(model, k=4)
@@ -168,7 +168,7 @@ def test_beside_a_text_that_goes_step_by_step_nobody_takes_passes_of_its_own():
 
 @pytest.mark.parametrize("seed", range(6))
 def test_texts_go_from_chains_to_steps_and_back(seed: int):
-    """By who else is asked for. They grow by guesses that stand and by others; every guess is the judge's."""
+    """By who else is asked for. They grow by accepted tokens and by others; every draft is the judge's."""
     rng, model = random.Random(seed), chaining()
     tried = drafter(model, k=4)
     options: list[dict[str, Any]] = [{}, {"temperature": 0.8}, {"presence_penalty": 0.9}, {"banned_token_ids": (1, 2)}]
@@ -181,10 +181,10 @@ def test_texts_go_from_chains_to_steps_and_back(seed: int):
         drafts = tried.propose(RoundView(asked, budgets))
         for seq, budget, draft in zip(asked, budgets, drafts, strict=True):
             assert list(draft.tokens) == list(step_by_step(seq, min(4, budget)))
-            stood = rng.randrange(len(draft) + 1)
-            seq.tokens += [*draft.tokens[:stood], rng.randrange(VOCAB)]
+            accepted = rng.randrange(len(draft) + 1)
+            seq.tokens += [*draft.tokens[:accepted], rng.randrange(VOCAB)]
         tried.observe(asked, drafts, [Verdict((seq.tokens[-1],)) for seq in asked])
-        for seq in seqs:  # rounds in which nobody asks for a guess
+        for seq in seqs:  # rounds in which nobody asks for a draft
             seq.tokens += rng.choices(range(VOCAB), k=rng.choice((0, 0, 0, 3)))
         model.pool.check()
     assert model.chains > 20
@@ -228,8 +228,8 @@ def told(drafting: Any, asked: list[Request]) -> tuple[list[list[Token]], Engine
     return [seq.tokens for seq in seqs], engine
 
 
-def test_mixed_batches_tell_plain_texts_and_every_guess_of_a_twin_stands():
-    """A guess that does not stand was made from a wrong cache. Those with options end first, then chains begin."""
+def test_mixed_batches_yield_plain_texts_and_every_draft_of_a_twin_is_accepted():
+    """A rejected token was drafted from a wrong cache. Those with options end first, then chains begin."""
     options: list[dict[str, Any]] = [{"temperature": 0.8}, {"logit_bias": {5: 2.0}}, {}, {"frequency_penalty": 0.4}]
     asked = [
         Request(

@@ -1,4 +1,4 @@
-"""A draft model that says part of its vocabulary: the same text, fewer rows, and no token it does not hold."""
+"""A draft model with a reduced vocabulary: the same text, fewer rows, and no token it does not hold."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from outrider.models.linear import Int8Linear, Linear
 from outrider.models.load import load_decoder
 from outrider.runners.native import NativeRunner
 from outrider.runners.reduced_head import ReducedHead
-from outrider.testing.synthetic import EOS, SHAPES, SyntheticPair, rare_words, shrinking, synthetic_pair
+from outrider.testing.synthetic import EOS, SHAPES, SyntheticPair, rare_logit_scale, rare_tokens, synthetic_pair
 from outrider.testing.toy import ByteTokenizer, ToyRunner
 
 VOCAB = 512
@@ -97,18 +97,18 @@ def test_narrow_logits_are_the_whole_ones_and_nothing_elsewhere(tmp_path: Path, 
     target = NativeRunner(load_decoder(folder, device="cpu", quantize=quantize), 512)
     asked = (300, 7, 21, 256, 9)
     whole = rows(target, asked)
-    said = random.Random(0).sample(range(VOCAB), 100)
-    head = target.reduce_vocab(said)
+    held = random.Random(0).sample(range(VOCAB), 100)
+    head = target.reduce_vocab(held)
     assert head is not None
-    changed = [t for t in range(VOCAB) if t not in said][:3]
+    changed = [t for t in range(VOCAB) if t not in held][:3]
     for _ in range(2):
         narrow = rows(target, asked, 1)
         assert narrow.shape == whole.shape
-        torch.testing.assert_close(narrow[:, said], whole[:, said], rtol=1e-6, atol=1e-5)
-        left_out = [t for t in range(VOCAB) if t not in said]
+        torch.testing.assert_close(narrow[:, held], whole[:, held], rtol=1e-6, atol=1e-5)
+        left_out = [t for t in range(VOCAB) if t not in held]
         assert bool((narrow[:, left_out] == -torch.inf).all())
         head.put([99, 4, 50], changed)
-        said[99], said[4], said[50] = changed
+        held[99], held[4], held[50] = changed
         target.release(1, unpublish=True)
     assert target.reduce_vocab(()) is None
     assert torch.equal(rows(target, asked, 2), whole)
@@ -232,7 +232,7 @@ def test_nothing_is_remembered_from_one_salt_to_another():
     assert head.tokens == [*fresh[:224], 300, 301, *fresh[226:]]
 
 
-def test_ends_of_text_are_always_said():
+def test_ends_of_text_are_always_held():
     model = NativeRunner(PAIR.draft, 256)
     assert EOS not in range(256)
     made = DraftModel(
@@ -249,7 +249,7 @@ def test_ends_of_text_are_always_said():
 @pytest.mark.parametrize(("k", "beams"), [(4, 1), (3, 3)])
 @pytest.mark.parametrize("mode", ["seeded", "distribution"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_token_is_never_guessed_before_it_was_seen(mode: Any, temperature: float, k: int, beams: int):
+def test_a_token_is_never_drafted_before_it_was_seen(mode: Any, temperature: float, k: int, beams: int):
     """Guesses for many texts: all within the head, and over the whole head they are not."""
     narrow, whole = (drafter(TWINS, v, mode=mode, k=k, beams=beams) for v in (256, 0))
     assert narrow._vocab is not None
@@ -261,18 +261,18 @@ def test_a_token_is_never_guessed_before_it_was_seen(mode: Any, temperature: flo
         assert set(draft.tokens) <= set(narrow._vocab.tokens) == {*range(255), EOS}
         beyond += len(set(free.tokens) - set(narrow._vocab.tokens))
         if draft.probs is not None:
-            law = draft.probs
-            torch.testing.assert_close(law.sum(-1), torch.ones(len(law), dtype=law.dtype))
-            assert not law[:, [t for t in range(VOCAB) if t not in narrow._vocab._said]].any()
+            probs = draft.probs
+            torch.testing.assert_close(probs.sum(-1), torch.ones(len(probs), dtype=probs.dtype))
+            assert not probs[:, [t for t in range(VOCAB) if t not in narrow._vocab._held]].any()
     assert beyond
 
 
-def test_a_token_is_guessed_once_it_was_seen():
+def test_a_token_is_drafted_once_it_was_seen():
     """Greedy: the draft's own best token beyond the head, before and after another text holds it."""
     narrow, whole = drafter(TWINS, 256, k=1), drafter(TWINS, 0, k=1)
     assert narrow._vocab is not None
     firsts = {i: whole.propose(RoundView([text(i, [i, 5])], [1]))[0].tokens[0] for i in range(40)}
-    i, wanted = next((i, token) for i, token in firsts.items() if token not in narrow._vocab._said)
+    i, wanted = next((i, token) for i, token in firsts.items() if token not in narrow._vocab._held)
     ask = text(i, [i, 5])
     (before,) = narrow.propose(RoundView([ask], [1]))
     assert before.tokens[0] != wanted
@@ -281,8 +281,8 @@ def test_a_token_is_guessed_once_it_was_seen():
     assert after.tokens[0] == wanted
 
 
-def test_a_narrow_law_is_the_whole_one_given_its_tokens():
-    """Mode `distribution`: the stated law against the whole law's, cut and normalised by hand."""
+def test_reduced_probs_are_the_whole_ones_given_their_tokens():
+    """Mode `distribution`: the stated probabilities against the whole ones, cut and normalised by hand."""
     narrow, whole = (drafter(TWINS, v, mode="distribution", k=1) for v in (256, 0))
     ask = [text(0, [9, 8, 7], temperature=0.8)]
     (draft,), (free,) = (each.propose(RoundView(ask, [1])) for each in (narrow, whole))
@@ -339,7 +339,7 @@ def test_a_ranking_that_is_none_is_refused_before_a_model_is_loaded(tmp_path: Pa
 
 
 def test_a_ranking_larger_than_any_vocabulary_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("outrider.drafters.reduced_vocab.MAX_BYTES", 10)
+    monkeypatch.setattr("outrider.drafters.reduced_vocab.MAX_RANKING_BYTES", 10)
     (tmp_path / "ranking.json").write_text("[1, 2, 3, 4, 5]")
     with pytest.raises(ConfigError, match="more than 10 bytes"):
         read_ranking(str(tmp_path / "ranking.json"), VOCAB)
@@ -380,12 +380,12 @@ def test_rare_words_are_as_rare_as_asked_and_only_meanwhile():
     pair = synthetic_pair("tiny", seed=2)
     before = share_below(pair, 256)
     assert before < 0.6
-    with rare_words(pair, 256, 0.9):
+    with rare_tokens(pair, 256, 0.9):
         assert share_below(pair, 256) == pytest.approx(0.9, abs=0.04)
     assert share_below(pair, 256) == before
     made = synthetic_pair("tiny", seed=2, frequent=256)
     assert share_below(made, 256) == pytest.approx(0.98, abs=0.02)
-    assert shrinking(VOCAB, VOCAB, 0.98) == 1.0
+    assert rare_logit_scale(VOCAB, VOCAB, 0.98) == 1.0
 
 
 @pytest.mark.parametrize(("frequent", "coverage"), [(256, 0.4), (256, 1.0), (-3, 0.9)])
@@ -398,7 +398,7 @@ def test_the_factor_gives_the_coverage_it_was_found_for():
     """By drawing normal logits."""
     for frequent, vocab, coverage in ((256, 512, 0.98), (3000, 9000, 0.9)):
         logits = torch.randn(4000, vocab, generator=torch.Generator().manual_seed(vocab))
-        logits[:, frequent:] *= shrinking(frequent, vocab, coverage)
+        logits[:, frequent:] *= rare_logit_scale(frequent, vocab, coverage)
         assert float((logits.argmax(-1) < frequent).float().mean()) == pytest.approx(coverage, abs=0.015)
 
 
