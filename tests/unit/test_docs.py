@@ -92,7 +92,7 @@ def test_the_python_page_runs():
 def test_the_python_page_tells_every_option_and_no_other():
     options, sampling = (re.findall(r"^\| `(\w+)`", part, re.MULTILINE) for part in PYTHON.split("## generate"))
     named = [p.name for p in inspect.signature(LLM).parameters.values() if p.kind == p.KEYWORD_ONLY]
-    passed_on = {f.name for f in fields(LoadOptions)} - {"max_draft", "beside"} - set(named)
+    passed_on = {f.name for f in fields(LoadOptions)} - {"max_draft", "reserved"} - set(named)
     assert sorted(options) == sorted([*named, *passed_on])
     assert sampling == [f.name for f in fields(SamplingParams)]
 
