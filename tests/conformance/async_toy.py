@@ -34,7 +34,7 @@ class AsyncToyRunner(ToyRunner):
     def score(self, spans: Seq[Span], after: DeviceState | None = None) -> Scores:
         self.followed += after is not None
         scores = super().score(spans, after)
-        return replace(scores, positions=lambda: _positions(scores.spans))
+        return replace(scores, positions=lambda: next_positions(scores.spans))
 
     def advance(self, scores: Scores, choices: Tensor) -> DeviceState | None:
         spans = scores.spans
@@ -67,7 +67,7 @@ class AsyncToyRunner(ToyRunner):
         return chains
 
 
-def _positions(spans: Seq[Span]) -> Tensor:
+def next_positions(spans: Seq[Span]) -> Tensor:
     """int64 [rows]: the place of the token that follows each row."""
     rows = [
         span.start + len(span.tokens) + depth for span in spans if span.wanted for depth in (0, *span.draft.depths())
