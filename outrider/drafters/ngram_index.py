@@ -64,12 +64,13 @@ class NgramIndex:
                     before.append(last.get(key, -1))
                     last[key] = at + first
 
-    def finish(self) -> None:
-        """End the current text; what comes next is another."""
+    def finish(self) -> int:
+        """End the current text, what comes next is another; returns how many tokens it has."""
         self.extend((END,))
         end = self.first + len(self.text)
         self._sizes.append(end - self._begin)
         self._begin = end
+        return self._sizes[-1] - 1  # END is no token
 
     def drop_oldest(self) -> int:
         """Forget the oldest finished text and every place in it; returns how many tokens it had."""
@@ -82,7 +83,7 @@ class NgramIndex:
             del before[:size]
         del self.text[:size]
         self.first += size
-        return size - 1  # END is no token
+        return size - 1
 
     def find(self, tail: Seq[Token], longest: int, scan: int) -> dict[int, int]:
         """Places that follow the last tokens of `tail`, each with how many of them it matches.

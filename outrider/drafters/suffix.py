@@ -96,7 +96,7 @@ class Suffix(Drafter):
     match whose guesses add up to most tokens expected to be accepted is proposed.
 
     State: one index for each live sequence, and one for the finished answers of each salt. At most
-    `MAX_INDEXED` tokens of a sequence are indexed a round; nothing is proposed before that is complete.
+    `MAX_INDEXED` tokens of a sequence are indexed a round, and nothing is proposed before all are.
     """
 
     def __init__(self, config: SuffixConfig, min_prob: float) -> None:
@@ -106,21 +106,35 @@ class Suffix(Drafter):
         self._order: deque[str] = deque()
         """The salt of each finished answer, oldest first."""
         self._cached_tokens = 0
+        self._unindexed: deque[tuple[str, list[Token]]] = deque()
+        """Finished answers that are not indexed to their end, with their salts."""
 
     def propose(self, view: RoundView) -> list[Draft]:
+        self._index_answers()
         return [self._propose(seq, min(k, self.config.k)) for seq, k in zip(view.seqs, view.budgets, strict=True)]
 
     def forget(self, seq: Sequence) -> None:
         """Drop the sequence's index, and keep its answer for others of its salt."""
         self._states.pop(seq.id, None)
         answer = seq.tokens[max(seq.prompt_len, len(seq.tokens) - self.config.cached_tokens) :]
-        if not answer or not self.config.cached_requests:
-            return
-        answers = self._answers.setdefault(seq.salt, NgramIndex())
-        answers.extend(answer)
-        answers.finish()
-        self._order.append(seq.salt)
-        self._cached_tokens += len(answer)
+        if answer and self.config.cached_requests:
+            self._unindexed.append((seq.salt, answer))
+        self._index_answers()
+
+    def _index_answers(self) -> None:
+        """Index finished answers, no more tokens than of a sequence; what is left is indexed in later rounds."""
+        left = MAX_INDEXED
+        while self._unindexed and left > 0:
+            salt, answer = self._unindexed[0]
+            index = self._answers.setdefault(salt, NgramIndex())
+            count = min(left, len(answer))
+            index.extend(answer[:count])
+            del answer[:count]
+            left -= count
+            if not answer:
+                self._unindexed.popleft()
+                self._order.append(salt)
+                self._cached_tokens += index.finish()
         while len(self._order) > self.config.cached_requests or self._cached_tokens > self.config.cached_tokens:
             self._drop_oldest()
 

@@ -206,6 +206,21 @@ def test_a_long_text_is_indexed_in_bounded_steps(make, context, monkeypatch):
     assert drafter.propose(RoundView([seq], [8])) == at_once.propose(RoundView([seq], [8])) != [EMPTY]
 
 
+def test_a_long_answer_is_indexed_in_bounded_steps(make, context, monkeypatch):
+    monkeypatch.setattr(suffix, "MAX_INDEXED", 100)
+    drafter = SuffixConfig(min_prob=0.01).build(context)
+    finished(drafter, make, range(300), salt="a")
+    finished(drafter, make, range(500, 510), salt="b")
+    sizes = []
+    for _ in range(4):
+        sizes.append(sum(map(len, drafter._answers.values())))
+        drafter.propose(RoundView([], []))
+    assert sizes == [200, 301, 301 + 11, 301 + 11]  # each ends with a mark
+    drafts = drafter.propose(RoundView([make([297, 298], salt="a"), make([507, 508], salt="b")], [4, 4]))
+    assert [draft.tokens for draft in drafts] == [(299,), (509,)]
+    assert drafter._cached_tokens == 310
+
+
 @pytest.mark.parametrize("wrong", [{"k": 0}, {"factor": 0}, {"factor": float("nan")}, {"width": "2"}, {"max_depth": 1}])
 def test_options_out_of_range_are_refused(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
