@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 ROOT = Path(__file__).parents[3]
-PARTS = [  # file, which of its tests, how many those are
+PARTS = [  # file, which of its tests, how many those are at least
     ("fused_kernels", "not paged", 38),
     ("fused_kernels", "paged", 12),
     ("sample_kernel", "", 20),
@@ -22,7 +22,7 @@ PARTS = [  # file, which of its tests, how many those are
 
 
 def run_part(root: Path, report: Path, name: str, chosen: str, expected: int) -> None:
-    """Run these tests of tests/gpu under `root`; fails unless `expected` tests ran and every one of them passed."""
+    """Run these tests of tests/gpu under `root`; fails unless `expected` or more ran and all of them passed."""
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", f"--junitxml={report}"]
     done = subprocess.run(
         [*command, f"tests/gpu/test_{name}.py", *(["-k", chosen] if chosen else [])],
@@ -35,8 +35,9 @@ def run_part(root: Path, report: Path, name: str, chosen: str, expected: int) ->
     said = done.stdout[-3000:] + done.stderr[-1000:]
     assert done.returncode == 0, said
     (suite,) = ElementTree.parse(report).getroot()  # noqa: S314
-    counts = {key: int(suite.attrib[key]) for key in ("tests", "failures", "errors", "skipped")}
-    assert counts == {"tests": expected, "failures": 0, "errors": 0, "skipped": 0}, said
+    counts = {key: int(suite.attrib[key]) for key in ("failures", "errors", "skipped")}
+    assert counts == {"failures": 0, "errors": 0, "skipped": 0}, said
+    assert int(suite.attrib["tests"]) >= expected, said
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed here")
