@@ -1,9 +1,9 @@
-"""How much of a draft model's guesses stands, by mode and temperature, on real prompts.
+"""The acceptance rate of a draft model by mode and temperature, on real prompts.
 
     python benchmarks/acceptance.py --model TARGET --draft DRAFT [--k 5] [--tokens 64] [--json FILE]
 
-Every cell answers the same prompts with the same seed. α: chance that a guess stands given the
-ones before it did; τ: tokens a target pass. Speed is not the question here.
+Every cell completes the same prompts with the same seed. α: chance that a draft token is accepted
+given that those before it were; τ: tokens per target pass. Speed is not measured.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The speed table on this machine: every figure a ratio between things timed in turn in one run.
+"""The speed table of this machine: every figure is a ratio of two rows timed in the same run.
 
     python benchmarks/cpu.py [--model demo] [--repeats 3] [--tokens 96] [--json FILE]
 
@@ -33,7 +33,7 @@ DRAFTERS = ("suffix", "prompt-lookup", "mix")
 
 @dataclass
 class Row:
-    """One thing timed: its name, what it is a ratio to, and what must be reached."""
+    """One row: its name, the row it is compared with, and the ratio it must reach."""
 
     name: str
     run: Callable[[], float]  # tokens per second
@@ -51,39 +51,39 @@ def messages(prompt: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": prompt}]
 
 
-class Ours:
-    """One LLM, asked plainly or with a drafter; every text is kept for comparison."""
+class OutriderTimer:
+    """Times one LLM; every text is kept, and must be the same each time."""
 
     def __init__(self, model: str, tokens: int, drafter: str = "none", exact: bool = False, **options: Any) -> None:
-        """exact: go on past the end of the answer, to as many tokens as everyone else."""
+        """exact: continue past the end of text, to as many tokens as the other rows."""
         self.llm = LLM(model, drafter=drafter, **options)
         self.params = SamplingParams(max_tokens=tokens, ignore_eos=exact)
         self.salt = 0
         self.texts: dict[str, tuple[int, ...]] = {}
         self.stats: list[Stats] = []
 
-    def ask(self, prompts: Iterable[str]) -> float:
-        """One prompt after another, caches cold; tokens per second after each first token."""
-        results = [self._one(prompt) for prompt in prompts]
+    def time_each(self, prompts: Iterable[str]) -> float:
+        """One prompt after another with cold caches; tokens per second after each first token."""
+        results = [self._complete(prompt) for prompt in prompts]
         self.stats = [r.stats for r in results]
         tokens = sum(s.tokens - s.first_tokens for s in self.stats)
         return tokens / sum(s.ended - s.first for s in self.stats)
 
-    def ask_together(self, prompts: list[str]) -> float:
-        """All at once; tokens per second of the whole, prompts included."""
+    def time_together(self, prompts: list[str]) -> float:
+        """All in one batch; tokens per second, prefill included."""
         self.salt += 1
         ids = [self.llm.tokenizer.encode_chat(messages(p)) for p in prompts]
         began = time.perf_counter()
         results = self.llm.generate(ids, self.params, salt=str(self.salt))
         return sum(len(r.tokens) for r in results) / (time.perf_counter() - began)
 
-    def ask_in_turn(self, prompts: list[str]) -> float:
-        """One after another; tokens per second of the whole, prompts included."""
+    def time_in_turn(self, prompts: list[str]) -> float:
+        """One after another; tokens per second, prefill included."""
         began = time.perf_counter()
-        results = [self._one(prompt) for prompt in prompts]
+        results = [self._complete(prompt) for prompt in prompts]
         return sum(len(r.tokens) for r in results) / (time.perf_counter() - began)
 
-    def _one(self, prompt: str) -> Result:
+    def _complete(self, prompt: str) -> Result:
         self.salt += 1
         result = self.llm.chat(messages(prompt), self.params, salt=str(self.salt))
         if self.texts.setdefault(prompt, result.tokens) != result.tokens:
@@ -91,8 +91,8 @@ class Ours:
         return result
 
 
-class Theirs:
-    """Transformers' generate, on the same weights."""
+class TransformersTimer:
+    """Times Transformers' generate on the same weights."""
 
     def __init__(self, model: str, tokens: int, **options: Any) -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -103,7 +103,7 @@ class Theirs:
         self.tokens, self.options = tokens, options
 
     @torch.inference_mode()
-    def ask(self, prompts: Iterable[str]) -> float:
+    def time_each(self, prompts: Iterable[str]) -> float:
         tokens, seconds = 0, 0.0
         for prompt in prompts:
             ids = self.tokenizer.apply_chat_template(
@@ -120,10 +120,10 @@ class Theirs:
         return time.perf_counter() - began
 
 
-def note_of(ours: Ours) -> Callable[[], str]:
+def stats_note(timer: OutriderTimer) -> Callable[[], str]:
     def note() -> str:
-        tally = total(ours.stats).all
-        cost = total(ours.stats).times.draft / max(1, tally.drafted) * 1e6
+        tally = total(timer.stats).all
+        cost = total(timer.stats).times.draft / max(1, tally.drafted) * 1e6
         return f"α {tally.alpha:.2f}  γ {tally.gamma:.1f}  τ {tally.tau:.2f}  draft {cost:.0f} µs a token"
 
     return note
@@ -131,25 +131,27 @@ def note_of(ours: Ours) -> Callable[[], str]:
 
 def rows(args: argparse.Namespace) -> list[Row]:
     one = PROMPTS["chat"][:2]
-    theirs = Theirs(args.model, args.tokens)
-    full = Ours(args.model, args.tokens, exact=True, quantize="none")
-    four = Ours(args.model, args.tokens, exact=True, quantize="int4")
-    packed = Ours(args.model, args.tokens, quantize="int4")
+    transformers = TransformersTimer(args.model, args.tokens)
+    full = OutriderTimer(args.model, args.tokens, exact=True, quantize="none")
+    four = OutriderTimer(args.model, args.tokens, exact=True, quantize="int4")
+    packed = OutriderTimer(args.model, args.tokens, quantize="int4")
     table = [
-        Row("Transformers generate, float32", lambda: theirs.ask(one)),
-        Row("plain, float32", lambda: full.ask(one), "Transformers generate, float32", 1.3),
-        Row("plain, 4-bit", lambda: four.ask(one), "Transformers generate, float32", 3.5),
+        Row("Transformers generate, float32", lambda: transformers.time_each(one)),
+        Row("plain, float32", lambda: full.time_each(one), "Transformers generate, float32", 1.3),
+        Row("plain, 4-bit", lambda: four.time_each(one), "Transformers generate, float32", 3.5),
     ]
     for kind, bar in (("copy", 1.6), ("chat", 0.95)):
-        table.append(Row(f"{kind}: plain, 4-bit", lambda k=kind: packed.ask(PROMPTS[k])))
+        table.append(Row(f"{kind}: plain, 4-bit", lambda k=kind: packed.time_each(PROMPTS[k])))
         for drafter in DRAFTERS:
-            ours = Ours(args.model, args.tokens, drafter=drafter, quantize="int4")
-            ours.texts = packed.texts  # the same dictionary: any difference raises
+            timer = OutriderTimer(args.model, args.tokens, drafter=drafter, quantize="int4")
+            timer.texts = packed.texts  # the same dictionary: any difference raises
             base = f"{kind}: plain, 4-bit"
-            table.append(Row(f"{kind}: {drafter}", lambda o=ours, k=kind: o.ask(PROMPTS[k]), base, bar, note_of(ours)))
+            table.append(
+                Row(f"{kind}: {drafter}", lambda o=timer, k=kind: o.time_each(PROMPTS[k]), base, bar, stats_note(timer))
+            )
     table += [
-        Row("eight in turn, 4-bit", lambda: packed.ask_in_turn(PROMPTS["chat"])),
-        Row("eight together, 4-bit", lambda: packed.ask_together(PROMPTS["chat"]), "eight in turn, 4-bit", 2.0),
+        Row("eight in turn, 4-bit", lambda: packed.time_in_turn(PROMPTS["chat"])),
+        Row("eight together, 4-bit", lambda: packed.time_together(PROMPTS["chat"]), "eight in turn, 4-bit", 2.0),
     ]
     return table
 

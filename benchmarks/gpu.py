@@ -1,12 +1,12 @@
-"""The speed table on one GPU, against what its memory allows and against Transformers in the same run.
+"""The speed table of one GPU, compared with its memory bandwidth and with Transformers in the same run.
 
     python benchmarks/gpu.py [--only plain,spec] [--seconds 480] [--json FILE]
-    python benchmarks/gpu.py --shape tiny --device cpu        # does every part run? The figures mean nothing.
+    python benchmarks/gpu.py --shape tiny --device cpu        # checks that every part runs; the figures mean nothing
 
-Every configuration runs twice and the second run is told: kernels are compiled and graphs recorded
-in the first. `tok/s` is of the window in which the whole batch decodes; `whole` counts prompts too.
-`limit` is the time a round's weights and cache take to read at the measured bandwidth, over the
-time it took: target weights once, draft weights once a drafted token.
+Every configuration runs twice and the second run is reported: kernels are compiled and graphs
+captured in the first. `tok/s` is of the window in which the whole batch decodes; `whole` includes
+prefill. `limit` is the time to read a round's weights and cache at the measured bandwidth, over
+the time of the round: target weights once, draft weights once per draft token.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ COLUMNS = (
     "s",
 )
 Bar = tuple[str, float, float, float, bool]
-"""What, measured, must, goal, and whether more is better."""
+"""Name, measured value, required value, goal, and whether more is better."""
 
 
 def main() -> None:
@@ -73,7 +73,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--shape", default="llama-8b", choices=SHAPES)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--only", default=",".join(PARTS), help=f"parts, of {','.join(PARTS)}")
-    parser.add_argument("--seconds", type=float, default=480, help="begin nothing new after this long")
+    parser.add_argument("--seconds", type=float, default=480, help="start no new part after this long")
     parser.add_argument("--agreement", type=float, default=1.0, help="how often draft and target should agree")
     parser.add_argument("--layers", type=int, default=2, help="of the target's, that make the draft")
     parser.add_argument("--batches", help="such as 1,8,32,128")
@@ -81,8 +81,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--widths", help="such as 1,4,6,8,16,32")
     parser.add_argument("--new", type=int, help="new tokens")
     parser.add_argument("--prompt", type=int, help="prompt tokens")
-    parser.add_argument("--model", default="", help="folder of the real small model; the demo model where it is here")
-    parser.add_argument("--folder", type=Path, help="where weights are saved for a while; the temporary folder")
+    parser.add_argument("--model", default="", help="folder of the real small model; the installed demo model")
+    parser.add_argument("--folder", type=Path, help="where weights are saved temporarily; the temporary folder")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     args.only = [name.strip() for name in args.only.split(",") if name.strip()]
@@ -104,7 +104,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
 
 
 def run(bench: Bench, name: str, skipped: list[str]) -> None:
-    """One part. If it fails or runs out of time, that is noted and the rest goes on."""
+    """Run one part. If it fails or runs out of time, that is noted and the next part runs."""
     began = time.monotonic()
     print(f"{name}:", flush=True)
     try:
@@ -119,7 +119,7 @@ def run(bench: Bench, name: str, skipped: list[str]) -> None:
 
 
 def save(file: Path, bench: Bench, facts: dict[str, Any]) -> None:
-    """All there is so far: a run that is cut short leaves its figures."""
+    """Write all results so far: an interrupted run keeps its figures."""
     names = ("what", "measured", "must", "goal", "more_is_better")
     bars = [dict(zip(names, bar, strict=True)) for bar in bars_of(bench, facts)]
     told = facts | {"rows": [asdict(row) for row in bench.rows], "waits_by_line": dict(bench.waited), "bars": bars}
@@ -153,7 +153,7 @@ def limit_facts(bench: Bench) -> dict[str, Any]:
 
 
 def bars_of(bench: Bench, facts: dict[str, Any]) -> list[Bar]:
-    """What is wanted of the published shape on an H200, with what was measured; nothing where it was not."""
+    """The required values of the published shape on an H200, with what was measured; none where it was not."""
 
     def find(section: str, name: str, batch: int = 1) -> Row | None:
         rows = (r for r in bench.rows if r.section == section and r.name.startswith(name) and r.batch == batch)
@@ -163,7 +163,7 @@ def bars_of(bench: Bench, facts: dict[str, Any]) -> list[Bar]:
         return row and row.tokens_per_second
 
     def host_share(name: str, row: Row | None) -> float | None:
-        """Of a round, what is none of its recorded passes: the host, copies, choices, gaps."""
+        """The share of a round outside its graphs: the host, copies, sampling, gaps."""
         passes = find("graphs", f"graphs of a round, {name}")
         return 1 - passes.round_ms / row.round_ms if row and row.round_ms and passes and passes.round_ms else None
 

@@ -1,4 +1,4 @@
-"""Run by gpu.py in a process of its own: how long from nothing to the first token, and until graphs are recorded.
+"""Run by gpu.py in a process of its own: the time from start to the first token, and until graphs are captured.
 
     python benchmarks/gpu_first_token.py TARGET DRAFT DEVICE PROMPT_TOKENS CONTEXT BEGAN
 

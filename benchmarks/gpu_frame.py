@@ -1,4 +1,4 @@
-"""What the parts of benchmarks/gpu.py share: the plan, the rows, the pair, and the clocks."""
+"""What the parts of benchmarks/gpu.py share: the plan, the rows, the pair, and the timers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from outrider.testing.synthetic import EOS, SyntheticPair, synthetic_pair, weigh
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is measured. The default is the published shape; `tiny` is for trying this script."""
+    """What is measured. The default is the published shape; `tiny` is for testing this script."""
 
     shape: str
     device: torch.device
@@ -41,7 +41,7 @@ class Plan:
 
 @dataclass(slots=True, kw_only=True)
 class Row:
-    """One line of the table. None: not measured, or it has no meaning there."""
+    """One line of the table. None: not measured, or not applicable."""
 
     section: str
     name: str
@@ -64,7 +64,7 @@ class Row:
 
 
 class OutOfTime(Exception):  # noqa: N818 - not an error
-    """The seconds given are spent."""
+    """The time limit is reached."""
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class Bench:
     rows: list[Row] = field(default_factory=list)
     bandwidth: float = 0.0
     waited: Counter[str] = field(default_factory=Counter)
-    """Where the host waited for the device, by line."""
+    """Where the host waited for the device, by Python line."""
     _pair: SyntheticPair | None = None
     _factory: LLMFactory | None = None
     _salts: int = 0
@@ -91,7 +91,7 @@ class Bench:
 
     @property
     def factory(self) -> LLMFactory:
-        """One cache for all: the largest batch, or the longest context."""
+        """With one cache for all parts: the largest batch, or the longest context."""
         if self._factory is None:
             plan = self.plan
             context = max(*plan.contexts, plan.prompt) + plan.new + 64
@@ -116,7 +116,7 @@ class Bench:
             raise OutOfTime
 
     def limit_ms(self, batch: int, context: float, drafted: float = 0.0) -> float:
-        """Least milliseconds of a round: what it must read, at the measured bandwidth."""
+        """Min milliseconds of a round: the bytes it reads, at the measured bandwidth."""
 
         def read(decoder: Decoder) -> float:
             return weight_bytes(decoder) + batch * context * decoder.config.token_bytes(decoder.dtype)
@@ -130,7 +130,7 @@ def sync(device: torch.device) -> None:
 
 
 def median_ms(work: Callable[[], Any], device: torch.device, repeats: int = 20) -> float:
-    """Median milliseconds of a call: by events on CUDA where the device's time is meant, else by the clock."""
+    """Median milliseconds of a call: by events on CUDA, else by the host's clock."""
     work()
     times: list[float] = []
     for _ in range(repeats):
@@ -162,7 +162,7 @@ def clock_ms(work: Callable[[], Any], device: torch.device, repeats: int = 20) -
 
 
 def read_bandwidth(device: torch.device, tiny: bool) -> float:
-    """Bytes a second of the fastest of two reductions over more memory than any cache holds; medians."""
+    """Bytes per second of the faster of two reductions over more memory than any cache holds; medians."""
     count = (1 << 24) if tiny else 1_600_000_000  # float32; below 2^31, where indices grow wider
     x = torch.empty(count // 8192, 8192, device=device).uniform_()
     return x.nbytes / min(median_ms(work, device) for work in (x.sum, partial(x.sum, 1))) * 1000
@@ -170,7 +170,7 @@ def read_bandwidth(device: torch.device, tiny: bool) -> float:
 
 @contextmanager
 def replays() -> Iterator[list[Any]]:
-    """The CUDA graphs replayed meanwhile."""
+    """The CUDA graphs replayed within the block."""
     seen: list[Any] = []
     if not torch.cuda.is_available():
         yield seen

@@ -1,4 +1,4 @@
-"""Parts of benchmarks/gpu.py that leave the pair's own engine: a start from disk, Transformers, a small real model."""
+"""Parts of benchmarks/gpu.py outside the pair's engine: a start from disk, Transformers, a small real model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 
 
 def start(bench: Bench) -> None:
-    """A new process: imports, weights from disk, one prompt, first token, graphs recorded."""
+    """A new process: imports, weights from disk, one prompt, first token, graphs captured."""
     plan, pair = bench.plan, bench.pair
     with tempfile.TemporaryDirectory(dir=plan.folder) as name:
         began = time.perf_counter()
@@ -43,7 +43,7 @@ def start(bench: Bench) -> None:
 
 
 def generate_rate(model: Any, ids: torch.Tensor, new: int, **options: Any) -> tuple[float, float]:
-    """Tokens a second after the first, and of the whole: the time for `new` tokens less that for one."""
+    """Tokens per second after the first, from the time for `new` tokens less that for one; and of the whole."""
 
     def seconds(tokens: int) -> float:
         sync(ids.device)
@@ -54,7 +54,7 @@ def generate_rate(model: Any, ids: torch.Tensor, new: int, **options: Any) -> tu
         sync(ids.device)
         return time.perf_counter() - began
 
-    model.generation_config.eos_token_id = None  # to the last token, with nothing in the way
+    model.generation_config.eos_token_id = None  # no early end
     seconds(min(8, new))
     one, all_of_them = seconds(1), seconds(new)
     return (new - 1) / max(1e-9, all_of_them - one), new / all_of_them
@@ -63,7 +63,7 @@ def generate_rate(model: Any, ids: torch.Tensor, new: int, **options: Any) -> tu
 def transformers(bench: Bench) -> None:
     """`generate` and assisted generation, eager, on the same weights in the same run."""
     plan, pair = bench.plan, bench.pair
-    _ = bench.factory  # where norms are folded into matrices it is done now, before the weights are shared
+    _ = bench.factory  # folds norms into matrices now, before the weights are shared
     model, draft = (transformers_model(d, pair.config_of(d)) for d in (pair.target, pair.draft))
     draft.generation_config.eos_token_id = None
     draft.generation_config.num_assistant_tokens = 5

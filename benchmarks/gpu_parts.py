@@ -14,7 +14,7 @@ from outrider.bench.measure import Measurement, measure
 from outrider.bench.syncs import SyncCounter
 from outrider.core.draft import Draft
 from outrider.core.sequence import Span
-from outrider.drafters.reduced_vocab import SHARE
+from outrider.drafters.reduced_vocab import RECENT_SHARE
 from outrider.testing.synthetic import rare_tokens
 
 SPEC = f"{DRAFT_MODEL},k=5"
@@ -66,7 +66,7 @@ def reduced_vocab(bench: Bench) -> None:
     """
     plan, draft = bench.plan, bench.pair.draft
     left_out = max(0, draft.config.vocab_size - REDUCED_VOCAB) * draft.config.hidden_size * draft.dtype.itemsize
-    with rare_tokens(bench.pair, REDUCED_VOCAB - REDUCED_VOCAB // SHARE):
+    with rare_tokens(bench.pair, REDUCED_VOCAB - REDUCED_VOCAB // RECENT_SHARE):
         for batch in (size for size in plan.batches if size in REDUCED_VOCAB_BATCHES):
             bench.check_time()
             found = decode(bench, bench.factory, f"{SPEC},vocab={REDUCED_VOCAB}", batch, plan.prompt, plan.new)

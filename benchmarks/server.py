@@ -1,18 +1,18 @@
-"""The server under load, beside Transformers' own on the same weights, in the same run.
+"""The server under load, compared with Transformers' own on the same weights in the same run.
 
     python benchmarks/server.py [--model demo] [--clients 1 4 16 64] [--tokens 24] [--packed] [--json FILE]
 
-Each load is put on each server in turn, so that whatever else the machine does falls on all
-of them. A client asks, reads its stream to the end, and asks again; temperature 0, float32.
-Every request of ours has a salt of its own: no prompt and no earlier answer is remembered.
+Each load runs on each server in turn, so that other work on the machine affects all of them. A
+client sends a request, reads its stream to the end, and sends the next; temperature 0, float32.
+Every request to Outrider has a cache salt of its own, so that nothing is cached.
 
-    tok/s        tokens of all answers over the time from the first request to the last answer
-    first        seconds from a request to its first words
-    per token    seconds between tokens after that, averaged over an answer
+    tok/s        tokens of all responses over the time from the first request to the last response
+    first        seconds from a request to its first token
+    per token    seconds between tokens after that, averaged over a response
     whole        seconds from a request to its end
 
-The last three as median / 95th percentile over requests. `same` counts the answers that are,
-word for word, those without speculation (ours) or ours without speculation (theirs).
+The last three as median / 95th percentile over requests. `same` counts the responses that
+are equal to Outrider's without speculation.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ PLAIN = "outrider, no drafts"
 
 @dataclass
 class System:
-    """A server, and what to send it beside the prompt."""
+    """A server, and what to send it besides the prompt."""
 
     name: str
     url: str
@@ -59,7 +59,7 @@ class System:
 
 @dataclass
 class Answer:
-    """One answer and its times, in seconds from when it was asked for."""
+    """One response and its times, in seconds from the request."""
 
     text: str = ""
     tokens: int = 0
@@ -92,8 +92,8 @@ class Cell:
         return values[len(values) // 2], values[min(len(values) - 1, int(len(values) * 0.95))]
 
 
-async def ask(http: httpx.AsyncClient, system: System, prompt: str, tokens: int) -> Answer:
-    """One streamed chat, timed."""
+async def stream_chat(http: httpx.AsyncClient, system: System, prompt: str, tokens: int) -> Answer:
+    """One streamed chat completion, timed."""
     body: dict[str, Any] = {
         "model": system.model,
         "messages": [{"role": "user", "content": prompt}],
@@ -113,9 +113,9 @@ async def ask(http: httpx.AsyncClient, system: System, prompt: str, tokens: int)
             chunk = json.loads(line.removeprefix("data: "))
             if "error" in chunk:
                 raise RuntimeError(f"{system.name}: {chunk['error']}")
-            words = "".join(choice["delta"].get("content") or "" for choice in chunk["choices"])
-            if words:
-                answer.text += words
+            options = "".join(choice["delta"].get("content") or "" for choice in chunk["choices"])
+            if options:
+                answer.text += options
                 answer.last = time.perf_counter() - began
                 answer.first = answer.first or answer.last
             if chunk.get("usage"):
@@ -124,15 +124,15 @@ async def ask(http: httpx.AsyncClient, system: System, prompt: str, tokens: int)
     return answer
 
 
-async def put_load(system: System, clients: int, prompts: list[str], tokens: int) -> Cell:
-    """So many clients at once, until every prompt is answered."""
+async def run_load(system: System, clients: int, prompts: list[str], tokens: int) -> Cell:
+    """Run the prompts with this many clients at once."""
     answers: dict[int, Answer] = {}
     left = iter(enumerate(prompts))
     async with httpx.AsyncClient(timeout=1200, limits=httpx.Limits(max_connections=None)) as http:
 
         async def client() -> None:
             for i, prompt in left:
-                answers[i] = await ask(http, system, prompt, tokens)
+                answers[i] = await stream_chat(http, system, prompt, tokens)
 
         began = time.perf_counter()
         await asyncio.gather(*(client() for _ in range(clients)))
@@ -140,17 +140,17 @@ async def put_load(system: System, clients: int, prompts: list[str], tokens: int
     return Cell(system.name, clients, seconds, [answers[i] for i in range(len(prompts))])
 
 
-def drawn(clients: int, least: int) -> list[str]:
-    """A prompt for each client, and at least so many: copy-heavy ones and chats in turn."""
+def prompts_for(clients: int, minimum: int) -> list[str]:
+    """A prompt for each client, at least `minimum`: alternately copy-heavy ones and chats."""
     kinds = zip_longest(*(islice(cycle(PROMPTS[kind]), 8) for kind in ("copy", "chat")))
-    return list(islice(cycle(chain.from_iterable(kinds)), max(clients, least)))
+    return list(islice(cycle(chain.from_iterable(kinds)), max(clients, minimum)))
 
 
 @contextmanager
-def ours(folder: Path, *words: str) -> Iterator[str]:
-    """`outrider serve`; gives its address when it is ready."""
+def outrider_server(folder: Path, *options: str) -> Iterator[str]:
+    """Run `outrider serve`; yields its address when it is ready."""
     command = [sys.executable, "-m", "outrider", "serve", str(folder), "--served-model-name", "bench", "--port", "0"]
-    process = subprocess.Popen([*command, *words], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True)
     try:
         address, lines = "", iter(process.stderr or ())
         for line in lines:
@@ -162,12 +162,12 @@ def ours(folder: Path, *words: str) -> Iterator[str]:
             raise RuntimeError("outrider serve did not start")
         yield address
     finally:
-        _end(process)
+        _stop(process)
 
 
 @contextmanager
-def theirs(folder: Path) -> Iterator[str]:
-    """`transformers serve`, or where accelerate is missing the same server with its model loaded without it."""
+def transformers_server(folder: Path) -> Iterator[str]:
+    """Run `transformers serve`, or where accelerate is missing the same server without it."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "transformers.cli.transformers", "serve"]
@@ -188,10 +188,10 @@ def theirs(folder: Path) -> Iterator[str]:
                 time.sleep(0.2)
         yield address
     finally:
-        _end(process)
+        _stop(process)
 
 
-def _end(process: subprocess.Popen[Any]) -> None:
+def _stop(process: subprocess.Popen[Any]) -> None:
     process.send_signal(signal.SIGTERM)
     try:
         process.wait(15)
@@ -199,13 +199,13 @@ def _end(process: subprocess.Popen[Any]) -> None:
         process.kill()
 
 
-def measure(systems: list[System], loads: list[int], tokens: int, least: int) -> list[Cell]:
+def measure(systems: list[System], loads: list[int], tokens: int, minimum: int) -> list[Cell]:
     """Every load on every server, in turn."""
-    for system in systems:  # what a first request costs is nobody's to pay
-        asyncio.run(put_load(system, 1, drawn(1, 1), 8))
+    for system in systems:  # a warm-up request
+        asyncio.run(run_load(system, 1, prompts_for(1, 1), 8))
     cells: list[Cell] = []
     for clients in loads:
-        row = [asyncio.run(put_load(system, clients, drawn(clients, least), tokens)) for system in systems]
+        row = [asyncio.run(run_load(system, clients, prompts_for(clients, minimum), tokens)) for system in systems]
         plain = next(cell for cell in row if cell.system == PLAIN)
         for cell in row:
             pairs = zip(cell.answers, plain.answers, strict=True)
@@ -231,9 +231,9 @@ def main() -> None:
     parser.add_argument("--model", default="demo")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--tokens", type=int, default=24)
-    parser.add_argument("--requests", type=int, default=6, help="at least so many for each load")
+    parser.add_argument("--requests", type=int, default=6, help="at least this many for each load")
     parser.add_argument("--drafter", default="suffix+prediction")
-    parser.add_argument("--packed", action="store_true", help="also ours with 4-bit weights, its default on a CPU")
+    parser.add_argument("--packed", action="store_true", help="also Outrider with 4-bit weights, its default on a CPU")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
 
@@ -242,14 +242,16 @@ def main() -> None:
     print(f"OMP_NUM_THREADS {os.environ.get('OMP_NUM_THREADS', 'unset')}, {args.tokens} tokens an answer\n")
     print("| clients | server | tok/s | first | per token | whole | same |\n|---|---|---|---|---|---|---|", flush=True)
     with ExitStack() as stack:
-        exact = stack.enter_context(ours(folder, "--drafter", args.drafter, "--dtype", "float32", "--quantize", "none"))
+        exact = stack.enter_context(
+            outrider_server(folder, "--drafter", args.drafter, "--dtype", "float32", "--quantize", "none")
+        )
         systems = [
-            System("transformers serve", stack.enter_context(theirs(folder)), str(folder), salted=False),
+            System("transformers serve", stack.enter_context(transformers_server(folder)), str(folder), salted=False),
             System(PLAIN, exact, "bench", {"speculation": {"off": True}}),
             System(f"outrider, {args.drafter}", exact, "bench"),
         ]
         if args.packed:
-            packed = stack.enter_context(ours(folder, "--drafter", args.drafter, "--quantize", "int4"))
+            packed = stack.enter_context(outrider_server(folder, "--drafter", args.drafter, "--quantize", "int4"))
             systems.append(System("the same, 4-bit", packed, "bench"))
         cells = measure(systems, args.clients, args.tokens, args.requests)
     if args.json:

@@ -40,8 +40,8 @@ def comparison_table(both: Comparison, mode: str) -> Table:
 
 def _speed_row(name: str, stats: Stats) -> Row:
     first = max(0.0, stats.first - stats.started)
-    says = f"{_count(stats.tokens, 'token')} in {stats.seconds:.1f} s, the first after {first:.1f} s"
-    return (name, f"{stats.decode_tokens_per_second:.1f}", says)
+    note = f"{_count(stats.tokens, 'token')} in {stats.seconds:.1f} s, the first after {first:.1f} s"
+    return (name, f"{stats.decode_tokens_per_second:.1f}", note)
 
 
 def _draft_rows(stats: Stats) -> list[Row]:
@@ -66,8 +66,8 @@ def _accepted_row(tally: Tally) -> Row:
     """The share of draft tokens that were accepted, also by position in the draft."""
     shares = [f"{share:.2f}" for share in tally.acceptance_by_position]
     more = f" ... ({len(shares)})" if len(shares) > SHOWN_POSITIONS else ""
-    says = f"of draft tokens; by position {' '.join(shares[:SHOWN_POSITIONS])}{more}"
-    return ("accepted", f"{tally.accepted / tally.drafted:.2f}", says)
+    note = f"of draft tokens; by position {' '.join(shares[:SHOWN_POSITIONS])}{more}"
+    return ("accepted", f"{tally.accepted / tally.drafted:.2f}", note)
 
 
 def _per_drafter(stats: Stats) -> list[Row]:
@@ -84,8 +84,8 @@ def _time_rows(stats: Stats) -> list[Row]:
     """The time of each part of a round, on average."""
     times = stats.times
     draft, verify, host = (1000 * each / max(1, times.rounds) for each in (times.draft, times.verify, times.host))
-    says = f"draft {draft:.2f}, verify {verify:.1f}, host {host:.2f}; prefill took {times.read:.2f} s"
-    return [("ms a round", f"{draft + verify + host:.1f}", says)]
+    note = f"draft {draft:.2f}, verify {verify:.1f}, host {host:.2f}; prefill took {times.read:.2f} s"
+    return [("ms a round", f"{draft + verify + host:.1f}", note)]
 
 
 def _identical_row(both: Comparison, mode: str) -> Row:
@@ -105,6 +105,6 @@ def _table(rows: list[Row]) -> Table:
     table.add_column(style="dim", no_wrap=True)
     table.add_column(justify="right", style="bold", no_wrap=True)
     table.add_column()
-    for name, value, says in rows:
-        table.add_row(Text(name), Text(value), Text(says))
+    for name, value, note in rows:
+        table.add_row(Text(name), Text(value), Text(note))
     return table

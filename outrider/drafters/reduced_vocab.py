@@ -20,7 +20,7 @@ from outrider.runners.base import Runner
 from outrider.runners.reduced_head import ReducedHead
 
 MIN_TOKENS = 256
-_RECENT_SHARE = 8
+RECENT_SHARE = 8
 """One in so many columns is for tokens seen lately."""
 MAX_RANKING_BYTES = 64 << 20
 """Four million ids, more than any vocabulary has."""
@@ -38,7 +38,7 @@ class ReducedVocab:
     def __init__(self, head: ReducedHead, tokens: Seq[Token], vocab_size: int) -> None:
         """tokens: those of the head by now, the most frequent first."""
         self.head, self.tokens, self.vocab_size = head, [*tokens], vocab_size
-        self.first = len(tokens) - len(tokens) // _RECENT_SHARE
+        self.first = len(tokens) - len(tokens) // RECENT_SHARE
         """The first column that changes."""
         self.spare = tuple(tokens[self.first :])
         self._held = set(self.tokens)

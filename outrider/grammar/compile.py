@@ -132,7 +132,7 @@ def _run_with_timeout(seconds: float, work: Callable[[], Any]) -> Any:
 
 
 def _compile(spec: GrammarSpec, vocabulary: Vocabulary) -> Any:
-    """An LLMatcher at the grammar's beginning that has computed its first bitmask, so that nobody waits for it."""
+    """An LLMatcher at the grammar's beginning, with its first bitmask computed already."""
     import llguidance
 
     limits = llguidance.LLParserLimits(initial_lexer_fuel=MAX_FUEL, max_lexer_states=MAX_STATES, verbose_errors=False)

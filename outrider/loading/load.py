@@ -202,13 +202,13 @@ def _choose_quantize(
     return "int4" if 0 < bits <= 4 else "int8" if 0 < bits <= 8 else None
 
 
-def choose_context(asked: int | None, own: int, model: str) -> int:
-    """Max tokens of one sequence: what is asked for, up to the model's own limit, which is the default."""
-    if asked is None:
+def choose_context(requested: int | None, own: int, model: str) -> int:
+    """Max tokens of one sequence: as requested, up to the model's own limit, which is the default."""
+    if requested is None:
         return own
-    if not 1 < asked <= own:
-        raise ConfigError(f"{model}: context must be 2 to {own}, the model's own limit; got {asked}")
-    return asked
+    if not 1 < requested <= own:
+        raise ConfigError(f"{model}: context must be 2 to {own}, the model's own limit; got {requested}")
+    return requested
 
 
 def _affordable_tokens(bytes_per_token: int, max_tokens: int) -> int:

@@ -138,12 +138,12 @@ def epsilon_for(agreement: float, config: DecoderConfig, layers: int, device: to
     if agreement == 1:
         return FULL_AGREEMENT_EPSILON
     generator = torch.Generator(device).manual_seed(1)
-    ours, other = (torch.randn(SAMPLES, config.vocab_size, generator=generator, device=device) for _ in range(2))
-    best = ours.argmax(-1)
+    first, second = (torch.randn(SAMPLES, config.vocab_size, generator=generator, device=device) for _ in range(2))
+    best = first.argmax(-1)
     low, high = 0.0, 1.0
     for _ in range(12):
         middle = (low + high) / 2
-        share = float((ours * middle + other * math.sqrt(1 - middle**2)).argmax(-1).eq(best).float().mean())
+        share = float((first * middle + second * math.sqrt(1 - middle**2)).argmax(-1).eq(best).float().mean())
         low, high = (middle, high) if share < agreement else (low, middle)
     correlation = (low + high) / 2
     return math.sqrt(1 / correlation**2 - 1) * math.sqrt(layers / (len(config.layers) - layers))

@@ -66,7 +66,7 @@ def _layer_count(meta: Metadata, arch: str, names: Iterable[str]) -> int:
     layers = meta.integer(f"{arch}.block_count")
     found = {name.split(".")[1] for name in names if name.startswith("blk.")}
     if len(found) != layers or found != {str(layer) for layer in range(layers)}:
-        raise meta.fail(f"{arch}.block_count is {layers}, and the tensors are not those of so many layers")
+        raise meta.fail(f"{arch}.block_count is {layers}, and the tensors are not those of as many layers")
     return layers
 
 

@@ -26,25 +26,25 @@ class Metadata:
         if isinstance(value, list) and value and all(v == value[0] for v in value):
             value = value[0]  # one number for each layer, all equal
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31:
-            raise self.fail(f"{key} should be one whole number, found {self._shown(key)}")
+            raise self.fail(f"{key} should be one whole number, found {self._quote(key)}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self.values.get(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value):
-            raise self.fail(f"{key} should be a number, found {self._shown(key)}")
+            raise self.fail(f"{key} should be a number, found {self._quote(key)}")
         return shortest_decimal(value)
 
     def text(self, key: str, default: str | None = None) -> str:
         value = self.values.get(key, default)
         if not isinstance(value, str):
-            raise self.fail(f"{key} should be a string, found {self._shown(key)}")
+            raise self.fail(f"{key} should be a string, found {self._quote(key)}")
         return value
 
     def flag(self, key: str, default: bool) -> bool:
         value = self.values.get(key, default)
         if not isinstance(value, bool):
-            raise self.fail(f"{key} should be true or false, found {self._shown(key)}")
+            raise self.fail(f"{key} should be true or false, found {self._quote(key)}")
         return value
 
     def texts(self, key: str) -> list[str]:
@@ -53,11 +53,11 @@ class Metadata:
     def numbers(self, key: str) -> list[float]:
         return self._items(key, (int, float), "numbers")
 
-    def _items(self, key: str, kind: type | tuple[type, ...], said: str) -> list[Any]:
+    def _items(self, key: str, kind: type | tuple[type, ...], items: str) -> list[Any]:
         value = self.values.get(key)
         # all items of a list have the same type, so the first one is checked
         if not isinstance(value, list) or (value and not isinstance(value[0], kind)):
-            raise self.fail(f"{key} should be a list of {said}, found {self._shown(key)}")
+            raise self.fail(f"{key} should be a list of {items}, found {self._quote(key)}")
         return value
 
     def token(self, name: str, size: int) -> int | None:
@@ -68,7 +68,7 @@ class Metadata:
         token = self.values[key]
         return token if isinstance(token, int) and 0 <= token < size else None
 
-    def _shown(self, key: str) -> str:
+    def _quote(self, key: str) -> str:
         return f"{self.values[key]!r:.60}" if key in self.values else "nothing"
 
 

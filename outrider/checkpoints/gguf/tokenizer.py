@@ -91,8 +91,8 @@ def _token_types(meta: Metadata) -> list[float]:
 def _byte_level(meta: Metadata) -> Tokenizer:
     pre = meta.text("tokenizer.ggml.pre", "")
     if pre not in SPLITS:
-        said = f"pre-tokenizer {pre!r}" if pre else "a file that does not say how text is cut (tokenizer.ggml.pre)"
-        raise meta.fail(f"{said} is not read from GGUF; what is: {', '.join(SPLITS)}")
+        what = f"pre-tokenizer {pre!r}" if pre else "a file that does not say how to split text (tokenizer.ggml.pre)"
+        raise meta.fail(f"{what} is not read from GGUF; what is: {', '.join(SPLITS)}")
     vocab = _ids_by_token(_vocab_tokens(meta))
     merges: list[tuple[str, str]] = []
     for merge in meta.texts("tokenizer.ggml.merges"):
@@ -207,9 +207,9 @@ def _tokenizer_config(meta: Metadata, context: int) -> dict[str, Any]:
         "clean_up_tokenization_spaces": False,
         "model_max_length": context,
     }
-    for ours, theirs in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
-        token = meta.token(theirs, len(tokens))
-        settings[f"{ours}_token"] = None if token is None else tokens[token]
+    for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+        token = meta.token(key, len(tokens))
+        settings[f"{name}_token"] = None if token is None else tokens[token]
     settings["add_bos_token"], settings["add_eos_token"] = _adds_bos_eos(meta)
     if "tokenizer.chat_template" in meta.values:
         settings["chat_template"] = meta.text("tokenizer.chat_template")
