@@ -134,8 +134,8 @@ class DraftModel(Drafter):
         self._left = self.max_round_tokens
         along: list[tuple[Sequence, int]] = []
         for seq, span in zip(work.seqs, work.spans, strict=True):
-            wanted = self.cache.is_behind(seq) if span.wanted else seq.max_draft != 0
-            if wanted and seq.finish is None and self.cache.make_room(seq, 1):
+            reads = self.cache.is_behind(seq) if span.wanted else seq.max_draft != 0
+            if reads and seq.finish is None and self.cache.make_room(seq, 1):
                 end = len(seq.tokens) - 1 if span.wanted else seq.cached
                 along.append((seq, max(0, end - self.cache.length(seq))))
         shares = fair_shares([count for _, count in along], self._left)

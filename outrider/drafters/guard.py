@@ -52,8 +52,8 @@ class GuardedDrafter:
         if drafts is None and view.state is not None:
             return None
         if not isinstance(drafts, Seq) or len(drafts) != len(view.seqs):
-            what = f"{len(drafts)} drafts" if isinstance(drafts, Seq) else f"a {type(drafts).__name__}"
-            self._fail(view.seqs, f"propose returned {what} for {len(view.seqs)} sequences")
+            what = "more or fewer drafts than sequences" if isinstance(drafts, Seq) else f"a {type(drafts).__name__}"
+            self._fail(view.seqs, f"propose returned {what}")
             return [EMPTY] * len(view.seqs)
         return [self._checked(*each) for each in zip(drafts, view.seqs, view.budgets, strict=True)]
 

@@ -44,11 +44,6 @@ class NgramIndex:
     def __len__(self) -> int:
         return len(self.text)
 
-    @property
-    def entries(self) -> int:
-        """How many runs the tables hold."""
-        return sum(len(table) for table in self._last)
-
     def extend(self, tokens: Seq[Token]) -> None:
         """Add tokens to the current text. A run is entered once it has a follower."""
         text, first = self.text, self.first
