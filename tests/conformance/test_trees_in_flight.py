@@ -101,16 +101,19 @@ class TreesAhead(Drafter):
                     raise BrokenContract(f"sequence {seq.id}: {verdict.path} accepted of {path}")
 
 
-def engine(
-    world: Testbed, kind: str, requests: Seq[Request], limits: EngineLimits | None = None, cache_tokens: int = 4096
-) -> Engine:
-    answers = {
+def answers_of(world: Testbed, requests: Seq[Request]) -> Answers:
+    return {
         (asked.prompt, seed): told.tokens
         for asked in requests
         for seed, told in zip(derive_seeds(asked.params), world.judged(asked), strict=True)
     }
+
+
+def engine(
+    world: Testbed, kind: str, requests: Seq[Request], limits: EngineLimits | None = None, cache_tokens: int = 4096
+) -> Engine:
     target = world.target(cache_tokens)
-    verifier, drafter = make_verifier("seeded"), TreesAhead(answers, kind)
+    verifier, drafter = make_verifier("seeded"), TreesAhead(answers_of(world, requests), kind)
     return Engine(target, drafter, verifier, TOKENIZER, eos_ids=TOKENIZER.eos_ids, limits=limits)
 
 
