@@ -1,9 +1,9 @@
-"""Many questions about one long document, answered together, with no server.
+"""Many questions about one long document, answered in one batch, without a server.
 
     python examples/batch_documents.py [--document FILE] [--model demo]
 
-The document is read once: the first question leaves its keys and values in the cache, and
-the others begin where it ends. Answers quote the document, which is what `suffix` drafts from.
+The document is prefilled once: its keys and values stay in the cache, and the other questions
+share them. Answers quote the document, which is what `suffix` drafts from.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A chat in the terminal, streamed, with the figures of every answer.
+"""A chat in the terminal, streamed, with the statistics of every answer.
 
     outrider serve demo                   # in one terminal
     python examples/chat.py               # in another; an empty line ends it
 
-Nothing here is special to this server but the line of figures: it is OpenAI's own client.
+It uses OpenAI's own client; only the line of statistics is special to this server.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def ask() -> str:
 
 
 def stream(client: OpenAI, messages: list[Any], args: argparse.Namespace) -> str:
-    """Print an answer as it comes, then its figures. Returns it whole."""
+    """Print an answer while it is generated, then its statistics. Returns the answer."""
     chunks = client.chat.completions.create(
         model=args.model,
         messages=messages,
@@ -60,8 +60,8 @@ def stream(client: OpenAI, messages: list[Any], args: argparse.Namespace) -> str
         extra: dict[str, Any] = chunk.model_extra or {}
         figures = extra.get("metrics", {}).get("speculative_decoding", figures)
         tokens = chunk.usage.completion_tokens if chunk.usage else tokens
-    passes, drafted = figures["num_target_passes"], figures["num_accepted_tokens"]
-    print(f"\n[{tokens} tokens in {passes} passes, {drafted} of them drafted]", flush=True)
+    passes, accepted = figures["num_target_passes"], figures["num_accepted_tokens"]
+    print(f"\n[{tokens} tokens in {passes} passes, {accepted} of them accepted draft tokens]", flush=True)
     return answer
 
 

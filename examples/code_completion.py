@@ -1,11 +1,11 @@
-"""An edit to a file, most of which stays as it is: the file itself is sent as the prediction, and drafts the answer.
+"""An edit to a file, most of which stays unchanged: the file itself is sent as the prediction.
 
     outrider serve demo                   # in one terminal
     python examples/code_completion.py    # in another
     python examples/code_completion.py --file mine.py --instruction "rename n to count"
 
-The prediction never changes the answer; it only says what to guess. What was guessed right
-costs one pass over the model for many tokens, and is counted in the answer's usage.
+The prediction never changes the output; draft tokens are taken from it. Accepted ones cost one
+forward pass for many tokens, and are counted in the response's usage.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def main() -> None:
 
     code = args.file.read_text() if args.file else FILE
     client = OpenAI(base_url=args.base_url, api_key=os.environ.get("OUTRIDER_API_KEY", "none"))
-    # two salts, so that the second finds nothing the first left in the server's caches
+    # two salts, so that the second request shares no cache with the first
     plain, seconds_plain = edit(client, args, code, {"speculation": {"off": True}, "cache_salt": "plain"})
     prediction = {"type": "content", "content": code}
     guessed, seconds = edit(client, args, code, {"prediction": prediction, "cache_salt": "predicted"})
@@ -75,7 +75,7 @@ def edit(client: OpenAI, args: argparse.Namespace, code: str, extra: dict[str, A
 
 
 def passes(answer: Any) -> int:
-    """How often the model was run."""
+    """The number of forward passes of the target."""
     return answer.metrics["speculative_decoding"]["num_target_passes"]
 
 

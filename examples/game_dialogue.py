@@ -1,12 +1,11 @@
-"""Characters of a game, each with a short time to speak: answers are JSON that the game can use, and a game can be
-played again word for word.
+"""Characters of a game that answer within a deadline: answers are JSON, and the same seed gives the same game.
 
     outrider serve demo                   # in one terminal
     python examples/game_dialogue.py      # in another
 
-All characters of a turn are asked at once. A schema holds each answer to what the game
-understands; what the schema leaves no choice about is drafted and costs almost nothing.
-Whoever misses the deadline shrugs, and the server stops writing as soon as the client leaves.
+All characters of a turn are asked at once. Each answer matches a JSON schema; tokens that the
+schema forces are drafted and cost almost nothing. A character that misses the deadline shrugs,
+and the server cancels the request when the client disconnects.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ async def speak(client: AsyncOpenAI, args: argparse.Namespace, name: str, past: 
         )
     except APITimeoutError:
         return SHRUG
-    if answer.choices[0].finish_reason != "stop":  # cut short: no whole object
+    if answer.choices[0].finish_reason != "stop":  # no complete object
         return SHRUG
     reply: dict[str, str] = json.loads(answer.choices[0].message.content or "{}")
     return reply | {"says": " ".join(reply["says"].split())}
