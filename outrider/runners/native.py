@@ -132,7 +132,7 @@ class NativeRunner(Runner):
     def _keep_ends(self, scores: Scores) -> Scores:
         """Keep the tapped outputs at the ends of pages that text fills."""
         if scores.features is not None:
-            # what follows one token that is wanted is kept by `advance` or `advance_to`
+            # those at a single token that is wanted are kept by `advance` or `advance_to`
             text = [i for i, span in enumerate(scores.spans) if len(span.tokens) > 1 or not span.wanted]
             keep_text_ends(self.model, [scores.spans[i] for i in text], [scores.features[i] for i in text])
         return scores
