@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.models.config import Activation, DecoderConfig
-from outrider.models.linear import PACKED_ROWS, Product
+from outrider.models.linear import PACKED_ROWS, LinearOp
 from outrider.models.rope import RopeTables, apply_rope
 
 ACTIVATION_FUNCTIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
@@ -76,11 +76,11 @@ class Layer:
     """One layer's weights. Queries, keys and values are one linear layer, gate and up another."""
 
     attention_norm: Norm
-    qkv: Product
-    out: Product
+    qkv: LinearOp
+    out: LinearOp
     mlp_norm: Norm
-    gate_up: Product
-    down: Product
+    gate_up: LinearOp
+    down: LinearOp
     qk_norm: Norm | None = None
     """Over [heads + kv_heads, dim], each head with its own weight."""
     post_attention_norm: Norm | None = None
@@ -95,7 +95,7 @@ class Weights:
     """[vocab, hidden], for lookup."""
     layers: list[Layer]
     norm: Norm
-    head: Product
+    head: LinearOp
     packed: bool = False
     """Linear layers are packed: they return bf16 and are row-invariant; the residual stream is float32."""
 
@@ -135,19 +135,19 @@ class Decoder:
     def forward(
         self, ids: Tensor, positions: Tensor, attend: Attend, tapped: dict[int, Tensor] | None = None
     ) -> Tensor:
-        """int64 [N], int64 [N] -> [N, hidden], after the final norm. tapped: layers whose outputs are to be put there."""
+        """int64 [N], int64 [N] -> [N, hidden], after the final norm. tapped: receives the outputs of its layers."""
         config, weights = self.config, self.weights
-        rotations = self._rope_tables(positions)
-        cos_sin = [rotations[layer.rope] for layer in config.layers]
+        by_rope = self._rope_tables(positions)
+        rotations = [by_rope[layer.rope] for layer in config.layers]
         x = self._embed(ids)
         for i, layer in enumerate(weights.layers):
-            x = x + self._attention(i, layer, x, cos_sin[i], attend)
+            x = x + self._attention(i, layer, x, rotations[i], attend)
             x = x + self._mlp(layer, x)
             if tapped is not None and i in tapped:
                 tapped[i] = x
         return weights.norm(x)
 
-    def logits(self, hidden: Tensor, head: Product | None = None) -> Tensor:
+    def logits(self, hidden: Tensor, head: LinearOp | None = None) -> Tensor:
         """[M, hidden] -> float32 [M, vocab], soft cap applied. head: used in place of the model's own."""
         logits = (head or self.weights.head)(hidden).float()
         cap = self.config.final_softcap
@@ -160,13 +160,13 @@ class Decoder:
         x = F.embedding(ids, self.weights.embedding).to(self.dtype)
         return x if self._embedding_scale == 1 else x * self._embedding_scale
 
-    def _attention(self, i: int, layer: Layer, x: Tensor, turn: Tensor, attend: Attend) -> Tensor:
+    def _attention(self, i: int, layer: Layer, x: Tensor, rotation: Tensor, attend: Attend) -> Tensor:
         heads, kv_heads, dim = self.config.heads, self.config.kv_heads, self.config.head_dim
         qkv = layer.qkv(layer.attention_norm(x)).float().view(-1, heads + 2 * kv_heads, dim)
         qk, v = qkv.split_with_sizes((heads + kv_heads, kv_heads), 1)
         if layer.qk_norm is not None:
             qk = layer.qk_norm(qk)
-        qk = apply_rope(qk, turn)
+        qk = apply_rope(qk, rotation)
         if self.dtype is not torch.float32:
             qk, v = qk.to(self.dtype), v.to(self.dtype)
         q, k = qk.split_with_sizes((heads, kv_heads), 1)

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from outrider.core.errors import ConfigError
 
-Product = Callable[[Tensor], Tensor]
-"""[N, in] -> [N, out]"""
+LinearOp = Callable[[Tensor], Tensor]
+"""A linear layer: [N, in] -> [N, out]"""
 Quantization = Literal["int4", "int8"]
 
 # Private, but stable since torch 2.5, and in every build. Called here rather than through torch.ops,

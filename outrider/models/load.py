@@ -20,7 +20,7 @@ from outrider.models.config import DecoderConfig
 from outrider.models.decoder import Decoder, Layer, Norm, Weights
 from outrider.models.families import parse_config
 from outrider.models.fields import FieldError, UnsupportedModel
-from outrider.models.linear import Int4Linear, Int8Linear, Linear, Product, Quantization
+from outrider.models.linear import Int4Linear, Int8Linear, Linear, LinearOp, Quantization
 from outrider.models.rope import pair_rows
 
 EMBEDDING_NAME, FINAL_NORM_NAME, HEAD_NAME = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
@@ -220,7 +220,7 @@ class _Builder:
             embedding, layers, self._norm("model.norm"), Linear(embedding if same else self._to_device(head))
         )
 
-    def _qkv(self, prefix: str) -> Product:
+    def _qkv(self, prefix: str) -> LinearOp:
         def paired(name: str) -> Tensor:
             tensor = self.tensors.read(prefix + name)
             return tensor if name.startswith("v_") else pair_rows(tensor, self.config.head_dim)
@@ -229,14 +229,14 @@ class _Builder:
         bias = torch.cat([paired(f"{name}_proj.bias") for name in "qkv"]) if self.config.qkv_bias else None
         return self._make_linear(weight, bias)
 
-    def _fused(self, names: list[str], *, bias: bool) -> Product:
+    def _fused(self, names: list[str], *, bias: bool) -> LinearOp:
         """One linear layer of all the named ones, their outputs concatenated."""
         weights = torch.cat([self.tensors.read(f"{name}.weight") for name in names])
         return self._make_linear(
             weights, torch.cat([self.tensors.read(f"{name}.bias") for name in names]) if bias else None
         )
 
-    def _make_linear(self, weight: Tensor, bias: Tensor | None) -> Product:
+    def _make_linear(self, weight: Tensor, bias: Tensor | None) -> LinearOp:
         if self.quantize is not None:
             return (Int4Linear if self.quantize == "int4" else Int8Linear)(weight, bias)
         return Linear(self._to_device(weight), None if bias is None else self._to_device(bias))
