@@ -26,28 +26,16 @@ class Progress(Protocol):
 
     def start(self, label: str, total: int | None) -> None:
         """A step begins. `total` is in the unit of `advance`; None: not known."""
-        ...
 
     def advance(self, amount: int) -> None:
         """This much more of the step is done."""
-        ...
 
     def done(self) -> None:
         """The step ended. Not called for a step that failed."""
-        ...
 
 
-class NoProgress:
+class NoProgress(Progress):
     """A Progress that does nothing."""
-
-    def start(self, label: str, total: int | None) -> None:
-        pass
-
-    def advance(self, amount: int) -> None:
-        pass
-
-    def done(self) -> None:
-        pass
 
 
 def outrider_home() -> Path:

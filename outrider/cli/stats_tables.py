@@ -96,8 +96,8 @@ def _identical_row(both: Comparison, mode: str) -> Row:
     return ("identical", "no", f"first difference at token {where}{why}")
 
 
-def _count(number: int, noun: str, plural: str = "") -> str:
-    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun if number == 1 else noun + 's'}"
 
 
 def _table(rows: list[Row]) -> Table:

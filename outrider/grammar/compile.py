@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
@@ -12,7 +11,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from outrider.core.errors import OutriderError, RequestError
-from outrider.grammar.matcher import GrammarMatcher
+from outrider.grammar.matcher import CompiledGrammar, GrammarMatcher
 from outrider.grammar.spec import GrammarSpec
 from outrider.grammar.vocabulary import Vocabulary
 
@@ -22,7 +21,6 @@ MAX_CACHED_GRAMMARS = 32  # for each tokenizer
 MAX_CACHED_CHARS = 1 << 20  # of their sources in total
 MAX_STATES = 30_000  # of a grammar's lexer; each takes 1 to 2 KB
 MAX_FUEL = 200_000  # steps of building its patterns; each may take 170 bytes, and (a{1000}){1000} would need a million
-MAX_RECOMPILE_SECONDS = 0.05  # a grammar that compiles within this may be compiled again between two rounds
 
 _INDENTATION = r"[\x20\x0A\x0D\x09]{0,64}"  # unbounded, a model could write whitespace for ever
 _SPACING: dict[str, dict[str, Any]] = {
@@ -55,7 +53,7 @@ class _GrammarCache:
 
     def __init__(self, tokenizer: Any) -> None:
         self.vocabulary = Vocabulary(tokenizer)
-        self._grammars: OrderedDict[GrammarSpec, _Compiled] = OrderedDict()
+        self._grammars: OrderedDict[GrammarSpec, CompiledGrammar] = OrderedDict()
         self._lock = threading.Lock()
 
     def matcher(self, spec: GrammarSpec) -> GrammarMatcher:
@@ -63,7 +61,11 @@ class _GrammarCache:
             if spec in self._grammars:
                 self._grammars.move_to_end(spec)
                 return GrammarMatcher(self._grammars[spec], self.vocabulary)
-        grammar = _run_with_timeout(MAX_COMPILE_SECONDS, lambda: _Compiled(spec, self.vocabulary))
+
+        def compile_spec() -> Any:
+            return _compile(spec, self.vocabulary)
+
+        grammar = _run_with_timeout(MAX_COMPILE_SECONDS, lambda: CompiledGrammar(compile_spec))
         with self._lock:
             self._grammars[spec] = grammar
             while len(self._grammars) > MAX_CACHED_GRAMMARS or self._chars() > MAX_CACHED_CHARS:
@@ -72,24 +74,6 @@ class _GrammarCache:
 
     def _chars(self) -> int:
         return sum(len(spec.source) for spec in self._grammars)
-
-
-class _Compiled:
-    """A compiled grammar; see `matcher.CompiledGrammar`."""
-
-    def __init__(self, spec: GrammarSpec, vocabulary: Vocabulary) -> None:
-        began = time.thread_time()
-        self._spec, self._vocabulary = spec, vocabulary
-        self._matcher = _compile(spec, vocabulary)
-        self._quick = time.thread_time() - began < MAX_RECOMPILE_SECONDS
-
-    def copy(self) -> Any:
-        return self._matcher.deep_copy()
-
-    def renew(self) -> bool:
-        if self._quick:
-            self._matcher = _compile(self._spec, self._vocabulary)
-        return self._quick
 
 
 _caches: WeakKeyDictionary[Any, _GrammarCache] = WeakKeyDictionary()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,19 +16,27 @@ from outrider.core.sampling import Token
 from outrider.grammar.vocabulary import Vocabulary
 
 MAX_FORCED = 64  # forced tokens returned at once: more than any draft holds
+MAX_RECOMPILE_SECONDS = 0.05  # a grammar that compiles within this may be compiled again between two rounds
 MAX_MASK_SECONDS = 0.25  # CPU seconds of one bitmask; usual are 10 to 500 microseconds
 
 
-class CompiledGrammar(Protocol):
-    """A compiled grammar, from which matchers are made."""
+class CompiledGrammar:
+    """A compiled grammar, from which matchers are made. `build` compiles it: an LLMatcher at the beginning."""
+
+    def __init__(self, build: Callable[[], Any]) -> None:
+        began = time.thread_time()
+        self._build, self._matcher = build, build()
+        self._quick = time.thread_time() - began < MAX_RECOMPILE_SECONDS
 
     def copy(self) -> Any:
         """An LLMatcher at the beginning. All copies share one table of lexer states, which they fill."""
-        ...
+        return self._matcher.deep_copy()
 
     def renew(self) -> bool:
         """Make further copies start with an empty table; False where that would take too long."""
-        ...
+        if self._quick:
+            self._matcher = self._build()
+        return self._quick
 
 
 class _NextTokens(NamedTuple):
