@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 from conformance_models import make_model, save, transformers_world
-from plain_decoding import assert_same, request, run
+from plain_decoding import Told, assert_same, request, run
+from test_cancellation import run_with_cancels
 from test_trees_in_flight import AsyncNativeRunner, TreesAhead, answers_of
 from testbed import TOKENIZER, VOCAB, Testbed
 from torch import Tensor
@@ -20,7 +22,7 @@ from outrider.core.sampling import Token
 from outrider.core.sequence import Sequence, Span
 from outrider.drafters.base import TargetPass
 from outrider.engine.engine import Engine
-from outrider.engine.request import EngineLimits
+from outrider.engine.request import EngineLimits, Request
 from outrider.models.load import load_decoder
 from outrider.runners.device_state import DeviceState
 from outrider.runners.native import NativeRunner
@@ -40,6 +42,7 @@ class Model:
     def __init__(self, family: str, folder: Any) -> None:
         self.theirs = make_model(family)
         self.decoder = load_decoder(save(self.theirs, folder), device="cpu")
+        self.judged: dict[str, list[Told]] = {}
 
     def runner(self, taps: Seq[int] = (0, 1), kind: type[NativeRunner] = NativeRunner) -> NativeRunner:
         made = kind(self.decoder, 512, page_size=PAGE)
@@ -229,6 +232,7 @@ class Record:
         self.shown: dict[int, list[tuple[int, list[Token], Tensor]]] = {}
         """By sequence: the place of the first token, tokens, and their outputs."""
         self.texts: dict[int, list[Token]] = {}
+        self.cancelled: set[int] = set()
 
     def process(self, work: TargetPass) -> None:
         row = 0
@@ -247,6 +251,8 @@ class Record:
     def forget(self, seq: Sequence) -> None:
         super().forget(seq)
         self.texts[seq.id] = list(seq.tokens)
+        if seq.finish == "cancelled":
+            self.cancelled.add(seq.id)
 
 
 class RecordingTrees(Record, ScriptedDrafter):
@@ -257,13 +263,11 @@ class RecordingAhead(Record, TreesAhead):
     """Drafts trees from where the device stands."""
 
 
-@pytest.mark.parametrize("chunk", [9, 512])
-@pytest.mark.parametrize("kind", ["waiting", "in flight", "ahead"])
-def test_a_drafter_that_follows_the_target_sees_every_token_once(models: Any, kind: str, chunk: int):
-    """In order, with the outputs that Transformers says, however its rounds are launched."""
-    model = models()
-    world = Testbed(transformers_world(model.theirs), lambda _: runner, lambda _: runner)
+def following(model: Model, kind: str, chunk: int) -> tuple[Engine, list[Request], Testbed]:
+    """An engine whose drafter follows the target, what to ask it, and the judge."""
     runner = model.runner(kind=NativeRunner if kind == "waiting" else AsyncNativeRunner)
+    world = Testbed(transformers_world(model.theirs), lambda _: runner, lambda _: runner)
+    world._judged = model.judged
     options = {"max_tokens": 40, "ignore_eos": True}
     asked = [request(TEXT[9 * i : 20 + 12 * i], temperature=0.5 * i, seed=i, **options) for i in range(3)]
     if kind == "ahead":
@@ -271,17 +275,45 @@ def test_a_drafter_that_follows_the_target_sees_every_token_once(models: Any, ki
     else:
         drafter = RecordingTrees(random_trees(VOCAB).script)
     limits = EngineLimits(max_batch=3, max_round_tokens=chunk)
-    tried = Engine(runner, drafter, make_verifier("seeded"), TOKENIZER, eos_ids=TOKENIZER.eos_ids, limits=limits)
+    verifier = make_verifier("seeded")
+    return Engine(runner, drafter, verifier, TOKENIZER, eos_ids=TOKENIZER.eos_ids, limits=limits), asked, world
+
+
+@pytest.mark.parametrize("chunk", [9, 512])
+@pytest.mark.parametrize("kind", ["waiting", "in flight", "ahead"])
+def test_a_drafter_that_follows_the_target_sees_every_token_once(models: Any, kind: str, chunk: int):
+    """In order, with the outputs that Transformers says, however its rounds are launched."""
+    model = models()
+    tried, asked, world = following(model, kind, chunk)
+    drafter: Any = tried.drafter
     for told, each in zip(run(tried, asked), asked, strict=True):
         assert_same(told, world.judged(each), tolerance=CLOSE)
     assert tried.stats.draft_failures == 0
     assert len(drafter.texts) == 3
+    check_shown(model, drafter)
+
+
+@pytest.mark.parametrize("chunk", [9, 512])
+@pytest.mark.parametrize("kind", ["waiting", "in flight", "ahead"])
+def test_so_it_does_beside_texts_that_are_cancelled_in_flight(models: Any, kind: str, chunk: int):
+    model = models()
+    for seed in range(8):
+        tried, asked, world = following(model, kind, chunk)
+        told = run_with_cancels(tried, asked, random.Random(seed))
+        for made, one, n in told.values():
+            if one.finish != "cancelled":
+                assert_same([one], [world.judged(made)[n]], tolerance=CLOSE)
+        assert tried.stats.draft_failures == 0
+        check_shown(model, tried.drafter)
+
+
+def check_shown(model: Model, drafter: Any) -> None:
     for seq_id, text in drafter.texts.items():
         end = 0
-        for place, tokens, outputs in drafter.shown[seq_id]:
+        for place, tokens, outputs in drafter.shown.get(seq_id, ()):  # none of one that never began
             assert place == end
             end = place + len(tokens)
             count = len(text[place:end])  # a round that is cut off by the end of the text shows more
             assert tokens[:count] == text[place:end]
             model.assert_features(outputs[:count], text, range(place, place + count))
-        assert end >= len(text) - 1
+        assert end >= len(text) - 1 or seq_id in drafter.cancelled
