@@ -108,6 +108,7 @@ class LLM:
         target, self.tokenizer = self.loaded.target, self.loaded.tokenizer
         if max_round_tokens is None:
             max_round_tokens = 128 if target.device.type == "cpu" else 2048
+        self.max_round_tokens = max_round_tokens
         limits = EngineLimits(max_batch=max_batch, max_round_tokens=max_round_tokens)
         context = DrafterContext(
             vocab_size=target.vocab_size,
@@ -343,5 +344,6 @@ class LLM:
             quantize=quantize,
             cache_tokens=pool.count * pool.size,
             max_batch=self.max_batch,
+            max_round_tokens=self.max_round_tokens,
             max_draft=1,  # all it reads of a text that goes on are its last two tokens
         )

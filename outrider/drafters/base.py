@@ -77,7 +77,7 @@ class TargetPass:
     """What was read of each. Where the host was behind, only `draft` and `wanted` hold."""
     scores: Scores
     state: DeviceState | None
-    """Of the sequences whose spans are `wanted`, in their order; None where no layer is tapped."""
+    """Of the sequences whose spans are `wanted`, in their order; None where there are none, or no layer is tapped."""
 
 
 class Drafter(ABC):
@@ -108,6 +108,10 @@ class Drafter(ABC):
         A member of a `mix` whose draft was not used sees an empty draft, and a verdict
         with an empty path that carries all the tokens committed, however many.
         """
+
+    def take_failures(self, seq_id: int) -> int:
+        """How often members of this drafter failed for a sequence that was forgotten; told once."""
+        return 0
 
     def forget(self, seq: Sequence) -> None:
         """Drop all state of a finished sequence. Called exactly once, with its final text."""

@@ -70,8 +70,8 @@ class GuardedDrafter:
             self.drafter.forget(seq)
 
     def take_failures(self, seq_id: int) -> int:
-        """How often the drafter failed while it was asked for this sequence; forgotten with that."""
-        return self.failures.pop(seq_id, 0)
+        """How often the drafter or its members failed while asked for this sequence; forgotten with that."""
+        return self.failures.pop(seq_id, 0) + self.drafter.take_failures(seq_id)
 
     @contextmanager
     def _guarded(self, method: str, seqs: Seq[Sequence]) -> Iterator[list[Exception]]:

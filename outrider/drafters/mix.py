@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
@@ -119,8 +118,6 @@ class Mix(Drafter):
             _Member(GuardedDrafter(drafter, vocab_size), float(drafter.traits.max_tokens))
             for drafter in sorted(drafters, key=lambda drafter: drafter.traits.runs_model)
         ]
-        self.failures: Counter[str] = Counter()
-        """Of each member, by its name, in the sequences that have ended."""
         self._winners: dict[int, list[_Member | None]] = {}
         """By sequence: whose draft was taken in each round that has not been observed yet, the oldest first."""
 
@@ -165,7 +162,9 @@ class Mix(Drafter):
         for member in self.members:
             member.open.pop(seq.id, None)
             member.drafter.forget(seq)
-            self.failures[member.drafter.traits.name] += member.drafter.take_failures(seq.id)
+
+    def take_failures(self, seq_id: int) -> int:
+        return sum(member.drafter.take_failures(seq_id) for member in self.members)
 
     def _asks(self, member: _Member, best: Draft, value: float) -> bool:
         """Whether this member is asked where a draft of this value has been made."""

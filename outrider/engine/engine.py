@@ -121,30 +121,23 @@ class Engine:
 
     def _propose(self, scheduled: list[ScheduledSequence], state: DeviceState | None) -> list[Draft] | None:
         """A draft for each scheduled sequence; None where the round in flight must complete first."""
-        rows = [i for i, each in enumerate(scheduled) if each.budget > 0]
-        drafts = [EMPTY] * len(scheduled)
-        if not rows:
-            return drafts
-        view = RoundView([each.seq for each in scheduled], [each.budget for each in scheduled], state).take(rows)
-        proposed = self.drafting.propose(view)
-        if proposed is None:
-            return None
-        for i, draft in zip(rows, proposed, strict=True):
-            drafts[i] = draft
-        return drafts
+        budgets = [each.budget for each in scheduled]
+        if not any(budgets):
+            return [EMPTY] * len(scheduled)
+        return self.drafting.propose(RoundView([each.seq for each in scheduled], budgets, state))
 
     def _decide(self, launched: InFlightRound, spans: list[Span]) -> None:
         """Launch the choices of a round where they are the target's alone, and where they leave its sequences."""
         seqs, drafts = launched.decoding
-        if not seqs:
-            return
         scores = launched.scores
-        launched.choices = self.verifier.decide(seqs, drafts, scores.logits, scores.positions)
-        if launched.choices is None or len(seqs) < len(spans):
-            return
-        launched.state = self.target.advance(scores, launched.choices.tokens)
+        if seqs:
+            launched.choices = self.verifier.decide(seqs, drafts, scores.logits, scores.positions)
+        if launched.choices is not None and len(seqs) == len(spans):
+            launched.state = self.target.advance(scores, launched.choices.tokens)
         if launched.state is not None and self.drafting.traits.follows_target:
             self.drafting.process(TargetPass(seqs, spans, scores, launched.state))
+        elif scores.features is not None:  # read when the round completes; another pass may come before
+            launched.scores = replace(scores, features=[each.clone() for each in scores.features])
 
     def _complete(self) -> None:
         """Verify and commit the oldest round in flight. Sequences cancelled meanwhile are left out."""
@@ -270,15 +263,18 @@ class Engine:
         if done.state is not None or not self.drafting.traits.follows_target:
             return
         judged = iter(verdicts)
-        sound = [not (span.wanted and isinstance(next(judged), RequestError)) for span in spans]
-        rows = [i for i, span in enumerate(spans) if sound[i] and span.seq_id in self._live]
-        state = self.target.advance_to(done.scores, [v if isinstance(v, Verdict) else Verdict((0,)) for v in verdicts])
-        if state is not None:  # of the spans that ask for logits
-            places = {i: at for at, i in enumerate(i for i, span in enumerate(spans) if span.wanted)}
-            state = state.take([places[i] for i in rows if i in places])
-        features = done.scores.features
-        scores = replace(done.scores, features=None if features is None else [features[i] for i in rows])
-        self.drafting.process(TargetPass([done.scheduled[i].seq for i in rows], [spans[i] for i in rows], scores, state))
+        verdict_of = [next(judged) if span.wanted else None for span in spans]
+        live = [i for i, span in enumerate(spans) if span.seq_id in self._live]  # the pages of others may be closed
+        rows = [i for i in live if not isinstance(verdict_of[i], RequestError)]
+        scores, features = done.scores, done.scores.features
+        scores = replace(
+            scores,
+            spans=[scores.spans[i] for i in rows],
+            features=None if features is None else [features[i] for i in rows],
+        )
+        state = self.target.advance_to(scores, [each for i in rows if isinstance(each := verdict_of[i], Verdict)])
+        seqs = [done.scheduled[i].seq for i in rows]
+        self.drafting.process(TargetPass(seqs, [spans[i] for i in rows], scores, state))
 
     def _observe(self, outcomes: list[Outcome]) -> None:
         seen = [(o.live.seq, o.draft, o.verdict) for o in outcomes if o.verdict is not None]

@@ -78,12 +78,20 @@ class GraphRunner:
         """Whether the span is narrow: a decoding sequence, not a prompt being read."""
         return span.width <= WIDTHS[-1]
 
-    def read_ahead(self, spans: Seq[Span]) -> Seq[Span]:
-        """The spans to score; where rows are pinned, all but the end of each prompt is read here, by the same path.
+    def read_ahead(self, span: Span) -> tuple[Span, list[Tensor]]:
+        """What is left of a span to score: all but a prompt's end is read here, by the path that pinned rows take.
 
-        Then the bits of a key or value are a function of the text alone, however it was read.
+        Then the bits of a key or value are a function of the text alone, however it was read. With it come the
+        tapped outputs of what was read.
         """
-        return [self._read_ahead(span) for span in spans] if self.pinned else spans
+        features: list[Tensor] = []
+        while span.width > WIDTHS[-1]:
+            self.check_width(1 + len(span.draft))
+            piece = min(WIDTHS[-1], len(span.tokens) - 1)
+            read = self.score([Span(span.seq_id, span.start, span.tokens[:piece], wanted=False)])
+            features += [each.clone() for each in read.features or ()]
+            span = replace(span, start=span.start + piece, tokens=span.tokens[piece:])
+        return span, features
 
     def check_width(self, width: int) -> None:
         """ConfigError where so many rows of one sequence cannot be pinned."""
@@ -92,14 +100,6 @@ class GraphRunner:
                 f"pinned: drafts of {width - 1} tokens are too wide; it takes {WIDTHS[-1] - 1} at most, so lower the "
                 "drafter's k, or leave out pinned"
             )
-
-    def _read_ahead(self, span: Span) -> Span:
-        while span.width > WIDTHS[-1]:
-            self.check_width(1 + len(span.draft))
-            piece = min(WIDTHS[-1], len(span.tokens) - 1)
-            self.score([Span(span.seq_id, span.start, span.tokens[:piece], wanted=False)])
-            span = replace(span, start=span.start + piece, tokens=span.tokens[piece:])
-        return span
 
     def has_room(self, shape: BatchShape) -> bool:
         """Whether so many rows, and sequences, go into one pass."""

@@ -67,24 +67,34 @@ class NativeRunner(Runner):
     def score(self, spans: Seq[Span], after: DeviceState | None = None) -> Scores:
         if self.graphs is None:
             if after is None:
-                return self._plain(spans)
+                return self._keep_ends(self._plain(spans))
             spans = resolve_spans(spans, after)
             return replace(self._plain(spans), positions=partial(row_positions, spans))
-        spans = self.graphs.read_ahead(spans)
-        captured = [self.graphs.takes(span) for span in spans]
+        if not self.graphs.pinned:
+            return self._keep_ends(self._score(spans, after, self.graphs))
+        ahead = [self.graphs.read_ahead(span) for span in spans]
+        scores = self._score([span for span, _ in ahead], after, self.graphs)
+        if scores.features is not None and any(read for _, read in ahead):
+            features = [torch.cat([*read, own]) for (_, read), own in zip(ahead, scores.features, strict=True)]
+            scores = Scores(scores.logits, spans, features, scores.positions)
+        return self._keep_ends(scores)
+
+    def _score(self, spans: Seq[Span], after: DeviceState | None, graphs: GraphRunner) -> Scores:
+        """Decoding sequences by a captured pass, prompts by a plain one."""
+        captured = [graphs.takes(span) for span in spans]
         if all(captured):
-            return self._keep_ends(self.graphs.score(spans, after))
+            return graphs.score(spans, after)
         if not any(captured):
             return self._plain(spans)
         logits: dict[bool, list[Tensor]] = {}
         features: dict[bool, list[Tensor]] = {}
-        for kind, score in ((False, self._plain), (True, self.graphs.score)):  # the captured one's features last
+        for kind, score in ((False, self._plain), (True, graphs.score)):  # the captured one's features last
             chosen = [span for span, mine in zip(spans, captured, strict=True) if mine is kind]
             part = score(chosen)
             logits[kind] = list(part.logits.split([span.rows for span in chosen]))
             features[kind] = list(part.features or ())
         merged = [features[mine].pop(0) for mine in captured] if self.model.taps else None
-        return self._keep_ends(Scores(torch.cat([logits[mine].pop(0) for mine in captured]), spans, merged))
+        return Scores(torch.cat([logits[mine].pop(0) for mine in captured]), spans, merged)
 
     def capture(self, batch: int, width: int) -> Iterator[str]:
         if self.graphs is None:
@@ -146,7 +156,7 @@ class NativeRunner(Runner):
         logits, features, broken = self._forward(spans)
         if broken:
             logits = self._without_drafts(logits, spans, broken)
-        return self._keep_ends(Scores(logits, spans, features))
+        return Scores(logits, spans, features)
 
     def _forward(self, spans: Seq[Span]) -> tuple[Tensor, list[Tensor] | None, list[int]]:
         """Logits, tapped outputs, and which spans have drafts beside rows that are no numbers."""

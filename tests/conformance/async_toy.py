@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import replace
 
 import torch
 from testbed import CONTEXT, VOCAB, Testbed
@@ -33,8 +32,7 @@ class AsyncToyRunner(ToyRunner):
 
     def score(self, spans: Seq[Span], after: DeviceState | None = None) -> Scores:
         self.followed += after is not None
-        scores = super().score(spans, after)
-        return replace(scores, positions=lambda: next_positions(scores.spans))
+        return super().score(spans, after)
 
     def advance(self, scores: Scores, choices: Tensor) -> DeviceState | None:
         spans = scores.spans
@@ -65,14 +63,6 @@ class AsyncToyRunner(ToyRunner):
                     logits = super().score([Span(start.seq_id, length + step, (token,))]).logits
             chains.append(chain)
         return chains
-
-
-def next_positions(spans: Seq[Span]) -> Tensor:
-    """int64 [rows]: the place of the token that follows each row."""
-    rows = [
-        span.start + len(span.tokens) + depth for span in spans if span.wanted for depth in (0, *span.draft.depths())
-    ]
-    return torch.tensor(rows, dtype=torch.int64)
 
 
 def _padded(rows: list[list[int]]) -> Tensor:

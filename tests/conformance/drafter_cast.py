@@ -13,7 +13,6 @@ from outrider.core.sampling import Token
 from outrider.core.sequence import Sequence
 from outrider.drafters.base import Drafter, DrafterContext, RoundView, TargetPass
 from outrider.drafters.guard import draft_problem
-from outrider.drafters.mix import Mix
 from outrider.drafters.registry import DRAFTERS, parse_drafter
 from outrider.runners.base import Runner
 from outrider.testing.drafters import BrokenContract, ScriptedDrafter, liar, random_trees
@@ -76,8 +75,8 @@ class Loud(Drafter):
 
     def forget(self, seq: Sequence) -> None:
         self._call(self.drafter.forget, seq)
-        if isinstance(self.drafter, Mix) and self.drafter.failures.total():
-            raise BrokenContract(f"members failed: {self.drafter.failures}")
+        if failures := self.drafter.take_failures(seq.id):
+            raise BrokenContract(f"members of {self.traits.name} failed {failures} times")
 
     def _call(self, method: Callable[..., Any], *args: Any) -> Any:
         try:

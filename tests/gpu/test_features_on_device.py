@@ -29,8 +29,8 @@ LENGTHS = (5, 62, 300)
 PAGE = 16
 
 
-def runner() -> NativeRunner:
-    made = NativeRunner(decoder(), 4096)
+def runner(pinned: bool = False) -> NativeRunner:
+    made = NativeRunner(decoder(), 4096, pinned=pinned)
     made.tap(TAPS)
     return made
 
@@ -63,10 +63,11 @@ def copied(scores: Scores) -> list[Tensor]:
     return [each.clone() for each in scores.features]
 
 
+@pytest.mark.parametrize("pinned", [False, True])
 @pytest.mark.parametrize("drafts", DRAFTS)
-def test_passes_return_what_the_plain_pass_returns(drafts: str):
-    """Prompts, chunks of them, and drafts; mixed in one call too."""
-    made, plain = runner(), runner()
+def test_passes_return_what_the_plain_pass_returns(drafts: str, pinned: bool):
+    """Prompts, chunks of them, and drafts; mixed in one call too. Pinned, long prompts are read in several passes."""
+    made, plain = runner(pinned), runner()
     opened(made)
     opened(plain)
     spans = [prompts(), prompts(DRAFTS[drafts])]
@@ -90,11 +91,12 @@ def choices_of(spans: Seq[Span]) -> list[list[int]]:
     return out
 
 
+@pytest.mark.parametrize("pinned", [False, True])
 @pytest.mark.parametrize("drafts", DRAFTS)
-def test_states_and_pages_keep_what_was_accepted(drafts: str):
+def test_states_and_pages_keep_what_was_accepted(drafts: str, pinned: bool):
     """By the kernels at launch and by the host's verdicts: the same, and what a prompt with those tokens has."""
     states: list[DeviceState] = []
-    runners = [runner(), runner()]
+    runners = [runner(pinned), runner(pinned)]
     spans = prompts(DRAFTS[drafts])
     choices = choices_of(spans)
     verdicts = [accept_draft(span.draft, own) for span, own in zip(spans, choices, strict=True)]

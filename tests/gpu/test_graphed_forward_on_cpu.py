@@ -205,6 +205,24 @@ def test_room_made_later_leaves_what_was_captured_alone(target: NativeRunner):
         torch.testing.assert_close(each.logits, plain, rtol=1e-4, atol=1e-4)
 
 
+def test_a_long_prompt_that_is_pinned_returns_the_outputs_of_all_its_tokens(target: NativeRunner):
+    """It is read in several passes; each page that it fills knows the outputs at its end."""
+    plain = NativeRunner(target.model.decoder, 2048, context=256)
+    target.graphs = graph_runner.GraphRunner(target.model, pinned=True)
+    text = [(7 * n) % VOCAB for n in range(35)]
+    features = []
+    for runner in (plain, target):
+        runner.tap((0, 1))
+        runner.pool.open(0, text)
+        assert runner.pool.reserve(0, len(text))
+        (own,) = runner.score([Span(0, 0, tuple(text))]).features or ()
+        assert len(own) == 35
+        features.append(own.clone())
+        ends = runner.model.page_features[runner.pool.table(0)[:2]]
+        torch.testing.assert_close(ends, own[[15, 31]], rtol=0, atol=0)
+    torch.testing.assert_close(features[1], features[0], rtol=1e-4, atol=1e-4)
+
+
 def test_a_round_behind_another_knows_its_positions_where_it_is_scored_in_halves(target: NativeRunner):
     """The host is a round behind: noise is by position, which only the device knows then."""
     graphs = target.graphs

@@ -17,7 +17,7 @@ PARTS = [  # file, which of its tests, how many those are at least
     ("attention_bits", "", 2),
     ("accept", "", 85),
     ("reduced_head", "kernel", 3),
-    ("graphed_forward_on_cpu", "", 9),
+    ("graphed_forward_on_cpu", "", 10),
 ]
 
 
