@@ -1,7 +1,8 @@
-"""What the README and the docs tell people to type does what they say."""
+"""The commands and code in the README and the docs run, and do what the text says."""
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import re
@@ -71,14 +72,14 @@ def test_the_readme_s_server_starts_and_ends():
     with subprocess.Popen(
         [sys.executable, "-m", "outrider", *args, "--port", "0"], stderr=subprocess.PIPE, text=True
     ) as server:
-        said: list[str] = []
+        lines: list[str] = []
         for line in server.stderr or ():
-            said.append(line)
+            lines.append(line)
             if line.strip() == "ready":
                 server.terminate()
-        assert server.wait(60) == 0, said
-    assert any("ready" in line for line in said)
-    assert any("http://127.0.0.1:" in line for line in said)
+        assert server.wait(60) == 0, lines
+    assert any("ready" in line for line in lines)
+    assert any("http://127.0.0.1:" in line for line in lines)
 
 
 @needs_demo
@@ -89,7 +90,7 @@ def test_the_python_page_runs():
     assert re.search(r"True \d\.\d+\n$", done.stdout)
 
 
-def test_the_python_page_tells_every_option_and_no_other():
+def test_the_python_page_lists_every_option_and_no_other():
     options, sampling = (re.findall(r"^\| `(\w+)`", part, re.MULTILINE) for part in PYTHON.split("## generate"))
     named = [p.name for p in inspect.signature(LLM).parameters.values() if p.kind == p.KEYWORD_ONLY]
     passed_on = {f.name for f in fields(LoadOptions)} - {"max_draft", "reserved"} - set(named)
@@ -105,13 +106,21 @@ def test_every_drafter_the_readme_lists_is_there_and_the_other_way_round():
 
 
 def test_every_file_the_docs_link_to_is_there():
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-def test_the_drafter_of_the_docs_works_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_structure_page_lists_what_each_part_imports():
+    """The same as the test of the structure enforces."""
+    tree = ast.parse((ROOT / "tests" / "unit" / "test_structure.py").read_text())
+    (knows,) = [ast.literal_eval(n.value) for n in tree.body if isinstance(n, ast.AnnAssign) and n.target.id == "KNOWS"]
+    rows = re.findall(r"^\| `(\w+)` \|.*\|(.*)\|$", (ROOT / "docs" / "structure.md").read_text(), re.MULTILINE)
+    assert [(part, set(re.findall(r"`(\w+)`", imports))) for part, imports in rows] == list(knows.items())
+
+
+def test_the_drafter_of_the_docs_works_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (code,) = blocks((ROOT / "docs" / "add_a_drafter.md").read_text(), "python")
     (tmp_path / "echo_of_the_docs.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
@@ -130,6 +139,6 @@ def test_the_drafter_of_the_docs_works_as_it_stands(tmp_path: Path, monkeypatch:
 
 
 def test_make_help_names_every_target():
-    said = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for target in ("install", "demo", "test", "bench"):
-        assert f"make {target}" in said
+        assert f"make {target}" in printed
