@@ -76,7 +76,7 @@ def followed(tried: Engine) -> int:
 
 @drafters
 def test_a_text_that_breaks_ends_where_plain_decoding_ends(drafter: str):
-    """NaN after a guess that stands: the round behind must not go on from a token nobody chose."""
+    """NaN after a token that is accepted: the round behind must not go on from a token nobody chose."""
     for seed in range(25):
         asked = request([1 + seed % 5, 2, 3], max_tokens=60, temperature=1.0, seed=seed, ignore_eos=True)
         (told,) = run(engine(BREAKING, drafter), [asked])
@@ -84,7 +84,7 @@ def test_a_text_that_breaks_ends_where_plain_decoding_ends(drafter: str):
 
 
 def test_where_a_broken_text_stands_is_where_the_host_leaves_it():
-    """Guesses 5, 6 stand and nothing follows 6: the text is taken back to its last good token, 6, to be read again."""
+    """5 and 6 are accepted and nothing follows 6: it steps back to its last good token, 6, and reads it again."""
     ids, widths = torch.tensor([[4, 5, 6, 7], [4, 5, 6, 7]]), torch.tensor([4, 4])
     lengths, last = accept_chains(ids, torch.tensor([10, 10]), widths, torch.tensor([5, 6, -1, 9, 5, 6, 7, 8]))
     assert lengths.tolist() == [13, 15]
@@ -126,9 +126,9 @@ def test_drafting_begins_after_a_first_round_that_read_one_token(prompt: list[To
 
 @pytest.mark.parametrize("length", range(3, 19))
 def test_chains_begin_from_what_the_draft_has_read(length: int):
-    """A round without guesses in between, for want of pages: the draft lacks more than two tokens then.
+    """A round without drafts in between, for want of pages: the draft lacks more than two tokens then.
 
-    Guesses made from a cache with a hole would not stand, or the toy would refuse to read it.
+    Tokens drafted from a cache with a hole would be rejected, or the toy would refuse to read it.
     """
     asked = request(range(1, 1 + length), max_tokens=100, ignore_eos=True)
     tried = WHOLE.engine("draft-model:model=draft,k=4", cache_tokens=160)

@@ -43,8 +43,8 @@ def test_a_round_is_told_when_the_next_one_is_on_its_way():
     tried.check()
 
 
-def stood_where_rounds_follow(drafter: str, asked: list[Request]) -> Tally:
-    """How guesses fared: the texts are plain ones, and nearly every round was launched behind the one before."""
+def tally_where_rounds_follow(drafter: str, asked: list[Request]) -> Tally:
+    """How drafts fared: the texts are plain ones, and nearly every round was launched behind the one before."""
     ASYNC_TOY.check(drafter, asked, limits=EngineLimits(max_batch=4))
     tried = ASYNC_TOY.engine(drafter, limits=EngineLimits(max_batch=4))
     for each in asked:
@@ -68,9 +68,9 @@ def test_rounds_follow_each_other_while_texts_only_go_on(drafter: str, temperatu
         request([i + 1, 2, 3], max_tokens=most, temperature=temperature, seed=i, ignore_eos=True)
         for i, most in enumerate(lengths)
     ]
-    stood = stood_where_rounds_follow(drafter, asked)
-    if "model=draft" in drafter:  # the target itself: a guess that does not stand was made from a wrong cache
-        assert stood.accepted == stood.drafted > 0
+    tally = tally_where_rounds_follow(drafter, asked)
+    if "model=draft" in drafter:  # the target itself: a token that is rejected was drafted from a wrong cache
+        assert tally.accepted == tally.drafted > 0
 
 
 @pytest.mark.parametrize("drafter", ["none", "draft-model:model=draft,k=6", "draft-model:model=other,k=6"])
@@ -82,14 +82,14 @@ def test_pages_that_a_round_in_flight_writes_to_are_nobody_elses(drafter: str):
 
 
 def test_truncated_sampling_is_drafted_and_followed_too():
-    """The draft is the target itself and leaves out top-k and top-p: nearly every guess stands, and no text changes."""
+    """The draft is the target itself and leaves out top-k and top-p: nearly all is accepted, and no text changes."""
     options = ({"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.05, "top_p": 0.95}, {"typical_p": 0.9})
     asked = [
         request([i + 1, 2, 3], max_tokens=60, temperature=0.8, seed=i, ignore_eos=True, **each)
         for i, each in enumerate(options)
     ]
-    stood = stood_where_rounds_follow("draft-model:model=draft,k=4", asked)
-    assert 0.6 * stood.drafted < stood.accepted < stood.drafted
+    tally = tally_where_rounds_follow("draft-model:model=draft,k=4", asked)
+    assert 0.6 * tally.drafted < tally.accepted < tally.drafted
 
 
 def test_no_round_follows_where_somebody_waits_to_begin():

@@ -343,9 +343,9 @@ def test_rounds_follow_each_other_without_the_host(k, temperature, cut):
         engine.check()
         told.append(list(texts.values()))
         assert behind > 0.6 * rounds
-        stood = engine.stats.all
-        assert stood.accepted == stood.drafted or (cut and temperature and stood.accepted > 0.5 * stood.drafted)
-        assert stood.drafted > 0 or not (drafted and k)
+        tally = engine.stats.all
+        assert tally.accepted == tally.drafted or (cut and temperature and tally.accepted > 0.5 * tally.drafted)
+        assert tally.drafted > 0 or not (drafted and k)
     assert told[0] == told[1]
 
 

@@ -1,4 +1,4 @@
-"""A guess that alone begins a new block of rows is left out, and only where one sequence runs."""
+"""A draft token that alone begins a new block of rows is left out, and only where one sequence runs."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def widths(block: int, draft: int, requests: int = 1, *, sampled: bool = False) 
         tokens = (1,) * min(draft, budget)
         return Draft(tokens, probs=torch.full((len(tokens), 64), 1 / 64, dtype=torch.float64) if sampled else None)
 
-    guess = ScriptedDrafter(script, max_tokens=draft)
-    engine = Engine(Watched(), guess, make_verifier("distribution" if sampled else "seeded"), ByteTokenizer())
+    drafter = ScriptedDrafter(script, max_tokens=draft)
+    engine = Engine(Watched(), drafter, make_verifier("distribution" if sampled else "seeded"), ByteTokenizer())
     for i in range(requests):
         engine.submit(Request(prompt=(2, i), params=SamplingParams(max_tokens=40, ignore_eos=True)))
     for _ in range(8):
@@ -39,7 +39,7 @@ def widths(block: int, draft: int, requests: int = 1, *, sampled: bool = False) 
 
 
 @pytest.mark.parametrize(("draft", "rows"), [(1, 2), (3, 4), (4, 4), (5, 6), (7, 8), (8, 8), (9, 10)])
-def test_a_lone_last_guess_is_left_out(draft: int, rows: int):
+def test_a_lone_last_token_is_left_out(draft: int, rows: int):
     assert widths(4, draft) == {rows}
 
 
@@ -51,6 +51,6 @@ def test_together_rows_add_up_differently_and_nothing_is_left_out():
     assert widths(4, 4, requests=2) == {5}
 
 
-def test_a_sampled_guess_is_never_left_out():
+def test_a_sampled_token_is_never_left_out():
     """It may have ended the draft because of its own chance; without it the text would be biased."""
     assert widths(4, 4, sampled=True) == {5}

@@ -17,7 +17,7 @@ VOCAB = 6
 
 @dataclass
 class Round:
-    """A draft, what became of it, and every decision on the way: True where a guess stood."""
+    """A draft, what became of it, and every decision on the way: True where a draft token was accepted."""
 
     draft: Draft
     verdict: Verdict
