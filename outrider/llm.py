@@ -31,7 +31,7 @@ Message = Mapping[str, Any]
 Prompt = str | Seq[Token] | Seq[Message]
 """Text, token ids (whole numbers of any type), or the messages of a conversation."""
 Watch = Callable[[Literal["plain", "speculative"], Event], None]
-"""Told each event of a comparison as it comes."""
+"""Called with each event of a comparison as it comes."""
 
 WARM_UP_TOKENS = 16
 
@@ -146,9 +146,9 @@ class LLM:
     def generate(self, prompts: Any, params: SamplingParams | None = None, **options: Any) -> Result | list[Result]:
         """Complete one prompt, or several together; a prompt is text or token ids.
 
-        `options`: prediction (text the answer is expected to hold), max_draft (0 turns
+        `options`: prediction (text the output is expected to contain), max_draft (0 turns
         speculation off), salt (caches are shared only between equal salts), response_format
-        (what the answer must look like, as in OpenAI's interface) or constraint (the same as
+        (what the output must match, as in OpenAI's interface) or constraint (the same as
         a `GrammarSpec`, or a constraint of one's own).
         """
         if not isinstance(prompts, str | Seq) and not hasattr(prompts, "__array__"):
@@ -187,10 +187,10 @@ class LLM:
     def compare(
         self, prompt: Prompt, params: SamplingParams | None = None, *, watch: Watch | None = None, **options: Any
     ) -> Comparison:
-        """Answer twice, plain then speculative, each with cold caches and the same seed.
+        """Generate twice, plain then speculative, each with cold caches and the same seed.
 
-        A few rounds come first that nobody sees, so that neither answer pays what a first
-        run costs.
+        A few rounds that are not reported come first, so that neither run pays the costs of a
+        first one.
         """
         request = self.request(prompt, params, **options)
         if request.params.seed is None:
@@ -249,7 +249,7 @@ class LLM:
         return tuple(scoring.logprobs)
 
     def scoring(self, tokens: tuple[Token, ...], top: int = 0, salt: str = "") -> Scoring:
-        """The same piece by piece, for whoever runs rounds in between. RequestError if it cannot be done at all."""
+        """The same piece by piece, with rounds in between. RequestError if it cannot be done at all."""
         validate_request(Request(prompt=tokens, params=SamplingParams(logprobs=top)), self.engine.target)
         return Scoring(self.engine.target, tokens, top, salt)
 
@@ -317,10 +317,10 @@ class LLM:
         inbox = self._inbox[seq_id]
         while True:
             while not inbox:
-                if not self.engine.alive(seq_id):  # cancelled by someone else, who was told
+                if not self.engine.alive(seq_id):  # cancelled by another caller, who got its last event
                     return
                 for event in self.engine.step():
-                    if event.seq_id in self._inbox:  # else somebody else's, submitted to the engine itself
+                    if event.seq_id in self._inbox:  # else it was submitted to the engine directly
                         self._inbox[event.seq_id].append(event)
             event = inbox.pop(0)
             if watch is not None:
@@ -335,7 +335,7 @@ class LLM:
             del self._inbox[seq_id]
 
     def _load_draft(self, model: str, *, device: str, dtype: str, quantize: str) -> LoadedModel:
-        """Load a draft model beside the target, with a cache that holds as many tokens."""
+        """Load a draft model for the target, with a cache that holds as many tokens."""
         pool = self.loaded.target.pool
         return load(
             model,
@@ -345,5 +345,5 @@ class LLM:
             cache_tokens=pool.count * pool.size,
             max_batch=self.max_batch,
             max_round_tokens=self.max_round_tokens,
-            max_draft=1,  # all it reads of a text that goes on are its last two tokens
+            max_draft=1,  # of a decoding sequence it reads at most the last two tokens
         )

@@ -14,14 +14,14 @@ TokenPath = tuple[Token, ...]  # draft tokens from the first level of a draft do
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Tokens guessed to come next: a chain, or a tree. Empty is always a legal draft.
+    """Tokens proposed to come next: a chain, or a tree. Empty is always a legal draft.
 
     Node i follows node parents[i]; -1 is the text's last token. Parents come before
     their children. Without parents, each node follows the one before it. Siblings
     hold different tokens.
 
     Tokens and parents may be `DeviceRow`s: made on a device and still there. Their
-    number is known; whoever reads them waits for them.
+    number is known; reading them waits for them.
     """
 
     tokens: Seq[Token] = ()
@@ -36,7 +36,7 @@ class Draft:
     expected: float = 0.0
     """How many of these tokens the drafter expects to be accepted; what `mix` compares."""
     known: bool = False
-    """Every token is in the target's vocabulary and every parent precedes its child: nobody needs to check."""
+    """Every token is in the target's vocabulary and every parent precedes its child: it need not be checked."""
 
     def __len__(self) -> int:
         return len(self.tokens)

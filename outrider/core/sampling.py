@@ -59,7 +59,7 @@ class SamplingParams:
     max_tokens: int = 256
     """At most this many new tokens."""
     stop_token_ids: tuple[Token, ...] = ()
-    """Tokens that end the text, beside the model's own end-of-text tokens."""
+    """Tokens that end the text, besides the model's own end-of-text tokens."""
     stop: tuple[str, ...] = ()
     """Strings that end the text; never part of it."""
     ignore_eos: bool = False

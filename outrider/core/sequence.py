@@ -15,10 +15,10 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
 class Constraint(Protocol):
-    """What one text may say: a grammar, and how far the text has come in it.
+    """What one text may contain: a grammar, and how far the text has come in it.
 
     Kept with the sequence, so that a preempted text loses nothing. Asking changes nothing:
-    the same text and path always give the same answer, whatever was asked in between.
+    the same text and path always give the same result, whatever was asked in between.
     """
 
     @property
@@ -34,7 +34,7 @@ class Constraint(Protocol):
     def allowed(self, paths: Seq[tuple[Token, ...]], stops: frozenset[Token]) -> Tensor:
         """bool [len(paths), vocab] on the CPU: the tokens that may follow the text and then each path.
 
-        `stops` end the text: allowed exactly where the grammar can end and could also go on.
+        `stops` end the text: allowed exactly where the grammar can end and could also continue.
         Where the text is done, and behind a path that breaks the grammar or holds a stop,
         nothing is allowed: such rows are never reached.
         """
@@ -49,13 +49,13 @@ class Constraint(Protocol):
         ...
 
     def fork(self) -> Self:
-        """A copy that goes its own way from here."""
+        """A copy that advances independently from here."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One text in the making: the request, and where it stands. Only the engine changes it."""
+    """One text being generated: the request, and its progress. Only the engine changes it."""
 
     id: int
     tokens: list[Token]
@@ -64,15 +64,15 @@ class Sequence:
     seed: int
     stop_ids: frozenset[Token] = frozenset()
     limit: int = MAX_TOKENS
-    """Most tokens in all, prompt included."""
+    """Max tokens in all, prompt included."""
     prediction: tuple[Token, ...] = ()
     """Text the caller expects, for the prediction drafter."""
     max_draft: int | None = None
-    """Most tokens drafted a round for this request; None leaves it to the drafter."""
+    """Max tokens drafted a round for this request; None leaves it to the drafter."""
     salt: str = ""
     """Caches are never shared between sequences of different salt."""
     constraint: Constraint | None = None
-    """What the text may say; None: anything."""
+    """What the text may contain; None: anything."""
     cached: int = 0
     """How many of tokens have keys and values in the target's cache."""
     round: int = 0

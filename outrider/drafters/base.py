@@ -26,18 +26,18 @@ class ModelLoaded(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """What a drafter is and needs, as data: nobody probes a drafter for what it can do."""
+    """What a drafter is and needs, as data: a drafter is not probed for what it can do."""
 
     name: str
     """As registered; written into every draft's `source`."""
     max_tokens: int
-    """Most tokens it proposes for one sequence in one round."""
+    """Max tokens it proposes for one sequence in one round."""
     aliases: tuple[str, ...] = ()
     """Other names it answers to."""
     runs_model: bool = False
     """A proposal costs about as much as it may save: `mix` asks such a drafter last."""
     drafts_ahead: bool = False
-    """It can propose from a DeviceState, before the host knows what the round in flight brings."""
+    """It can propose from a DeviceState, before the host knows the outcome of the round in flight."""
     follows_target: bool = False
     """`process` is called after every pass of the target."""
     taps: tuple[int, ...] = ()
@@ -55,7 +55,7 @@ class RoundView:
 
     seqs: Seq[Sequence]
     budgets: Seq[int]
-    """Most tokens to draft for each; 0 is a budget."""
+    """Max tokens to draft for each; 0 is a budget."""
     state: DeviceState | None = None
     """Where the device already is, in the order of seqs: the host's sequences lack the round in flight.
 
@@ -81,11 +81,11 @@ class TargetPass:
 
 
 class Drafter(ABC):
-    """Guesses ahead. May be wrong at will: a bad draft costs time, never correctness.
+    """Proposes what comes next. It may be wrong: a bad draft costs time, never correctness.
 
     A drafter never changes a sequence. Private state is keyed by `seq.id`, and copes with a
     sequence that grew by any number of tokens since it was last seen. An exception, or a draft
-    that is not well-formed, ends its turn in that round: the text goes on without a draft.
+    that is not well-formed, is no draft in that round: the text continues without one.
     """
 
     traits: Traits
@@ -110,7 +110,7 @@ class Drafter(ABC):
         """
 
     def take_failures(self, seq_id: int) -> int:
-        """How often members of this drafter failed for a sequence that was forgotten; told once."""
+        """How often members of this drafter failed for a forgotten sequence; the count is dropped with that."""
         return 0
 
     def forget(self, seq: Sequence) -> None:
@@ -123,7 +123,7 @@ class DrafterContext:
 
     vocab_size: int
     context: int
-    """Most tokens a text may have, prompt included."""
+    """Max tokens a text may have, prompt included."""
     mode: Literal["seeded", "distribution"] = "seeded"
     tokenizer: Any = None
     eos_ids: frozenset[int] = frozenset()
@@ -134,9 +134,9 @@ class DrafterContext:
     target: Runner | None = None
     """The target's runner, for a drafter that reads its layers or adds some to its cache."""
     max_batch: int = 8
-    """Most sequences it is asked for at once."""
+    """Max sequences it is asked for at once."""
     max_round_tokens: int = 512
-    """Most tokens that a drafter's own model reads in one round."""
+    """Max tokens that a drafter's own model reads in one round."""
 
 
 class DrafterConfig(Protocol):

@@ -1,4 +1,4 @@
-"""How likely a token that followed before is to follow again: a measured prior, corrected by how guesses turn out."""
+"""How likely a token that followed before is to follow again: a measured prior, corrected by the text that came."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _START_TOKENS = 6.0
 _TOKEN_DECAY = 1 - 1 / 48
 """The running ratio remembers about 48 tokens."""
 _MAX_PROB = 0.99
-"""No token is likelier than this, however often such guesses were right."""
+"""No token is likelier than this, however often such tokens came."""
 
 _GRADES = (0, 1, 2, 3, 3, *[4] * 4, *[5] * 8, *[6] * 16)
 
@@ -37,21 +37,21 @@ def prior_prob(match: int, votes: int, seen: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Guess:
-    """Tokens guessed to follow a match, proposed or not, and the probability of each before correction."""
+class Continuation:
+    """Tokens expected to follow a match, proposed or not, and the probability of each before correction."""
 
     start: int
-    """Place in the text of the first of them."""
+    """Position in the text of the first of them."""
     match: int
     tokens: tuple[Token, ...]
     priors: tuple[float, ...]
 
 
 class Confidence:
-    """For each grade of match, the ratio of guessed tokens that came to those expected to.
+    """For each grade of match, the ratio of tokens that came to those expected to.
 
-    Guesses are judged by the text that came, not by verdicts: so a guess that was never
-    proposed counts too, and a drafter that proposes nothing finds out when it would be right again.
+    Continuations are judged by the text that came, not by verdicts: one that was never proposed
+    counts too, so that a drafter that proposes nothing finds out when it would be right again.
     """
 
     def __init__(self, start: float = 1.0) -> None:
@@ -64,28 +64,28 @@ class Confidence:
         """The probability of a token that follows a match of this length, corrected."""
         return min(_MAX_PROB, prior * self._ratio[grade(match)])
 
-    def expected_accepted(self, guess: Guess, min_prob: float) -> tuple[int, float]:
+    def expected_accepted(self, continuation: Continuation, min_prob: float) -> tuple[int, float]:
         """How many of the tokens are accepted with a probability of at least `min_prob`, and the sum of those."""
         path, expected = 1.0, 0.0
-        for i, prior in enumerate(guess.priors):
-            path *= self.prob(guess.match + i, prior)
+        for i, prior in enumerate(continuation.priors):
+            path *= self.prob(continuation.match + i, prior)
             if path < min_prob:
                 return i, expected
             expected += path
-        return len(guess.tokens), expected
+        return len(continuation.tokens), expected
 
-    def judge(self, guess: Guess, text: Seq[Token]) -> None:
-        """Compare a guess with the text that came, as far as it came. One wrong token ends it."""
-        for i, (token, prior) in enumerate(zip(guess.tokens, guess.priors, strict=True)):
-            if guess.start + i >= len(text):
+    def judge(self, continuation: Continuation, text: Seq[Token]) -> None:
+        """Compare a continuation with the text that came, as far as it came, up to the first wrong token."""
+        for i, (token, prior) in enumerate(zip(continuation.tokens, continuation.priors, strict=True)):
+            if continuation.start + i >= len(text):
                 return
-            came = text[guess.start + i] == token
-            self.record(guess.match + i, prior, came)
+            came = text[continuation.start + i] == token
+            self.record(continuation.match + i, prior, came)
             if not came:
                 return
 
     def record(self, match: int, prior: float, came: bool) -> None:
-        """Count one guessed token that followed a match of this length."""
+        """Count one token expected to follow a match of this length."""
         g = grade(match)
         self._right[g] = self._right[g] * _TOKEN_DECAY + came
         self._expected[g] = self._expected[g] * _TOKEN_DECAY + prior

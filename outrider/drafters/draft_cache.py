@@ -19,7 +19,7 @@ class DraftCache:
     """
 
     def __init__(self, model: Runner, target_vocab: int, max_draft: int) -> None:
-        """max_draft: most tokens drafted for one text in a round."""
+        """max_draft: max tokens drafted for one text in a round."""
         self.model, self.max_draft = model, max_draft
         self.vocab_size = min(target_vocab, model.vocab_size)
         """Tokens that draft and target both know."""
@@ -37,7 +37,7 @@ class DraftCache:
         """Own pages for the text and as many drafted tokens as fit; drop what was rejected.
 
         Returns how many tokens fit, at most `budget`, which is at least 1. Where none do, all that is
-        cached of the text is given up, so that others find room: there is nothing to draft.
+        cached of the text is dropped, so that others find room: there is nothing to draft.
         """
         pool, cached = self.model.pool, self._cached.get(seq.id)
         if cached is None:

@@ -37,7 +37,7 @@ class DraftModelConfig:
     min_prob: float = 0.0
     """Stop after a token whose probability the draft model puts below this; for chains, not trees."""
     device: str = ""
-    """Where it runs; empty: beside the target."""
+    """Where it runs; empty: on the target's device."""
     dtype: str = ""
     """float32, bfloat16 or float16; empty: as for a target."""
     quantize: str = ""
@@ -103,7 +103,7 @@ class DraftModel(Drafter):
 
     Its state is what its cache holds of each text, see `DraftCache`. It reads prompts along with the
     target: at most `max_round_tokens` a round for all sequences, so that none waits long for another.
-    A sequence whose text is not read by then gets no draft and goes on reading in the next round.
+    A sequence whose text is not read by then gets no draft, and its reading continues in the next round.
     """
 
     def __init__(
@@ -248,7 +248,7 @@ class DraftModel(Drafter):
         last_probs = [1.0] * len(seqs)
         stated: list[list[Tensor]] = [[] for _ in seqs]
         for step in range(max(budgets, default=0)):
-            # Whether to go on is decided by the tokens so far, never by the one to come.
+            # Whether to continue is decided by the tokens so far, never by the one to come.
             active = [i for i, most in enumerate(budgets) if step < most and last_probs[i] >= self.config.min_prob]
             if not active:
                 break
@@ -259,12 +259,12 @@ class DraftModel(Drafter):
             for row, i in enumerate(active):
                 tokens[i].append(drawn[row])
                 last_probs[i] = own[row]
-                if probs is not None and not seqs[i].params.greedy:  # greedy beside sampled: as alone, without probs
+                if probs is not None and not seqs[i].params.greedy:  # as where it is alone: without probs
                     stated[i].append(probs[row])
         return [self._draft(tuple(each), probs) for each, probs in zip(tokens, stated, strict=True)]
 
     def _tree(self, seq: Sequence, room: int) -> Draft:
-        """A draft with several tokens for one place, no larger than there is room for."""
+        """A draft with several tokens for one position, no larger than there is room for."""
         tree = self._beam_search.build(seq, room)
         probs = [node.probs for node in tree if node.probs is not None]  # of all of them, or of none
         return self._draft(tuple(node.token for node in tree), probs, tuple(node.parent for node in tree))
@@ -295,7 +295,7 @@ def chain_lengths(k: int) -> tuple[int, ...]:
 
 
 def fair_shares(wants: Seq[int], total: int) -> list[int]:
-    """Divide `total` so that nobody gets more than it wants, and nobody less than another that still wants more."""
+    """Divide `total` so that none gets more than it wants, and none less than another that wants more than it gets."""
     shares = [0] * len(wants)
     for served, i in enumerate(sorted(range(len(wants)), key=lambda i: wants[i])):
         shares[i] = min(wants[i], total // (len(wants) - served))

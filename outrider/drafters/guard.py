@@ -1,4 +1,4 @@
-"""Asks a drafter so that nothing it does wrong can harm a text: a failure is no draft, counted and logged."""
+"""Calls a drafter so that nothing it does wrong can harm a text: a failure is no draft, counted and logged."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class GuardedDrafter:
         raised: list[Exception] = []
         try:
             yield raised
-        except Exception as error:  # whatever it is, the texts go on without this drafter
+        except Exception as error:  # whatever it is, the texts continue without this drafter
             raised.append(error)
             self._fail(seqs, f"{method} raised {type(error).__name__}", error)
 

@@ -105,11 +105,11 @@ class Mix(Drafter):
     """The best draft of its members wins; `source` stays the winner's name.
 
     Members that run no model are asked first, for every sequence. One that runs a model is asked
-    only for sequences where the best draft so far expects less than that member's drafts
-    brought on average; it starts with the most it could bring, so that it is tried.
+    only for sequences where the best draft so far expects fewer accepted tokens than that member's
+    drafts had on average; the average starts at the most it could be, so that it is tried.
     A draft that states the probabilities it was sampled from is never dropped for another: choosing
     by what was sampled would bias the output. Members whose draft did not win observe an empty draft
-    and all the tokens committed. A member that fails ends its own turn only.
+    and all the tokens committed. A member that fails affects no other.
     """
 
     def __init__(self, drafters: Seq[Drafter], vocab_size: int) -> None:
@@ -133,7 +133,7 @@ class Mix(Drafter):
             for i, draft in zip(rows, drafts, strict=True):
                 if not draft:
                     continue
-                if view.state is None:  # else nobody knows yet where it starts
+                if view.state is None:  # else it is not known yet where it starts
                     member.remember(view.seqs[i], draft)
                 value = member.value(draft)
                 if draft.probs is not None or not best[i] or value > values[i]:

@@ -111,7 +111,7 @@ class NgramIndex:
     def followers(self, places: list[int], path: tuple[Token, ...]) -> dict[Token, list[int]]:
         """The tokens at these places, each with the places that hold it; texts that ended are left out.
 
-        A place may lie beyond the current text, on a guessed `path` that goes on from it:
+        A place may lie beyond the current text, on a drafted `path` that continues it:
         a repetition copies itself.
         """
         text, first, size = self.text, self.first, len(self.text)

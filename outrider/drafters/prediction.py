@@ -11,7 +11,7 @@ from outrider.core.draft import EMPTY, Draft
 from outrider.core.sampling import Token
 from outrider.core.sequence import Sequence
 from outrider.drafters.base import Drafter, DrafterContext, RoundView, Traits
-from outrider.drafters.confidence import Confidence, Guess, grade
+from outrider.drafters.confidence import Confidence, Continuation, grade
 from outrider.drafters.options import check_options, default_min_prob
 
 _FOLLOW_PROBS = (0.4, 0.5, 0.7, 0.8, 0.88, 0.93, 0.95, 0.97)
@@ -19,11 +19,11 @@ _FOLLOW_PROBS = (0.4, 0.5, 0.7, 0.8, 0.88, 0.93, 0.95, 0.97)
 _START_FOLLOWED = 4
 """At first the prediction counts as followed for this many tokens."""
 _MAX_COMPARED = 16
-"""Most tokens compared to choose between two places."""
+"""Max tokens compared to choose between two places."""
 _MAX_PLACES = 8
-"""Most places tried on each side of the cursor."""
+"""Max places tried on each side of the cursor."""
 _NEAR = 16
-"""How far from the cursor a single token is enough to go on from."""
+"""How far from the cursor a single equal token is enough to continue from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class _Alignment:
     """Where an answer is in its prediction.
 
     `cursor` is the place in the prediction expected to come next; `followed` counts the
-    tokens before it that agree with the answer, 0 where the cursor is a mere guess.
+    tokens before it that agree with the answer, 0 where none is known to.
     """
 
     def __init__(self, prediction: tuple[Token, ...]) -> None:
@@ -77,11 +77,11 @@ class _Alignment:
                     continue
             self._realign()
 
-    def guess(self, count: int) -> Guess:
+    def continuation(self, count: int) -> Continuation:
         """The next tokens of the prediction."""
         tokens = self.prediction[self.cursor : self.cursor + count]
         priors = tuple(_FOLLOW_PROBS[grade(self.followed + i)] for i in range(len(tokens)))
-        return Guess(len(self.answer), self.followed, tokens, priors)
+        return Continuation(len(self.answer), self.followed, tokens, priors)
 
     def _realign(self) -> None:
         """Move the cursor behind the longest match of the answer's end; of equals, the nearest.
@@ -138,6 +138,6 @@ class Prediction(Drafter):
         if alignment is None:
             alignment = self._alignments[seq.id] = _Alignment(seq.prediction)
         alignment.extend(seq.tokens[seq.prompt_len + len(alignment.answer) :])
-        guess = alignment.guess(min(budget, self.traits.max_tokens))
-        count, expected = alignment.confidence.expected_accepted(guess, self.min_prob)
-        return Draft(guess.tokens[:count], source=self.traits.name, expected=expected) if count else EMPTY
+        continuation = alignment.continuation(min(budget, self.traits.max_tokens))
+        count, expected = alignment.confidence.expected_accepted(continuation, self.min_prob)
+        return Draft(continuation.tokens[:count], source=self.traits.name, expected=expected) if count else EMPTY

@@ -9,7 +9,7 @@ from outrider.core.errors import ConfigError
 from outrider.core.sampling import Token
 from outrider.core.sequence import Sequence
 from outrider.drafters.base import Drafter, DrafterContext, RoundView, Traits
-from outrider.drafters.confidence import Confidence, Guess, prior_prob
+from outrider.drafters.confidence import Confidence, Continuation, prior_prob
 from outrider.drafters.ngram_index import MAX_INDEXED
 from outrider.drafters.options import check_options, default_min_prob
 
@@ -49,13 +49,13 @@ class _LookupState:
     indexed: int = 0
     """How many tokens of the text have been entered as followers."""
     confidence: Confidence = field(default_factory=Confidence)
-    guess: Guess | None = None
+    continuation: Continuation | None = None
 
 
 class PromptLookup(Drafter):
     """Copies from the most recent earlier occurrence of the longest suffix that has one.
 
-    A copy that reaches the end of the text goes on through itself, as a repetition would.
+    A copy that reaches the end of the text continues with its own tokens, as a repetition would.
     State: for each sequence an index of its n-grams, extended by what is new, at most `MAX_INDEXED`
     tokens a round; nothing is proposed before the index has the whole text.
     """
@@ -78,13 +78,13 @@ class PromptLookup(Drafter):
         self._index(state, seq.tokens)
         if state.indexed < len(seq.tokens):
             return EMPTY
-        if state.guess is not None:
-            state.confidence.judge(state.guess, seq.tokens)
-        state.guess = self._look_up(state, seq.tokens, min(budget, self.traits.max_tokens))
-        if state.guess is None:
+        if state.continuation is not None:
+            state.confidence.judge(state.continuation, seq.tokens)
+        state.continuation = self._look_up(state, seq.tokens, min(budget, self.traits.max_tokens))
+        if state.continuation is None:
             return EMPTY
-        count, expected = state.confidence.expected_accepted(state.guess, self.min_prob)
-        return Draft(state.guess.tokens[:count], source=self.traits.name, expected=expected) if count else EMPTY
+        count, expected = state.confidence.expected_accepted(state.continuation, self.min_prob)
+        return Draft(state.continuation.tokens[:count], source=self.traits.name, expected=expected) if count else EMPTY
 
     def _index(self, state: _LookupState, text: list[Token]) -> None:
         """Enter what is new. An n-gram is entered once it has a follower."""
@@ -95,11 +95,11 @@ class PromptLookup(Drafter):
                     state.after[tuple(text[at - n : at])] = at
         state.indexed = end
 
-    def _look_up(self, state: _LookupState, text: list[Token], count: int) -> Guess | None:
+    def _look_up(self, state: _LookupState, text: list[Token], count: int) -> Continuation | None:
         for n in self._lengths:
             place = state.after.get(tuple(text[-n:])) if n <= len(text) else None
             if place is not None:
                 copied = tuple(text[place : place + count])
                 copied = (copied * (count // len(copied) + 1))[:count]
-                return Guess(len(text), n, copied, tuple(prior_prob(n + i, 1, 1) for i in range(count)))
+                return Continuation(len(text), n, copied, tuple(prior_prob(n + i, 1, 1) for i in range(count)))
         return None

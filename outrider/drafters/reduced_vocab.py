@@ -30,7 +30,7 @@ class ReducedVocab:
     """The tokens of a reduced head, by column. Bounded: as many as the head has, however much is seen.
 
     Drafts depend on what other texts held, and with them how fast a text is generated, never what it is.
-    Whoever can time an answer might so learn that a rare token was seen before it. Texts of different
+    By timing a response one might learn that a rare token was seen before it. Texts of different
     salt share nothing, so what is remembered is of one salt at a time: while texts of several are
     drafted for together nothing is, and where the salt changes it is dropped.
     """

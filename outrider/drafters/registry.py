@@ -49,7 +49,7 @@ DRAFTERS: Mapping[str, type[DrafterConfig]] = _Drafters()
 
 
 class OptionInfo(NamedTuple):
-    """One option of a drafter, as shown to whoever asks."""
+    """One option of a drafter, as shown by `outrider drafters`."""
 
     name: str
     default: Any
@@ -58,7 +58,7 @@ class OptionInfo(NamedTuple):
 
 
 class DrafterInfo(NamedTuple):
-    """A drafter, as shown to whoever asks."""
+    """A drafter, as shown by `outrider drafters`."""
 
     name: str
     summary: str

@@ -10,7 +10,7 @@ from outrider.core.draft import EMPTY, Draft
 from outrider.core.sampling import Token
 from outrider.core.sequence import Sequence
 from outrider.drafters.base import Drafter, DrafterContext, RoundView, Traits
-from outrider.drafters.confidence import Confidence, Guess, prior_prob
+from outrider.drafters.confidence import Confidence, Continuation, prior_prob
 from outrider.drafters.ngram_index import MAX_INDEXED, NgramIndex
 from outrider.drafters.options import check_options, default_min_prob
 from outrider.drafters.tree_builder import DraftTree, TreeLimits, build_tree
@@ -18,7 +18,7 @@ from outrider.drafters.tree_builder import DraftTree, TreeLimits, build_tree
 _MAX_OCCURRENCES = 16
 """Most occurrences counted, the most recent ones."""
 _ANSWERS_RATIO = 0.5
-"""At first a guess from another text counts this much of one from the text itself (measured on chat)."""
+"""At first a continuation from another text counts this much of one from the text itself (measured on chat)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,19 +72,19 @@ class _SuffixState:
     index: NgramIndex = field(default_factory=NgramIndex)
     """Of the text itself."""
     confidence: Confidence = field(default_factory=Confidence)
-    """In guesses from the text itself."""
+    """In continuations from the text itself."""
     answers_confidence: Confidence = field(default_factory=lambda: Confidence(_ANSWERS_RATIO))
-    """In guesses from finished answers."""
-    guess: Guess | None = None
-    """The last guess, proposed or not, until the text judges it."""
-    guessed_with: Confidence | None = None
+    """In continuations from finished answers."""
+    continuation: Continuation | None = None
+    """The last one, proposed or not, until the text judges it."""
+    judged_by: Confidence | None = None
     """The confidence that the judgement changes."""
 
     def judge(self) -> None:
-        """Judge the last guess by the text."""
-        if self.guess is not None and self.guessed_with is not None:
-            self.guessed_with.judge(self.guess, self.index.text)
-        self.guess = self.guessed_with = None
+        """Judge the last continuation by the text."""
+        if self.continuation is not None and self.judged_by is not None:
+            self.judged_by.judge(self.continuation, self.index.text)
+        self.continuation = self.judged_by = None
 
 
 class Suffix(Drafter):
@@ -92,8 +92,8 @@ class Suffix(Drafter):
 
     For every length of match the continuations are counted; the probability of a token is its
     share of the occurrences, less where they are few or the match is short
-    (`confidence.prior_prob`) and where such guesses failed in this text (`Confidence`). The
-    match whose guesses add up to most tokens expected to be accepted is proposed.
+    (`confidence.prior_prob`) and where such continuations failed in this text (`Confidence`). The
+    match with the most tokens expected to be accepted is proposed.
 
     State: one index for each live sequence, and one for the finished answers of each salt. At most
     `MAX_INDEXED` tokens of a sequence are indexed a round, and nothing is proposed before all are.
@@ -156,7 +156,7 @@ class Suffix(Drafter):
         best = self._best(state, self._answers.get(seq.salt), budget)
         if best is None:
             return EMPTY
-        state.guess, state.guessed_with = best.likeliest(len(seq.tokens)), best.confidence
+        state.continuation, state.judged_by = best.likeliest(len(seq.tokens)), best.confidence
         if best.expected < self.min_prob:
             return EMPTY
         parents = None if self.config.width == 1 else tuple(best.parents)

@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from outrider.core.sampling import Token
-from outrider.drafters.confidence import Confidence, Guess, prior_prob
+from outrider.drafters.confidence import Confidence, Continuation, prior_prob
 from outrider.drafters.ngram_index import NgramIndex
 
 
@@ -51,13 +51,14 @@ class DraftTree:
     expected: float = 0.0
     """How many tokens should be accepted: the sum of the probabilities of all paths."""
 
-    def likeliest(self, start: int) -> Guess:
-        """The chain of first, so likeliest, children, as a guess about the text from `start` on."""
+    def likeliest(self, start: int) -> Continuation:
+        """The chain of first, so likeliest, children, as a continuation of the text from `start` on."""
         chain: list[int] = []
         for node, parent in enumerate(self.parents):
             if parent == (chain[-1] if chain else -1):
                 chain.append(node)
-        return Guess(start, self.match, tuple(self.tokens[n] for n in chain), tuple(self.priors[n] for n in chain))
+        tokens, priors = tuple(self.tokens[n] for n in chain), tuple(self.priors[n] for n in chain)
+        return Continuation(start, self.match, tokens, priors)
 
 
 def build_tree(
@@ -65,8 +66,8 @@ def build_tree(
 ) -> DraftTree:
     """The likeliest nodes that followed `places` in `index`, in falling order of probability.
 
-    The first is taken however unlikely: a guess too weak to propose still shows, once the
-    text goes on, how often such guesses are right.
+    The first is taken however unlikely: one too unlikely to propose still shows, once the text
+    has grown, how often such tokens come.
     """
     tree = DraftTree(match, confidence)
     branches: list[_Branch] = []

@@ -59,7 +59,7 @@ class Engine:
 
         Where passes are launched and not waited for, a step completes the round in flight and turns its
         outcome into events while the device works on the next one. That one is launched behind it where
-        the device itself knows how its sequences go on, else once it has completed. After a step that was
+        the device itself knows where it leaves its sequences, else once it has completed. After a step that was
         interrupted, the next one returns what that one had committed.
         """
         if self._outcomes:

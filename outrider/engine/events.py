@@ -1,4 +1,4 @@
-"""What a round tells whoever listens, and the pure steps that make it from a verdict."""
+"""The events of a round, and the pure functions that make them from verdicts."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from outrider.verify.probs import token_logprobs
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What one round brought one sequence."""
+    """What one round added to one sequence."""
 
     seq_id: int
     tokens: tuple[Token, ...] = ()
     pieces: tuple[str, ...] = ()
-    """What may be shown with each token; characters still in the making come with a later one."""
+    """What may be shown with each token; unfinished characters come with a later one."""
     text: str = ""
     """All that may be shown now: the pieces, or what was held back when a text ends early."""
     logprobs: tuple[TokenLogprob, ...] = ()
@@ -52,7 +52,7 @@ class Live:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a round brought one sequence, committed and not yet put into words."""
+    """What a round added to one sequence, committed and not yet an event."""
 
     live: Live
     draft: Draft = EMPTY
@@ -61,13 +61,13 @@ class Outcome:
     kept: tuple[Token, ...] = ()
     """The verdict's tokens up to where the text ends."""
     pieces: tuple[str, ...] = ()
-    """The text of each, where stop strings had to be looked for; else not spelled out yet."""
+    """The text of each, where stop strings had to be looked for; else not decoded yet."""
     logprobs: tuple[TokenLogprob, ...] = ()
     error: RequestError | None = None
 
 
 def describe(outcome: Outcome) -> Event:
-    """The event of an outcome: its tokens spelled out, who brought them, and the figures counted."""
+    """The event of an outcome: its tokens as text, where they came from, and the figures counted."""
     live, verdict, kept = outcome.live, outcome.verdict, outcome.kept
     seq = live.seq
     if verdict is None:
@@ -127,7 +127,7 @@ def spell(seq: Sequence, kept: tuple[Token, ...], stream: TextStream) -> tuple[s
 
 
 def provenance_of(draft: Draft, verdict: Verdict, round_: int) -> tuple[Provenance, ...]:
-    """Who brought each token of the verdict."""
+    """Where each token of the verdict came from."""
     accepted = tuple(
         Provenance("accepted", draft.source, i, round_, len(draft), prob)
         for i, prob in enumerate(_stated(draft, verdict))
@@ -142,7 +142,7 @@ def provenance_of(draft: Draft, verdict: Verdict, round_: int) -> tuple[Provenan
 
 
 def _stated(draft: Draft, verdict: Verdict) -> list[float | None]:
-    """What the drafter's own law gave each accepted token."""
+    """The drafter's own probability of each accepted token."""
     if draft.probs is None:
         return [None] * verdict.accepted
     nodes = list(verdict.path)

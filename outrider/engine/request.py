@@ -12,18 +12,18 @@ from outrider.runners.base import Runner
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What a caller asks for: a prompt, how to choose, and what it expects to hear."""
+    """What a caller asks for: a prompt, how to sample, and how to draft."""
 
     prompt: tuple[Token, ...]
     params: SamplingParams = field(default_factory=SamplingParams)
     prediction: tuple[Token, ...] = ()
-    """Text the answer is expected to hold; drafted from, never forced."""
+    """Text the output is expected to contain; drafted from, never forced."""
     max_draft: int | None = None
-    """Most tokens drafted a round; 0 turns speculation off for this request."""
+    """Max tokens drafted a round; 0 turns speculation off for this request."""
     salt: str = ""
     """Caches are never shared between requests of different salt."""
     constraint: Constraint | None = None
-    """What the answer may say; each of the n texts gets a copy of its own."""
+    """What the output may contain; each of the n texts gets a copy of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +31,9 @@ class EngineLimits:
     """How much one round takes on."""
 
     max_batch: int = 8
-    """Most sequences in one round."""
+    """Max sequences in one round."""
     max_round_tokens: int = 512
-    """Most tokens of one pass, drafts among them; longer prompts are read in several. Texts go on by one even so."""
+    """Max tokens of one pass, drafts included; longer prompts are read in chunks. Each that decodes gets one anyway."""
 
     def __post_init__(self) -> None:
         check_int("max_batch", self.max_batch, 1, MAX_BATCH)
@@ -46,7 +46,7 @@ class CheckedRequest:
 
     request: Request
     limit: int
-    """Most tokens the text may have, prompt included."""
+    """Max tokens the text may have, prompt included."""
 
 
 def validate_request(request: Request, target: Runner) -> CheckedRequest:

@@ -90,7 +90,7 @@ class Comparison:
 
 
 def build_result(events: list[Event], seed: int, others: tuple[Result, ...] = ()) -> Result:
-    """Put a text together from the events that told it; the last one ended it."""
+    """The result of a sequence's events, the last of which ended it."""
     last = events[-1]
     if last.finish is None or last.stats is None:
         raise OutriderError("a text was asked for before it ended")

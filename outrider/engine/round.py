@@ -27,7 +27,7 @@ class InFlightRound:
     choices: HostCopy | None = None
     """The target's choice after each row, being copied; None where the verifier needs the logits on the host."""
     state: DeviceState | None = None
-    """Where the round leaves its sequences, on the device; None where only the host can tell."""
+    """Where the round leaves its sequences, on the device; None where only the host can compute it."""
 
     @property
     def decoding(self) -> tuple[list[Sequence], list[Draft]]:

@@ -18,7 +18,7 @@ class ScheduledSequence:
     budget: int
 
     complete: bool
-    """The chunk reaches the end of the text, so that the target can say what follows."""
+    """The chunk reaches the end of the text, so that its logits say what follows."""
     shared: int = 0
     """Tokens found in the cache when the sequence was admitted, in this round."""
 
@@ -29,7 +29,7 @@ class ScheduledSequence:
 
 
 class Scheduler:
-    """First come, first served. Decoding goes before reading; the newest yields when pages run out."""
+    """First come, first served. Decoding goes before reading; the newest is preempted when pages run out."""
 
     def __init__(self, target: Runner, *, max_batch: int, max_round_tokens: int) -> None:
         self.target, self.pool = target, target.pool
@@ -67,16 +67,16 @@ class Scheduler:
         if reading or newcomers:
             drafts, spare = spare // 2, max(1, spare)
         for seq in (*decoding, *reading):
-            goes_on = seq.pending == 1
-            chunk = 1 if goes_on else min(seq.pending, spare)
+            decodes = seq.pending == 1
+            chunk = 1 if decodes else min(seq.pending, spare)
             if chunk < 1 or seq not in self.running:  # preempted by one before it
                 continue
-            most = drafts if goes_on else spare - chunk
+            most = drafts if decodes else spare - chunk
             each = self._schedule(seq, chunk, min(_max_draft(seq, max_draft), most))
             if each is not None:
                 scheduled.append(each)
                 drafts -= each.budget
-                spare -= each.budget + (0 if goes_on else chunk)
+                spare -= each.budget + (0 if decodes else chunk)
         scheduled = [each for each in scheduled if each.seq in self.running]
         while self.waiting and len(self.running) < self.max_batch and spare > 0 and not self.preempted:
             each = self._admit(spare)
@@ -142,5 +142,5 @@ class Scheduler:
 
 
 def _max_draft(seq: Sequence, max_draft: int) -> int:
-    """Most tokens to draft for a sequence: the drafter's limit, or the request's own."""
+    """Max tokens to draft for a sequence: the drafter's limit, or the request's own."""
     return max_draft if seq.max_draft is None else min(max_draft, seq.max_draft)

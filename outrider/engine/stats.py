@@ -1,6 +1,6 @@
-"""The figures: what was drafted, what stood, what it cost, and what the numbers mean.
+"""The statistics: what was drafted, what was accepted, what it cost, and what the numbers mean.
 
-α  chance that a drafted token stands, given that the ones before it did
+α  chance that a draft token is accepted, given that those before it were
 γ  tokens drafted a round
 τ  tokens emitted a target pass, the target's own included
 """
@@ -16,18 +16,18 @@ from outrider.core.draft import Draft, Verdict
 
 @dataclass(slots=True)
 class Tally:
-    """Guesses and what became of them, for one drafter or for all."""
+    """Drafts and how many of their tokens were accepted, for one drafter or for all."""
 
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
     refused: int = 0
-    """Rounds in which the target chose against the draft."""
+    """Rounds in which a draft token was rejected."""
     emitted: int = 0
     drafted_at: list[int] = field(default_factory=list[int])
     """Rounds whose draft reached this depth."""
     accepted_at: list[int] = field(default_factory=list[int])
-    """Rounds in which a token of this depth stood."""
+    """Rounds in which a token of this depth was accepted."""
 
     def count(self, draft: Draft, verdict: Verdict) -> None:
         """Add a round. The verdict holds only what the text kept: a stop may have cut it inside the draft."""
@@ -133,14 +133,14 @@ class Stats:
     """Target passes, prompt reading included."""
     preemptions: int = 0
     draft_failures: int = 0
-    """How often the drafter raised or returned what is no draft; the text goes on without one."""
+    """How often the drafter raised, or returned what is no draft; the round is then without one."""
     all: Tally = field(default_factory=Tally)
     drafters: dict[str, Tally] = field(default_factory=dict[str, Tally])
     times: Times = field(default_factory=Times)
     started: float = 0.0
     first: float = 0.0
     first_tokens: int = 0
-    """Tokens that came with the first round that brought any."""
+    """Tokens of the first round that had any."""
     ended: float = 0.0
 
     def count(self, draft: Draft, verdict: Verdict) -> None:
@@ -149,7 +149,7 @@ class Stats:
             self.drafters.setdefault(draft.source, Tally()).count(draft, verdict)
 
     def count_tokens(self, tokens: int, now: float) -> None:
-        """Note that a round brought tokens."""
+        """Note the tokens of a round."""
         if self.tokens == 0:
             self.first, self.first_tokens = now, tokens
         self.tokens += tokens
@@ -178,7 +178,7 @@ class Stats:
 
     @property
     def decode_tokens_per_second(self) -> float:
-        """Tokens after the first round that brought any, over the time since."""
+        """Tokens after the first round that had any, over the time since."""
         return _ratio(self.tokens - self.first_tokens, self.ended - self.first)
 
     def as_dict(self) -> dict[str, Any]:
@@ -210,16 +210,16 @@ def total(parts: Iterable[Stats]) -> Stats:
 
 
 def ends_in_rejection(draft: Draft, verdict: Verdict) -> bool:
-    """Whether the target's own token stands where a draft had guessed another.
+    """Whether the target's own token is a recovered one: the draft had others in its place.
 
-    Where nothing can follow the last kept guess, it is told as the target's own: no refusal.
+    Where no token can be chosen after the last accepted one, that one counts as the target's own: no rejection.
     """
-    guesses = [draft.tokens[node] for node in draft.children(verdict.path[-1] if verdict.path else -1)]
-    return bool(guesses) and verdict.tokens[-1] not in guesses
+    drafted = [draft.tokens[node] for node in draft.children(verdict.path[-1] if verdict.path else -1)]
+    return bool(drafted) and verdict.tokens[-1] not in drafted
 
 
 ENOUGH = 20
-"""Drafted tokens that were kept or refused, below which an acceptance rate says little."""
+"""Draft tokens that were accepted or rejected, below which an acceptance rate says little."""
 
 
 def meaning(alpha: float, judged: int) -> str:

@@ -164,8 +164,8 @@ class _Window:
 
 def _context(tokenizer: Detokenizer, prompt: Seq[int]) -> tuple[list[int], list[int]]:
     """The end of the prompt: ids that give the output its context, and ids that may leave a character unfinished."""
-    telling = (token for token in reversed(prompt) if not _silent(tokenizer, token))
-    ids = list(islice(telling, CONTEXT + 2 * MAX_UTF8))[::-1]
+    with_text = (token for token in reversed(prompt) if not _silent(tokenizer, token))
+    ids = list(islice(with_text, CONTEXT + 2 * MAX_UTF8))[::-1]
     head, unfinished = ids, 0
     for unfinished, extra in product(range(MAX_UTF8), range(MAX_UTF8)):
         head = ids[: len(ids) - unfinished][-(CONTEXT + extra) :]
@@ -176,7 +176,7 @@ def _context(tokenizer: Detokenizer, prompt: Seq[int]) -> tuple[list[int], list[
 
 
 def _silent(tokenizer: Detokenizer, token: int) -> bool:
-    """Whether a token stands for no text at all."""
+    """Whether a token has no text at all."""
     return not tokenizer.decode([token, token])  # twice: one space at the beginning decodes to nothing, too
 
 

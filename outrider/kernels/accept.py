@@ -18,7 +18,7 @@ def accept_chains(ids: Tensor, starts: Tensor, widths: Tensor, choices: Tensor) 
     widths [B]: how many of a sequence's rows are real. choices [sum of widths]: the target's token after each real
     row, sequence by sequence; negative where none can be chosen. After an accepted token the sequence then steps back
     to that token, which is read again in the next round, as in the verifier; after its own last token the
-    sequence is over, and 0 stands for the missing token.
+    sequence has ended, and 0 is in place of the missing token.
     """
     chosen = _chosen_tokens(ids, widths, choices)
     matches = (ids[:, 1:] == chosen[:, :-1]) & (chosen[:, :-1] >= 0) & _real_rows(ids, widths)[:, 1:]

@@ -1,7 +1,7 @@
 """Attention over cached keys and values in plain PyTorch: the reference, on any device.
 
 `attend_rows` gives each query row a problem of its own: one query, one head, keys in text order, their number a
-multiple of 16. On the CPU the bits of a row then do not depend on the rows beside it, nor on how far the keys are
+multiple of 16. On the CPU the bits of a row then do not depend on the other rows, nor on how far the keys are
 padded, so that scoring a draft and decoding one token at a time agree to the last bit. `attend_block` computes the same
 with keys that all rows share, which suits a GPU. `attend_pages` and `locate_rows` compute what their namesakes in
 triton_attention.py and triton_rope.py do, from the same arguments.

@@ -109,7 +109,7 @@ def _compact_kept(
 ):  # fmt: skip
     """BLOCK words of every accepted node of one sequence in one layer, in ascending order.
 
-    A node moves to a slot that was read before or is nobody's, and what is written is never read after.
+    A node moves to a slot that was read before or is unused, and what is written is never read after.
     """
     b = tl.program_id(0)
     count = tl.load(accepted + b).to(tl.int32)

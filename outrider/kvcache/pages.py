@@ -1,7 +1,7 @@
 """Pages of the key/value cache: who owns which, and which hold text that others may share.
 
-Host only: no tensors. A page is *blank*, *owned* by one or more sequences, or *idle*: owned
-by nobody but still holding published text, to be shared again or taken when blanks run out.
+Host only: no tensors. A page is *owned* by one or more sequences, *cached*: owned by none but holding
+published text, to be shared again or evicted when no page is empty, or *empty*.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 from outrider.core.errors import OutriderError
 from outrider.core.sampling import Token
 
-Name = int | str  # of a text in whole pages: a number; of no text yet: the salt
-Key = tuple[Name, tuple[Token, ...]]  # (name of the text before the page, the page's own tokens)
+PrefixId = int | str  # names the text up to a page's end: a number; before the first page: the salt
+PageKey = tuple[PrefixId, tuple[Token, ...]]  # (the text before the page, the page's own tokens)
 
 
 @dataclass(slots=True)
-class Holding:
-    """One sequence's pages, in order; `names` identifies the text up to each published page."""
+class SequencePages:
+    """One sequence's pages, in order; `prefixes` names the text up to the end of each published one."""
 
     pages: list[int] = field(default_factory=list[int])
-    names: list[int] = field(default_factory=list[int])
+    prefixes: list[int] = field(default_factory=list[int])
     salt: str = ""
 
 
@@ -31,19 +31,19 @@ class PagePool:
 
     def __init__(self, count: int, size: int = 16, *, share: bool = True) -> None:
         self.count, self.size, self.share = count, size, share
-        self._blank = bytearray(b"\x01") * count
-        self._blanks = count
+        self._empty = bytearray(b"\x01") * count
+        self._empty_count = count
         self._owners = [0] * count
-        self._idle: OrderedDict[int, None] = OrderedDict()  # oldest first
-        self._holdings: dict[int, Holding] = {}
-        self._shared: dict[Key, tuple[int, int]] = {}  # key -> (page, name of the text up to its end)
-        self._keys: dict[int, Key] = {}  # published page -> key
-        self._names = 0
+        self._cached: OrderedDict[int, None] = OrderedDict()  # oldest first
+        self._sequences: dict[int, SequencePages] = {}
+        self._published: dict[PageKey, tuple[int, int]] = {}  # key -> (page, its prefix id)
+        self._keys: dict[int, PageKey] = {}  # published page -> key
+        self._prefixes = 0
 
     @property
     def free(self) -> int:
-        """Pages that could be handed out now."""
-        return self._blanks + len(self._idle)
+        """Pages that could be handed out now: empty or cached."""
+        return self._empty_count + len(self._cached)
 
     @property
     def used(self) -> int:
@@ -55,126 +55,126 @@ class PagePool:
         Returns how many tokens those are: whole pages, and never all of the text, since
         the last token must be read to know what follows it.
         """
-        holding = self._holdings[seq_id] = Holding(salt=salt)
-        name: Name = salt
+        own = self._sequences[seq_id] = SequencePages(salt=salt)
+        prefix: PrefixId = salt
         for start in range(0, len(tokens) - self.size if self.share else 0, self.size):
-            found = self._shared.get((name, tuple(tokens[start : start + self.size])))
+            found = self._published.get((prefix, tuple(tokens[start : start + self.size])))
             if found is None:
                 break
-            page, name = found
+            page, prefix = found
             self._own(page)
-            holding.pages.append(page)
-            holding.names.append(name)
-        return len(holding.pages) * self.size
+            own.pages.append(page)
+            own.prefixes.append(prefix)
+        return len(own.pages) * self.size
 
     def reserve(self, seq_id: int, length: int) -> bool:
         """Own pages for `length` tokens. All or nothing."""
-        holding = self._holdings[seq_id]
-        missing = -(-length // self.size) - len(holding.pages)
+        own = self._sequences[seq_id]
+        missing = -(-length // self.size) - len(own.pages)
         if missing > self.free:
             return False
         for _ in range(missing):
-            holding.pages.append(self._take(holding.pages[-1] if holding.pages else None))
+            own.pages.append(self._take(own.pages[-1] if own.pages else None))
         return True
 
     def trim(self, seq_id: int, length: int) -> None:
         """Give back the pages beyond `length` tokens."""
-        pages = self._holdings[seq_id].pages
+        pages = self._sequences[seq_id].pages
         for _ in range(len(pages) - -(-length // self.size)):
             self._disown(pages.pop())
 
     def publish(self, seq_id: int, tokens: Seq[Token], cached: int) -> None:
         """Let others share the pages that tokens[:cached] fills."""
-        holding = self._holdings[seq_id]
-        while self.share and (len(holding.names) + 1) * self.size <= cached:
-            index = len(holding.names)
+        own = self._sequences[seq_id]
+        while self.share and (len(own.prefixes) + 1) * self.size <= cached:
+            index = len(own.prefixes)
             key = (
-                holding.names[-1] if holding.names else holding.salt,
+                own.prefixes[-1] if own.prefixes else own.salt,
                 tuple(tokens[index * self.size : (index + 1) * self.size]),
             )
-            if key in self._shared:  # another sequence wrote the same text first: follow its name
-                holding.names.append(self._shared[key][1])
+            if key in self._published:  # another sequence wrote the same text first: take its prefix id
+                own.prefixes.append(self._published[key][1])
                 continue
-            self._names += 1
-            self._shared[key] = (holding.pages[index], self._names)
-            self._keys[holding.pages[index]] = key
-            holding.names.append(self._names)
+            self._prefixes += 1
+            self._published[key] = (own.pages[index], self._prefixes)
+            self._keys[own.pages[index]] = key
+            own.prefixes.append(self._prefixes)
 
     def close(self, seq_id: int, *, unpublish: bool = False) -> None:
-        """Give all pages back. `unpublish`: what they hold is not to be trusted, so not to be shared."""
-        pages = self._holdings.pop(seq_id).pages
-        for page in reversed(pages):  # the end of a text goes idle first, so is evicted first
+        """Give all pages back. `unpublish`: what they hold may be wrong and is not shared."""
+        pages = self._sequences.pop(seq_id).pages
+        for page in reversed(pages):  # the end of a text is cached first, so it is evicted first
             if unpublish and self._owners[page] == 1:
                 self._retract(page)
             self._disown(page)
 
     def table(self, seq_id: int) -> list[int]:
-        return self._holdings[seq_id].pages
+        return self._sequences[seq_id].pages
 
     def __contains__(self, seq_id: int) -> bool:
-        return seq_id in self._holdings
+        return seq_id in self._sequences
 
     def check(self) -> None:
         """Raise unless every page is accounted for exactly once."""
         owners = [0] * self.count
-        for holding in self._holdings.values():
-            for page in holding.pages:
+        for own in self._sequences.values():
+            for page in own.pages:
                 owners[page] += 1
         if owners != self._owners:
             raise OutriderError("page owners do not match the sequences' tables")
         for page in range(self.count):
-            states = (owners[page] > 0) + (page in self._idle) + self._blank[page]
+            states = (owners[page] > 0) + (page in self._cached) + self._empty[page]
             if states != 1:
-                raise OutriderError(f"page {page} is in {states} states at once; it must be owned, idle or blank")
-        if self._blanks != sum(self._blank):
-            raise OutriderError(f"{self._blanks} blank pages counted, {sum(self._blank)} found")
-        if {key: page for page, key in self._keys.items()} != {key: page for key, (page, _) in self._shared.items()}:
+                raise OutriderError(f"page {page} is in {states} states at once; it must be owned, cached or empty")
+        if self._empty_count != sum(self._empty):
+            raise OutriderError(f"{self._empty_count} empty pages counted, {sum(self._empty)} found")
+        if {key: page for page, key in self._keys.items()} != {key: page for key, (page, _) in self._published.items()}:
             raise OutriderError("published pages and their keys disagree")
-        if any(self._blank[page] for page in self._keys):
-            raise OutriderError("a blank page is still published")
+        if any(self._empty[page] for page in self._keys):
+            raise OutriderError("an empty page is still published")
 
     def _own(self, page: int) -> None:
         self._owners[page] += 1
-        self._idle.pop(page, None)
+        self._cached.pop(page, None)
 
     def _disown(self, page: int) -> None:
         self._owners[page] -= 1
         if self._owners[page]:
             return
         if page in self._keys:
-            self._idle[page] = None
+            self._cached[page] = None
         else:
-            self._blank[page] = 1
-            self._blanks += 1
+            self._empty[page] = 1
+            self._empty_count += 1
 
     def _retract(self, page: int) -> None:
         if key := self._keys.pop(page, None):
-            del self._shared[key]
+            del self._published[key]
 
     def _take(self, after: int | None) -> int:
-        """A page nobody owns: the one after `after` if it can be, since runs of pages need no gathering."""
+        """A page that is not owned: the one after `after` if that is empty, since runs of pages need no gathering."""
         page = -1 if after is None or after + 1 >= self.count else after + 1
-        if page < 0 or not self._blank[page]:
-            page = self._roomiest() if self._blanks else next(iter(self._idle))
-        if self._blank[page]:
-            self._blank[page] = 0
-            self._blanks -= 1
+        if page < 0 or not self._empty[page]:
+            page = self._start_of_run() if self._empty_count else next(iter(self._cached))
+        if self._empty[page]:
+            self._empty[page] = 0
+            self._empty_count -= 1
         else:
-            del self._idle[page]
+            del self._cached[page]
             self._retract(page)
         self._owners[page] = 1
         return page
 
-    def _roomiest(self) -> int:
-        """Where a new run has most room to grow: inside the longest run of blanks.
+    def _start_of_run(self) -> int:
+        """Where a new run has most room to grow: inside the longest run of empty pages.
 
         Its middle, unless it begins the pool: the page before it may belong to a text still growing.
         """
-        best, start = (0, 0), self._blank.find(1)
+        best, start = (0, 0), self._empty.find(1)
         while start >= 0:
-            end = self._blank.find(0, start)
+            end = self._empty.find(0, start)
             end = self.count if end < 0 else end
             best = max(best, (end - start, -start))
-            start = self._blank.find(1, end)
+            start = self._empty.find(1, end)
         length, start = best[0], -best[1]
         return start if start == 0 else start + length // 2

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from outrider.runners.graph_runner import GraphRunner
 
 SPARE_BYTES = 256 << 20  # left free: what the driver and libraries allocate now and then
-SAMPLED_GRAPHS = 4  # CUDA graphs measured beside the largest; the others are taken to be like them
+SAMPLED_GRAPHS = 4  # CUDA graphs measured besides the largest; the others are taken to be like them
 MIN_CACHE_TOKENS = 64
 GIB = 1 << 30
 
@@ -137,7 +137,7 @@ def _checked_workspace(decoder: Decoder, work: Workload) -> int:
 
 
 def measure_workspace(decoder: Decoder, work: Workload) -> int:
-    """Bytes that passes take beside weights and cache: the longest prompt chunk, and every graph to be captured."""
+    """Bytes that passes take besides weights and cache: the longest prompt chunk, and every graph to be captured."""
     device = decoder.device
     rows = min(work.max_round_tokens, work.context - 1)
     _release_cached_memory(device)

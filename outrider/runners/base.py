@@ -34,7 +34,7 @@ class Scores:
     positions: Callable[[], Tensor] | None = None
     """int64 [rows of logits]: the place in its text of the token that follows each row, computed on the device.
 
-    None where the host's sequences and drafts tell.
+    None where they follow from the host's sequences and drafts.
     """
     handle: Any = None
     """The runner's own, for `advance`; valid until the next pass."""
@@ -61,7 +61,7 @@ class Runner(ABC):
     vocab_size: int
     """Columns of logits; ids at or beyond it do not exist."""
     context: int
-    """Most tokens of one text the model is made for."""
+    """Max tokens of one text that the model supports."""
     device: torch.device
     pool: PagePool
     """Who owns which page. The engine opens, reserves and closes; the runner reads the tables."""
@@ -72,7 +72,7 @@ class Runner(ABC):
     rewinds: bool = True
     """Whether a span may start before the end of what is cached, which is then dropped; a draft model must."""
     max_width: int = MAX_WIDTH
-    """Most rows of one decoding sequence in a pass that is launched behind another: its last token and its draft."""
+    """Max rows of one decoding sequence in a pass that is launched behind another: its last token and its draft."""
     asynchronous: bool = False
     """Passes are launched and not waited for, so that the host works meanwhile."""
 
@@ -80,7 +80,7 @@ class Runner(ABC):
     def score(self, spans: Seq[Span], after: DeviceState | None = None) -> Scores:
         """Read each span's tokens and draft in one pass. Every span's pages are reserved by the caller.
 
-        after: the spans' sequences stand where after[i] says, which only the device knows: each span is
+        after: the state of the spans' sequences, in their order, which only the device knows: each span is
         one token and a draft, and its `start` and `tokens` are ignored.
         """
 
@@ -95,13 +95,13 @@ class Runner(ABC):
 
     @abstractmethod
     def release(self, seq_id: int, *, unpublish: bool = False) -> None:
-        """Forget the sequence and close its pages; `unpublish`: what they hold is offered to nobody."""
+        """Forget the sequence and close its pages; `unpublish`: what they hold is not shared."""
 
     def advance(self, scores: Scores, choices: Tensor) -> DeviceState | None:
         """Where a pass leaves its sequences, given the target's choice after each row of its logits. Never waits.
 
         choices int64 [rows], negative where there is none. Accepted tree nodes are moved together in the
-        cache. None where only the host can tell.
+        cache. None where only the host can compute it.
         """
         return None
 
@@ -131,7 +131,7 @@ class Runner(ABC):
     ) -> Seq[Seq[Token]] | None:
         """Draft `steps` tokens after each start on the device, in one go; None where that cannot be.
 
-        The result may be `DeviceRow`s. after: where the starts' sequences stand, in their order.
+        The result may be `DeviceRow`s. after: the state of the starts' sequences, in their order.
         """
         return None
 

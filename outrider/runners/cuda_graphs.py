@@ -17,9 +17,9 @@ from outrider.kernels.batch import MAX_SEQUENCES, MAX_WIDTH
 
 WIDTHS = (1, 2, 4, 6, 8, 12, 16, MAX_WIDTH)
 MIN_ROWS = 256
-"""What passes have room for where nobody said how many rows they will have."""
+"""Rows that passes have room for unless `capture` asks for more."""
 MAX_ROWS = 1024
-"""What they may be given room for; more rows are scored in several passes."""
+"""Max rows that they get room for; more rows are scored in several passes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def capture(work: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
 
 
 class PinnedInputs:
-    """The integer inputs of captured work: written on the host, sent in one copy that nobody waits for.
+    """The integer inputs of captured work: written on the host, sent in one copy that is not waited for.
 
     On the CPU they are written where they are read.
     """

@@ -41,9 +41,9 @@ class DeviceState:
 
 
 def resolve_spans(spans: Seq[Span], after: DeviceState) -> list[Span]:
-    """The spans with the start and the token that `after` tells, read on the host: for a runner that waits."""
-    told = zip(spans, after.lengths.tolist(), after.last.tolist(), strict=True)
-    return [replace(span, start=length - 1, tokens=(last[1],)) for span, length, last in told]
+    """The spans with the start and the token of `after`, read on the host: for a runner that waits."""
+    known = zip(spans, after.lengths.tolist(), after.last.tolist(), strict=True)
+    return [replace(span, start=length - 1, tokens=(last[1],)) for span, length, last in known]
 
 
 def row_positions(spans: Seq[Span]) -> Tensor:

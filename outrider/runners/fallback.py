@@ -34,7 +34,7 @@ class FallbackRunner(Runner):
     """Scores spans with a Transformers model, one sequence at a time, each on a cache of its own.
 
     A cache that can be cropped is rolled back by cropping. Any other is copied before a draft is
-    read, and put back unless the whole draft stands: `keep` then returns less than the text. The
+    read, and put back unless the whole draft is accepted: `keep` then returns less than the text. The
     pool counts tokens and holds nothing; copies are not counted.
     """
 
@@ -50,9 +50,9 @@ class FallbackRunner(Runner):
         self._cache_name = next((name for name in CACHES if name in self._takes), "")
         self._texts: dict[int, _Text] = {}
         self.one_by_one: bool
-        """The model reads on from its cache rightly by single tokens only: drafts are correct, but save no time."""
+        """The model reads on from its cache correctly by single tokens only: drafts are verified, but save no time."""
         self.rewinds = False
-        self._positions: bool  # the model is told where its tokens stand, not left to count
+        self._positions: bool  # the model is given its tokens' positions, and does not count them itself
         self.vocab_size = self._try_out()
 
     @classmethod
@@ -88,8 +88,8 @@ class FallbackRunner(Runner):
     @torch.inference_mode()
     def keep(self, span: Span, path: Seq[int], *, compacted: bool = False, trim: bool = True) -> int:
         text = self._texts[span.seq_id]
-        if refused := len(span.draft) - len(path):
-            text.take_back(refused)
+        if rejected := len(span.draft) - len(path):
+            text.take_back(rejected)
         text.copies.clear()
         if trim:  # what is read again keeps its pages
             self.pool.trim(span.seq_id, span.start + len(span.tokens) + len(path))
@@ -110,7 +110,7 @@ class FallbackRunner(Runner):
             raise OutriderError(f"sequence {span.seq_id} was given a tree; {type(self).__name__} scores chains only")
         if not span.draft:
             return self._read(text, span.tokens, span.rows)
-        # Text read along with a draft is read again where the draft is refused and copies are put back:
+        # Text read along with a draft is read again where the draft is rejected and copies are put back:
         # cheaper than a pass of its own while it is short. Otherwise it goes in first, before the copies.
         long = self.one_by_one or len(span.tokens) > len(span.draft)
         apart = text.cache is None or (long and not text.croppable(span.width))
@@ -144,7 +144,7 @@ class FallbackRunner(Runner):
 
     @torch.inference_mode()
     def _try_out(self) -> int:
-        """Settle on the first of WAYS in which the model reads on rightly. Returns how many logits it has."""
+        """Choose the first of WAYS in which the model reads on correctly. Returns the vocabulary's size."""
         name, embedding = type(self.model).__name__, cast(Any, self.model.get_input_embeddings())
         tokens = [embedding.weight.shape[0] * i // 18 for i in range(1, 17)]
         expected = self.model(input_ids=torch.tensor([tokens], device=self.device)).logits[0].float()  # [16, vocab]
@@ -226,13 +226,13 @@ def _croppable(layer: Any, length: int) -> bool:
 
 
 def context_of(config: Any) -> int:
-    """Most tokens of one text; MAX_TOKENS where the model states no limit (ALiBi, recurrent models)."""
+    """Max tokens of one text; MAX_TOKENS where the model states no limit (ALiBi, recurrent models)."""
     config = config.get_text_config(decoder=True)
     limits = [limit for name in CONTEXTS if isinstance(limit := getattr(config, name, None), int) and limit > 0]
     context = limits[0] if limits else MAX_TOKENS
     rope = getattr(config, "rope_parameters", None) or {}
     for rule in (rope, *rope.values()):
-        # Beyond this length longrope turns every position anew, and keys cached before would be wrong.
+        # Beyond this length longrope rotates every position differently, and keys cached before would be wrong.
         if isinstance(rule, dict) and rule.get("rope_type") == "longrope":
             context = min(context, rule["original_max_position_embeddings"])
     return context

@@ -1,7 +1,7 @@
 """The captured passes of a native model: which shapes are captured, when, and which is replayed for a batch.
 
 graphed_forward.py is one of them. Where a model is pinned, its rules are here: every row takes one
-path of arithmetic, whatever rows are beside it.
+path of arithmetic, whatever the other rows of the pass are.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class GraphRunner:
     """Captures and replays passes over a model's weights and cache. One replay at a time."""
 
     def __init__(self, model: PagedModel, *, pinned: bool = False) -> None:
-        """pinned: every row by one path of arithmetic, so that its bits do not depend on the rows beside it."""
+        """pinned: every row by one path of arithmetic, so that its bits do not depend on the other rows."""
         self.model, self.pinned = model, pinned
         self.max_rows = PINNED_ROWS if pinned else MIN_ROWS
         for layer in model.decoder.weights.layers:
@@ -75,7 +75,7 @@ class GraphRunner:
             self.max_rows, self._buffers = rows, None
 
     def takes(self, span: Span) -> bool:
-        """Whether the span is narrow: a decoding sequence, not a prompt being read."""
+        """Whether the span is small enough: a decoding sequence, not a prompt being read."""
         return span.width <= WIDTHS[-1]
 
     def read_ahead(self, span: Span) -> tuple[Span, list[Tensor]]:
@@ -148,7 +148,7 @@ class GraphRunner:
         return replace(
             scores,
             features=None if features is None else [each.clone() for each in features],
-            positions=None if after is None or positions is None else positions().clone,  # None: the host can tell
+            positions=None if after is None or positions is None else positions().clone,  # None: the host knows
         )
 
     def captured_pass(self, shape: BatchShape) -> tuple[GraphedForward, torch.cuda.CUDAGraph]:

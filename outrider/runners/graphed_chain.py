@@ -1,6 +1,6 @@
 """A draft model's whole chain in one replay: each step's token is sampled and read on the device.
 
-Nothing comes back to the host before the last step, and nobody waits for it then. The first step
+Nothing comes back to the host before the last step, and it is not waited for then. The first step
 reads the text's last two tokens, whatever of them is cached: after a round in which every draft token
 was accepted both are new, and reading one again writes the same key and value.
 """
@@ -43,16 +43,16 @@ class GraphedChain:
 
     @torch.inference_mode()
     def run(self, starts: Seq[ChainStart], after: DeviceState | None = None) -> list[DeviceRow]:
-        """Draft for every start; one transfer each way, neither waited for. after: where the sequences stand."""
+        """Draft for every start; one transfer each way, neither waited for. after: the state of the sequences."""
         self.first.load([Span(s.seq_id, s.length - 2, s.last) for s in starts])
         seeds, lengths, temperatures = self.inputs.array().reshape(3, self.batch)
         count = len(starts)
         seeds[:count] = np.array([s.seed for s in starts], dtype=np.uint64).view(np.int64)
         lengths.fill(2)
         lengths[:count] = [s.length for s in starts]
-        chances = temperatures.view(np.float64)
-        chances.fill(0)
-        chances[:count] = [s.temperature for s in starts]
+        as_floats = temperatures.view(np.float64)
+        as_floats.fill(0)
+        as_floats[:count] = [s.temperature for s in starts]
         self.inputs.send()
         if after is not None:
             last_id = self.graphs.model.config.vocab_size - 1  # the target may have more rows than the draft

@@ -44,16 +44,16 @@ class ActivationBuffers:
     def __init__(self, model: PagedModel, rows: int) -> None:
         config, device = model.config, model.device
 
-        def room(*shape: int, dtype: torch.dtype = model.decoder.dtype) -> Tensor:
+        def buffer(*shape: int, dtype: torch.dtype = model.decoder.dtype) -> Tensor:
             return torch.empty(rows, *shape, dtype=dtype, device=device)
 
         heads, kv, dim = config.heads, config.kv_heads, config.head_dim
-        self.x, self.normed = room(config.hidden_size), room(config.hidden_size)
-        self.qkv = room((heads + 2 * kv) * dim)
-        self.q, self.attended = room(heads, dim), room(heads, dim)
-        self.both, self.wide = room(2 * config.intermediate_size), room(config.intermediate_size)
-        self.logits = room(config.vocab_size, dtype=torch.float32)
-        self.features = room(model.features_width)
+        self.x, self.normed = buffer(config.hidden_size), buffer(config.hidden_size)
+        self.qkv = buffer((heads + 2 * kv) * dim)
+        self.q, self.attended = buffer(heads, dim), buffer(heads, dim)
+        self.both, self.wide = buffer(2 * config.intermediate_size), buffer(config.intermediate_size)
+        self.logits = buffer(config.vocab_size, dtype=torch.float32)
+        self.features = buffer(model.features_width)
         self.attention = AttentionWorkspace(MAX_ROW_SPLITS, heads, dim, device)
         self.linear = LinearWorkspace(device)
         self.places = [RowPlaces.empty(rows, dim, device) for _ in config.ropes]
@@ -88,7 +88,7 @@ class GraphedForward:
         self._padding[n + nodes + 2 * batch :] = model.tables.spare
 
     def load(self, spans: Seq[Span], after: DeviceState | None = None) -> None:
-        """Bring a batch's inputs to the device: one copy, not waited for. after: where its sequences stand."""
+        """Bring a batch's inputs to the device: one copy, not waited for. after: the state of its sequences."""
         shape, count = self.shape, len(spans)
         array, n, nodes = self.inputs.array(), shape.rows, shape.rows - shape.batch
         array[:] = self._padding
@@ -126,7 +126,7 @@ class GraphedForward:
         self._trees = trees
 
     def accept(self, count: int, choices: Tensor) -> DeviceState:
-        """Where the first `count` sequences stand, each of one token and a draft, after these choices.
+        """The state of the first `count` sequences, each of one token and a draft, after these choices.
 
         The accepted nodes of trees are moved together in the cache.
         """

@@ -45,7 +45,7 @@ class FedText:
 class HeadRunner:
     """Keeps a head's keys and values in step with its target's, and drafts with it.
 
-    Its layers lie in the target's pages: prefixes that are shared, rolled back or given up take them along.
+    Its layers lie in the target's pages: they are shared, rolled back and freed with the target's own.
     Between rounds it keeps one thing for each sequence: the target's outputs at its last cached token.
     """
 
@@ -91,7 +91,7 @@ class HeadRunner:
 
     @torch.inference_mode()
     def draft(self, seqs: Seq[Sequence], state: DeviceState | None) -> HeadDraft:
-        """A draft for each of these sequences, all `ready`. state: where they stand, if the host is behind."""
+        """A draft for each of these sequences, all `ready`. state: theirs, where the host is a round behind."""
         ids = self.model.tables.table_ids([seq.id for seq in seqs])
         return self._batch(len(seqs)).draft(ids, seqs, state)
 
@@ -199,7 +199,7 @@ class HeadBatch:
         return HeadDraft(*(None if part is None else part[:count].clone() for part in made))  # type: ignore[arg-type]
 
     def _fill(self, *columns: Any) -> None:
-        """Write and send the inputs, by column; sequences beyond these only pad, in a page of nobody's."""
+        """Write and send the inputs, by column; sequences beyond these only pad, in the scratch page."""
         array = self._inputs.array().reshape(5, self.batch)
         array[:] = [[self.runner.model.tables.spare], [2], [0], [0], [0]]
         for row, values in zip(array, columns, strict=False):

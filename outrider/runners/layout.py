@@ -21,7 +21,7 @@ class KeyRange:
     slots where the pages lie side by side, else slots to gather, [T] for a chain and
     [R, T] for a tree, where each row sees its own ancestors. Row r sees the
     first `limits[r]` of them; T is a multiple of the page size whatever the row, which
-    is what makes a row's attention the same bits in any company (see kernels/attention.py).
+    is what makes a row's attention the same bits in any batch (see kernels/attention.py).
     """
 
     rows: slice

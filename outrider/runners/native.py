@@ -37,9 +37,9 @@ class NativeRunner(Runner):
     def __init__(
         self, decoder: Decoder, cache_tokens: int, *, context: int = 0, pinned: bool = False, page_size: int = 16
     ) -> None:
-        """context: most tokens of one text; 0 takes the model's own limit.
+        """context: max tokens of one text; 0 takes the model's own limit.
 
-        pinned: a row's bits do not depend on the rows scored beside it. ConfigError where that cannot
+        pinned: a row's bits do not depend on the other rows of the pass. ConfigError where that cannot
         be promised. Packed weights on the CPU always keep to it.
         """
         config = decoder.config
@@ -159,7 +159,7 @@ class NativeRunner(Runner):
         return Scores(logits, spans, features)
 
     def _forward(self, spans: Seq[Span]) -> tuple[Tensor, list[Tensor] | None, list[int]]:
-        """Logits, tapped outputs, and which spans have drafts beside rows that are no numbers."""
+        """Logits, tapped outputs, and which spans with drafts have rows that are no numbers."""
         if self._tainted:
             self._clean(spans)
         model = self.model
@@ -207,8 +207,8 @@ class NativeRunner(Runner):
     def _clean(self, spans: Seq[Span]) -> None:
         """Wipe what a broken pass left where these spans will write.
 
-        A masked key weighs nothing, but nothing times NaN is NaN: whoever takes over a tainted
-        page, or goes on after a draft that broke, must find numbers there.
+        A masked key has weight 0, but 0 times NaN is NaN: a sequence that takes over a tainted
+        page, or continues after a draft that broke, must find numbers there.
         """
         size = self.pool.size
         for span in spans:

@@ -19,7 +19,7 @@ from outrider.models.linear import Int8Linear, Linear
 
 
 class ReducedHead:
-    """Some rows of a decoder's head, copied, and the token that each column of their logits stands for."""
+    """Some rows of a decoder's head, copied, and the token of each column of their logits."""
 
     def __init__(self, decoder: Decoder, tokens: Seq[Token]) -> None:
         """tokens: all different, each below the vocabulary's size."""
@@ -30,7 +30,7 @@ class ReducedHead:
 
     @torch.inference_mode()
     def put(self, columns: Seq[int], tokens: Seq[Token]) -> None:
-        """Let these columns stand for these tokens from now on; passes launched before are not affected.
+        """Give these columns to these tokens from now on; passes launched before are not affected.
 
         The caller makes sure that no token has two columns. One transfer, not waited for.
         """

@@ -13,7 +13,7 @@ from outrider.drafters.base import Drafter, RoundView, Traits
 
 
 class BrokenContract(BaseException):
-    """The engine did not keep its part. No Exception: what a drafter raises as one costs it only its turn."""
+    """The engine broke the contract. Not an Exception: those are caught, and cost a drafter only its draft."""
 
 
 class ScriptedDrafter(Drafter):

@@ -83,7 +83,7 @@ class ToyRunner(Runner):
         self.pool.close(seq_id, unpublish=unpublish)
 
     def logits_after(self, tokens: Seq[Token]) -> Tensor:
-        """[vocab]: what `score` says after this text; for judging from outside."""
+        """[vocab]: what `score` returns after this text, for tests to compare with."""
         return self._row(tuple(tokens[-self.order :]))
 
     def _slot(self, seq_id: int, position: int) -> int:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from outrider.drafters.confidence import MISS_PROBS, Confidence, Guess, grade, prior_prob
+from outrider.drafters.confidence import MISS_PROBS, Confidence, Continuation, grade, prior_prob
 
 
 def test_grades_are_the_documented_lengths():
@@ -20,7 +20,7 @@ def test_a_prior_is_the_share_less_the_misses():
 
 def test_a_guess_is_judged_up_to_its_first_wrong_token():
     confidence, by_hand = Confidence(), Confidence()
-    confidence.judge(Guess(2, 1, (7, 8, 9, 9), (0.5, 0.6, 0.7, 0.8)), [1, 2, 7, 8, 0, 9])
+    confidence.judge(Continuation(2, 1, (7, 8, 9, 9), (0.5, 0.6, 0.7, 0.8)), [1, 2, 7, 8, 0, 9])
     by_hand.record(1, 0.5, True)
     by_hand.record(2, 0.6, True)
     by_hand.record(3, 0.7, False)
@@ -29,7 +29,7 @@ def test_a_guess_is_judged_up_to_its_first_wrong_token():
 
 def test_a_guess_beyond_the_text_is_judged_as_far_as_the_text_goes():
     confidence, by_hand = Confidence(), Confidence()
-    confidence.judge(Guess(1, 1, (7, 8), (0.5, 0.6)), [1, 7])
+    confidence.judge(Continuation(1, 1, (7, 8), (0.5, 0.6)), [1, 7])
     by_hand.record(1, 0.5, True)
     assert [confidence.prob(m, 0.4) for m in range(40)] == [by_hand.prob(m, 0.4) for m in range(40)]
 
@@ -51,7 +51,7 @@ def test_the_correction_follows_the_truth_and_comes_back():
 
 
 def test_what_is_expected_is_the_sum_of_the_probabilities_that_reach_the_least():
-    guess = Guess(0, 1, (5, 6, 7), (0.5, 0.5, 0.5))
-    assert Confidence().expected_accepted(guess, 0.2) == (2, 0.75)
-    assert Confidence().expected_accepted(guess, 0.0) == (3, 0.875)
-    assert Confidence().expected_accepted(guess, 0.6) == (0, 0.0)
+    continuation = Continuation(0, 1, (5, 6, 7), (0.5, 0.5, 0.5))
+    assert Confidence().expected_accepted(continuation, 0.2) == (2, 0.75)
+    assert Confidence().expected_accepted(continuation, 0.0) == (3, 0.875)
+    assert Confidence().expected_accepted(continuation, 0.6) == (0, 0.0)

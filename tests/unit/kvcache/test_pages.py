@@ -68,7 +68,7 @@ def test_text_survives_its_owner_until_the_room_is_needed():
     assert p.open(2, text) == SIZE
     p.close(2)
     p.open(3, [50])
-    assert p.reserve(3, 2 * SIZE)  # takes the idle page too
+    assert p.reserve(3, 2 * SIZE)  # evicts the cached page too
     p.close(3)
     assert p.open(4, text) == 0
     p.check()
