@@ -60,7 +60,7 @@ def stream(client: OpenAI, messages: list[Any], args: argparse.Namespace) -> str
         extra: dict[str, Any] = chunk.model_extra or {}
         figures = extra.get("metrics", {}).get("speculative_decoding", figures)
         tokens = chunk.usage.completion_tokens if chunk.usage else tokens
-    passes, accepted = figures["num_target_passes"], figures["num_accepted_tokens"]
+    passes, accepted = figures["num_target_passes"], figures["num_accepted_draft_tokens"]
     print(f"\n[{tokens} tokens in {passes} passes, {accepted} of them accepted draft tokens]", flush=True)
     return answer
 

@@ -92,7 +92,7 @@ def test_max_tokens_cuts_a_draft_short(served: Running):
         (choice,) = answer["choices"]
         assert (choice["text"], choice["finish_reason"]) == (FREE[:most], "length")
         assert answer["usage"]["completion_tokens"] == most
-        accepted += answer["metrics"]["speculative_decoding"]["num_accepted_tokens"]
+        accepted += answer["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"]
     assert accepted > 100
 
 
@@ -114,7 +114,7 @@ def test_usage_adds_up(served: Running):
         usage, details = answer["usage"], answer["usage"]["completion_tokens_details"]
         assert usage["completion_tokens"] == sum(len(choice["logprobs"]["tokens"]) for choice in answer["choices"])
         assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
-        accepted = answer["metrics"]["speculative_decoding"]["num_accepted_tokens"]
+        accepted = answer["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"]
         assert details["reasoning_tokens"] == 0
         assert details["accepted_prediction_tokens"] <= accepted <= usage["completion_tokens"]
 

@@ -37,11 +37,11 @@ def test_one_line_a_request_with_what_the_answer_says(running: Running):
     assert line["tokens"] == told["usage"]["completion_tokens"]
     assert line["prompt_tokens"] == 2 * told["usage"]["prompt_tokens"]
     assert sorted(line["finish"].split(",")) == sorted(choice["finish_reason"] for choice in told["choices"])
-    assert spec["num_accepted_tokens"] > 10
+    assert spec["num_accepted_draft_tokens"] > 10
     assert line["drafters"]["suffix"] == {
-        "drafts": spec["num_drafts"],
+        "drafts": spec["num_spec_steps"],
         "drafted": spec["num_draft_tokens"],
-        "accepted": spec["num_accepted_tokens"],
+        "accepted": spec["num_accepted_draft_tokens"],
     }
     assert 0 <= line["queue_seconds"] < line["first_token_seconds"] < line["seconds"]
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", line["time"])
@@ -209,7 +209,7 @@ def test_lines_to_read_and_lines_to_parse(capsys: pytest.CaptureFixture[str]):
     assert capsys.readouterr().err == ""
 
 
-def test_the_words_of_an_exception_are_told_only_where_asked_for():
+def test_the_words_of_an_exception_are_reported_only_where_asked_for():
     error = ValueError(CANARY)
     told = {
         texts: LineFormatter("json", with_text=texts).formatException((ValueError, error, None))

@@ -67,9 +67,9 @@ def test_tokens_and_speculation_add_up_to_what_the_answers_say(running: Running)
             usage, spec = answer["usage"], answer["metrics"]["speculative_decoding"]
             expected["prompt"] += usage["prompt_tokens"] * len(answer["choices"])
             expected["generation"] += usage["completion_tokens"]
-            expected["drafts"] += spec["num_drafts"]
+            expected["drafts"] += spec["num_spec_steps"]
             expected["draft_tokens"] += spec["num_draft_tokens"]
-            expected["accepted"] += spec["num_accepted_tokens"]
+            expected["accepted"] += spec["num_accepted_draft_tokens"]
             per_position.update(dict(enumerate(spec["num_accepted_tokens_per_pos"])))
             finishes.update(choice["finish_reason"] for choice in answer["choices"])
     samples = scrape(running)
@@ -158,9 +158,9 @@ def test_vllm_s_own_reading_of_the_text_gives_the_same_acceptance(running: Runni
         specs = [complete(client, seed=seed)["metrics"]["speculative_decoding"] for seed in range(4)]
         after = bench_reads(client.get("/metrics").text)
     assert before == {"drafts": 0, "draft_tokens": 0, "accepted": 0, "positions": {}}
-    assert after["drafts"] == sum(spec["num_drafts"] for spec in specs)
+    assert after["drafts"] == sum(spec["num_spec_steps"] for spec in specs)
     assert after["draft_tokens"] == sum(spec["num_draft_tokens"] for spec in specs)
-    assert after["accepted"] == sum(spec["num_accepted_tokens"] for spec in specs) == sum(after["positions"].values())
+    assert after["accepted"] == sum(spec["num_accepted_draft_tokens"] for spec in specs) == sum(after["positions"].values())
 
 
 def bench_reads(text: str) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def test_a_span_says_what_the_answer_says_and_nobody_s_words(traced: tuple[Runni
         "http.response.status_code": 200,
         "outrider.request.id": answer.headers["x-request-id"],
         "outrider.spec.draft_tokens": spec["num_draft_tokens"],
-        "outrider.spec.accepted_tokens": spec["num_accepted_tokens"],
+        "outrider.spec.accepted_tokens": spec["num_accepted_draft_tokens"],
     }
     assert span.name == "text_completion toy"
     assert span.kind == SpanKind.SERVER

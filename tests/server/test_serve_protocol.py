@@ -134,10 +134,10 @@ def test_chat_logprobs_are_the_targets_own(served: Running):
     text = TOKENIZER.encode_chat(MESSAGES)
     judge = ToyWriter()
     for entry in choice["logprobs"]["content"]:
-        law = judge.logits_after(text).double().log_softmax(-1)
+        log_probs = judge.logits_after(text).double().log_softmax(-1)
         (token,) = entry["bytes"] if len(entry["bytes"]) == 1 else (END,)
-        assert entry["logprob"] == pytest.approx(float(law[token]), abs=1e-5)
-        best = law.topk(4)
+        assert entry["logprob"] == pytest.approx(float(log_probs[token]), abs=1e-5)
+        best = log_probs.topk(4)
         assert [top["logprob"] for top in entry["top_logprobs"]] == pytest.approx(best.values.tolist(), abs=1e-5)
         text.append(token)
     told = bytes(byte for entry in choice["logprobs"]["content"] for byte in entry["bytes"])
@@ -155,9 +155,9 @@ def test_echo_scores_the_prompt_itself(served: Running):
     assert scores["token_logprobs"][0] is scores["top_logprobs"][0] is None
     ids = TOKENIZER.encode(PROMPT)
     for i in range(1, len(ids)):
-        law = judge.logits_after(ids[:i]).double().log_softmax(-1)
-        assert scores["token_logprobs"][i] == pytest.approx(float(law[ids[i]]), abs=1e-5)
-        assert max(scores["top_logprobs"][i].values()) == pytest.approx(float(law.max()), abs=1e-5)
+        log_probs = judge.logits_after(ids[:i]).double().log_softmax(-1)
+        assert scores["token_logprobs"][i] == pytest.approx(float(log_probs[ids[i]]), abs=1e-5)
+        assert max(scores["top_logprobs"][i].values()) == pytest.approx(float(log_probs.max()), abs=1e-5)
     assert answer["usage"] | {"prompt_tokens_details": {}, "completion_tokens_details": {}} == {
         "prompt_tokens": len(PROMPT),
         "completion_tokens": 0,
@@ -174,8 +174,8 @@ def test_a_long_prompt_is_scored_in_pieces_beside_other_texts(serve):
     answer = running.post("/v1/completions", prompt=prompt, echo=True, logprobs=0, max_tokens=2, seed=1).json()
     scores, judge = answer["choices"][0]["logprobs"]["token_logprobs"], ToyWriter()
     for i in (1, 127, 128, 129, 500, 999):
-        law = judge.logits_after(prompt[:i]).double().log_softmax(-1)
-        assert scores[i] == pytest.approx(float(law[prompt[i]]), abs=1e-5)
+        log_probs = judge.logits_after(prompt[:i]).double().log_softmax(-1)
+        assert scores[i] == pytest.approx(float(log_probs[prompt[i]]), abs=1e-5)
     assert len(scores) == 1002
     running.llm.engine.check()
 
@@ -242,10 +242,10 @@ def test_a_salt_keeps_caches_apart(served: Running):
 def test_the_figures_add_up(served: Running):
     figures = served.post("/v1/completions", prompt="abababababab", max_tokens=60, seed=1).json()["metrics"]
     told = figures["speculative_decoding"]
-    assert sum(told["acceptance_histogram"]) == told["num_drafts"] > 0
-    assert sum(i * n for i, n in enumerate(told["acceptance_histogram"])) == told["num_accepted_tokens"]
-    assert sum(told["num_accepted_tokens_per_pos"]) == told["num_accepted_tokens"]
-    assert told["mean_acceptance_length"] == pytest.approx(1 + told["num_accepted_tokens"] / told["num_drafts"])
+    assert sum(told["acceptance_histogram"]) == told["num_spec_steps"] > 0
+    assert sum(i * n for i, n in enumerate(told["acceptance_histogram"])) == told["num_accepted_draft_tokens"]
+    assert sum(told["num_accepted_tokens_per_pos"]) == told["num_accepted_draft_tokens"]
+    assert told["mean_acceptance_length"] == pytest.approx(1 + told["num_accepted_draft_tokens"] / told["num_spec_steps"])
 
 
 def test_whole_answers_are_as_the_document_says(served: Running):

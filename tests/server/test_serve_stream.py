@@ -63,13 +63,13 @@ def test_the_transcript_of_a_completion_with_usage(served: Running):
         frame(
             "text_completion",
             '{"index": 0, "text": "", "logprobs": null, "finish_reason": "length", "stop_reason": null}',
-            ', "usage": null, "metrics": "X"',
+            ', "usage": null',
         ),
         frame(
             "text_completion",
             "",
             ', "usage": {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5, "prompt_tokens_details": '
-            '{"cached_tokens": 0}, ' + details + '"rejected_prediction_tokens": 0}}',
+            '{"cached_tokens": 0}, ' + details + '"rejected_prediction_tokens": 0}}, "metrics": "X"',
         ),
         "data: [DONE]",
     ]

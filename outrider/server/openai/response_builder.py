@@ -28,7 +28,7 @@ class ResponseOptions:
     """Alternatives at each token; None: no log-probabilities."""
     provenance: bool = False
     usage: bool = False
-    """Of a stream: a last chunk with the usage."""
+    """Of a stream: a last chunk with the usage and the metrics of the request."""
 
 
 @dataclass(slots=True)
@@ -119,15 +119,14 @@ class ResponseBuilder(ABC):
         """The chunks of one event."""
 
     def last_chunks(self) -> Iterator[dict[str, Any]]:
-        """The chunk after all choices have ended, where usage is wanted."""
+        """The chunk after all choices have ended, with usage and metrics, where usage is wanted."""
         if self.options.usage:
-            yield self.meta.wrap([], chunk=True) | {"usage": self._usage()}
+            yield self.meta.wrap([], chunk=True) | {"usage": self._usage(), "metrics": self._metrics()}
 
     def response(self) -> dict[str, Any]:
         """The whole response, once every sequence has ended."""
         choices = [self._choice(i, buffer) for i, buffer in enumerate(self.buffers)]
-        metrics = speculation_metrics([buffer.stats for buffer in self.buffers])
-        return self.meta.wrap(choices) | {"usage": self._usage(), "metrics": metrics}
+        return self.meta.wrap(choices) | {"usage": self._usage(), "metrics": self._metrics()}
 
     @abstractmethod
     def _choice(self, index: int, buffer: ChoiceBuffer) -> dict[str, Any]:
@@ -142,9 +141,15 @@ class ResponseBuilder(ABC):
     def _final_chunk(
         self, index: int, content: dict[str, Any], reason: str | None, stop: Token | str | None
     ) -> dict[str, Any]:
-        """The chunk that ends a choice, with its metrics."""
+        """The chunk that ends a choice, with its metrics unless the usage chunk has those of the whole request.
+
+        One chunk has them: aiperf drops a request where several do.
+        """
         chunk = self._chunk(index, content, finish_reason=reason, stop_reason=stop)
-        return chunk | {"metrics": speculation_metrics([self.buffers[index].stats])}
+        return chunk if self.options.usage else chunk | {"metrics": speculation_metrics([self.buffers[index].stats])}
+
+    def _metrics(self) -> dict[str, Any]:
+        return speculation_metrics(buffer.stats for buffer in self.buffers)
 
     def _usage(self) -> dict[str, Any]:
         return usage(sum(map(len, self.request.prompt_tokens)), self.buffers, self.request.n)
@@ -170,7 +175,10 @@ def usage(prompt_tokens: int, choices: list[ChoiceBuffer], n: int) -> dict[str, 
 
 
 def speculation_metrics(stats: Iterable[Stats]) -> dict[str, Any]:
-    """The metrics of speculation, named as in vLLM; rounds without a draft count only as passes."""
+    """The metrics of speculation, named as in vLLM; rounds without a draft count only as passes.
+
+    No num_spec_tokens: the length of a draft varies, so the histogram has no fixed number of entries.
+    """
     summed = total(stats)
     drafts = Tally()
     for tally in summed.drafters.values():
@@ -179,15 +187,14 @@ def speculation_metrics(stats: Iterable[Stats]) -> dict[str, Any]:
     histogram = [a - b for a, b in zip([drafts.rounds, *at], [*at, 0], strict=True)]
     return {
         "speculative_decoding": {
-            "num_drafts": drafts.rounds,
-            "num_spec_steps": drafts.rounds,
-            "num_draft_tokens": drafts.drafted,
-            "num_accepted_tokens": drafts.accepted,
-            "num_accepted_tokens_per_pos": at,
             "mean_acceptance_length": 1 + drafts.accepted / drafts.rounds if drafts.rounds else 1.0,
             "draft_acceptance_rate": drafts.accepted / drafts.drafted if drafts.drafted else 0.0,
-            "acceptance_rate_per_pos": [a / drafts.rounds for a in at],
             "acceptance_histogram": histogram,
+            "num_spec_steps": drafts.rounds,
+            "num_accepted_draft_tokens": drafts.accepted,
+            "num_draft_tokens": drafts.drafted,
+            "num_accepted_tokens_per_pos": at,
+            "acceptance_rate_per_pos": [a / drafts.rounds for a in at],
             "num_target_passes": summed.passes,
             "drafters": {name: tally.accepted for name, tally in summed.drafters.items()},
         }

@@ -41,18 +41,17 @@ class Usage(BaseModel):
 class SpeculativeDecoding(BaseModel):
     """What was drafted for one response and how much was accepted, named as in vLLM."""
 
-    num_drafts: int
-    """Rounds with a draft."""
-    num_spec_steps: int
-    num_draft_tokens: int
-    num_accepted_tokens: int
-    num_accepted_tokens_per_pos: list[int]
     mean_acceptance_length: float
     """Tokens of a round with a draft, the target's own included."""
     draft_acceptance_rate: float
-    acceptance_rate_per_pos: list[float]
     acceptance_histogram: list[int]
     """Rounds with a draft by the number of tokens accepted, from 0."""
+    num_spec_steps: int
+    """Rounds with a draft."""
+    num_accepted_draft_tokens: int
+    num_draft_tokens: int
+    num_accepted_tokens_per_pos: list[int]
+    acceptance_rate_per_pos: list[float]
     num_target_passes: int
     drafters: dict[str, int]
     """Accepted tokens of each drafter."""
