@@ -52,15 +52,15 @@ def main() -> None:
     # two salts, so that the second request shares no cache with the first
     plain, seconds_plain = edit(client, args, code, {"speculation": {"off": True}, "cache_salt": "plain"})
     prediction = {"type": "content", "content": code}
-    guessed, seconds = edit(client, args, code, {"prediction": prediction, "cache_salt": "predicted"})
+    predicted, seconds = edit(client, args, code, {"prediction": prediction, "cache_salt": "predicted"})
 
-    print(guessed.choices[0].text)
-    details = guessed.usage.completion_tokens_details
+    print(predicted.choices[0].text)
+    details = predicted.usage.completion_tokens_details
     print(f"prediction: {details.accepted_prediction_tokens} tokens accepted, ", end="")
-    print(f"{details.rejected_prediction_tokens} rejected, {guessed.usage.completion_tokens} written")
-    print(f"passes: {passes(plain)} without it, {passes(guessed)} with it")
+    print(f"{details.rejected_prediction_tokens} rejected, {predicted.usage.completion_tokens} written")
+    print(f"passes: {passes(plain)} without it, {passes(predicted)} with it")
     print(f"seconds: {seconds_plain:.2f} without it, {seconds:.2f} with it")
-    print(f"identical: {'yes' if plain.choices[0].text == guessed.choices[0].text else 'NO'}")
+    print(f"identical: {'yes' if plain.choices[0].text == predicted.choices[0].text else 'NO'}")
 
 
 def edit(client: OpenAI, args: argparse.Namespace, code: str, extra: dict[str, Any]) -> tuple[Any, float]:

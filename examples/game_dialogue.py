@@ -68,8 +68,8 @@ async def main() -> None:
 
 async def speak(client: AsyncOpenAI, args: argparse.Namespace, name: str, past: list[str], turn: int) -> dict[str, str]:
     """What a character does and says next, or a shrug."""
-    told = f"{WORLD} You are {name}, {CHARACTERS[name]}. Answer as JSON with mood, does and says."
-    messages: list[Any] = [{"role": "system", "content": told}, {"role": "user", "content": "\n".join(past)}]
+    system = f"{WORLD} You are {name}, {CHARACTERS[name]}. Answer as JSON with mood, does and says."
+    messages: list[Any] = [{"role": "system", "content": system}, {"role": "user", "content": "\n".join(past)}]
     try:
         answer = await client.chat.completions.create(
             model=args.model,

@@ -1,4 +1,4 @@
-"""Everybody who may draft: each registered drafter, and some that know all, lie, or guess at random."""
+"""All drafters under test: each registered drafter, and some that know all, lie, or guess at random."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class LoadedDraft:
 
 
 class Loud(Drafter):
-    """A drafter whose failures fail the test: the engine would go on without its drafts."""
+    """A drafter whose failures fail the test: the engine would continue without its drafts."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter, self.traits = drafter, drafter.traits
@@ -136,7 +136,7 @@ def _wavering(seq: Sequence, budget: int, stage: Stage) -> Draft:
 
 
 def _hidden(seq: Sequence, budget: int, stage: Stage) -> Draft:
-    """What comes, as one branch of a tree: wrong siblings stand before and behind every right node."""
+    """What comes, as one branch of a tree: wrong siblings come before and after every right node."""
     rng, tokens, parents, parent = _rng(seq), [], [], -1
     for right in _next(seq, budget, stage):
         wrong = rng.sample([t for t in range(stage.vocab_size) if t != right], rng.randrange(3))

@@ -1,4 +1,4 @@
-"""Structured output under speculation: every drafter tells just what plain decoding tells under the same mask.
+"""Structured output under speculation: every drafter gives exactly the text of plain decoding under the same mask.
 
 The judge knows each language as a list of texts and finds what may follow by looking through it: no grammar, no
 matcher, no rollback. Tokens are bytes, so that there is one way to spell a text.
@@ -140,7 +140,7 @@ _judged: dict[str, list[Told]] = {}
 
 
 def judged(one: Case) -> list[Told]:
-    """What plain decoding tells; worked out once."""
+    """The text of plain decoding, computed once."""
     key = repr((one.language.spec, one.asked.prompt, one.asked.params))
     if key not in _judged:
         _judged[key] = [_plain(one, seed) for seed in derive_seeds(one.asked.params)]
@@ -234,7 +234,7 @@ def test_the_grammar_is_the_list(kind: str):
 
 @everybody
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_every_drafter_tells_what_plain_decoding_tells(drafter: str, temperature: float):
+def test_every_drafter_gives_the_text_of_plain_decoding(drafter: str, temperature: float):
     cases = _cases(temperature)
     for start in range(0, len(cases), 7):
         check(drafter, cases[start : start + 7])
@@ -260,7 +260,7 @@ def test_texts_are_of_the_language_in_either_mode(drafter: str, mode: Mode):
 
 @pytest.mark.parametrize("drafter", [name for name in EVERYBODY if name not in ("none", "cramped")])
 @modes
-def test_forced_tokens_are_drafted_whatever_the_drafter_and_all_stand(drafter: str, mode: Mode):
+def test_forced_tokens_are_drafted_whatever_the_drafter_and_all_accepted(drafter: str, mode: Mode):
     cases = [case("record", (i, 7), seed=i) for i in range(4)]
     tried = engine(drafter, cases, mode)
     run(tried, [one.asked for one in cases])

@@ -115,15 +115,15 @@ def test_shared_beginnings_with_and_without_salt(beds: Any, family: str, drafter
     ("packed", "drafter"), [*(("int4", name) for name in EVERYBODY), *(("int8", name) for name in SOME)]
 )
 def test_packed_models_to_the_last_bit(beds: Any, packed: str, drafter: str):
-    """Log-probabilities too: the same bits drafted or not, alone or in company, in one pass or many."""
+    """Log-probabilities too: the same bits drafted or not, alone or in a batch, in one pass or many."""
     bed = beds(f"llama {packed}")
     params = SamplingParams(max_tokens=16, temperature=0.5, ignore_eos=True, logprobs=3)
     requests = [Request(prompt=(i, *range(2, 9 + 3 * i)), params=replace(params, seed=i)) for i in range(4)]
     drafted = bed.engine(drafter, requests, limits=EngineLimits(max_round_tokens=19))
     alone = bed.engine("none", limits=EngineLimits(max_batch=1))
-    for told, plain_told in zip(run(drafted, requests), run(alone, requests), strict=True):
-        assert told == plain_told
-        assert [one.logprobs for one in told] == [one.logprobs for one in plain_told]
+    for told, plain_text_of in zip(run(drafted, requests), run(alone, requests), strict=True):
+        assert told == plain_text_of
+        assert [one.logprobs for one in told] == [one.logprobs for one in plain_text_of]
 
 
 @pytest.mark.parametrize("drafter", [*SOME[1:], "mix"])

@@ -110,7 +110,7 @@ def _text_that_takes_poison() -> Request:
 
 @everybody
 def test_nan_after_a_few_tokens(drafter: str):
-    """What came before the failure is told just as plain decoding tells it, however it was drafted."""
+    """What came before the failure is the text of plain decoding, however it was drafted."""
     bad = _text_that_takes_poison()
     assert_alone(drafter, bad, POISONED, "NaN", PoisonedToy(VOCAB, context=CONTEXT))
 

@@ -183,7 +183,7 @@ def test_the_state_is_the_same_by_choices_and_by_verdicts(models: Any, names: li
 
 
 def compare_next_round(runners: list[NativeRunner], states: list[DeviceState]) -> None:
-    """Each sequence reads on from where it stands: the caches are the same."""
+    """Each sequence reads on from its own length: the caches are the same."""
     logits = []
     for runner, state in zip(runners, states, strict=True):
         for i in range(len(state)):
@@ -238,7 +238,7 @@ class Record:
         row = 0
         for seq, span, features in zip(work.seqs, work.spans, work.scores.features, strict=True):
             shown = self.shown.setdefault(seq.id, [])
-            read = len(span.tokens) - span.wanted  # one token and a draft: the state tells
+            read = len(span.tokens) - span.wanted  # one token and a draft: the state has it
             if read:
                 shown.append((span.start, list(span.tokens[:read]), features[:read].clone()))
             if span.wanted:
@@ -260,7 +260,7 @@ class RecordingTrees(Record, ScriptedDrafter):
 
 
 class RecordingAhead(Record, TreesAhead):
-    """Drafts trees from where the device stands."""
+    """Drafts trees from the device's state."""
 
 
 def following(model: Model, kind: str, chunk: int) -> tuple[Engine, list[Request], Testbed]:
@@ -295,7 +295,7 @@ def test_a_drafter_that_follows_the_target_sees_every_token_once(models: Any, ki
 
 @pytest.mark.parametrize("chunk", [9, 512])
 @pytest.mark.parametrize("kind", ["waiting", "in flight", "ahead"])
-def test_so_it_does_beside_texts_that_are_cancelled_in_flight(models: Any, kind: str, chunk: int):
+def test_so_it_does_with_texts_that_are_cancelled_in_flight(models: Any, kind: str, chunk: int):
     model = models()
     for seed in range(8):
         tried, asked, world = following(model, kind, chunk)

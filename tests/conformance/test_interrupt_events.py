@@ -1,4 +1,4 @@
-"""Where passes are launched: a round that landed is told, though the launch of the next one was broken off."""
+"""Where passes are launched: a completed round is emitted, though the launch of the next one was interrupted."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ PLACES_TOO = {
 
 
 @pytest.mark.parametrize("place", PLACES_TOO)
-@pytest.mark.parametrize("options", [{}, {"logprobs": 0}], ids=["followed", "landed first"])
-def test_the_other_texts_are_told_whole_after_an_interrupt(place: str, options: dict[str, Any]):
+@pytest.mark.parametrize("options", [{}, {"logprobs": 0}], ids=["followed", "completed first"])
+def test_the_other_texts_are_complete_after_an_interrupt(place: str, options: dict[str, Any]):
     """Ctrl-C in one stream's step: what the same step had committed of another text must still be told."""
     asked = [request([1 + i, 2, 3], max_tokens=30 - 25 * i, seed=i, ignore_eos=True, **options) for i in range(2)]
     for at in range(2, 9):

@@ -203,7 +203,7 @@ def test_a_mask_that_opens_in_the_middle_of_a_draft(drafter: str):
         assert (text[place] >= VOCAB // 2) == bool(place % 2)
 
 
-def test_a_processor_sees_the_draft_it_stands_behind_and_nothing_else():
+def test_a_processor_sees_the_draft_before_it_and_nothing_else():
     """lmdeploy #4559: forks of a grammar were advanced by the argmax, not by the drafted token."""
     seen: list[tuple[Token, ...]] = []
 
@@ -242,12 +242,12 @@ def test_ids_outside_the_vocabulary_never_come_out(mode: str, bad: int, tree: bo
 
 
 @pytest.mark.parametrize("mode", ["seeded", "distribution"])
-def test_a_stated_law_wider_than_the_vocabulary(mode: str):
-    """CVE-2026-54234 again, by a drafter whose law reaches beyond the target's vocabulary."""
+def test_stated_probs_wider_than_the_vocabulary(mode: str):
+    """CVE-2026-54234 again, by a drafter whose distribution reaches beyond the target's vocabulary."""
 
     def script(seq: Sequence, budget: int) -> Draft:
-        laws = torch.full((budget, VOCAB + 5), 1 / (VOCAB + 5), dtype=torch.float64)
-        return Draft(tuple(range(budget)), probs=laws)
+        probs = torch.full((budget, VOCAB + 5), 1 / (VOCAB + 5), dtype=torch.float64)
+        return Draft(tuple(range(budget)), probs=probs)
 
     asked = request([1, 2], temperature=1.2, seed=6, n=3, max_tokens=15, ignore_eos=True)
     (texts,) = run(_scripted(script, mode), [asked])

@@ -92,14 +92,14 @@ def test_n_texts_each_with_its_seed():
     assert_clean(tried)
 
 
-def test_a_seed_nobody_gave_is_told_and_repeats_the_text():
+def test_a_drawn_seed_is_reported_and_repeats_the_text():
     tried = llm()
     params = replace(LONG, seed=None)
     result = tried.generate("abc", params)
     assert told(tried.generate("abc", replace(params, seed=result.seed))) == told(result)
 
 
-def test_a_stream_tells_what_generate_does():
+def test_a_stream_yields_what_generate_returns():
     tried = llm("prompt-lookup")
     events = list(tried.stream("abc", LONG))
     assert "".join(event.text for event in events) == judged("abc")[0].text
@@ -150,7 +150,7 @@ def test_streams_that_take_turns_do_not_mix():
     assert_clean(tried)
 
 
-def test_a_stream_tells_one_text():
+def test_a_stream_yields_one_text():
     tried = llm()
     with pytest.raises(RequestError, match="n=2; use generate"):
         next(tried.stream("abc", replace(LONG, n=2)))
@@ -206,7 +206,7 @@ def test_compare_shows_speculation_at_work():
     assert compared.speculative.stats.all.rounds < compared.plain.stats.all.rounds
 
 
-def test_compare_tells_whoever_watches():
+def test_compare_calls_watch_with_every_event():
     seen: list[tuple[str, str]] = []
     tried = llm()
     compared = tried.compare("abc", LONG, watch=lambda which, event: seen.append((which, event.text)))
@@ -276,7 +276,7 @@ def test_options_nobody_knows_are_refused():
     assert_clean(tried)
 
 
-def test_a_text_that_fails_is_told_with_its_error_beside_those_that_do_not():
+def test_a_text_that_fails_has_its_error_and_others_do_not():
     def touchy(tokens: Seq[Token], logits: Tensor) -> Tensor:
         if tokens[0] == 7 and len(tokens) > 4:
             raise ValueError("too long for me")

@@ -76,14 +76,14 @@ def followed(tried: Engine) -> int:
 
 @drafters
 def test_a_text_that_breaks_ends_where_plain_decoding_ends(drafter: str):
-    """NaN after a token that is accepted: the round behind must not go on from a token nobody chose."""
+    """NaN after a token that is accepted: the round behind must not continue from a token that was not chosen."""
     for seed in range(25):
         asked = request([1 + seed % 5, 2, 3], max_tokens=60, temperature=1.0, seed=seed, ignore_eos=True)
         (told,) = run(engine(BREAKING, drafter), [asked])
         assert_same(told, BREAKING.judged(asked))
 
 
-def test_where_a_broken_text_stands_is_where_the_host_leaves_it():
+def test_the_state_of_a_broken_text_is_where_the_host_leaves_it():
     """5 and 6 are accepted and nothing follows 6: it steps back to its last good token, 6, and reads it again."""
     ids, widths = torch.tensor([[4, 5, 6, 7], [4, 5, 6, 7]]), torch.tensor([4, 4])
     lengths, last = accept_chains(ids, torch.tensor([10, 10]), widths, torch.tensor([5, 6, -1, 9, 5, 6, 7, 8]))
@@ -105,7 +105,7 @@ def alone_or_beside(options: dict[str, Any]) -> list[Request]:
         ("draft-model:model=draft,k=4,beams=2", {}),
     ],
 )
-def test_drafting_goes_on_where_chains_are_not_drafted_on_the_device(drafter: str, options: dict[str, Any]):
+def test_drafting_continues_where_chains_are_not_drafted_on_the_device(drafter: str, options: dict[str, Any]):
     """A drafter that can follow must not answer with nothing for ever: three in four tokens come from drafts."""
     for requests in (alone_or_beside(options)[:1], alone_or_beside(options)):
         stats = WHOLE.check(drafter, requests)
@@ -171,7 +171,7 @@ NOT_CALLED = {("none", "propose behind"), ("none", "process")}
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("drafter", DRAFTERS[:3])
 def test_an_interrupt_leaves_the_other_texts_right(drafter: str, place: str):
-    """Ctrl-C in one stream's step while another is half read: that one goes on as if nothing had been."""
+    """Ctrl-C in one stream's step while another is half read: that one continues as if nothing had been."""
     asked = [request([1 + i, 2, 3], max_tokens=40, seed=i, temperature=1.0, ignore_eos=True) for i in range(2)]
     interrupts = 0
     for at in (3, 4, 7):

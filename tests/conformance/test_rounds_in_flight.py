@@ -22,7 +22,7 @@ everybody = pytest.mark.parametrize("drafter", EVERYBODY)
 
 
 @everybody
-def test_every_option_tells_the_same_text(drafter: str):
+def test_every_option_gives_the_same_text(drafter: str):
     ASYNC_TOY.check(drafter, ASYNC_TOY.pairwise_requests()[:40], limits=EngineLimits(max_batch=8, max_round_tokens=40))
 
 
@@ -32,7 +32,7 @@ def test_at_random_with_everything_tight(drafter: str):
     check_at_random(ASYNC_TOY, drafter)
 
 
-def test_a_round_is_told_when_the_next_one_is_on_its_way():
+def test_a_round_is_emitted_when_the_next_one_is_on_its_way():
     tried = ASYNC_TOY.engine("none")
     tried.submit(request([1, 2, 3], max_tokens=3, ignore_eos=True))
     told: list[list[Event]] = []
@@ -61,7 +61,7 @@ def tally_where_rounds_follow(drafter: str, asked: list[Request]) -> Tally:
 
 @pytest.mark.parametrize("drafter", ["none", "draft-model:model=draft,k=4", "draft-model:model=other,k=3"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_rounds_follow_each_other_while_texts_only_go_on(drafter: str, temperature: float):
+def test_rounds_follow_each_other_while_texts_only_decode(drafter: str, temperature: float):
     """Texts of different lengths in one batch: nearly every round is launched behind the one before."""
     lengths = (60, 33, 47, 60)
     asked = [
@@ -101,7 +101,7 @@ def test_no_round_follows_where_somebody_waits_to_begin():
     followed = launched.followed
     assert followed > 0
     (late,) = tried.submit(request([3, 4], max_tokens=5, ignore_eos=True))
-    # the round in flight lands, then the one that reads its prompt
+    # the round in flight completes, then the one that reads its prompt
     assert [[event.seq_id for event in tried.step()] for _ in range(2)] == [[first], [first, late]]
     assert launched.followed == followed
     while tried.busy:
@@ -109,7 +109,7 @@ def test_no_round_follows_where_somebody_waits_to_begin():
     tried.check()
 
 
-def test_what_is_cancelled_in_flight_is_never_told_again():
+def test_what_is_cancelled_in_flight_has_no_more_events():
     tried = ASYNC_TOY.engine("none")
     asked = request([1, 2, 3], max_tokens=20, ignore_eos=True)
     (first,) = tried.submit(asked)
@@ -141,7 +141,7 @@ class Watching(NoDraft):
         self.seen.append(("forgotten", seq.id))
 
 
-def test_a_drafter_is_told_nothing_of_a_text_it_was_asked_to_forget():
+def test_a_drafter_sees_nothing_of_a_text_it_was_asked_to_forget():
     drafter = Watching()
     tried = Engine(target(), drafter, make_verifier("seeded"), TOKENIZER)
     (first,) = tried.submit(request([1, 2], max_tokens=9, ignore_eos=True))

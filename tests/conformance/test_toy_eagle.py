@@ -157,7 +157,7 @@ def test_chunks_of_a_prompt_give_the_drafts_of_a_whole_one(world, config):
 
 
 @configs
-def test_drafts_do_not_depend_on_company_or_on_the_host(world, config):
+def test_drafts_do_not_depend_on_the_batch_or_on_the_host(world, config):
     asked = request([5, 6, 7, 8], max_tokens=60, ignore_eos=True)
     waited, ahead = (drafts_of(engine(world, config, asynchronous=fly), asked) for fly in (False, True))
     half = len(waited) // 2  # towards the end of a text, budgets depend on what the host knows

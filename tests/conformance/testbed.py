@@ -101,7 +101,7 @@ class Testbed:
     _requests: dict[int, tuple[Request, ...]] = field(default_factory=dict)
 
     def judged(self, asked: Request) -> list[Told]:
-        """What plain decoding tells; worked out once."""
+        """The text of plain decoding, computed once."""
         key = repr((asked.prompt, asked.params))
         if key not in self._judged:
             self._judged[key] = plain(self.world, asked)

@@ -35,7 +35,7 @@ plans = pytest.mark.parametrize("plan", PLANS)
 
 
 class Automaton:
-    """A constraint by the table above: every text can go on, none may end."""
+    """A constraint by the table above: every text can continue, none may end."""
 
     done = False
     problem = ""

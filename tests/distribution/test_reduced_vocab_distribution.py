@@ -23,7 +23,7 @@ LEFT_OUT = [(3,), (0, 2), (0, 1, 2)]
 FORK: Shape = (((), ()), ())
 
 
-class Narrow(Model):
+class Reduced(Model):
     """Cannot produce some tokens: their logits are -inf, as `ReducedHead` has them."""
 
     def __init__(self, seed: int, left_out: tuple[Token, ...]) -> None:
@@ -41,7 +41,7 @@ def test_whatever_a_draft_leaves_out_the_text_follows_the_target(
     rule: str, params: SamplingParams, left_out: tuple[Token, ...]
 ):
     target = Model(4, vocab=VOCAB)
-    draft = Narrow(9, left_out)
+    draft = Reduced(9, left_out)
 
     def judge(drawn: Draft, rng: EnumeratedRng) -> Verdict:
         return judge_draft(request(params), drawn, target.score(drawn), RULES.get(rule, RULES["block"]), rng)
@@ -57,7 +57,7 @@ def test_the_probabilities_a_draft_states_sum_to_1_and_are_0_for_what_it_leaves_
     params: SamplingParams, left_out: tuple[Token, ...]
 ):
     """Production's stated probabilities against those the enumeration above draws from."""
-    draft = Narrow(9, left_out)
+    draft = Reduced(9, left_out)
     for context in ((), (1,), (3, 0)):
         seq = request(params, tokens=context, seed=5)
         (token,), stated = draft_token(draft.logits(context)[None], [seq], [()], "distribution")

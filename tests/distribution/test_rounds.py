@@ -42,7 +42,7 @@ def chains(seqs: list[Sequence], mode: Mode) -> list[Draft]:
 
 
 def forks(seqs: list[Sequence], mode: Mode) -> list[Draft]:
-    """Two guesses for the next token of each text, and two for the one after the first."""
+    """Two draft tokens for the next token of each text, and two for the one after the first."""
     drafts: list[Draft] = []
     for seq in seqs:
         first, above = draft_top(DRAFTER.logits(tuple(seq.tokens)), seq, (), 2, mode)

@@ -31,7 +31,7 @@ from outrider.verify.distribution import judge_draft
 Drafts = Iterable[tuple[float, Draft]]
 
 EXACT = 1e-12
-LENGTH = 4  # three guesses and the target's own token
+LENGTH = 4  # three draft tokens and the target's own token
 PLAIN = SamplingParams(temperature=1.0)
 OPTIONS = {
     "plain": PLAIN,

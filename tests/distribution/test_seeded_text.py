@@ -161,16 +161,16 @@ def test_a_draft_with_the_same_noise_meets_the_target_as_often_as_promised(close
     assert (1 - tv) / (1 + tv) - FIVE_SIGMA <= met <= 1 - tv + FIVE_SIGMA
 
 
-def test_a_second_guess_meets_the_target_more_often_and_the_first_is_the_chains():
+def test_a_second_draft_token_meets_the_target_more_often_and_the_first_is_the_chains():
     generator = torch.Generator().manual_seed(5)
     p = torch.randn(40, generator=generator) * 2
     q = p + torch.randn(40, generator=generator)
     met = [0, 0, 0]
     for seed in range(400):
         seq = Sequence(0, [1, 2], 2, SamplingParams(temperature=1.0), seed)
-        guesses, _ = draft_top(q, seq, (), 3, "seeded")
-        assert [guesses[0]] == draft_token(q[None], [seq], [()], "seeded")[0]
+        drafted, _ = draft_top(q, seq, (), 3, "seeded")
+        assert [drafted[0]] == draft_token(q[None], [seq], [()], "seeded")[0]
         ((chosen,),) = choose_tokens(p[None], [seq], [Draft()])
         for k in range(3):
-            met[k] += chosen in guesses[: k + 1]
+            met[k] += chosen in drafted[: k + 1]
     assert met[0] < met[1] < met[2]

@@ -336,7 +336,7 @@ def test_a_broken_row_reaches_nobody_who_does_not_see_it():
     keys, values = (random(80, 1, 64, seed=s) for s in (1, 2))
     keys[20:] = values[20:] = torch.nan  # nobody has written there yet
     qkv = random(2, 4 * 64, seed=3)
-    qkv[1] = torch.nan  # of a guess that broke the model
+    qkv[1] = torch.nan  # of a draft token that broke the model
     q = torch.empty(2, 2, 64, device=DEVICE, dtype=HALF)
 
     def ints(*values: int) -> torch.Tensor:

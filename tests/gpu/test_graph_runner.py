@@ -116,8 +116,8 @@ def test_a_captured_pass_is_the_plain_one(drafts, kind, text):
 
 
 @pytest.mark.parametrize("window", [None, 64])
-def test_a_prompt_is_read_as_plainly_and_beside_texts_that_go_on(window):
-    """Prompts by the kernel, a text that goes on by a captured pass, in one call: as one by one without either."""
+def test_a_prompt_is_read_as_plainly_and_with_texts_that_decode(window):
+    """Prompts by the kernel, a decoding sequence by a captured pass, in one call: as one by one without either."""
     target = NativeRunner(decoder(window=window), 4096)
     rng = random.Random(2)
     texts = [[rng.randrange(VOCAB) for _ in range(length)] for length in (300, 77, 400, 150)]
@@ -156,7 +156,7 @@ def many_texts(target: NativeRunner) -> list[Span]:
 
 @pytest.mark.parametrize("room", [False, True])
 def test_many_texts_are_scored_in_one_pass_where_room_was_made_for_them(room):
-    """Else in several, as right, after which only the host can tell where sequences stand."""
+    """Else in several, as right, after which only the host knows the state of its sequences."""
     target = NativeRunner(decoder(), 16384)
     graphs = target.graphs
     assert graphs is not None
@@ -291,7 +291,7 @@ def test_pinned_texts_are_identical_with_and_without_speculation(temperature):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_pinned_texts_are_identical_in_any_company(temperature):
+def test_pinned_texts_are_identical_in_any_batch(temperature):
     """Batches whose texts begin and end at different times, prompts read in between: as one by one, undrafted."""
     target, draft = NativeRunner(decoder(), 16384, pinned=True), NativeRunner(decoder(1), 16384)
     rng = random.Random(3)
@@ -321,7 +321,7 @@ def test_rounds_follow_each_other_without_the_host(k, temperature, cut):
     """Launched behind one another, with the target for its own draft: all is accepted, and texts are the plain ones.
 
     Pinned: then the target drafts what it will say, bit for bit. Drafts go by temperature alone, so that truncation
-    to nine tenths of the law rules out a tenth of all draft tokens, and with each those behind it.
+    to nine tenths of the mass rules out a tenth of all draft tokens, and with each those behind it.
     """
     target, draft = (NativeRunner(decoder(), 8192, pinned=True) for _ in range(2))
     told = []

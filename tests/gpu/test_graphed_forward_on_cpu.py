@@ -1,4 +1,4 @@
-"""Captured passes in Triton's interpreter, in float32: what stands for a graph runs its launches again.
+"""Captured passes in Triton's interpreter, in float32: what replaces a graph runs its launches again.
 
 Against the plain decoder and against chains drafted step by step. It takes a small part of what a
 GPU is for; tests/unit/kernels/test_interpreted.py runs it where there is none.
@@ -37,7 +37,7 @@ VOCAB = 512
 
 
 class Again:
-    """Stands for a captured graph."""
+    """Takes the place of a captured graph."""
 
     def __init__(self, work: Callable[[], None], pool: Any) -> None:
         self.work = work
@@ -48,7 +48,7 @@ class Again:
 
 
 class NearInputs:
-    """Stands for `PinnedInputs`: the numbers need no copy."""
+    """Takes the place of `PinnedInputs`: the numbers need no copy."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.ints = torch.zeros(size, dtype=torch.int64)
@@ -187,7 +187,7 @@ def compare_kept(target: NativeRunner, plain: NativeRunner, states: list[Any]) -
 
 
 def test_room_made_later_leaves_what_was_captured_alone(target: NativeRunner):
-    """And where rows exceed the room a batch is halved, after which only the host can tell where sequences stand."""
+    """And where rows exceed the room a batch is halved, after which only the host knows the state of its sequences."""
     graphs = target.graphs
     assert graphs is not None
     graphs.max_rows = 8

@@ -80,7 +80,7 @@ def test_wide_passes_are_counted(many_words):
 
 @pytest.mark.parametrize(("batch", "width"), [(8, 6), (128, 6), (256, 6)])
 def test_what_is_planned_is_enough_for_what_is_served(many_words, batch, width):
-    """All recorded, a prompt read and two rounds' logits held take no more than the plan says, but for the spare.
+    """All captured, a prompt read and two rounds' logits held take no more than the plan says, but for the spare.
 
     256 texts of 6 rows are scored in two passes: their parts are held beside the whole.
     """
@@ -106,7 +106,7 @@ def test_what_is_planned_is_enough_for_what_is_served(many_words, batch, width):
     free()
 
 
-def test_a_device_too_small_for_the_passes_is_told_so_with_the_numbers(many_words):
+def test_a_device_too_small_for_the_passes_is_an_error_with_the_numbers(many_words):
     blocker = torch.empty(free() - (600 << 20), dtype=torch.uint8, device="cuda")
     work = Workload(context=2048, max_batch=128, max_width=6)
     try:

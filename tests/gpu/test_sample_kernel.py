@@ -1,4 +1,4 @@
-"""The choosing and the truncating kernel against the noise, the choice and the law of the plain verifier."""
+"""The choosing and the truncating kernel against the noise, the choice and the distribution of the plain verifier."""
 
 from __future__ import annotations
 
@@ -143,8 +143,8 @@ def test_typical_p_on_rows_made_to_trouble_it(temperature: float, top_k: int, p:
     kept = kept_there(torch.stack(list(rows.values())), temperature, [cut | {"typical_p": p}] * len(rows))
     for (name, row), got in zip(rows.items(), kept, strict=True):
         before = kept_plainly(row, temperature, cut)
-        law = (row.double().where(before, -torch.inf) / temperature).softmax(-1)
-        far = (-law.log() - torch.special.entr(law).sum()).abs()
+        probs = (row.double().where(before, -torch.inf) / temperature).softmax(-1)
+        far = (-probs.log() - torch.special.entr(probs).sum()).abs()
         less, more = (
             far[kept_plainly(row, temperature, cut | {"typical_p": each})].max() if each < 1 else torch.inf
             for each in (p - 1e-6 if p > 1e-6 else p, p + 1e-6)
@@ -165,7 +165,7 @@ def test_tokens_that_tie_beyond_the_best_count_too():
 
 
 @pytest.mark.parametrize("vocab", [1500] if DEVICE == "cpu" else [1500, 128256])
-def test_what_a_row_keeps_does_not_depend_on_the_rows_beside_it(vocab: int):
+def test_what_a_row_keeps_does_not_depend_on_the_other_rows(vocab: int):
     from outrider.kernels.triton_truncate import Truncation, cutoffs
 
     g = torch.Generator().manual_seed(9)
@@ -179,7 +179,7 @@ def test_what_a_row_keeps_does_not_depend_on_the_rows_beside_it(vocab: int):
         assert torch.equal(alone, together[:, rows])
 
 
-def test_rows_without_a_law_are_left_alone():
+def test_rows_without_a_distribution_are_left_alone():
     logits = torch.randn(4, 500)
     logits[1] = -torch.inf
     logits[2, 3] = torch.inf

@@ -99,9 +99,9 @@ def test_tokens_figures_and_strip(page: Page) -> None:
     page.ask("word")
     assert page.text(".tokens") == "one word word word four five."
     classes = [span.get_attribute("class") for span in page.all(".tokens .token")]
-    stood = ["token accepted"] * 3
-    assert classes == ["token plain", *stood, "token recovered", "token accepted", "token bonus"]
-    assert page.text("#figure-alpha") == "0.80"  # 4 stood, 1 was refused
+    accepted = ["token accepted"] * 3
+    assert classes == ["token plain", *accepted, "token recovered", "token accepted", "token bonus"]
+    assert page.text("#figure-alpha") == "0.80"  # 4 accepted, 1 rejected
     assert page.text("#figure-tau") == "2.33"  # 7 tokens in 3 passes
     assert (page.text("#figure-accepted"), page.text("#figure-drafted")) == ("4", "6")
     columns = [len(page.all(f"#strip g:nth-child({i}) .kept")) for i in (1, 2, 3)]
@@ -130,7 +130,7 @@ def test_hover_tells_provenance(page: Page) -> None:
     assert page.text("#card [data-field=target]") == "0.7500"
     assert page.text("#card [data-field=draft]") == "0.5000"
     assert len(page.all(".tokens .same-round")) == 4  # the whole round
-    assert "Round 1: 5 drafted by suffix, 3 accepted, then corrected" in page.text("#strip-caption")
+    assert "Round 1: 5 drafted by suffix, 3 accepted, then recovered" in page.text("#strip-caption")
 
 
 def test_a_probability_that_is_not_known_is_not_shown(page: Page) -> None:

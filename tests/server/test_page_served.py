@@ -51,15 +51,15 @@ def test_streamed_tokens_are_the_answer(page: Page, running: Running) -> None:
     page.ask(PROMPT)
     assert page.text(".said") == PROMPT
     assert page.text(".tokens") == answer_of(running)
-    stood = len(page.all(".tokens .token.accepted"))
-    assert stood == counter(running, "outrider_spec_accepted_tokens_total") > 5
+    accepted = len(page.all(".tokens .token.accepted"))
+    assert accepted == counter(running, "outrider_spec_accepted_tokens_total") > 5
     assert len(page.all(".tokens .token")) <= TOKENS
-    assert page.text("#figure-accepted") == str(stood)
+    assert page.text("#figure-accepted") == str(accepted)
     assert float(page.text("#figure-drafted")) == counter(running, "outrider_spec_draft_tokens_total")
-    refused = counter(running, "outrider_spec_refusals_total")
-    assert page.text("#figure-alpha") == f"{stood / (stood + refused):.2f}"
+    rejected = counter(running, "outrider_spec_refusals_total")
+    assert page.text("#figure-alpha") == f"{accepted / (accepted + rejected):.2f}"
     assert len(page.all("#strip g")) == int(page.text("#figure-rounds"))
-    assert len(page.all("#strip .kept")) == stood
+    assert len(page.all("#strip .kept")) == accepted
     assert (page.text("#fact-model"), page.text("#fact-drafter")) == ("toy", running.engine_thread.engine.facts.drafter)
     assert page.console() == []
 

@@ -78,8 +78,8 @@ def test_from_loading_to_sigterm(process: Process, folder: Path):
     scores = process.http.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]["token_logprobs"]
     ids = torch.tensor([list(text.encode())])
     with torch.inference_mode():
-        law = LlamaForCausalLM.from_pretrained(folder)(input_ids=ids).logits[0].double().log_softmax(-1)
-    assert scores[1:] == pytest.approx(law[torch.arange(len(text) - 1), ids[0, 1:]].tolist(), abs=1e-4)
+        log_probs = LlamaForCausalLM.from_pretrained(folder)(input_ids=ids).logits[0].double().log_softmax(-1)
+    assert scores[1:] == pytest.approx(log_probs[torch.arange(len(text) - 1), ids[0, 1:]].tolist(), abs=1e-4)
 
     ask: dict[str, Any] = {"prompt": "a", "max_tokens": 300, "ignore_eos": True, "stream": True, "seed": 1}
     with process.http.stream("POST", "/v1/completions", json=ask) as answer:
@@ -134,7 +134,7 @@ def test_a_model_that_is_not_there_ends_with_a_message(
         (["other", "--model", "another"], "one of them"),
     ],
 )
-def test_what_cannot_be_is_told_before_anything_listens(
+def test_what_cannot_be_is_reported_before_anything_listens(
     words: list[str], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.delenv("OUTRIDER_API_KEY", raising=False)

@@ -1,4 +1,4 @@
-"""The examples run as they stand, on a tiny model, and what they print is what the engine says."""
+"""The examples run unchanged, on a tiny model, and what they print is what the engine says."""
 
 from __future__ import annotations
 

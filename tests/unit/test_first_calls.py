@@ -94,7 +94,7 @@ def test_a_text_given_to_chat_is_what_a_user_says():
     assert said.tokens == made.generate([1, 2, 3], SHORT).tokens
 
 
-def test_the_limit_that_is_short_is_the_one_told():
+def test_the_limit_that_is_short_is_the_one_reported():
     with pytest.raises(RequestError, match=r"the context holds 32: shorten the prompt$"):
         llm(context=32).generate([1] * 40)
     with pytest.raises(RequestError, match=r"the cache holds 32: .*enlarge the cache \(cache_tokens\)"):

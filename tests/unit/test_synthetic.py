@@ -41,7 +41,7 @@ def alpha_through_the_engine(pair: SyntheticPair) -> float:
     return llm.generate(list(TEXT), SamplingParams(max_tokens=120, ignore_eos=True)).stats.all.alpha
 
 
-def test_at_full_agreement_every_draft_stands():
+def test_at_full_agreement_every_draft_is_accepted():
     pair = synthetic_pair("tiny", seed=3)
     result = LLMFactory(pair, cache_tokens=1024, context=512).llm(f"{DRAFT_MODEL},k=5")
     answer = result.generate(list(TEXT), SamplingParams(max_tokens=61, ignore_eos=True))

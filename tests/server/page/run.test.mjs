@@ -5,7 +5,7 @@ const { digits, firstDifference, Run } = await import(process.env.PAGE + "/run.j
 
 const token = (text, origin, round, drafted = 0) => ({ token: text, token_id: text.length, origin, round, drafted, drafter: "" });
 
-function told() {
+function finished() {
   const run = new Run();
   run.begin(1000);
   run.add([token("a", "plain", 0)], "a", 1500);
@@ -16,12 +16,12 @@ function told() {
 }
 
 test("figures of an answer", () => {
-  const figures = told().figures(9999);
+  const figures = finished().figures(9999);
   assert.equal(figures.tokens, 6);
   assert.equal(figures.rounds, 3);
   assert.equal(figures.drafted, 5);
   assert.equal(figures.accepted, 3);
-  assert.equal(figures.alpha, 3 / 4); // three stood, one was refused
+  assert.equal(figures.alpha, 3 / 4); // three accepted, one rejected
   assert.equal(figures.tau, 2); // six tokens in three passes
   assert.equal(figures.firstMs, 500);
   assert.equal(figures.seconds, 1.5); // the clock stands still after the end
@@ -51,7 +51,7 @@ test("a token split over two chunks of one round stays in one round", () => {
 });
 
 test("where two answers part", () => {
-  const [one, other] = [told(), told()];
+  const [one, other] = [finished(), finished()];
   assert.equal(firstDifference(one, other), null);
   other.add([token("longer", "plain", 3)], "longer", 3000);
   assert.equal(firstDifference(one, other), 6);

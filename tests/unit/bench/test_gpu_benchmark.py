@@ -1,4 +1,4 @@
-"""benchmarks/gpu.py on a tiny shape on the CPU: every part that needs no GPU tells its rows, in a table and in JSON."""
+"""benchmarks/gpu.py on a tiny shape on the CPU: every part that needs no GPU has its rows, in a table and in JSON."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict]:
     return done.stdout, json.loads((folder / "out.json").read_text())
 
 
-def test_every_part_tells_rows(told):
+def test_every_part_reports_rows(told):
     table, found = told
     assert found["skipped"] == []
     assert {row["section"] for row in found["rows"]} == set(PARTS.split(","))

@@ -544,7 +544,7 @@ def test_a_conversion_that_fails_half_way_leaves_nothing(error, seen, tmp_path, 
     assert [file.name for file in tmp_path.iterdir()] == ["m.gguf"]
 
 
-def test_progress_is_told_of_every_tensor(tmp_path, tiny):
+def test_progress_advances_with_every_tensor(tmp_path, tiny):
     calls = []
 
     class Noting:

@@ -274,7 +274,7 @@ def refusal(kind, message="no"):
     ("name", "revision", "asked"),
     [("org/name", None, "main"), ("org/name@v2", None, "v2"), ("org/name", "v2", "v2"), ("org/name@v2", "v2", "v2")],
 )
-def test_an_id_is_settled_to_a_commit_and_that_is_fetched(name, revision, asked, play):
+def test_an_id_is_resolved_to_a_commit_and_that_is_fetched(name, revision, asked, play):
     double = play()
     folder = resolve(name, revision=revision)
     assert double.asked == [("info", "org/name", asked), ("download", "org/name", SHA, False)]

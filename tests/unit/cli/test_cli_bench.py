@@ -41,7 +41,7 @@ def test_profile_names_operators(cli):
     assert "aten::mm" in done.out
     told = json.loads(cli("bench", "synthetic", "--profile", "--rounds", "2", "--device", "cpu", "--json").out)
     assert (told["model"], told["rounds"], told["device"]) == ("synthetic", 2, "cpu")
-    assert told["tokens"] == 6.0  # five guesses that stand, and one token of the target's own
+    assert told["tokens"] == 6.0  # five accepted draft tokens, and one token of the target's own
     assert any(cost["name"] == "aten::mm" for cost in told["costs"])
 
 

@@ -26,7 +26,7 @@ def without_colours(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
-def test_json_is_one_object_that_tells_all(cli, stage):
+def test_json_is_one_object_with_everything(cli, stage):
     ran = cli("run", ASK, "--json")
     assert ran.code == 0
     told = json.loads(ran.out)
@@ -209,7 +209,7 @@ def test_several_answers(cli, stage):
     assert ran.out.count("\n") >= 3
 
 
-def test_a_terminal_shows_who_brought_each_token(cli, stage, monkeypatch):
+def test_a_terminal_shows_where_each_token_came_from(cli, stage, monkeypatch):
     told = json.loads(cli("run", ASK, "--json").out)
     monkeypatch.setenv("FORCE_COLOR", "1")
     ran = cli("run", ASK)
@@ -305,7 +305,7 @@ def test_a_picture_holds_answer_and_figures_and_fetches_nothing(cli, stage, tmp_
     assert "speed-up" in svg
 
 
-def test_a_drawn_seed_is_told_and_gives_the_same_text_again(cli, stage):
+def test_a_drawn_seed_is_reported_and_gives_the_same_text_again(cli, stage):
     words = ("run", ASK, "--temperature", "6", "--max-tokens", "40", "--no-color")
     drawn = cli(*words)
     (seed,) = re.findall(r"seed +(\d+) +drawn", drawn.out + drawn.err)

@@ -18,7 +18,7 @@ def test_a_prior_is_the_share_less_the_misses():
     assert prior_prob(4, 100, 200) == pytest.approx(0.5, abs=1e-3)
 
 
-def test_a_guess_is_judged_up_to_its_first_wrong_token():
+def test_a_continuation_is_judged_up_to_its_first_wrong_token():
     confidence, by_hand = Confidence(), Confidence()
     confidence.judge(Continuation(2, 1, (7, 8, 9, 9), (0.5, 0.6, 0.7, 0.8)), [1, 2, 7, 8, 0, 9])
     by_hand.record(1, 0.5, True)
@@ -27,7 +27,7 @@ def test_a_guess_is_judged_up_to_its_first_wrong_token():
     assert [confidence.prob(m, 0.4) for m in range(40)] == [by_hand.prob(m, 0.4) for m in range(40)]
 
 
-def test_a_guess_beyond_the_text_is_judged_as_far_as_the_text_goes():
+def test_a_continuation_beyond_the_text_is_judged_as_far_as_the_text_goes():
     confidence, by_hand = Confidence(), Confidence()
     confidence.judge(Continuation(1, 1, (7, 8), (0.5, 0.6)), [1, 7])
     by_hand.record(1, 0.5, True)

@@ -134,7 +134,7 @@ def test_a_budget_shorter_than_a_chain_does_not_cost_the_cache(asynchronous: boo
 
 
 def test_where_no_draft_fits_the_pages_go_to_another_text():
-    """Neither text could go on if both kept what they hold."""
+    """Neither text could continue if both kept what they hold."""
     model = chaining(cache_tokens=64)
     tried = drafter(model, k=4)
     first, second = text(1, [1] * 28), text(2, [2] * 27)
@@ -158,7 +158,7 @@ def test_a_text_as_long_as_the_draft_s_context_holds_nothing():
 # --- mixed batches ------------------------------------------------------------------------------
 
 
-def test_beside_a_text_that_goes_step_by_step_nobody_takes_passes_of_its_own():
+def test_with_a_text_that_goes_step_by_step_none_takes_passes_of_its_own():
     model = chaining()
     seqs = [text(i, [1, 2, 3, i], temperature=0.7) for i in range(7)] + [text(9, [1, 2, 3, 4], logit_bias={5: 9.0})]
     drafts = drafter(model, k=5).propose(RoundView(seqs, [5] * 8))

@@ -52,7 +52,7 @@ def test_the_draft_that_expects_most_wins_and_keeps_its_name(make):
     assert Mix([b, a], 1000).propose(RoundView([make([0])], [4]))[0].source == "b"
 
 
-def test_members_are_told_what_became_of_their_own_draft(make):
+def test_members_observe_the_verdicts_of_their_own_drafts(make):
     a, b = Scripted("a", draft([1, 2], 0.5, "a")), Scripted("b", draft([3, 4], 0.9, "b"))
     seq = make([0])
     won = play(Mix([a, b], 1000), seq, [3, 9])
@@ -118,9 +118,9 @@ def test_a_member_that_runs_a_model_is_asked_last_and_only_where_it_may_do_bette
 
 
 def test_a_sampled_draft_is_never_dropped_for_another(make):
-    law = torch.full((1, 8), 1 / 8)
-    sampled = Scripted("sampled", draft([3], 0.01, "sampled", probs=law), runs_model=True)
-    another = Scripted("another", draft([4], 3.9, "another", probs=law), runs_model=True)
+    probs = torch.full((1, 8), 1 / 8)
+    sampled = Scripted("sampled", draft([3], 0.01, "sampled", probs=probs), runs_model=True)
+    another = Scripted("another", draft([4], 3.9, "another", probs=probs), runs_model=True)
     cheap = Scripted("cheap", draft([5], 0.5, "cheap"))
     mix = Mix([sampled, another, cheap], 1000)
     assert mix.propose(RoundView([make([0])], [4]))[0].source == "sampled"
@@ -222,7 +222,7 @@ def test_members_that_tap_different_layers_are_refused():
         MixConfig(of=(Tapping((1, 2)), Tapping((3,))))
 
 
-def test_ahead_of_the_host_members_are_told_of_the_round_that_was_theirs(make):
+def test_ahead_of_the_host_members_observe_the_round_that_was_theirs(make):
     """Two rounds are proposed before the first is observed; another member wins each."""
     state = DeviceState(torch.tensor([1]), torch.tensor([[0, 0]]))
     ahead = {"drafts_ahead": True}

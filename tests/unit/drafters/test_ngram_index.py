@@ -104,7 +104,7 @@ def test_colliding_hashes_change_nothing(monkeypatch):
     assert index.find(text, LONGEST, 10_000) == by_hand([text], text, len(text) + 1)
 
 
-def test_a_place_beyond_the_text_reads_the_guess():
+def test_a_place_beyond_the_text_reads_the_draft():
     index = NgramIndex()
     index.extend([5, 6, 5, 6])
     assert index.followers([2], ()) == {5: [2]}

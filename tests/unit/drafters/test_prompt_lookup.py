@@ -57,7 +57,7 @@ def test_weak_matches_are_not_worth_a_row(make, context):
     assert 0.5 <= loud.expected < len(loud) + 1
 
 
-def test_it_falls_silent_where_its_guesses_fail_and_speaks_up_again(make, context, play):
+def test_it_stops_proposing_where_its_drafts_fail_and_starts_again(make, context, play):
     drafter = PromptLookupConfig(min_prob=0.25).build(context)
     seq = make([1, 0])
     lies = [token for i in range(2, 120) for token in (1, i)]  # 1 is never followed by the same token twice

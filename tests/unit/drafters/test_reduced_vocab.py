@@ -92,7 +92,7 @@ def test_the_whole_vocabulary_drafts_as_without_the_option(factory: LLMFactory):
 
 
 @pytest.mark.parametrize("quantize", [None, "int8", "int4"])
-def test_narrow_logits_are_the_whole_ones_and_nothing_elsewhere(tmp_path: Path, quantize: Any):
+def test_reduced_logits_are_the_whole_ones_and_nothing_elsewhere(tmp_path: Path, quantize: Any):
     _, folder = TWINS.save(tmp_path)
     target = NativeRunner(load_decoder(folder, device="cpu", quantize=quantize), 512)
     asked = (300, 7, 21, 256, 9)
@@ -102,11 +102,11 @@ def test_narrow_logits_are_the_whole_ones_and_nothing_elsewhere(tmp_path: Path, 
     assert head is not None
     changed = [t for t in range(VOCAB) if t not in held][:3]
     for _ in range(2):
-        narrow = rows(target, asked, 1)
-        assert narrow.shape == whole.shape
-        torch.testing.assert_close(narrow[:, held], whole[:, held], rtol=1e-6, atol=1e-5)
+        reduced = rows(target, asked, 1)
+        assert reduced.shape == whole.shape
+        torch.testing.assert_close(reduced[:, held], whole[:, held], rtol=1e-6, atol=1e-5)
         left_out = [t for t in range(VOCAB) if t not in held]
-        assert bool((narrow[:, left_out] == -torch.inf).all())
+        assert bool((reduced[:, left_out] == -torch.inf).all())
         head.put([99, 4, 50], changed)
         held[99], held[4], held[50] = changed
         target.release(1, unpublish=True)
@@ -114,7 +114,7 @@ def test_narrow_logits_are_the_whole_ones_and_nothing_elsewhere(tmp_path: Path, 
     assert torch.equal(rows(target, asked, 2), whole)
 
 
-def test_a_soft_cap_is_applied_to_narrow_logits_too():
+def test_a_soft_cap_is_applied_to_reduced_logits_too():
     from dataclasses import replace
 
     from outrider.models.decoder import Decoder
@@ -142,7 +142,7 @@ def test_outputs_are_taken_and_overwritten_one_by_one(kind: Any, biased: bool):
 
 
 def test_a_head_of_the_same_width_takes_its_place_in_memory():
-    """Recorded passes read it there."""
+    """Captured passes read it there."""
     target = NativeRunner(PAIR.draft, 256)
     one = target.reduce_vocab([1, 2, 3])
     other = target.reduce_vocab([4, 5])
@@ -155,7 +155,7 @@ def test_a_head_of_the_same_width_takes_its_place_in_memory():
 
 
 class Recorder:
-    """Stands in for a narrow head: what it says now, and how often it was told."""
+    """Takes the place of a reduced head: its tokens now, and how often it was changed."""
 
     def __init__(self, tokens: list[Token]) -> None:
         self.tokens, self.told = [*tokens], 0
@@ -250,42 +250,42 @@ def test_ends_of_text_are_always_held():
 @pytest.mark.parametrize("mode", ["seeded", "distribution"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_token_is_never_drafted_before_it_was_seen(mode: Any, temperature: float, k: int, beams: int):
-    """Guesses for many texts: all within the head, and over the whole head they are not."""
-    narrow, whole = (drafter(TWINS, v, mode=mode, k=k, beams=beams) for v in (256, 0))
-    assert narrow._vocab is not None
+    """Drafts for many texts: all within the head, and over the whole head they are not."""
+    reduced, whole = (drafter(TWINS, v, mode=mode, k=k, beams=beams) for v in (256, 0))
+    assert reduced._vocab is not None
     beyond = 0
     for i in range(12):
         ask = [text(i, [i, 2 * i + 1, 77], temperature=temperature)]
-        (draft,), (free,) = (each.propose(RoundView(ask, [k * beams])) for each in (narrow, whole))
+        (draft,), (free,) = (each.propose(RoundView(ask, [k * beams])) for each in (reduced, whole))
         assert len(draft)
-        assert set(draft.tokens) <= set(narrow._vocab.tokens) == {*range(255), EOS}
-        beyond += len(set(free.tokens) - set(narrow._vocab.tokens))
+        assert set(draft.tokens) <= set(reduced._vocab.tokens) == {*range(255), EOS}
+        beyond += len(set(free.tokens) - set(reduced._vocab.tokens))
         if draft.probs is not None:
             probs = draft.probs
             torch.testing.assert_close(probs.sum(-1), torch.ones(len(probs), dtype=probs.dtype))
-            assert not probs[:, [t for t in range(VOCAB) if t not in narrow._vocab._held]].any()
+            assert not probs[:, [t for t in range(VOCAB) if t not in reduced._vocab._held]].any()
     assert beyond
 
 
 def test_a_token_is_drafted_once_it_was_seen():
     """Greedy: the draft's own best token beyond the head, before and after another text holds it."""
-    narrow, whole = drafter(TWINS, 256, k=1), drafter(TWINS, 0, k=1)
-    assert narrow._vocab is not None
+    reduced, whole = drafter(TWINS, 256, k=1), drafter(TWINS, 0, k=1)
+    assert reduced._vocab is not None
     firsts = {i: whole.propose(RoundView([text(i, [i, 5])], [1]))[0].tokens[0] for i in range(40)}
-    i, wanted = next((i, token) for i, token in firsts.items() if token not in narrow._vocab._held)
+    i, wanted = next((i, token) for i, token in firsts.items() if token not in reduced._vocab._held)
     ask = text(i, [i, 5])
-    (before,) = narrow.propose(RoundView([ask], [1]))
+    (before,) = reduced.propose(RoundView([ask], [1]))
     assert before.tokens[0] != wanted
-    narrow.propose(RoundView([text(100, [8, wanted, 9])], [1]))
-    (after,) = narrow.propose(RoundView([ask], [1]))
+    reduced.propose(RoundView([text(100, [8, wanted, 9])], [1]))
+    (after,) = reduced.propose(RoundView([ask], [1]))
     assert after.tokens[0] == wanted
 
 
 def test_reduced_probs_are_the_whole_ones_given_their_tokens():
     """Mode `distribution`: the stated probabilities against the whole ones, cut and normalised by hand."""
-    narrow, whole = (drafter(TWINS, v, mode="distribution", k=1) for v in (256, 0))
+    reduced, whole = (drafter(TWINS, v, mode="distribution", k=1) for v in (256, 0))
     ask = [text(0, [9, 8, 7], temperature=0.8)]
-    (draft,), (free,) = (each.propose(RoundView(ask, [1])) for each in (narrow, whole))
+    (draft,), (free,) = (each.propose(RoundView(ask, [1])) for each in (reduced, whole))
     assert draft.probs is not None
     assert free.probs is not None
     inside = [*range(255), EOS]

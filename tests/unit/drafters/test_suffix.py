@@ -20,7 +20,7 @@ tokens = st.lists(st.integers(0, 3), min_size=1, max_size=40)
 
 
 def continuations(source, tail, own):
-    """What followed `tail` in the source, most recent first; a text of its own goes on through itself."""
+    """What followed `tail` in the source, most recent first; a text of its own continues with its own tokens."""
     runs = []
     for text in reversed(source):
         for place in range(len(text) - 1 if own else len(text), len(tail) - 1, -1):
@@ -161,7 +161,7 @@ def test_a_tree_offers_what_followed_as_well(make, context):
     assert draft.expected > chain.expected
 
 
-def test_it_falls_silent_where_its_guesses_fail_and_speaks_up_again(make, context, play):
+def test_it_stops_proposing_where_its_drafts_fail_and_starts_again(make, context, play):
     drafter = SuffixConfig(min_prob=0.2).build(context)
     rng = random.Random(3)
     order = rng.sample(range(100), 100)

@@ -1,4 +1,4 @@
-"""The engine's face: what it refuses, what it tells, what it holds a drafter and a target to."""
+"""The engine's interface: what it refuses, what it returns, what it demands of a drafter and a target."""
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -81,10 +81,10 @@ def test_what_is_refused_and_why(why: str):
     """Each message says what is wrong, and what would work. Nothing is left behind."""
     request, words = REFUSED[why]
     tried = engine()
-    with pytest.raises(RequestError) as refusal:
+    with pytest.raises(RequestError) as raised:
         tried.submit(request)
     for word in words:
-        assert word in str(refusal.value)
+        assert word in str(raised.value)
     assert not tried.busy
     tried.check()
 
@@ -118,10 +118,10 @@ def test_what_is_refused_and_why(why: str):
     ],
 )
 def test_what_sampling_parameters_refuse(options: dict[str, object], words: tuple[str, ...]):
-    with pytest.raises(RequestError) as refusal:
+    with pytest.raises(RequestError) as raised:
         SamplingParams(**options)  # pyright: ignore[reportArgumentType]
     for word in words:
-        assert word in str(refusal.value)
+        assert word in str(raised.value)
 
 
 @pytest.mark.parametrize("name", ["max_batch", "max_round_tokens"])
@@ -148,7 +148,7 @@ def test_text_ends_where_context_or_cache_do(context: int, cache: int, room: int
     assert events[-1].finish == "length"
 
 
-def test_an_idle_engine_has_nothing_to_tell():
+def test_an_idle_engine_has_no_events():
     tried = engine()
     assert not tried.busy
     assert tried.step() == []
@@ -269,7 +269,7 @@ def test_a_drafter_sees_the_committed_text_and_its_verdict():
     assert [(tokens[3:], verdict) for tokens, _, verdict in seen] == [([*text[: i + 1]], (text[i],)) for i in range(3)]
 
 
-def test_who_brought_what_adds_up():
+def test_the_counts_of_provenance_add_up():
     """The first of each draft right, the second wrong: a round brings one accepted token and one recovered."""
     target = ToyRunner(VOCAB)
 

@@ -150,15 +150,15 @@ def test_before_min_tokens_nothing_ends_the_text():
         ),
     ],
 )
-def test_who_brought_each_token(draft: Draft, verdict: Verdict, expected: list[tuple[str, str, int]]):
+def test_where_each_token_came_from(draft: Draft, verdict: Verdict, expected: list[tuple[str, str, int]]):
     told = provenance_of(draft, verdict, 7)
     assert [(p.origin, p.drafter, p.position) for p in told] == expected
     assert {(p.round, p.drafted) for p in told} == {(7, len(draft))}
 
 
-def test_a_law_that_was_stated_is_told_of_accepted_tokens():
-    law = torch.tensor([[0.1, 0.9, 0.0], [0.5, 0.2, 0.3], [0.25, 0.25, 0.5]])
-    draft = Draft((1, 0, 2), (-1, -1, 1), law, "d")
+def test_stated_probs_are_reported_for_accepted_tokens():
+    probs = torch.tensor([[0.1, 0.9, 0.0], [0.5, 0.2, 0.3], [0.25, 0.25, 0.5]])
+    draft = Draft((1, 0, 2), (-1, -1, 1), probs, "d")
     told = provenance_of(draft, Verdict((0, 2, 1), (1, 2)), 3)
     assert [p.draft_prob for p in told] == pytest.approx([0.5, 0.5, None])
     assert [p.draft_prob for p in provenance_of(Draft((1,)), Verdict((1, 2), (0,)), 3)] == [None, None]
@@ -190,7 +190,7 @@ def test_log_probabilities_stop_with_the_text():
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5])
-def test_among_equal_alternatives_the_lowest_ids_are_told(rows: int):
+def test_among_equal_alternatives_the_lowest_ids_are_reported(rows: int):
     """Packed models round their logits to bfloat16, so that equals are common: who is told may not hang on the pass."""
     logits = torch.randn(rows, 64, generator=torch.Generator().manual_seed(0)).mul(2).round()
     seq, _ = text_in_the_making(logprobs=4)

@@ -20,7 +20,7 @@ from outrider.verify.base import make_verifier
 PAGE = 16
 
 
-class Stand:
+class Setup:
     """A scheduler on a pool of so many pages, and sequences added by hand."""
 
     def __init__(self, pages: int = 64, max_batch: int = 8, max_round_tokens: int = 64) -> None:
@@ -37,120 +37,120 @@ class Stand:
 
     def round(self, max_draft: int = 4) -> dict[int, tuple[int, int]]:
         """Take a round as the engine would, each completed text growing by one token: id -> (chunk, budget)."""
-        turns = self.scheduler.next_round(max_draft)
-        for turn in turns:
-            whole = turn.complete
-            turn.seq.cached += turn.chunk
+        scheduled = self.scheduler.next_round(max_draft)
+        for each in scheduled:
+            whole = each.complete
+            each.seq.cached += each.chunk
             if whole:
-                turn.seq.tokens.append(1)
+                each.seq.tokens.append(1)
         self.pool.check()
-        return {turn.seq.id: (turn.chunk, turn.budget) for turn in turns}
+        return {each.seq.id: (each.chunk, each.budget) for each in scheduled}
 
     def ids(self) -> tuple[list[int], list[int]]:
         return [seq.id for seq in self.scheduler.running], [seq.id for seq in self.scheduler.waiting]
 
 
 def test_an_empty_scheduler_has_no_turns():
-    stand = Stand()
-    assert stand.round() == {}
-    assert len(stand.scheduler) == 0
+    setup = Setup()
+    assert setup.round() == {}
+    assert len(setup.scheduler) == 0
 
 
 def test_a_prompt_is_read_in_chunks_then_decoded_with_a_draft():
-    stand = Stand(max_round_tokens=10)
-    stand.add(1, 23)
-    rounds = [stand.round() for _ in range(4)]
+    setup = Setup(max_round_tokens=10)
+    setup.add(1, 23)
+    rounds = [setup.round() for _ in range(4)]
     assert rounds == [{1: (10, 0)}, {1: (10, 0)}, {1: (3, 0)}, {1: (1, 4)}]
 
 
 def test_only_the_last_chunk_is_complete():
-    stand = Stand(max_round_tokens=10)
-    stand.add(1, 20)
+    setup = Setup(max_round_tokens=10)
+    setup.add(1, 20)
     complete: list[bool] = []
     for _ in range(2):
-        (turn,) = stand.scheduler.next_round(4)
-        complete.append(turn.complete)
-        turn.seq.cached += turn.chunk
+        (each,) = setup.scheduler.next_round(4)
+        complete.append(each.complete)
+        each.seq.cached += each.chunk
     assert complete == [False, True]
 
 
 def test_decoding_goes_before_reading_whoever_came_first():
     """The older one has to read its text again, as after a rollback its cache could not do."""
-    stand = Stand(max_round_tokens=64)
-    older, newer = stand.add(1, 30), stand.add(2, 3)
-    stand.round()
+    setup = Setup(max_round_tokens=64)
+    older, newer = setup.add(1, 30), setup.add(2, 3)
+    setup.round()
     older.cached = 0
-    turns = stand.scheduler.next_round(4)
-    assert [(turn.seq.id, turn.chunk) for turn in turns] == [(2, 1), (1, 31)]
-    assert turns[0] == ScheduledSequence(newer, 1, 4, complete=True)
+    scheduled = setup.scheduler.next_round(4)
+    assert [(each.seq.id, each.chunk) for each in scheduled] == [(2, 1), (1, 31)]
+    assert scheduled[0] == ScheduledSequence(newer, 1, 4, complete=True)
 
 
 def test_newcomers_read_what_is_left_of_the_round():
-    stand = Stand(max_round_tokens=12)
-    stand.add(1, 2)
-    stand.round()
-    stand.add(2, 30)
-    stand.add(3, 30)
-    assert stand.round() == {1: (1, 4), 2: (7, 0)}
-    assert stand.ids() == ([1, 2], [3])
+    setup = Setup(max_round_tokens=12)
+    setup.add(1, 2)
+    setup.round()
+    setup.add(2, 30)
+    setup.add(3, 30)
+    assert setup.round() == {1: (1, 4), 2: (7, 0)}
+    assert setup.ids() == ([1, 2], [3])
 
 
 def test_every_decoding_sequence_moves_on_even_where_the_round_is_full():
-    stand = Stand(max_round_tokens=5)
+    setup = Setup(max_round_tokens=5)
     for seq_id in range(1, 4):
-        stand.add(seq_id, 1)
-    stand.round()
-    assert stand.round(max_draft=9) == {1: (1, 2), 2: (1, 0), 3: (1, 0)}
+        setup.add(seq_id, 1)
+    setup.round()
+    assert setup.round(max_draft=9) == {1: (1, 2), 2: (1, 0), 3: (1, 0)}
 
 
 def test_drafts_leave_half_a_round_to_those_who_read():
     """Budgets may go unused: nobody's first token waits for that."""
-    stand = Stand(max_round_tokens=64, pages=640)
+    setup = Setup(max_round_tokens=64, pages=640)
     for seq_id in range(1, 5):
-        stand.add(seq_id, 1)
-    stand.round()
-    assert stand.round(max_draft=15) == dict.fromkeys(range(1, 5), (1, 15))
-    stand.add(5, 100)
-    rounds = [stand.round(max_draft=15) for _ in range(4)]
+        setup.add(seq_id, 1)
+    setup.round()
+    assert setup.round(max_draft=15) == dict.fromkeys(range(1, 5), (1, 15))
+    setup.add(5, 100)
+    rounds = [setup.round(max_draft=15) for _ in range(4)]
     assert [r[5] for r in rounds] == [(30, 0), (30, 0), (30, 0), (10, 0)]
     assert all(sum(map(sum, r.values())) <= 64 and sum(r[i][1] for i in range(1, 5)) == 30 for r in rounds)
-    assert stand.round(max_draft=15) == {i: (1, 15 if i < 5 else 0) for i in range(1, 6)} | {4: (1, 14)}
+    assert setup.round(max_draft=15) == {i: (1, 15 if i < 5 else 0) for i in range(1, 6)} | {4: (1, 14)}
 
 
-def test_somebody_reads_even_where_those_who_go_on_fill_the_round():
-    stand = Stand(max_round_tokens=3)
+def test_a_prompt_is_read_even_where_decoding_sequences_fill_the_round():
+    setup = Setup(max_round_tokens=3)
     for seq_id in range(1, 5):
-        stand.add(seq_id, 1)
+        setup.add(seq_id, 1)
     for _ in range(2):
-        stand.round()
-    stand.add(9, 4)
-    assert [stand.round(max_draft=5)[9] for _ in range(4)] == [(1, 0)] * 4
+        setup.round()
+    setup.add(9, 4)
+    assert [setup.round(max_draft=5)[9] for _ in range(4)] == [(1, 0)] * 4
 
 
 @given(seed=st.integers(0, 10_000))
 @settings(max_examples=60, deadline=None)
 def test_no_round_takes_more_than_it_may(seed):
-    """One token of every text that goes on, and one to read; beyond these never more than `max_round_tokens`."""
+    """One token of every decoding text, and one to read; beyond these never more than `max_round_tokens`."""
     rng = random.Random(seed)
-    stand = Stand(pages=2000, max_batch=rng.randint(1, 9), max_round_tokens=rng.randint(1, 40))
+    setup = Setup(pages=2000, max_batch=rng.randint(1, 9), max_round_tokens=rng.randint(1, 40))
     for seq_id in range(12):
-        stand.add(seq_id, rng.randint(1, 60), limit=10_000)
+        setup.add(seq_id, rng.randint(1, 60), limit=10_000)
     for _ in range(40):
-        going = sum(seq.pending == 1 for seq in stand.scheduler.running)
-        taken = sum(map(sum, stand.round(max_draft=rng.randint(0, 20)).values()))
-        assert taken <= max(stand.scheduler.max_round_tokens, going + 1)
+        going = sum(seq.pending == 1 for seq in setup.scheduler.running)
+        taken = sum(map(sum, setup.round(max_draft=rng.randint(0, 20)).values()))
+        assert taken <= max(setup.scheduler.max_round_tokens, going + 1)
 
 
 def test_a_budget_is_the_least_of_all_that_bounds_it():
-    stand = Stand(max_round_tokens=100)
-    stand.add(1, 1)
-    stand.add(2, 1, max_draft=2)
-    stand.add(3, 1, max_draft=0)
-    stand.add(4, 1, limit=4)
-    stand.add(5, 1, max_draft=50)
-    stand.round()
+    setup = Setup(max_round_tokens=100)
+    setup.add(1, 1)
+    setup.add(2, 1, max_draft=2)
+    setup.add(3, 1, max_draft=0)
+    setup.add(4, 1, limit=4)
+    setup.add(5, 1, max_draft=50)
+    setup.round()
     # the fourth has two tokens and room for two more: one drafted and one of the target's own
-    assert {seq_id: budget for seq_id, (_, budget) in stand.round(max_draft=6).items()} == {
+    assert {seq_id: budget for seq_id, (_, budget) in setup.round(max_draft=6).items()} == {
         1: 6,
         2: 2,
         3: 0,
@@ -160,85 +160,85 @@ def test_a_budget_is_the_least_of_all_that_bounds_it():
 
 
 def test_no_more_sequences_than_the_batch_holds_in_order_of_coming():
-    stand = Stand(max_batch=2)
+    setup = Setup(max_batch=2)
     for seq_id in range(1, 6):
-        stand.add(seq_id, 3)
-    assert list(stand.round()) == [1, 2]
-    stand.scheduler.remove(stand.scheduler.running[0])
-    stand.target.release(1)
-    assert list(stand.round()) == [2, 3]
-    assert stand.ids() == ([2, 3], [4, 5])
+        setup.add(seq_id, 3)
+    assert list(setup.round()) == [1, 2]
+    setup.scheduler.remove(setup.scheduler.running[0])
+    setup.target.release(1)
+    assert list(setup.round()) == [2, 3]
+    assert setup.ids() == ([2, 3], [4, 5])
 
 
 def test_remove_takes_from_either_queue():
-    stand = Stand(max_batch=1)
-    first, second = stand.add(1, 3), stand.add(2, 3)
-    stand.round()
-    stand.scheduler.remove(second)
-    assert stand.ids() == ([1], [])
-    stand.scheduler.remove(first)
-    assert len(stand.scheduler) == 0
+    setup = Setup(max_batch=1)
+    first, second = setup.add(1, 3), setup.add(2, 3)
+    setup.round()
+    setup.scheduler.remove(second)
+    assert setup.ids() == ([1], [])
+    setup.scheduler.remove(first)
+    assert len(setup.scheduler) == 0
 
 
 def test_drafts_are_given_up_before_anybody_loses_pages():
-    stand = Stand(pages=2)
+    setup = Setup(pages=2)
     for seq_id in (1, 2):
-        stand.add(seq_id, PAGE - 2)
-    stand.round()
+        setup.add(seq_id, PAGE - 2)
+    setup.round()
     # each has 15 tokens: one more fits its page, a draft does not
-    assert stand.round(max_draft=8) == {1: (1, 0), 2: (1, 0)}
-    assert stand.scheduler.preempted == []
+    assert setup.round(max_draft=8) == {1: (1, 0), 2: (1, 0)}
+    assert setup.scheduler.preempted == []
 
 
 def test_the_newest_yields_and_comes_back_first():
-    stand = Stand(pages=3)
+    setup = Setup(pages=3)
     for seq_id in (1, 2, 3):
-        stand.add(seq_id, PAGE)
-    stand.add(4, 3)
-    stand.round()
-    assert stand.ids() == ([1, 2, 3], [4])
-    assert list(stand.round()) == [1]  # it needs a page: 3 yields, then 2 needs one and, newest now, yields itself
-    assert [seq.id for seq in stand.scheduler.preempted] == [3, 2]
-    assert stand.ids() == ([1], [2, 3, 4])
-    assert all(seq.cached == 0 for seq in stand.scheduler.waiting)
-    assert 2 not in stand.pool
+        setup.add(seq_id, PAGE)
+    setup.add(4, 3)
+    setup.round()
+    assert setup.ids() == ([1, 2, 3], [4])
+    assert list(setup.round()) == [1]  # 3 is preempted for its page, then 2, the newest now, preempts itself
+    assert [seq.id for seq in setup.scheduler.preempted] == [3, 2]
+    assert setup.ids() == ([1], [2, 3, 4])
+    assert all(seq.cached == 0 for seq in setup.scheduler.waiting)
+    assert 2 not in setup.pool
 
 
 def test_nobody_is_admitted_in_the_round_that_preempted():
-    stand = Stand(pages=2)
+    setup = Setup(pages=2)
     for seq_id in (1, 2):
-        stand.add(seq_id, PAGE)
-    stand.round()
-    assert list(stand.round()) == [1]
-    assert stand.ids() == ([1], [2])
+        setup.add(seq_id, PAGE)
+    setup.round()
+    assert list(setup.round()) == [1]
+    assert setup.ids() == ([1], [2])
 
 
 def test_a_preempted_text_finds_its_pages_again():
-    stand = Stand(pages=4)
-    first, second = stand.add(1, PAGE), stand.add(2, 2 * PAGE)
-    stand.round()
+    setup = Setup(pages=4)
+    first, second = setup.add(1, PAGE), setup.add(2, 2 * PAGE)
+    setup.round()
     for seq in (first, second):
-        stand.pool.publish(seq.id, seq.tokens, seq.cached)
+        setup.pool.publish(seq.id, seq.tokens, seq.cached)
     for _ in range(PAGE + 1):
-        stand.round(max_draft=0)
-    assert stand.ids() == ([1], [2])
-    stand.scheduler.remove(first)
-    stand.target.release(1)
-    (turn,) = stand.scheduler.next_round(0)
-    assert turn.seq is second
-    assert turn.shared == turn.seq.cached > 0
-    assert turn.shared % PAGE == 0
+        setup.round(max_draft=0)
+    assert setup.ids() == ([1], [2])
+    setup.scheduler.remove(first)
+    setup.target.release(1)
+    (each,) = setup.scheduler.next_round(0)
+    assert each.seq is second
+    assert each.shared == each.seq.cached > 0
+    assert each.shared % PAGE == 0
 
 
 def test_an_admission_that_does_not_fit_leaves_no_trace():
-    stand = Stand(pages=2)
-    stand.add(1, PAGE + 1)
-    stand.round()
-    waiting = stand.add(2, 5)
-    stand.round()
+    setup = Setup(pages=2)
+    setup.add(1, PAGE + 1)
+    setup.round()
+    waiting = setup.add(2, 5)
+    setup.round()
     assert waiting.cached == 0
-    assert 2 not in stand.pool
-    assert stand.ids() == ([1], [2])
+    assert 2 not in setup.pool
+    assert setup.ids() == ([1], [2])
 
 
 # Everything together, through the engine: random mixes on tiny pools all finish, with the right text.

@@ -25,7 +25,7 @@ class Round:
 
 
 def random_round(rng: random.Random) -> Round:
-    """Walk down a random draft; at every node with children either one of them stands or the target objects."""
+    """Walk down a random draft; at every node with children either one of them is accepted or all are rejected."""
     draft = random_draft(rng)
     path: list[int] = []
     decisions: list[bool] = []
@@ -94,13 +94,13 @@ def test_tau_formula_is_the_mean_of_geometric_sums(history: list[Round]):
 
 @pytest.mark.parametrize(("gamma", "alpha"), [(1, 0.5), (4, 0.8), (7, 0.25)])
 def test_tau_formula_of_equal_drafts_is_the_textbook_one(gamma: int, alpha: float):
-    """(1 - α^(γ+1)) / (1 - α), with refusals in the proportion that makes α what it is."""
+    """(1 - α^(γ+1)) / (1 - α), with rejections in the proportion that makes α what it is."""
     tally = Tally()
-    stands, falls = round(alpha * 100), round((1 - alpha) * 100)
+    accepted, rejected = round(alpha * 100), round((1 - alpha) * 100)
     draft = Draft((1,) * gamma)
-    for _ in range(falls):
+    for _ in range(rejected):
         tally.count(draft, Verdict((9,)))
-    for _ in range(stands // gamma):
+    for _ in range(accepted // gamma):
         tally.count(draft, Verdict((1,) * gamma + (9,), tuple(range(gamma))))
     alpha = tally.alpha
     assert tally.tau_formula == pytest.approx((1 - alpha ** (gamma + 1)) / (1 - alpha))
@@ -119,7 +119,7 @@ def test_acceptance_by_position(history: list[Round]):
 
 @by_hand
 @given(histories)
-def test_a_refusal_is_a_last_node_with_children(history: list[Round]):
+def test_a_rejection_is_a_last_node_with_children(history: list[Round]):
     for each in history:
         assert ends_in_rejection(each.draft, each.verdict) == (False in each.decisions)
 

@@ -158,7 +158,7 @@ def test_a_replacement_character_that_is_meant_comes_out_and_holds_up_little(pie
 
 
 def encoded(tok: Rust, text: str, draw: st.DrawFn) -> list[int]:
-    """The text's ids, with a few special tokens strewn in, which say nothing wherever they stand."""
+    """The text's ids, with a few special tokens strewn in, which have no text wherever they are."""
     ids = tok.backend.encode(text, add_special_tokens=False).ids
     for place in draw(st.lists(st.integers(0, len(ids)), max_size=4)):
         ids.insert(place, tok.special)
@@ -180,9 +180,9 @@ def test_pushed_and_flushed_text_is_the_decoded_whole(tok, data):
 def test_the_output_is_what_it_adds_to_the_prompt(tok, data):
     ids = encoded(tok, data.draw(texts), data.draw)
     cut = data.draw(st.integers(0, len(ids)))
-    telling = [i for i in ids[:cut] if i != tok.special]
+    with_text = [i for i in ids[:cut] if i != tok.special]
     # What the prompt finished: up to three of its last tokens may have begun a character.
-    finished = max((tok.decode(telling[: len(telling) - n]).rstrip(FFFD) for n in range(4)), key=len)
+    finished = max((tok.decode(with_text[: len(with_text) - n]).rstrip(FFFD) for n in range(4)), key=len)
     shown = "".join(all_of(TextStream(tok, ids[:cut]), ids[cut:]))
     assert finished + shown == tok.decode(ids)
 
@@ -279,7 +279,7 @@ stop_lists = st.lists(st.text("ab", min_size=1, max_size=6), max_size=4).map(tup
 
 
 def naive_stop(text: str, stops: tuple[str, ...], barred: int = 0) -> tuple[int, str] | None:
-    """Where and which: the first place a stop string stands that ends beyond `barred`, then the shortest."""
+    """Where and which: the first place of a stop string that ends beyond `barred`, then the shortest."""
     return min(
         ((i, s) for i in range(len(text)) for s in stops if text.startswith(s, i) and i + len(s) > barred),
         key=lambda each: (each[0], len(each[1])),

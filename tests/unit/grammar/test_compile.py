@@ -116,7 +116,7 @@ def test_what_is_costly_harms_nobody_else(name: str):
 
 
 def test_a_text_is_not_held_to_what_others_filled_the_table_with(monkeypatch: pytest.MonkeyPatch):
-    """Texts of one grammar share its lexer's states. When they are full, a text goes on with a table of its own."""
+    """Texts of one grammar share its lexer's states. When they are full, a text continues with a table of its own."""
     monkeypatch.setattr(compiling, "MAX_STATES", 80)
     tokenizer = ByteTokenizer()
     spec = GrammarSpec.choice([chr(c) * 12 for c in range(ord("a"), ord("z") + 1)])

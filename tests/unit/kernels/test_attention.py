@@ -47,7 +47,7 @@ def test_attention_is_the_softmax_it_says(form, softcap, own_keys):
 
 
 @pytest.mark.parametrize(("heads", "kv", "dim"), [(9, 3, 64), (4, 4, 32), (8, 1, 128), (14, 2, 64)])
-def test_a_row_has_the_same_bits_in_any_company(heads, kv, dim):
+def test_a_row_has_the_same_bits_in_any_batch(heads, kv, dim):
     """One row alone, padded to its own page, against the same row among others, padded further."""
     g = torch.Generator().manual_seed(heads)
     k, v = torch.randn(1600, kv, dim, generator=g), torch.randn(1600, kv, dim, generator=g)

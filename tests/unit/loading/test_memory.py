@@ -19,12 +19,12 @@ GRAPH, ROW = 3 << 20, 1 << 20
 
 
 class FakeRecorder:
-    """Stands for GraphRunner on a device that counts: a graph takes GRAPH bytes, a row of buffers ROW."""
+    """Takes the place of GraphRunner on a device that counts: a graph takes GRAPH bytes, a row of buffers ROW."""
 
     def __init__(self, rows: list[int]) -> None:
         self.all_shapes = [SimpleNamespace(rows=each) for each in rows]
         self.model = SimpleNamespace(device=torch.device("cpu"), config=SimpleNamespace(vocab_size=2))
-        self.recorded: list[int] = []
+        self.captured: list[int] = []
         self.room = 0
 
     def shapes(self, batch: int, width: int) -> list[SimpleNamespace]:
@@ -34,21 +34,21 @@ class FakeRecorder:
         self.room = max(shape.rows for shape in shapes)
 
     def captured_pass(self, shape: SimpleNamespace) -> None:
-        self.recorded.append(shape.rows)
+        self.captured.append(shape.rows)
 
     @property
     def taken(self) -> int:
-        return self.room * ROW + len(self.recorded) * GRAPH
+        return self.room * ROW + len(self.captured) * GRAPH
 
 
 @pytest.mark.parametrize("rows", [[1], [1, 2], [1, 4, 2, 8, 16], [*range(1, 33)]], ids=len)
-def test_what_was_not_recorded_is_counted_like_what_was(rows, monkeypatch):
+def test_what_was_not_captured_is_counted_like_what_was(rows, monkeypatch):
     fake = FakeRecorder(rows)
     monkeypatch.setattr(memory, "_free_bytes", lambda device: (1 << 40) - fake.taken)
     unseen = memory._capture_graphs(fake, Workload(context=64, max_batch=4, max_width=4))
     assert fake.taken + unseen == max(rows) * ROW + len(rows) * GRAPH
-    assert fake.recorded[0] == max(rows)
-    assert len(fake.recorded) <= 1 + SAMPLED_GRAPHS
+    assert fake.captured[0] == max(rows)
+    assert len(fake.captured) <= 1 + SAMPLED_GRAPHS
 
 
 def test_the_rows_of_a_round_are_bounded_by_its_tokens():
@@ -78,11 +78,11 @@ def test_a_mix_names_the_models_it_loads_and_what_they_copy():
     assert config.traits.loads == (ModelLoaded("a", "cuda:1", 300),)
 
 
-def test_a_narrow_head_is_counted_beside_the_weights(tmp_path):
+def test_a_reduced_head_is_counted_with_the_weights(tmp_path):
     save_decoder(synthetic_pair("tiny", dtype=torch.float32).draft, SHAPES["tiny"] | {"num_hidden_layers": 2}, tmp_path)
-    whole, narrow, all_of_it = (reserved_memory_of(str(tmp_path), vocab=vocab) for vocab in (0, 256, 512))
+    whole, reduced, all_of_it = (reserved_memory_of(str(tmp_path), vocab=vocab) for vocab in (0, 256, 512))
     number = whole.bytes_per_token // (2 * 2 * 2 * 16)  # of layers, key and value, heads and their dimensions
     assert number in (2, 4)
-    assert narrow == whole + ReservedMemory(256 * 64 * number)
+    assert reduced == whole + ReservedMemory(256 * 64 * number)
     assert all_of_it == whole
     assert whole.weights == sum(file.stat().st_size for file in tmp_path.glob("*.safetensors"))

@@ -40,8 +40,8 @@ class OwnKeys:
         return torch.stack([self._row(q[i] + mixed[i]) for i in range(len(q))])
 
     def _row(self, q: Tensor) -> Tensor:
-        law = torch.einsum("hd,htd->ht", q, self.keys).mul(self.scale).softmax(-1)
-        return torch.einsum("ht,htd->hd", law, self.values).flatten()
+        weights = torch.einsum("hd,htd->ht", q, self.keys).mul(self.scale).softmax(-1)
+        return torch.einsum("ht,htd->hd", weights, self.values).flatten()
 
 
 @torch.inference_mode()

@@ -112,5 +112,5 @@ class DenseAttend:
         there = torch.arange(len(keys))
         window = config.layers[layer].window or len(keys)
         hidden = (there > here) | (there <= here - window)
-        law = scores.masked_fill(hidden, -math.inf).softmax(-1)
-        return torch.einsum("hnt,thd->nhd", law, values).flatten(1).to(q.dtype)
+        weights = scores.masked_fill(hidden, -math.inf).softmax(-1)
+        return torch.einsum("hnt,thd->nhd", weights, values).flatten(1).to(q.dtype)

@@ -10,7 +10,7 @@ TOKENS = torch.arange(20).view(4, 5) + 100
 
 
 class Block:
-    """Stands for a block on a device; counts how often it is read."""
+    """Takes the place of a block on a device; counts how often it is read."""
 
     def __init__(self, tokens: torch.Tensor) -> None:
         self.tokens, self.reads = tokens, 0

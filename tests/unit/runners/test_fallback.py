@@ -77,7 +77,7 @@ CONFIGS: dict[str, hf.PreTrainedConfig] = {
 CROPPED = ("gpt2", "neox", "bloom: alibi", "falcon")
 COPIED = ("mamba: recurrent", "mamba2: recurrent", "rwkv: a list", "qwen3-next: hybrid")
 TEXT = [int(t) for t in torch.randint(4, VOCAB, (64,), generator=torch.Generator().manual_seed(5))]
-# (drafted, accepted) a round: prefill, plain decoding, drafts that stand whole, in part and not at all
+# (drafted, accepted) a round: prefill, plain decoding, drafts accepted whole, in part and not at all
 ROUNDS = [
     (0, 0),
     (0, 0),
@@ -198,7 +198,7 @@ def test_a_window_is_cropped_until_it_is_full() -> None:
 
 
 @pytest.mark.parametrize("name", COPIED)
-def test_refused_drafts_do_not_pile_up_text_to_read_again(name: str) -> None:
+def test_rejected_drafts_do_not_pile_up_text_to_read_again(name: str) -> None:
     walk = Walk(FallbackRunner(build(name), cache_tokens=128))
     walk.round(0, 0)
     for _ in range(12):
@@ -271,7 +271,7 @@ def test_pages_are_counted_and_never_shared() -> None:
     walk.round(0, 0)
     target.pool.publish(0, TEXT[:33], 33)
     assert target.pool.open(1, TEXT[:33]) == 0
-    walk.round(20, 2)  # pages for 54 tokens while it is scored, for the 36 that stand after
+    walk.round(20, 2)  # pages for 54 tokens while it is scored, for the 36 that are kept after
     assert target.pool.used == 3
 
 

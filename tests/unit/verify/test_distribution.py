@@ -174,7 +174,7 @@ def test_draft_top_has_no_more_tokens_than_have_probability():
         assert draft_top(logits, seq(), (), 0, mode)[0] == []
 
 
-def test_a_draft_model_whose_logits_are_broken_still_guesses():
+def test_a_draft_model_whose_logits_are_broken_still_drafts():
     broken = torch.full((1, 6), math.nan)
     assert draft_token(broken, [seq()], [()], "seeded") == ([0], None)
     tokens, probs = draft_token(broken, [seq()], [()], "distribution")

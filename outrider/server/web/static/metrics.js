@@ -19,11 +19,11 @@ export function figuresBetween(before, after, seconds) {
   const grown = (name) => (before && after.has(name) ? after.get(name) - (before.get(name) ?? 0) : null);
   const tokens = grown("outrider_generation_tokens_total");
   const accepted = grown("outrider_spec_accepted_tokens_total") ?? 0; // no such line before the first draft
-  const refused = grown("outrider_spec_refusals_total") ?? 0;
+  const rejected = grown("outrider_spec_refusals_total") ?? 0;
   return {
     rate: tokens === null ? null : tokens / seconds,
-    alpha: ratio(accepted, accepted + refused),
-    tau: ratio(tokens, tokens - accepted), // every pass brings one token of the target's own
+    alpha: ratio(accepted, accepted + rejected),
+    tau: ratio(tokens, tokens - accepted), // every pass adds one token of the target's own
     running: after.get("outrider_requests_running") ?? null,
     waiting: after.get("outrider_requests_waiting") ?? null,
     pages: after.get("outrider_pages_used") ?? null,

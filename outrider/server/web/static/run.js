@@ -2,8 +2,8 @@
 
 export const ORIGINS = {
   accepted: { name: "accepted", says: "drafted, and the target chose the same" },
-  recovered: { name: "corrected", says: "the target chose against the draft" },
-  bonus: { name: "bonus", says: "the target's own, after a draft that stood whole" },
+  recovered: { name: "recovered", says: "the target's own, in place of a rejected token" },
+  bonus: { name: "bonus", says: "the target's own, after a draft accepted whole" },
   plain: { name: "plain", says: "no draft in this round" },
 };
 
@@ -59,7 +59,7 @@ export class Run {
     const end = this.ended ?? now;
     const sum = (key) => this.rounds.reduce((total, round) => total + round[key], 0);
     const [drafted, accepted] = [sum("drafted"), sum("accepted")];
-    const refused = this.tokens.filter((token) => token.origin === "recovered").length;
+    const rejected = this.tokens.filter((token) => token.origin === "recovered").length;
     const seconds = this.began === null ? 0 : (end - this.began) / 1000;
     const decoding = this.first === null ? 0 : (end - this.first) / 1000;
     return {
@@ -70,7 +70,7 @@ export class Run {
       seconds,
       firstMs: this.first === null ? null : this.first - this.began,
       rate: ratio(this.tokens.length - this.firstTokens, decoding), // the first round's tokens have no time before them
-      alpha: ratio(accepted, accepted + refused),
+      alpha: ratio(accepted, accepted + rejected),
       tau: ratio(this.tokens.length, this.rounds.length),
     };
   }

@@ -40,7 +40,7 @@ export class Strip {
     this.drawing.setAttribute("width", Math.max(1, rounds.length * step));
     this.drawing.children[this.at]?.classList.add("marked");
     if (this.at < 0) this.element.scrollLeft = this.element.scrollWidth; // the round in focus stays in view
-    this.#tell();
+    this.#describe();
   }
 
   /** Marks one round by its number, or none. */
@@ -48,7 +48,7 @@ export class Strip {
     this.at = number === null ? -1 : this.rounds.findIndex((round) => round.number === number);
     for (const marked of this.drawing.querySelectorAll(".marked")) marked.classList.remove("marked");
     this.drawing.children[this.at]?.classList.add("marked");
-    this.#tell();
+    this.#describe();
   }
 
   /** Pixels from round to round, and of one drafted token: as large as lets all be seen. */
@@ -79,11 +79,11 @@ export class Strip {
     this.element.scrollLeft = to * this.step - this.element.clientWidth / 2;
   }
 
-  #tell() {
+  #describe() {
     const round = this.rounds[this.at];
     const sum = (key) => this.rounds.reduce((total, each) => total + each[key], 0);
     const all = `${this.rounds.length} rounds: ${sum("drafted")} drafted, ${sum("accepted")} accepted`;
-    this.element.setAttribute("aria-label", `Rounds of the answer. ${all}. Arrow keys tell each round.`);
+    this.element.setAttribute("aria-label", `Rounds of the answer. ${all}. Arrow keys select a round.`);
     this.caption.textContent = round ? sentence(round) : this.rounds.length ? all : "No round yet";
   }
 }

@@ -1,6 +1,6 @@
-"""Mode `distribution` through the whole engine: options hold, runs repeat, greedy is greedy, and the law is right.
+"""Mode `distribution` through the whole engine: options hold, runs repeat, greedy is greedy, text is exact.
 
-The law tests compare the first two drafted tokens of 512 seeded texts with their exact law (Pearson's chi-square over
+The tests compare the first two drafted tokens of 512 seeded texts with their distribution (Pearson's chi-square over
 25 cells, rare ones pooled). Seeds are fixed, so a test always ends the same way; a correct engine had a chance of
 1e-4 a test to be judged wrong when they were chosen.
 """
@@ -76,19 +76,19 @@ def assert_obeys(told: Told, asked: Request) -> None:
 
 
 @everybody
-def test_the_same_seed_and_drafter_tell_the_same(drafter: str):
+def test_the_same_seed_and_drafter_give_the_same_text(drafter: str):
     assert all_texts(drafter, 5) == all_texts(drafter, 5)
 
 
 def test_without_drafts_the_text_depends_on_the_seed_alone():
-    """Alone or in company, read at once or in pieces."""
+    """Alone or in a batch, read at once or in pieces."""
     together = all_texts("none")
     for texts, asked in zip(together, TOY.pairwise_requests(designs=1), strict=True):
         alone = TOY.engine("none", mode="distribution", limits=EngineLimits(max_batch=1, max_round_tokens=7))
         assert run(alone, [asked]) == [texts]
 
 
-# The law of two tokens. A vocabulary of five, and options that hang on what was drafted before.
+# The distribution of two tokens. A vocabulary of five, and options that hang on what was drafted before.
 
 FIVE, PROMPT, FIRST, TEXTS = 5, (1, 3), 4, 512
 PARAMS: dict[str, float] = {"temperature": 0.9, "presence_penalty": 1.2}
@@ -110,13 +110,13 @@ def five(order: int) -> ToyRunner:
 TARGET, OTHER = five(2), five(1)
 
 
-def exact_law() -> dict[tuple[Token, ...], float]:
+def exact_probs() -> dict[tuple[Token, ...], float]:
     """The chance of every two tokens behind the first, by the book."""
-    laws = {(): law_after(TARGET, (FIRST,))} | {(t,): law_after(TARGET, (FIRST, t)) for t in range(FIVE)}
-    return {(a, b): laws[()][a] * laws[a,][b] for a, b in product(range(FIVE), repeat=2)}
+    after = {(): probs_after(TARGET, (FIRST,))} | {(t,): probs_after(TARGET, (FIRST, t)) for t in range(FIVE)}
+    return {(a, b): after[()][a] * after[a,][b] for a, b in product(range(FIVE), repeat=2)}
 
 
-def law_after(model: ToyRunner, output: Seq[Token]) -> list[float]:
+def probs_after(model: ToyRunner, output: Seq[Token]) -> list[float]:
     scores = model.logits_after((*PROMPT, *output)).double().tolist()
     weights = [
         math.exp((x - PARAMS["presence_penalty"] * (t in output)) / PARAMS["temperature"]) for t, x in enumerate(scores)
@@ -125,29 +125,29 @@ def law_after(model: ToyRunner, output: Seq[Token]) -> list[float]:
 
 
 def sampled_chain(seq: Sequence, budget: int) -> Draft:
-    """Drawn from another model's law, and stating it."""
-    rng, tokens, laws = _dice(seq), [], []
+    """Drawn from another model's probabilities, and stating them."""
+    rng, tokens, stated = _dice(seq), [], []
     for _ in range(budget):
-        laws.append(law_after(OTHER, [*seq.tokens[2:], *tokens]))
-        tokens.append(rng.choices(range(FIVE), laws[-1])[0])
-    return Draft(tuple(tokens), probs=torch.tensor(laws, dtype=torch.float64)) if tokens else Draft()
+        stated.append(probs_after(OTHER, [*seq.tokens[2:], *tokens]))
+        tokens.append(rng.choices(range(FIVE), stated[-1])[0])
+    return Draft(tuple(tokens), probs=torch.tensor(stated, dtype=torch.float64)) if tokens else Draft()
 
 
 def sampled_tree(seq: Sequence, budget: int) -> Draft:
-    """Two children everywhere, drawn without replacement from another model's law, and stating it."""
-    rng, tokens, parents, laws = _dice(seq), [], [], []
+    """Two children everywhere, drawn without replacement from another model's probabilities, and stating them."""
+    rng, tokens, parents, stated = _dice(seq), [], [], []
     paths: list[list[Token]] = [[]]
     for parent, _ in zip((-1, 0, 1), range(budget // 2), strict=False):
         path = paths[parent + 1]
-        law = law_after(OTHER, [*seq.tokens[2:], *path])
-        first = rng.choices(range(FIVE), law)[0]
-        second = rng.choices(range(FIVE), [0 if t == first else p for t, p in enumerate(law)])[0]
+        probs = probs_after(OTHER, [*seq.tokens[2:], *path])
+        first = rng.choices(range(FIVE), probs)[0]
+        second = rng.choices(range(FIVE), [0 if t == first else p for t, p in enumerate(probs)])[0]
         for token in (first, second):
             tokens.append(token)
             parents.append(parent)
-            laws.append(law)
+            stated.append(probs)
             paths.append([*path, token])
-    return Draft(tuple(tokens), tuple(parents), torch.tensor(laws, dtype=torch.float64)) if tokens else Draft()
+    return Draft(tuple(tokens), tuple(parents), torch.tensor(stated, dtype=torch.float64)) if tokens else Draft()
 
 
 def certain_chain(seq: Sequence, budget: int) -> Draft:
@@ -168,7 +168,7 @@ def _dice(seq: Sequence) -> random.Random:
 
 
 def worse_fit(drafter: Drafter, mode: Mode, rule: Literal["block", "token"] = "block") -> float:
-    """The chance that a right engine fits the law worse than this one."""
+    """The chance that a right engine fits the distribution worse than this one."""
     tried = Engine(
         five(2),
         drafter,
@@ -182,14 +182,14 @@ def worse_fit(drafter: Drafter, mode: Mode, rule: Literal["block", "token"] = "b
     ]
     counts = Counter(told.tokens[1:3] for texts in run(tried, asked) for told in texts)
     assert tried.stats.all.drafted > TEXTS  # two a text, but for rounds that ended early
-    return chi_square_tail(counts, exact_law())
+    return chi_square_tail(counts, exact_probs())
 
 
-def chi_square_tail(counts: Counter[tuple[Token, ...]], law: dict[tuple[Token, ...], float]) -> float:
+def chi_square_tail(counts: Counter[tuple[Token, ...]], probs: dict[tuple[Token, ...], float]) -> float:
     """Pearson's test; cells expected less than five times are pooled."""
     total = sum(counts.values())
-    cells = [(counts[c], p * total) for c, p in law.items() if p * total >= 5]
-    rare = [(counts[c], p * total) for c, p in law.items() if p * total < 5]
+    cells = [(counts[c], p * total) for c, p in probs.items() if p * total >= 5]
+    rare = [(counts[c], p * total) for c, p in probs.items() if p * total < 5]
     cells.append((sum(n for n, _ in rare), sum(e for _, e in rare)))
     statistic = sum((n - e) ** 2 / e for n, e in cells)
     half = torch.tensor([(len(cells) - 1) / 2, statistic / 2], dtype=torch.float64)
@@ -205,7 +205,7 @@ SCRIPTS: dict[str, Callable[[Sequence, int], Draft]] = {
 
 
 @pytest.mark.parametrize(("script", "rule"), [*((script, "block") for script in SCRIPTS), ("sampled chain", "token")])
-def test_the_text_follows_the_law(script: str, rule: Literal["block", "token"]):
+def test_the_text_has_the_target_s_distribution(script: str, rule: Literal["block", "token"]):
     assert worse_fit(ScriptedDrafter(SCRIPTS[script], max_tokens=6), "distribution", rule) > 1e-4
 
 
@@ -217,15 +217,15 @@ def test_the_text_follows_the_law(script: str, rule: Literal["block", "token"]):
         ("draft-model:model=other,k=2,beams=2", "seeded"),
     ],
 )
-def test_a_draft_model_follows_the_law(name: str, mode: Mode):
+def test_with_a_draft_model_the_text_has_the_target_s_distribution(name: str, mode: Mode):
     stage = Stage(FIVE, TARGET.context, TOKENIZER, lambda _: five(1), mode)
     assert worse_fit(make_drafter(name, stage), mode) > 1e-4
 
 
-def test_the_text_follows_the_law_in_mode_seeded():
+def test_the_text_has_the_target_s_distribution_in_mode_seeded():
     assert worse_fit(ScriptedDrafter(sampled_tree, max_tokens=6), "seeded") > 1e-4
 
 
-def test_a_law_that_is_not_so_would_be_noticed():
-    """The same test finds a drafter that misstates the law it draws from."""
+def test_another_distribution_would_be_noticed():
+    """The same test finds a drafter that misstates the probabilities it draws from."""
     assert worse_fit(ScriptedDrafter(misstated_chain, max_tokens=6), "distribution") < 1e-9
