@@ -122,8 +122,8 @@ def save(file: Path, bench: Bench, facts: dict[str, Any]) -> None:
     """Write all results so far: an interrupted run keeps its figures."""
     names = ("what", "measured", "must", "goal", "more_is_better")
     bars = [dict(zip(names, bar, strict=True)) for bar in bars_of(bench, facts)]
-    told = facts | {"rows": [asdict(row) for row in bench.rows], "waits_by_line": dict(bench.waited), "bars": bars}
-    file.write_text(json.dumps(told, indent=1, allow_nan=False))
+    report = facts | {"rows": [asdict(row) for row in bench.rows], "waits_by_line": dict(bench.waited), "bars": bars}
+    file.write_text(json.dumps(report, indent=1, allow_nan=False))
 
 
 def about(plan: Plan) -> dict[str, Any]:

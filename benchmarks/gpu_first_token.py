@@ -26,8 +26,8 @@ def main() -> None:
     ids = [257 + i % (llm.loaded.target.vocab_size - 257) for i in range(int(prompt))]
     for event in llm.stream(ids, SamplingParams(max_tokens=24, ignore_eos=True)):
         first = first or (since() if event.tokens else 0.0)
-    told = {"imported": imported, "loaded": loaded, "first_token": first, "recorded": since()}
-    print(json.dumps(told), flush=True)
+    times = {"imported": imported, "loaded": loaded, "first_token": first, "captured": since()}
+    print(json.dumps(times), flush=True)
 
 
 if __name__ == "__main__":

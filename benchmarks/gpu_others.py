@@ -35,11 +35,11 @@ def start(bench: Bench) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"the process that was to start failed: {done.stderr[-2000:]}")
-    told = json.loads(done.stdout.splitlines()[-1])
-    parts = ", ".join(f"{key} {value:.1f}" for key, value in told.items())
+    times = json.loads(done.stdout.splitlines()[-1])
+    parts = ", ".join(f"{key} {value:.1f}" for key, value in times.items())
     note = f"{parts}; files in the page cache; saved in {saved:.0f} s"
-    bench.add(Row(section="start", name="start to first token", seconds=told["first_token"], note=note))
-    bench.add(Row(section="start", name="start to graphs recorded", seconds=told["recorded"], note="24 tokens told"))
+    bench.add(Row(section="start", name="start to first token", seconds=times["first_token"], note=note))
+    bench.add(Row(section="start", name="start to graphs captured", seconds=times["captured"], note="24 tokens"))
 
 
 def generate_rate(model: Any, ids: torch.Tensor, new: int, **options: Any) -> tuple[float, float]:

@@ -17,7 +17,7 @@ class GrammarConfig:
     """Draft only what the request's constraint forces."""
 
     k: int = 16
-    """Most tokens proposed in one round."""
+    """Max tokens proposed in one round."""
 
     def __post_init__(self) -> None:
         check_options(NAME, self, k=(1, 256))

@@ -12,7 +12,7 @@ END: Token = -1
 """Comes after each finished text. No token is negative, so nothing matches across it."""
 
 MAX_INDEXED = 2048
-"""Most tokens of one sequence that a drafter indexes in one round: other sequences wait meanwhile."""
+"""Max tokens of one sequence that a drafter indexes in one round: other sequences wait meanwhile."""
 
 GRAMS = (1, 2, 4, 8)
 """Lengths of the runs looked up. Longer and in-between matches are found by comparing tokens."""

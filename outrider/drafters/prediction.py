@@ -31,7 +31,7 @@ class PredictionConfig:
     """Draft from the text that the request expects."""
 
     k: int = 15
-    """Most tokens proposed in one round."""
+    """Max tokens proposed in one round."""
     min_prob: float | None = None
     """Stop where a token's probability of acceptance falls below this; auto: 0.25 on a CPU, else 0.1."""
 

@@ -19,7 +19,7 @@ class PromptLookupConfig:
     """Draft by copying what followed the current suffix earlier in the text."""
 
     k: int = 7
-    """Most tokens proposed in one round."""
+    """Max tokens proposed in one round."""
     max_match: int = 4
     """Longest suffix looked up; shorter ones are tried next."""
     min_match: int = 1

@@ -26,19 +26,19 @@ class SuffixConfig:
     """Draft what followed the current suffix before, in this text and in earlier answers."""
 
     k: int = 15
-    """Most tokens proposed in one round."""
+    """Max tokens proposed in one round."""
     factor: float = 2.0
-    """Most tokens proposed for each token of the match."""
+    """Max tokens proposed for each token of the match."""
     min_prob: float | None = None
     """Stop where a token's probability of acceptance falls below this; auto: 0.25 on a CPU, else 0.1."""
     max_depth: int = 64
-    """Most tokens of match and proposal together."""
+    """Max tokens of match and proposal together."""
     width: int = 1
     """Most alternatives proposed for one place; more than 1 proposes trees."""
     cached_requests: int = 10_000
     """Finished answers to draft from, the oldest dropped first; 0 drafts from the text itself only."""
     cached_tokens: int = 262_144
-    """Most tokens those answers may have in all."""
+    """Max tokens those answers may have in all."""
 
     def __post_init__(self) -> None:
         check_options(
@@ -54,7 +54,7 @@ class SuffixConfig:
         )
 
     def draft_limit(self, match: int) -> int:
-        """Most tokens to propose after a match of this length: a longer one may count as shorter."""
+        """Max tokens to propose after a match of this length: a longer one may count as shorter."""
         return int(self.factor * min(match, self.max_depth / (1 + self.factor)))
 
     @property

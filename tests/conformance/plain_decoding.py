@@ -31,7 +31,7 @@ class World:
     tokenizer: Decodes
     eos_ids: frozenset[Token] = frozenset()
     room: int = 1 << 20
-    """Most tokens in all."""
+    """Max tokens in all."""
 
 
 @dataclass(frozen=True)

@@ -22,15 +22,15 @@ def run(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict]:
+def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict]:
     folder = tmp_path_factory.mktemp("gpu")
     done = run("--json", str(folder / "out.json"), OUTRIDER_HOME=str(folder))  # no demo model: its shape
     assert done.returncode == 0, done.stderr
     return done.stdout, json.loads((folder / "out.json").read_text())
 
 
-def test_every_part_reports_rows(told):
-    table, found = told
+def test_every_part_reports_rows(report):
+    table, found = report
     assert found["skipped"] == []
     assert {row["section"] for row in found["rows"]} == set(PARTS.split(","))
     for row in found["rows"]:
@@ -38,8 +38,8 @@ def test_every_part_reports_rows(told):
         assert all(math.isfinite(v) for v in row.values() if isinstance(v, float))
 
 
-def test_what_the_rows_say(told):
-    rows = {(row["section"], row["name"], row["batch"], row["context"]): row for row in told[1]["rows"]}
+def test_what_the_rows_say(report):
+    rows = {(row["section"], row["name"], row["batch"], row["context"]): row for row in report[1]["rows"]}
     plain, spec = rows["plain", "plain", 4, 24], rows["spec", "draft-model k=5", 4, 24]
     assert (plain["tau"], plain["alpha"]) == (1.0, None)
     assert 5 < spec["tau"] <= 6
@@ -57,8 +57,8 @@ def test_what_the_rows_say(told):
     assert "random weights" in rows["small", "small model, plain", 1, 24]["note"]
 
 
-def test_the_limit_is_what_a_pass_reads_over_the_bandwidth(told):
-    found = told[1]
+def test_the_limit_is_what_a_pass_reads_over_the_bandwidth(report):
+    found = report[1]
     layer = 128 * 64 + 64 * 64 + 3 * 128 * 64
     assert found["weight_bytes"] == 4 * (4 * layer + 512 * 64)
     assert found["limit_tokens_per_second"] == pytest.approx(found["bandwidth"] / found["weight_bytes"])

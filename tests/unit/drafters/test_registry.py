@@ -97,5 +97,5 @@ def test_every_drafter_and_every_option_is_described():
         assert summary.endswith("."), name
         assert all(option.doc for option in options), name
     k, *_ = described["suffix"].options
-    assert k == ("k", 15, "Most tokens proposed in one round.")
+    assert k == ("k", 15, "Max tokens proposed in one round.")
     assert {o.name: o.default for o in described["suffix"].options}["min_prob"] == "auto"
