@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from outrider.async_llm import AsyncLLM
     from outrider.core.sampling import SamplingParams
     from outrider.engine.results import Comparison, Result
     from outrider.llm import LLM
     from outrider.loading.load import load
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "Comparison", "Result", "SamplingParams", "load"]
+__all__ = ["LLM", "AsyncLLM", "Comparison", "Result", "SamplingParams", "load"]
 
 _HOMES = {
     "LLM": "llm",
+    "AsyncLLM": "async_llm",
     "Comparison": "engine.results",
     "Result": "engine.results",
     "SamplingParams": "core.sampling",
@@ -29,3 +31,8 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     return getattr(import_module(f"outrider.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """What can be imported, also before it was."""
+    return [*__all__, "__version__"]

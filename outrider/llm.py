@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
-from numbers import Integral
+from types import TracebackType
 from typing import Any, Literal, cast, overload
 
-from outrider.core.errors import ConfigError, RequestError
+import torch
+
+from outrider.core.errors import ConfigError, OutriderError, RequestError
 from outrider.core.outputs import TokenLogprob
 from outrider.core.sampling import SamplingParams, Token, derive_seeds, short_repr
 from outrider.core.sequence import Constraint
 from outrider.drafters.base import DrafterConfig, DrafterContext
 from outrider.drafters.registry import parse_drafter
+from outrider.engine.arguments import (
+    Conversation,
+    Message,
+    Params,
+    Prompt,
+    check_roles,
+    is_token_id,
+    merge_params,
+    params_for,
+    split_conversations,
+    split_prompts,
+)
 from outrider.engine.engine import Engine
 from outrider.engine.events import Event
+from outrider.engine.progress_line import ProgressLine, is_shown
 from outrider.engine.request import EngineLimits, Request, validate_request
 from outrider.engine.results import Comparison, Result, build_result
 from outrider.engine.scoring import Scoring
@@ -25,11 +41,9 @@ from outrider.engine.stats import Stats
 from outrider.grammar import GrammarSpec, compile_constraint, read_response_format
 from outrider.loading.load import LoadedModel, choose_device, load
 from outrider.loading.memory import ReservedMemory, reserved_memory_of
+from outrider.models.tokenizer import Tokenizer
 from outrider.verify.base import make_verifier
 
-Message = Mapping[str, Any]
-Prompt = str | Seq[Token] | Seq[Message]
-"""Text, token ids (whole numbers of any type), or the messages of a conversation."""
 Watch = Callable[[Literal["plain", "speculative"], Event], None]
 """Called with each event of a comparison as it comes."""
 
@@ -45,28 +59,13 @@ def _reserved_memory(config: DrafterConfig, options: Mapping[str, Any]) -> Reser
     return sum((reserved_memory_of(each.model, vocab=each.vocab) for each in here), ReservedMemory())
 
 
-def _is_id(value: object) -> bool:
-    """A whole number of any type, numpy's among them; not True or False."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
-def _check_call(params: object, unknown: Mapping[str, object]) -> None:
-    """RequestError for what is no SamplingParams, and for options there are none of."""
-    if params is not None and not isinstance(params, SamplingParams):
-        raise RequestError(f"the second argument is one SamplingParams for all prompts, got {short_repr(params)}")
-    for name, value in unknown.items():
-        if name in {f.name for f in fields(SamplingParams)}:
-            raise RequestError(f"{name} is a way of sampling: give SamplingParams({name}={short_repr(value)}) instead")
-        raise RequestError(f"no option {name!r}; there are prediction, max_draft, salt, response_format, constraint")
-
-
 class LLM:
     """A model and a drafter, ready to answer.
 
         llm = LLM("demo", drafter="suffix")
-        print(llm.generate("The outrider").text)
+        print(llm.generate("The outrider", max_tokens=32).text)
 
-    Not thread-safe.
+    Not thread-safe; `AsyncLLM` is for many callers. `close`, or the end of a `with` block, frees the model.
     """
 
     def __init__(
@@ -134,47 +133,48 @@ class LLM:
             limits=limits,
         )
         self._capture(progress)
+        self.closed = False
         self._salts = 0
         self._inbox: dict[int, list[Event]] = {}
 
     @overload
-    def generate(self, prompts: str | list[Token], params: SamplingParams | None = None, **options: Any) -> Result: ...
+    def generate(self, prompts: str | list[Token], params: Params = None, **options: Any) -> Result: ...
     @overload
     def generate(
-        self, prompts: list[str] | list[list[Token]], params: SamplingParams | None = None, **options: Any
+        self, prompts: list[str] | list[list[Token]], params: Params = None, **options: Any
     ) -> list[Result]: ...
-    def generate(self, prompts: Any, params: SamplingParams | None = None, **options: Any) -> Result | list[Result]:
+    def generate(
+        self, prompts: Any, params: Params = None, *, progress: bool | None = None, **options: Any
+    ) -> Result | list[Result]:
         """Complete one prompt, or several together; a prompt is text or token ids.
 
-        `options`: prediction (text the output is expected to contain), max_draft (0 turns
-        speculation off), salt (caches are shared only between equal salts), response_format
-        (what the output must match, as in OpenAI's interface) or constraint (the same as
-        a `GrammarSpec`, or a constraint of one's own).
+        params: one for all prompts, or a list with one for each. progress: whether several prompts
+        show a progress bar on stderr; None shows it on a terminal. `options`: the fields of
+        SamplingParams by name, prediction (text the output is expected to contain), max_draft
+        (0 turns speculation off), salt (caches are shared only between equal salts),
+        response_format (what the output must match, as in OpenAI's interface) or constraint (the
+        same as a `GrammarSpec`, or a constraint of one's own).
         """
-        if not isinstance(prompts, str | Seq) and not hasattr(prompts, "__array__"):
-            raise RequestError(f"a prompt is text or token ids, or a list of either; got {short_repr(prompts)}")
-        if len(prompts) > 0 and isinstance(prompts[0], Mapping):
-            raise RequestError("generate completes text or token ids; chat answers messages")
-        single = isinstance(prompts, str) or (len(prompts) > 0 and _is_id(prompts[0]))
-        requests = [self.request(prompt, params, **options) for prompt in ([prompts] if single else prompts)]
-        results = self._finish(requests)
-        return results[0] if single else results
+        return self._answer(*split_prompts(prompts), params, progress, options)
 
-    def chat(self, messages: str | Seq[Message], params: SamplingParams | None = None, **options: Any) -> Result:
-        """Answer a conversation: messages with a role and content, written out by the model's template.
+    @overload
+    def chat(self, messages: Conversation, params: Params = None, **options: Any) -> Result: ...
+    @overload
+    def chat(self, messages: list[str] | Seq[Seq[Message]], params: Params = None, **options: Any) -> list[Result]: ...
+    def chat(
+        self, messages: Any, params: Params = None, *, progress: bool | None = None, **options: Any
+    ) -> Result | list[Result]:
+        """Answer a conversation, or several together: messages with a role and content, written out by the
+        model's template.
 
-        A text is what a user says first. `options` as for `generate`.
+        A text is what a user says first. The rest is as for `generate`.
         """
-        if isinstance(messages, str):
-            messages = [{"role": "user", "content": messages}]
-        if not isinstance(messages, Seq) or not all(isinstance(each, Mapping) for each in messages):
-            raise RequestError(f"chat takes a list of messages with a role and content, got {short_repr(messages)}")
-        return self._finish([self.request(messages, params, **options)])[0]
+        return self._answer(*split_conversations(messages), params, progress, options)
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Any
     ) -> Generator[Event, None, None]:
-        """The events of one text as they come. Walking away cancels it."""
+        """The events of one text as they come. Walking away cancels it. `options` are those of `generate`."""
         request = self.request(prompt, params, **options)
         if request.params.n != 1:
             raise RequestError(f"stream tells one text, got n={request.params.n}; use generate for several")
@@ -212,16 +212,17 @@ class LLM:
         salt: str = "",
         response_format: Mapping[str, Any] | None = None,
         constraint: GrammarSpec | Constraint | None = None,
-        **unknown: object,
+        **sampling: Any,
     ) -> Request:
         """What the engine is asked for this prompt."""
-        _check_call(params, unknown)
+        self._check_open()
+        params = merge_params(params, sampling)
         if prediction is not None and not self.drafter.traits.uses_prediction:
             name = self.drafter.traits.name
             raise RequestError(f"drafter {name!r} drafts from no prediction; use 'prediction' or 'suffix+prediction'")
         return Request(
             prompt=tuple(self._encode(prompt)),
-            params=params or SamplingParams(),
+            params=params,
             prediction=self._expected(prediction) if prediction else (),
             max_draft=max_draft,
             salt=salt,
@@ -250,13 +251,43 @@ class LLM:
 
     def scoring(self, tokens: tuple[Token, ...], top: int = 0, salt: str = "") -> Scoring:
         """The same piece by piece, with rounds in between. RequestError if it cannot be done at all."""
+        self._check_open()
         validate_request(Request(prompt=tokens, params=SamplingParams(logprobs=top)), self.engine.target)
         return Scoring(self.engine.target, tokens, top, salt)
 
     @property
     def stats(self) -> Stats:
         """The figures of everything answered so far."""
+        self._check_open()
         return self.engine.stats
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self.tokenizer
+
+    def close(self) -> None:
+        """Cancel what runs and free the model, where nobody else holds it. Nothing can be asked afterwards."""
+        if self.closed:
+            return
+        self.closed = True
+        self._drop(list(self._inbox))
+        device = self.engine.target.device
+        del self.engine, self.drafter, self.loaded
+        gc.collect()  # the drafter's loader refers back to this object
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if self.closed:
+            return "<LLM: closed>"
+        loaded, drafter = self.loaded, self.drafter.traits.name
+        return f"<LLM: {loaded.name}, {loaded.format} on {loaded.target.device}, drafter {drafter}, mode {self.mode}>"
 
     def _capture(self, progress: Any) -> None:
         """Compile, capture and allocate now what rounds will need, where the runner does such things."""
@@ -279,15 +310,21 @@ class LLM:
         params = SamplingParams(max_tokens=WARM_UP_TOKENS, temperature=request.params.temperature, ignore_eos=True)
         self._finish([self._cold(replace(request, prompt=twice, params=params))])
 
+    def _check_open(self) -> None:
+        if self.closed:
+            raise OutriderError("this LLM is closed; make a new one")
+
     def _encode(self, prompt: Prompt) -> list[Token]:
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
         if not isinstance(prompt, Iterable):
             raise RequestError(f"a prompt is text, token ids or messages; got {short_repr(prompt)}")
         if len(prompt) > 0 and isinstance(prompt[0], Mapping):
-            return self.tokenizer.encode_chat(cast(Seq[Message], prompt))
+            messages = cast(Seq[Message], prompt)
+            check_roles(messages, lambda: self.tokenizer.template_text())
+            return self.tokenizer.encode_chat(messages)
         for token in prompt:
-            if not _is_id(token):
+            if not is_token_id(token):
                 raise RequestError(f"a prompt of token ids holds whole numbers, got {short_repr(token)}")
         return [int(cast(Token, token)) for token in prompt]
 
@@ -295,44 +332,67 @@ class LLM:
         """As ids, no more than a text can hold: every one of them is indexed before the first round."""
         return tuple(self.tokenizer.encode(prediction, special=False)[: self.loaded.target.context])
 
-    def _finish(self, requests: list[Request], watch: Callable[[Event], None] | None = None) -> list[Result]:
+    def _answer(
+        self, prompts: list[Any], single: bool, params: Params, progress: bool | None, options: dict[str, Any]
+    ) -> Result | list[Result]:
+        """Run prompts or conversations to their end, together."""
+        each = params_for(params, len(prompts))
+        requests = [self.request(*pair, **options) for pair in zip(prompts, each, strict=True)]
+        results = self._finish(requests, shown=is_shown(progress, len(prompts)))
+        return results[0] if single else results
+
+    def _finish(
+        self, requests: list[Request], watch: Callable[[Event], None] | None = None, *, shown: bool = False
+    ) -> list[Result]:
         """Run requests to their end, together. Whatever goes wrong, none is left behind."""
         submitted: list[list[int]] = []
+        line: ProgressLine | None = None
         try:
             for request in requests:
                 submitted.append(self._submit(request))  # noqa: PERF401 - what was submitted before an error is dropped
             seeds = {i: self.engine.live(i).seq.seed for ids in submitted for i in ids}
-            results = [[build_result(list(self._events(i, watch)), seeds[i]) for i in ids] for ids in submitted]
+            line = ProgressLine(len(seeds)) if shown else None
+            watchers = [each for each in (watch, line and line.add) if each is not None]
+            while any(self.engine.alive(i) for i in seeds):
+                for event in self._step():
+                    for each in watchers if event.seq_id in seeds else ():
+                        each(event)
+            results = [[build_result(self._inbox[i], seeds[i]) for i in ids] for ids in submitted]
         finally:
+            if line is not None:
+                line.close()
             self._drop([i for ids in submitted for i in ids])
         return [replace(first, others=tuple(others)) for first, *others in results]
+
+    def _step(self) -> list[Event]:
+        """Run one round; its events wait in the inbox, but for those of requests submitted to the engine directly."""
+        events = [event for event in self.engine.step() if event.seq_id in self._inbox]
+        for event in events:
+            self._inbox[event.seq_id].append(event)
+        return events
 
     def _submit(self, request: Request) -> list[int]:
         ids = self.engine.submit(request)
         self._inbox.update({seq_id: [] for seq_id in ids})
         return ids
 
-    def _events(self, seq_id: int, watch: Callable[[Event], None] | None = None) -> Iterator[Event]:
+    def _events(self, seq_id: int) -> Iterator[Event]:
         """One text's events to its end, moving every other text along; theirs wait in the inbox."""
         inbox = self._inbox[seq_id]
         while True:
             while not inbox:
                 if not self.engine.alive(seq_id):  # cancelled by another caller, who got its last event
                     return
-                for event in self.engine.step():
-                    if event.seq_id in self._inbox:  # else it was submitted to the engine directly
-                        self._inbox[event.seq_id].append(event)
+                self._step()
             event = inbox.pop(0)
-            if watch is not None:
-                watch(event)
             yield event
             if event.finish:
                 return
 
     def _drop(self, ids: list[int]) -> None:
         for seq_id in ids:
-            self.engine.cancel(seq_id)
-            del self._inbox[seq_id]
+            if self._inbox.pop(seq_id, None) is not None:  # else `close` did it
+                self.engine.cancel(seq_id)
 
     def _load_draft(self, model: str, *, device: str, dtype: str, quantize: str) -> LoadedModel:
         """Load a draft model for the target, with a cache that holds as many tokens."""

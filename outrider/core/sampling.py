@@ -27,6 +27,26 @@ MAX_STOP_CHARS = 1024
 MAX_SEED = (1 << 64) - 1
 MAX_BIAS = 1e9  # decides any choice, and float32 logits that have it added stay finite
 
+OTHER_NAMES = {
+    "max_new_tokens": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "max_length": "max_tokens",
+    "n_predict": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "num_return_sequences": "n",
+    "best_of": "n",
+    "temp": "temperature",
+    "do_sample": "temperature",
+    "typical": "typical_p",
+    "repeat_penalty": "repetition_penalty",
+    "stop_strings": "stop",
+    "bad_words_ids": "banned_token_ids",
+    "eos_token_id": "stop_token_ids",
+    "top_logprobs": "logprobs",
+    "random_seed": "seed",
+}
+"""Names that other engines have for fields of SamplingParams."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
@@ -72,6 +92,12 @@ class SamplingParams:
     """Report the log-probability of each token and of this many alternatives; None reports none."""
     logits_processors: tuple[LogitsProcessor, ...] = ()
     """Called as f(tokens so far, logits [vocab]) -> logits, at every position."""
+
+    def __new__(cls, *args: object, **given: object) -> SamplingParams:
+        """Refuse the names that other engines use; `__init__` refuses all others."""
+        for name in given.keys() & OTHER_NAMES:
+            raise RequestError(f"SamplingParams has no {name}; it is called {OTHER_NAMES[name]} here")
+        return object.__new__(cls)
 
     def __post_init__(self) -> None:
         for name in ("stop", "stop_token_ids", "banned_token_ids", "allowed_token_ids", "logits_processors"):

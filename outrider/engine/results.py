@@ -13,8 +13,16 @@ from outrider.core.sequence import FinishReason
 from outrider.engine.events import Event
 from outrider.engine.stats import Stats
 
+SHADES = {  # translucent, so that text keeps the colour of its theme, dark or light
+    "accepted": "rgba(46,160,67,.35)",
+    "recovered": "rgba(219,140,20,.40)",
+    "bonus": "rgba(56,139,253,.35)",
+    "plain": "transparent",
+}
+REPR_CHARS = 60
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Result:
     """One finished text and how it came about."""
 
@@ -47,23 +55,31 @@ class Result:
             "others": [other.as_dict() for other in self.others],
         }
 
+    @property
+    def token_ids(self) -> tuple[Token, ...]:
+        """The same as `tokens`, by the name other engines have for it."""
+        return self.tokens
+
+    def __repr__(self) -> str:
+        text = self.text if len(self.text) <= REPR_CHARS else f"{self.text[:REPR_CHARS]}..."
+        error = f" ({self.error})" if self.error else ""
+        more = f", {len(self.others)} others" if self.others else ""
+        return (
+            f"<Result: {text!r}, {len(self.tokens)} tokens, {self.finish_reason}{error}, τ {self.stats.tau:.2f}{more}>"
+        )
+
     def _repr_html_(self) -> str:
-        """The text with accepted drafts shaded, and the figures; for notebooks."""
-        shade = {"accepted": "#c7f0d2", "recovered": "#ffe1b8", "bonus": "#d6e4ff", "plain": "transparent"}
+        """The text, each token shaded by where it came from, and the main figures; for notebooks."""
         spans = "".join(
-            f'<span style="background:{shade[p.origin]};color:#111" title="{p.origin} {p.drafter}">'
+            f'<span style="background:{SHADES[p.origin]}" title="{html.escape(f"{p.origin} {p.drafter}")}">'
             f"{html.escape(t)}</span>"
             for t, p in zip(self.pieces, self.provenance, strict=True)
         )
-        tally = self.stats.all
-        return (
-            f'<div style="white-space:pre-wrap">{spans}</div><small>{self.stats.tokens} tokens, {tally.rounds} passes, '
-            f"α {tally.alpha:.2f}, γ {tally.gamma:.1f}, τ {tally.tau:.2f}, "
-            f"{self.stats.decode_tokens_per_second:.0f} tok/s</small>"
-        )
+        rest = html.escape(self.text[sum(map(len, self.pieces)) :])
+        return f'<div style="white-space:pre-wrap">{spans}{rest}</div><small>{self.stats.summary()}</small>'
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Comparison:
     """The same request, plain and speculative, one after the other in one run."""
 
@@ -87,6 +103,20 @@ class Comparison:
     def speedup(self) -> float:
         plain = self.plain.stats.decode_tokens_per_second
         return self.speculative.stats.decode_tokens_per_second / plain if plain else 0.0
+
+    def __repr__(self) -> str:
+        return f"<Comparison: {self._verdict()}>"
+
+    def _repr_html_(self) -> str:
+        """The speculative text as its own HTML, and both runs' figures; for notebooks."""
+        runs = {"plain": self.plain, "speculative": self.speculative}
+        rows = "".join(f"<tr><td>{name}</td><td>{run.stats.summary()}</td></tr>" for name, run in runs.items())
+        return f"{self.speculative._repr_html_()}<table>{rows}</table><b>{self._verdict()}</b>"
+
+    def _verdict(self) -> str:
+        where = self.first_difference
+        same = "identical" if where is None else f"first difference at token {where}"
+        return f"{same}, speed-up {self.speedup:.2f}x"
 
 
 def build_result(events: list[Event], seed: int, others: tuple[Result, ...] = ()) -> Result:

@@ -121,7 +121,7 @@ class Times:
 _SUMS = ("prompt_tokens", "shared_tokens", "tokens", "passes", "preemptions", "draft_failures", "first_tokens")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Stats:
     """The figures of one request, or of all that have finished."""
 
@@ -180,6 +180,27 @@ class Stats:
     def decode_tokens_per_second(self) -> float:
         """Tokens after the first round that had any, over the time since."""
         return _ratio(self.tokens - self.first_tokens, self.ended - self.first)
+
+    @property
+    def alpha(self) -> float:
+        """α of all drafters; see the top of this file, also for γ and τ."""
+        return self.all.alpha
+
+    @property
+    def gamma(self) -> float:
+        return self.all.gamma
+
+    @property
+    def tau(self) -> float:
+        return self.all.tau
+
+    def summary(self) -> str:
+        """The main figures in one line."""
+        drafts = f"α {self.alpha:.2f}, γ {self.gamma:.1f}, τ {self.tau:.2f}"
+        return f"{self.tokens} tokens, {self.passes} passes, {drafts}, {self.decode_tokens_per_second:.1f} tok/s"
+
+    def __repr__(self) -> str:
+        return f"<Stats: {self.summary()}>"
 
     def as_dict(self) -> dict[str, Any]:
         return {

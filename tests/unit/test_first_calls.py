@@ -31,6 +31,9 @@ class Told(ByteTokenizer):
         self.chats.append(messages)
         return [1, 2, 3]
 
+    def template_text(self) -> str:
+        return "{{ message.role }}"
+
     @property
     def eos_ids(self) -> tuple[int, ...]:
         return ()
@@ -44,19 +47,17 @@ def llm(drafter: str = "suffix", **target: Any) -> LLM:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (
-            lambda it: it.generate("hi", max_tokens=3),
-            ["max_tokens is a way of sampling", "SamplingParams(max_tokens=3)"],
-        ),
-        (lambda it: it.chat([{"role": "user", "content": "hi"}], temperature=1), ["SamplingParams(temperature=1)"]),
+        (lambda it: it.generate("hi", max_new_tokens=3), ["no option 'max_new_tokens'", "did you mean max_tokens?"]),
+        (lambda it: it.chat([{"role": "user", "content": "hi"}], temp=1), ["did you mean temperature?"]),
+        (lambda it: it.chat([{"role": "usr", "content": "hi"}]), ["message 0", "did you mean 'user'?"]),
         (lambda it: it.generate("hi", predction="x"), ["no option 'predction'", "prediction"]),
         (lambda it: it.generate([{"role": "user", "content": "hi"}]), ["chat answers messages"]),
         (lambda it: it.chat({"role": "user", "content": "hi"}), ["a list of messages"]),
-        (lambda it: it.chat(["hi"]), ["a list of messages"]),
-        (lambda it: it.generate("hi", {"max_tokens": 3}), ["one SamplingParams for all prompts"]),
-        (lambda it: it.generate(["a", "b"], [SHORT, SHORT]), ["one SamplingParams for all prompts"]),
-        (lambda it: it.compare("hi", {"max_tokens": 3}), ["one SamplingParams"]),
-        (lambda it: list(it.stream("hi", max_tokens=3)), ["SamplingParams(max_tokens=3)"]),
+        (lambda it: it.chat([3]), ["a list of messages"]),
+        (lambda it: it.generate("hi", {"max_tokens": 3}), ["SamplingParams, or a list of them"]),
+        (lambda it: it.generate(["a", "b"], [SHORT]), ["1 SamplingParams for 2 prompts"]),
+        (lambda it: it.compare("hi", {"max_tokens": 3}), ["SamplingParams, or a list of them"]),
+        (lambda it: list(it.stream("hi", max_new_tokens=3)), ["did you mean max_tokens?"]),
         (lambda it: it.generate(3), ["a prompt is text or token ids", "3"]),
         (lambda it: it.generate(None), ["a prompt is text or token ids", "None"]),
         (lambda it: it.generate("hi", SHORT, prediction="there"), ["'suffix'", "'suffix+prediction'"]),

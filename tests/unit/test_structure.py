@@ -26,17 +26,18 @@ KNOWS: dict[str, set[str]] = {
     "drafters": {"core", "models", "runners", "verify"},
     "testing": {"core", "drafters", "kvcache", "models", "runners"},
     "engine": {"core", "drafters", "runners", "verify"},
-    "llm": {"core", "drafters", "engine", "grammar", "loading", "verify"},
+    "llm": {"core", "drafters", "engine", "grammar", "loading", "models", "verify"},
     "bench": {"core", "drafters", "engine", "llm", "loading", "models", "runners", "testing"},
     "server": {"core", "engine", "grammar", "llm"},
+    "async_llm": {"core", "engine", "llm", "loading", "models", "server"},
     "cli": {"bench", "checkpoints", "core", "drafters", "engine", "grammar", "llm", "loading", "server", "testing"},
 }
 # Files that ask foreign objects for what they have, which differs between versions or platforms.
 FOREIGN = {
     "bench/profile.py": "the profiler's events",
     "cli/usage.py": "errors of the command line's parser",
+    "engine/arguments.py": "arrays of any library",
     "grammar/vocabulary.py": "tokenizers of other libraries",
-    "llm.py": "arrays of any library",
     "models/tokenizer.py": "tokenizers of Transformers",
     "runners/fallback.py": "configurations of Transformers",
     "runners/paged_model.py": "the platform's mmap",
