@@ -14,7 +14,7 @@ from outrider.server.http.auth import ApiKeys, AuthMiddleware
 from outrider.server.http.errors import add_error_handlers
 from outrider.server.http.limits import BodyLimit, ConcurrencyLimit, HeaderLimit, HostCheck, HttpLimits, check_origins
 from outrider.server.http.request_middleware import RequestMiddleware
-from outrider.server.openai.request_schema import MAX_TOKEN_ID
+from outrider.server.openai.field_types import MAX_TOKEN_ID
 from outrider.server.ops.metrics import MetricsCollector
 from outrider.server.ops.prometheus import PROMETHEUS_TEXT, PrometheusExporter
 from outrider.server.ops.request_record import record_body

@@ -12,8 +12,8 @@ from outrider import __version__
 from outrider.server.http.body import StrictRoute
 from outrider.server.http.errors import APIError
 from outrider.server.openai import response_schema
+from outrider.server.openai.chat_prompt import chat_prompt
 from outrider.server.openai.request_schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from outrider.server.openai.translate import template_message
 from outrider.server.service import Service
 
 ERROR_DESCRIPTIONS = {
@@ -130,11 +130,11 @@ def _tokenize(service: Service, body: TokenizeRequest) -> dict[str, Any]:
     if (body.prompt is None) == (body.messages is None):
         raise APIError(400, "send either prompt or messages", param="prompt")
     if body.prompt is not None:
-        tokens = tokenizer.encode(body.prompt, special=body.add_special_tokens is not False)
+        allow = service.settings.allow_special_tokens != "none"
+        tokens = tokenizer.encode(body.prompt, special=body.add_special_tokens is not False, allow_special_tokens=allow)
     else:  # the template writes its own special tokens; more are added only on request
-        messages = [template_message(message) for message in body.messages or ()]
-        text = tokenizer.chat(messages, add_generation_prompt=body.add_generation_prompt is not False)
-        tokens = tokenizer.encode(text, special=body.add_special_tokens is True)
+        rendered = chat_prompt(body, tokenizer, allow_special_tokens=service.settings.allow_special_tokens == "all")
+        tokens = tokenizer.encode_rendered(rendered, special=body.add_special_tokens is True)
     out: dict[str, Any] = {
         "count": len(tokens),
         "max_model_len": engine.facts.context,

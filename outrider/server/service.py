@@ -22,15 +22,13 @@ from outrider.server.http.disconnect import ClientDisconnected, cancel_on_discon
 from outrider.server.http.errors import APIError
 from outrider.server.openai.chat_response import ChatResponseBuilder
 from outrider.server.openai.completion_response import CompletionResponseBuilder, EchoedPrompt
+from outrider.server.openai.ignored_fields import REFUSED_FIELDS, ignored_fields, refused_field
 from outrider.server.openai.request_schema import (
-    REFUSED_FIELDS,
     ChatRequest,
     CompletionFields,
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
-    ignored_fields,
-    refused_field,
 )
 from outrider.server.openai.response_builder import ChoiceBuffer, ResponseBuilder, ResponseMeta, ResponseOptions
 from outrider.server.openai.responses import json_response, stream_response
@@ -41,7 +39,13 @@ from outrider.server.openai.structured_output import (
     needs_structured_output,
 )
 from outrider.server.openai.token_texts import TokenTexts
-from outrider.server.openai.translate import TranslatedRequest, count_sequences, translate_chat, translate_completion
+from outrider.server.openai.translate import (
+    TranslatedRequest,
+    callable_tools,
+    count_sequences,
+    translate_chat,
+    translate_completion,
+)
 from outrider.server.ops.request_record import CLIENT_CLOSED_REQUEST, CURRENT_RECORD
 from outrider.server.queue.engine_thread import EngineThread
 from outrider.server.queue.fair_queue import FairThreadPool
@@ -110,7 +114,8 @@ class Service:
         try:
             with self.engine_thread.reserve(count_sequences(body), client):
                 engine = self.engine_thread.engine
-                translating = self.tokenize_pool.run(client, lambda: translate_completion(body, engine, salt))
+                allow = self.settings.allow_special_tokens != "none"
+                translating = self.tokenize_pool.run(client, lambda: translate_completion(body, engine, salt, allow))
                 translated = await context.run(translating)
             echoes = await self._echoes(body, context, translated) if body.echo else []
         except ClientDisconnected:
@@ -155,10 +160,12 @@ class Service:
     async def _translate(self, body: ChatRequest, client: str, salt: str) -> tuple[StructuredOutput, TranslatedRequest]:
         engine, structured = self.engine_thread.engine, UNCONSTRAINED
         if needs_structured_output(body):
-            compiling = self.compile_pool.run(client, lambda: compile_structured_output(body, engine.tokenizer))
+            asked = callable_tools(body)
+            compiling = self.compile_pool.run(client, lambda: compile_structured_output(asked, engine.tokenizer))
             structured = await compiling
         constraint = structured.constraint
-        translating = self.tokenize_pool.run(client, lambda: translate_chat(body, engine, salt, constraint))
+        allow = self.settings.allow_special_tokens == "all"
+        translating = self.tokenize_pool.run(client, lambda: translate_chat(body, engine, salt, constraint, allow))
         return structured, await translating
 
     async def _respond(

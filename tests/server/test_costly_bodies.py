@@ -20,7 +20,8 @@ from outrider.core.outputs import TokenLogprob
 from outrider.engine.request import CheckedRequest, Request
 from outrider.models.tokenizer import Tokenizer
 from outrider.server.openai import completion_response, length_bounds, responses, translate
-from outrider.server.openai.request_schema import ChatRequest, CompletionRequest, DetokenizeRequest, ExtensibleModel
+from outrider.server.openai.field_types import ExtensibleModel
+from outrider.server.openai.request_schema import ChatRequest, CompletionRequest, DetokenizeRequest
 from outrider.server.openai.response_builder import ResponseMeta, ResponseOptions
 from outrider.server.openai.token_texts import TokenTexts, byte_alphabet
 from outrider.server.queue.jobs import Job, JobOwner

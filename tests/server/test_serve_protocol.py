@@ -11,8 +11,8 @@ from server_world import END, Running, ToyWriter, chunks_of, make_llm, make_toke
 
 from outrider.core.sampling import SamplingParams
 from outrider.server.openai import response_schema
+from outrider.server.openai.chat_prompt import template_message
 from outrider.server.openai.request_schema import ChatRequest, MessageParam
-from outrider.server.openai.translate import template_message
 
 TOKENIZER = make_tokenizer()
 PROMPT = "tell me of the sea"
@@ -245,7 +245,8 @@ def test_the_figures_add_up(served: Running):
     assert sum(told["acceptance_histogram"]) == told["num_spec_steps"] > 0
     assert sum(i * n for i, n in enumerate(told["acceptance_histogram"])) == told["num_accepted_draft_tokens"]
     assert sum(told["num_accepted_tokens_per_pos"]) == told["num_accepted_draft_tokens"]
-    assert told["mean_acceptance_length"] == pytest.approx(1 + told["num_accepted_draft_tokens"] / told["num_spec_steps"])
+    mean = 1 + told["num_accepted_draft_tokens"] / told["num_spec_steps"]
+    assert told["mean_acceptance_length"] == pytest.approx(mean)
 
 
 def test_whole_answers_are_as_the_document_says(served: Running):
@@ -296,6 +297,111 @@ def test_a_tool_call_whole_and_streamed(served: Running):
             arguments += "".join(each["function"]["arguments"] for each in told["delta"].get("tool_calls", ()))
     assert arguments == call["function"]["arguments"]
     assert reasons[-1] == "tool_calls"
+
+
+def look_tools(*names: str) -> list[dict[str, Any]]:
+    parameters = {"type": "object", "properties": {"at": {"enum": ["sea", "sky"]}}, "required": ["at"]}
+    parameters["additionalProperties"] = False
+    return [{"type": "function", "function": {"name": name, "parameters": parameters}} for name in names]
+
+
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+def test_of_the_tools_only_the_allowed_ones_are_called(served: Running):
+    body = {"messages": MESSAGES, "tools": look_tools("look", "listen", "smell"), "max_tokens": 120}
+    called = {
+        call["function"]["name"]
+        for seed in range(6)
+        for call in served.post(
+            "/v1/chat/completions", **body, seed=seed, tool_choice=allowed("required", "look", "smell")
+        ).json()["choices"][0]["message"]["tool_calls"]
+    }
+    assert called == {"look", "smell"}
+    auto = served.post("/v1/chat/completions", **body, seed=1, tool_choice=allowed("auto", "smell"))
+    assert auto.status_code == 200
+    everything = served.post("/v1/chat/completions", **body, seed=1, tool_choice="auto").json()
+    assert auto.json()["usage"]["prompt_tokens"] == everything["usage"]["prompt_tokens"]  # all are shown
+
+
+@pytest.mark.parametrize("tools", [look_tools("look"), None])
+def test_a_tool_that_is_allowed_and_not_there_is_named(served: Running, tools: Any):
+    body = {"messages": MESSAGES, "tools": tools, "tool_choice": allowed("auto", "touch")}
+    error = served.post("/v1/chat/completions", **body).json()["error"]
+    assert error["param"] == "tool_choice"
+    assert "touch" in error["message"]
+
+
+@pytest.mark.parametrize("parts", [False, True])
+@pytest.mark.parametrize("begun", ["the se", "the se ", "", "<|start|>assistant"])
+def test_a_final_message_goes_on_where_it_stops(served: Running, begun: str, parts: bool):
+    content = [{"type": "text", "text": "so"}, {"type": "text", "text": begun}] if parts else begun
+    messages = [*MESSAGES, {"role": "assistant", "content": content}]
+    prompt = TOKENIZER.chat(MESSAGES) + ("so\n" if parts else "") + begun
+    body = {"messages": messages, "continue_final_message": True}
+    assert served.post("/tokenize", **body).json()["tokens"] == TOKENIZER.encode(prompt, special=False)
+    result = offline(TOKENIZER.encode(prompt, special=False), {"seed": 3})
+    answer = served.post("/v1/chat/completions", **body, seed=3, max_tokens=24, add_generation_prompt=False).json()
+    assert answer["choices"][0]["message"]["content"] == result.text
+    assert answer["usage"]["prompt_tokens"] == len(TOKENIZER.encode(prompt, special=False))
+
+
+def test_without_a_generation_prompt_the_template_begins_no_message(served: Running):
+    prompt = TOKENIZER.encode_chat(MESSAGES, add_generation_prompt=False)
+    answer = served.post("/v1/chat/completions", messages=MESSAGES, add_generation_prompt=False, seed=3, max_tokens=9)
+    assert answer.json()["usage"]["prompt_tokens"] == len(prompt)
+    assert answer.json()["choices"][0]["message"]["content"] == offline(prompt, {"seed": 3, "max_tokens": 9}).text
+    assert "x-outrider-ignored" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    ("last", "more", "says"),
+    [
+        ({"content": "the"}, {"add_generation_prompt": True}, "add_generation_prompt"),
+        ({"content": []}, {}, "must have text"),
+        ({"tool_calls": [{"function": {"name": "look", "arguments": "{}"}}]}, {}, "must have text"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+def test_a_final_message_that_cannot_go_on(served: Running, path: str, last: Any, more: Any, says: str):
+    messages = [*MESSAGES, {"role": "assistant"} | last]
+    answer = served.post(path, messages=messages, continue_final_message=True, **more)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "continue_final_message"
+    assert says in answer.json()["error"]["message"]
+
+
+WHOLE_FIELDS = ("max_tokens", "n", "seed", "top_k", "min_tokens", "logprobs", "best_of")
+
+
+def test_a_whole_number_may_be_written_with_a_point(served: Running):
+    body: dict[str, Any] = {"prompt": [97, 98], "max_tokens": 5, "n": 1, "seed": 7, "top_k": 9, "min_tokens": 2}
+    body |= {"logprobs": 1, "best_of": 1, "stop_token_ids": [99], "speculation": {"max_tokens": 3}}
+    with_points = body | {name: float(body[name]) for name in WHOLE_FIELDS}
+    with_points |= {"prompt": [97.0, 98], "stop_token_ids": [99.0], "speculation": {"max_tokens": 3.0}}
+    wanted, got = (served.post("/v1/completions", **each) for each in (body, with_points))
+    assert got.status_code == 200, got.text
+    assert got.json()["choices"] == wanted.json()["choices"]
+    chat = served.post("/v1/chat/completions", messages=MESSAGES, max_completion_tokens=5.0, ignore_eos=True)
+    assert chat.json()["usage"]["completion_tokens"] == 5
+    assert served.post("/detokenize", tokens=[97.0, 98.0]).json() == {"prompt": "ab"}
+    for name in WHOLE_FIELDS:
+        assert served.post("/v1/completions", **body | {name: 1.5}).json()["error"]["param"] == name
+        assert served.post("/v1/completions", **body | {name: "1"}).json()["error"]["param"] == name
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_image", "input_audio", "file", "video_url"])
+def test_a_part_that_is_no_text_is_named_with_what_works(served: Running, kind: str):
+    parts = [{"type": "text", "text": "what is this?"}, {"type": kind, kind: {"url": "http://127.0.0.1:1/a.png"}}]
+    error = served.post("/v1/chat/completions", messages=[*MESSAGES, {"role": "user", "content": parts}]).json()[
+        "error"
+    ]
+    assert error["param"] == "messages.2"
+    assert error["message"] == (
+        f"messages.2: the model reads text alone, and no part of type '{kind}'; send parts of type text"
+    )
 
 
 def test_the_fingerprint_names_the_set_up(served: Running, serve):

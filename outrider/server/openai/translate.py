@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from outrider.core.errors import RequestError
@@ -11,15 +12,15 @@ from outrider.core.sampling import MAX_SEED, SamplingParams, Token, derive_seeds
 from outrider.core.sequence import Constraint
 from outrider.engine.client import EngineClient, EngineFacts
 from outrider.engine.request import CheckedRequest, Request
-from outrider.server.http.body import parse_json
 from outrider.server.http.errors import APIError
+from outrider.server.openai.chat_prompt import chat_prompt
+from outrider.server.openai.field_types import Content
 from outrider.server.openai.length_bounds import min_token_count
 from outrider.server.openai.request_schema import (
+    AllowedToolsChoice,
     ChatRequest,
     CompletionFields,
     CompletionRequest,
-    Content,
-    MessageParam,
     SpeculationOptions,
 )
 
@@ -60,21 +61,43 @@ class TranslatedRequest:
 
 
 def translate_chat(
-    body: ChatRequest, engine: EngineClient, salt: str, constraint: Constraint | None = None
+    body: ChatRequest,
+    engine: EngineClient,
+    salt: str,
+    constraint: Constraint | None = None,
+    allow_special_tokens: bool = False,
 ) -> TranslatedRequest:
-    """RequestError or APIError where it cannot be served."""
+    """RequestError or APIError where it cannot be served. Special tokens in messages are text unless allowed."""
     if body.top_logprobs is not None and not body.logprobs:
         raise APIError(400, "top_logprobs needs logprobs: true", param="top_logprobs", code="invalid_value")
     tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
-    messages = [template_message(message) for message in body.messages]
-    text = engine.tokenizer.chat(messages, tools=None if body.tool_choice == "none" else tools or None)
-    _check_length(text, engine, "messages")
-    prompt = tuple(engine.tokenizer.encode(text, special=False))
+    listed = None if body.tool_choice == "none" else tools or None
+    rendered = chat_prompt(body, engine.tokenizer, listed, allow_special_tokens=allow_special_tokens)
+    _check_length(rendered.text, engine, "messages")
+    prompt = tuple(engine.tokenizer.encode_rendered(rendered))
     room = _max_new_tokens(prompt, engine.facts, "messages")
     max_tokens = min(body.max_completion_tokens or room, body.max_tokens or room)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     request = _base_request(body, sampling_params(body, min(max_tokens, room), logprobs), engine, salt)
     return _validated(replace(request, constraint=constraint), [prompt], engine)
+
+
+def callable_tools(body: ChatRequest) -> ChatRequest:
+    """The request with those of its tools that `allowed_tools` names, for its constraint: the prompt lists all."""
+    choice = body.tool_choice
+    if not isinstance(choice, AllowedToolsChoice):
+        return body
+    names = {tool.function.name for tool in choice.allowed_tools.tools}
+    tools = [tool for tool in body.tools or () if tool.function.name in names]
+    unknown = sorted(names - {tool.function.name for tool in tools})
+    if unknown:
+        raise APIError(
+            400,
+            f"tool_choice allows {unknown[0]!r}, which is none of the tools; name those that the request has",
+            param="tool_choice",
+            code="invalid_value",
+        )
+    return body.model_copy(update={"tools": tools, "tool_choice": choice.allowed_tools.mode})
 
 
 def count_sequences(body: CompletionRequest) -> int:
@@ -86,7 +109,9 @@ def count_sequences(body: CompletionRequest) -> int:
     return prompts * n
 
 
-def translate_completion(body: CompletionRequest, engine: EngineClient, salt: str) -> TranslatedRequest:
+def translate_completion(
+    body: CompletionRequest, engine: EngineClient, salt: str, allow_special_tokens: bool = True
+) -> TranslatedRequest:
     """RequestError or APIError where it cannot be served. With max_tokens 0 there are no requests."""
     n = body.n or 1
     if body.best_of not in (None, n):
@@ -96,7 +121,7 @@ def translate_completion(body: CompletionRequest, engine: EngineClient, salt: st
     max_tokens = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     if max_tokens == 0:
         _check_echo_only(body, n)
-    prompts = _completion_prompts(body, engine)
+    prompts = _completion_prompts(body, engine, allow_special_tokens)
     room = max(_max_new_tokens(prompt, engine.facts, "prompt") for prompt in prompts)
     if body.echo:
         _check_echo_size(sum(map(len, prompts)), n, body.logprobs or 0)
@@ -106,13 +131,16 @@ def translate_completion(body: CompletionRequest, engine: EngineClient, salt: st
     return translated if max_tokens else replace(translated, requests=())
 
 
-def _completion_prompts(body: CompletionRequest, engine: EngineClient) -> list[tuple[Token, ...]]:
+def _completion_prompts(
+    body: CompletionRequest, engine: EngineClient, allow_special_tokens: bool
+) -> list[tuple[Token, ...]]:
     """The prompts as token ids: one or several, each text or ids."""
     given: Any = [body.prompt] if isinstance(body.prompt, str) or isinstance(body.prompt[0], int) else body.prompt
     for each in given:
         if isinstance(each, str):
             _check_length(each, engine, "prompt")
-    return [tuple(engine.tokenizer.encode(each)) if isinstance(each, str) else tuple(each) for each in given]
+    encode = partial(engine.tokenizer.encode, allow_special_tokens=allow_special_tokens)
+    return [tuple(encode(each)) if isinstance(each, str) else tuple(each) for each in given]
 
 
 def _check_echo_only(body: CompletionRequest, n: int) -> None:
@@ -175,27 +203,6 @@ def _too_long(limit: int, tokens: str, param: str) -> APIError:
         code="context_length_exceeded",
         param=param,
     )
-
-
-def template_message(message: MessageParam) -> dict[str, Any]:
-    """A message as chat templates expect it. `developer` is OpenAI's newer name for `system`."""
-    given = message.model_dump(exclude_none=True)
-    if message.role == "developer":
-        given["role"] = "system"
-    for call in given.get("tool_calls", ()):
-        call["function"]["arguments"] = _as_object(call["function"]["arguments"])
-    if message.content is None and not message.tool_calls:
-        raise APIError(400, "a message has no content; send a string, an empty one at least", param="messages")
-    return given
-
-
-def _as_object(arguments: str) -> Any:
-    """A call's arguments as an object, which templates write out as JSON themselves; unchanged where it is none."""
-    try:
-        value = parse_json(arguments.encode())
-    except APIError:
-        return arguments
-    return value if isinstance(value, dict) else arguments
 
 
 def _joined(content: Content) -> str:
