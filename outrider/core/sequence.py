@@ -62,6 +62,7 @@ class Sequence:
     prompt_len: int
     params: SamplingParams
     seed: int
+    """Of the noise in mode `seeded`."""
     stop_ids: frozenset[Token] = frozenset()
     limit: int = MAX_TOKENS
     """Max tokens in all, prompt included."""
@@ -79,6 +80,13 @@ class Sequence:
     finish: FinishReason | None = None
     stop_reason: Token | str | None = None
     """The stop id or string that ended the text, where one did."""
+    nonce: int = 0
+    """Differs between the sequences of an engine, even of the same seed: see `draw_seed`."""
+
+    @property
+    def draw_seed(self) -> int:
+        """Of the draws in mode `distribution`: independent of all earlier sequences, whatever drafts come from them."""
+        return self.seed ^ self.nonce
 
     @property
     def generated(self) -> int:

@@ -61,11 +61,19 @@ class BeamSearch:
         children: list[BeamNode] = []
         for parent in frontier:
             row, path = logits[parent + 1], tuple(draft.tokens[n] for n in draft.path(parent))
-            top, probs = draft_top(row, seq, path, self.beams, self.mode)
+            top, probs = draft_top(row, seq, path, self._branching(parent), self.mode)
             so_far = tree[parent].path_prob if parent >= 0 else 1.0
             each = token_probs(row.expand(len(top), -1), top)
             children += [BeamNode(token, parent, so_far * p, probs) for token, p in zip(top, each, strict=True)]
         return children
+
+    def _branching(self, parent: int) -> int:
+        """Most children of a node.
+
+        In mode `distribution`, where none may be left out afterwards, only the text's last token has several:
+        `beams` times `beams` nodes would not fit a level's share.
+        """
+        return 1 if self.mode == "distribution" and parent >= 0 else self.beams
 
     def _fitting(self, level: list[BeamNode], room: int) -> list[BeamNode]:
         """What is kept of a level.

@@ -20,7 +20,7 @@ Prompt = str | Seq[Token] | Seq[Message]
 Params = SamplingParams | Seq[SamplingParams] | None
 """One for all prompts, or one for each; None takes the defaults."""
 
-CALL_OPTIONS = ("prediction", "max_draft", "salt", "response_format", "constraint")
+CALL_OPTIONS = ("prediction", "max_draft", "salt", "response_format", "constraint", "allow_special_tokens")
 SAMPLING_FIELDS = tuple(f.name for f in fields(SamplingParams))
 ROLES = ("system", "developer", "user", "assistant", "tool")
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from outrider.core.outputs import TokenLogprob
+from outrider.core.prompt import RenderedChat
 from outrider.core.sampling import Token
 from outrider.engine.events import Event
 from outrider.engine.request import CheckedRequest, Request
@@ -55,12 +56,21 @@ class EngineFacts:
 class EngineTokenizer(Detokenizer, Protocol):
     """The tokenizer of an engine's model. Any thread may call it."""
 
-    def encode(self, text: str, *, special: bool = True) -> list[Token]: ...
+    def encode(self, text: str, *, special: bool = True, allow_special_tokens: bool = True) -> list[Token]: ...
+    def encode_rendered(self, chat: RenderedChat, *, special: bool = False) -> list[Token]: ...
     def decode_all(self, ids: Seq[Token]) -> str: ...
     def token_text(self, token: Token) -> str: ...
     def id_to_token(self, token: Token) -> str | None: ...
     def to_json(self) -> str: ...
-    def chat(self, messages: Seq[Any], /, *, add_generation_prompt: bool = True, tools: Any = None) -> str: ...
+    def render_chat(
+        self,
+        messages: Seq[Any],
+        /,
+        *,
+        add_generation_prompt: bool = True,
+        tools: Any = None,
+        allow_special_tokens: bool = False,
+    ) -> RenderedChat: ...
 
 
 class PromptScoring(Protocol):

@@ -15,7 +15,7 @@ from outrider.core.sequence import Sequence, Span
 from outrider.drafters.base import Drafter, RoundView, TargetPass
 from outrider.engine.drafting import Drafting
 from outrider.engine.events import Event, Live, Outcome, describe, extend, logprobs_of
-from outrider.engine.request import CheckedRequest, EngineLimits, Request, validate_request
+from outrider.engine.request import CheckedRequest, EngineLimits, Request, draw_nonce, validate_request
 from outrider.engine.round import InFlightRound, spans_of
 from outrider.engine.scheduler import ScheduledSequence, Scheduler
 from outrider.engine.stats import Stats, Times
@@ -186,12 +186,14 @@ class Engine:
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_ids)
         ids: list[int] = []
         for seed in derive_seeds(params):
+            number = next(self._ids)
             seq = Sequence(
-                id=next(self._ids),
+                id=number,
                 tokens=list(request.prompt),
                 prompt_len=len(request.prompt),
                 params=params,
                 seed=seed,
+                nonce=draw_nonce(number, request),
                 stop_ids=stop_ids,
                 limit=limit,
                 prediction=request.prediction,

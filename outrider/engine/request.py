@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
+from array import array
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 from outrider.core.errors import RequestError
 from outrider.core.sampling import MAX_BATCH, MAX_TOKENS, SamplingParams, Token, check_int, check_token_ids, is_int
@@ -70,3 +73,16 @@ def validate_request(request: Request, target: Runner) -> CheckedRequest:
     if request.constraint is not None and (request.constraint.problem or request.constraint.done):
         raise RequestError(request.constraint.problem or "the constraint allows nothing but the empty text")
     return CheckedRequest(request, min(length + request.params.max_tokens, room))
+
+
+def draw_nonce(number: int, request: Request) -> int:
+    """What makes the draws of a sequence, in mode `distribution`, independent of whatever its drafts come from.
+
+    Drafts come from earlier answers of this engine, whose numbers differ, and from the prompt, which holds no answer
+    that was written after that very prompt. A prediction may be an answer to this very request: then the nonce is
+    random, and the seed alone does not determine the text.
+    """
+    if request.prediction:
+        return secrets.randbits(64)
+    digest = blake2b(array("q", (number, *request.prompt)).tobytes(), digest_size=8)
+    return int.from_bytes(digest.digest(), "little")

@@ -50,9 +50,20 @@ class HeadRunner:
     """
 
     def __init__(
-        self, model: PagedModel, head: Head, draft: DraftFunction, *, max_accepted: int, graph_pool: Any = None
+        self,
+        model: PagedModel,
+        head: Head,
+        draft: DraftFunction,
+        *,
+        max_accepted: int,
+        sampled: bool = False,
+        graph_pool: Any = None,
     ) -> None:
-        """max_accepted: draft tokens that one round can accept. graph_pool: where to capture; None: nothing is."""
+        """max_accepted: draft tokens that one round can accept. sampled: mode `distribution`.
+
+        graph_pool: where to capture; None: nothing is captured.
+        """
+        self.sampled = sampled
         self.model, self.head, self.draft_function, self.graph_pool = model, head, draft, graph_pool
         caches = model.add_layers(head.layers, head.kv_heads, head.head_dim)
         self.layers = AttentionLayers(caches, [0] * head.layers, head.scale)
@@ -144,7 +155,7 @@ class HeadBatch:
         device, width = model.device, runner.width
         self._inputs = PinnedInputs(5 * batch, device)
         self.table_ids, self.lengths, self.last, self.seeds, temperatures = self._inputs.ints.split(batch)
-        """lengths: tokens of each text. last: its last token. seeds and temperatures: of its request."""
+        """lengths: tokens of each text. last: its last token. seeds: of its noise. temperatures: of its request."""
         self.temperatures = temperatures.view(torch.float64)
         self._tokens = torch.zeros(batch, width, dtype=torch.int64, device=device)
         self._accepted = torch.zeros(batch, dtype=torch.int64, device=device)
@@ -188,7 +199,8 @@ class HeadBatch:
     def draft(self, table_ids: Seq[int], seqs: Seq[Sequence], state: DeviceState | None) -> HeadDraft:
         count = len(seqs)
         lengths, last = [len(seq.tokens) for seq in seqs], [seq.tokens[-1] for seq in seqs]
-        seeds = np.array([seq.seed for seq in seqs], dtype=np.uint64).view(np.int64)
+        own = [seq.draw_seed if self.runner.sampled else seq.seed for seq in seqs]
+        seeds = np.array(own, dtype=np.uint64).view(np.int64)
         temperatures = np.array([seq.params.temperature for seq in seqs], dtype=np.float64).view(np.int64)
         self._fill(table_ids, lengths, last, seeds, temperatures)
         if state is not None:

@@ -54,6 +54,8 @@ class NativeRunner(Runner):
         self.graphs = _graphs(self.model, pinned)
         """Its captured passes; None where nothing is captured."""
         self.asynchronous = self.graphs is not None
+        # a tree's row sums over the same keys in another order than a chain's, and rounds otherwise in the last bit
+        self.scores_trees = self.graphs is None or not self.graphs.pinned
         self._chains: GraphedChains | None = None
 
     def tap(self, layers: Seq[int]) -> None:

@@ -223,18 +223,37 @@ def _apply_custom_processors(x: Tensor, seq: Sequence, paths: Seq[TokenPath]) ->
 
 
 def _run_processors(row: Tensor, seq: Sequence, path: TokenPath) -> Tensor:
-    """One row [vocab] after the caller's processors; RequestError names the one that fails."""
+    """One row [vocab] after the caller's processors; RequestError names the one that fails.
+
+    At a text's first token each is called twice: one that is no pure function of tokens and logits would make the
+    text depend on the draft, since rows are processed that are never reached.
+    """
+    first = not seq.generated and not path
     for i, processor in enumerate(seq.params.logits_processors):
+        given = row.clone() if first else row
         try:
             out = processor([*seq.tokens, *path], row)
+            pure = not first or _equal_rows(out, processor([*seq.tokens, *path], given))
         except Exception as error:  # whatever the caller's code raises concerns this request alone
             raise RequestError(f"logits_processors[{i}] failed: {type(error).__name__}: {error}") from error
         if not isinstance(out, Tensor) or out.shape != row.shape:
             got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
             raise RequestError(f"logits_processors[{i}] must return logits of shape {tuple(row.shape)}, got {got}")
+        if not pure:
+            raise RequestError(
+                f"logits_processors[{i}] returned two different results for the same tokens and logits; it must be a "
+                "function of these alone, without a state of its own"
+            )
         row = out.to(row)
     # a processor forces a token by +inf; as the largest finite number it still has a probability
     return row.clamp(max=torch.finfo(row.dtype).max)
+
+
+def _equal_rows(one: object, other: object) -> bool:
+    """Whether two results of a processor are the same, NaN where NaN; what is no tensor is reported elsewhere."""
+    if not isinstance(one, Tensor) or not isinstance(other, Tensor):
+        return True
+    return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 def _apply_masks(x: Tensor, seq: Sequence, paths: Seq[TokenPath]) -> None:

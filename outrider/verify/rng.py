@@ -24,10 +24,10 @@ class Rng(Protocol):
 
 
 class RoundRng:
-    """The draws of one sequence in one round: the same seed and text length give the same draws."""
+    """The draws of one sequence in one round: the same seed, nonce and text length give the same draws."""
 
     def __init__(self, seq: Sequence) -> None:
-        self._seed = round_seed(seq.seed, len(seq.tokens))
+        self._seed = round_seed(seq.draw_seed, len(seq.tokens))
         self._count = 0
 
     def bernoulli(self, probability: float) -> bool:

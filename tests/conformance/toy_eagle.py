@@ -95,7 +95,8 @@ class ToyEagle(Drafter):
         target.tap(config.taps)
         self.head = ToyHead(target.model.decoder, len(config.taps), config.seed)
         pool = None if target.graphs is None else target.graphs.graph_pool
-        self.runner = HeadRunner(target.model, self.head, self._draft, max_accepted=config.levels, graph_pool=pool)
+        options = {"max_accepted": config.levels, "sampled": sampled, "graph_pool": pool}
+        self.runner = HeadRunner(target.model, self.head, self._draft, **options)
         self.captured = list(self.runner.capture(max_batch))
 
     def process(self, work: TargetPass) -> None:

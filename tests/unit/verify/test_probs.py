@@ -303,3 +303,23 @@ def test_token_logprobs_against_a_full_sort(data: st.DataObject):
         )
         assert [row[t] for t, _ in got.top] == sorted(row, reverse=True)[:top]
         assert [t for t, _ in got.top] == sorted((t for t, _ in got.top), key=lambda t: (-row[t], t))
+
+
+def test_a_processor_with_a_state_of_its_own_is_named():
+    calls = iter(range(100))
+
+    def counting(tokens, logits):
+        return logits + next(calls)
+
+    seq = sequence([], logits_processors=(counting,))
+    assert process_logits(torch.zeros(1, 8), seq, [()]).isnan().all()
+    assert "two different results for the same tokens" in str(no_token_error(torch.zeros(8), seq))
+
+
+def test_a_processor_that_changes_its_input_in_place_is_pure():
+    def in_place(tokens, logits):
+        logits[3] = 5.0
+        return logits.mul_(2)
+
+    seq = sequence([], logits_processors=(in_place,))
+    assert process_logits(torch.zeros(1, 8), seq, [()])[0].tolist() == [0, 0, 0, 10, 0, 0, 0, 0]
