@@ -6,6 +6,7 @@ import gc
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -56,7 +57,17 @@ def _reserved_memory(config: DrafterConfig, options: Mapping[str, Any]) -> Reser
     if device.type != "cuda":
         return ReservedMemory()
     here = [each for each in config.traits.loads if not each.device or choose_device(each.device) == device]
-    return sum((reserved_memory_of(each.model, vocab=each.vocab) for each in here), ReservedMemory())
+    with _draft_errors():
+        return sum((reserved_memory_of(each.model, vocab=each.vocab) for each in here), ReservedMemory())
+
+
+@contextmanager
+def _draft_errors() -> Iterator[None]:
+    """Within, errors say that they are about the draft model."""
+    try:
+        yield
+    except ConfigError as error:
+        raise type(error)(f"draft model: {error}") from error
 
 
 class LLM:
@@ -153,7 +164,8 @@ class LLM:
         SamplingParams by name, prediction (text the output is expected to contain), max_draft
         (0 turns speculation off), salt (caches are shared only between equal salts),
         response_format (what the output must match, as in OpenAI's interface) or constraint (the
-        same as a `GrammarSpec`, or a constraint of one's own).
+        same as a `GrammarSpec`, or a constraint of one's own), allow_special_tokens (whether special
+        tokens in the prompt are control tokens; by default those in text are, those in messages not).
         """
         return self._answer(*split_prompts(prompts), params, progress, options)
 
@@ -212,6 +224,7 @@ class LLM:
         salt: str = "",
         response_format: Mapping[str, Any] | None = None,
         constraint: GrammarSpec | Constraint | None = None,
+        allow_special_tokens: bool | None = None,
         **sampling: Any,
     ) -> Request:
         """What the engine is asked for this prompt."""
@@ -221,22 +234,22 @@ class LLM:
             name = self.drafter.traits.name
             raise RequestError(f"drafter {name!r} drafts from no prediction; use 'prediction' or 'suffix+prediction'")
         return Request(
-            prompt=tuple(self._encode(prompt)),
+            prompt=tuple(self._encode(prompt, allow_special_tokens)),
             params=params,
             prediction=self._expected(prediction) if prediction else (),
             max_draft=max_draft,
             salt=salt,
-            constraint=self._constraint(response_format, constraint),
+            constraint=self._constraint(response_format, constraint, salt),
         )
 
     def _constraint(
-        self, response_format: Mapping[str, Any] | None, constraint: GrammarSpec | Constraint | None
+        self, response_format: Mapping[str, Any] | None, constraint: GrammarSpec | Constraint | None, salt: str
     ) -> Constraint | None:
         """The one of the two that was given, compiled."""
         if response_format is not None and constraint is not None:
             raise RequestError("response_format and constraint both say what the answer may be; give one of them")
         wanted = read_response_format(response_format) if constraint is None else constraint
-        return compile_constraint(wanted, self.tokenizer) if isinstance(wanted, GrammarSpec) else wanted
+        return compile_constraint(wanted, self.tokenizer, salt) if isinstance(wanted, GrammarSpec) else wanted
 
     def score_prompt(self, prompt: Prompt, top: int = 0) -> tuple[TokenLogprob, ...]:
         """How likely the model finds each token of a text but the first, with the `top` likeliest at its place."""
@@ -314,15 +327,16 @@ class LLM:
         if self.closed:
             raise OutriderError("this LLM is closed; make a new one")
 
-    def _encode(self, prompt: Prompt) -> list[Token]:
+    def _encode(self, prompt: Prompt, allow_special_tokens: bool | None = None) -> list[Token]:
+        options = {} if allow_special_tokens is None else {"allow_special_tokens": allow_special_tokens}
         if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt)
+            return self.tokenizer.encode(prompt, **options)
         if not isinstance(prompt, Iterable):
             raise RequestError(f"a prompt is text, token ids or messages; got {short_repr(prompt)}")
         if len(prompt) > 0 and isinstance(prompt[0], Mapping):
             messages = cast(Seq[Message], prompt)
             check_roles(messages, lambda: self.tokenizer.template_text())
-            return self.tokenizer.encode_chat(messages)
+            return self.tokenizer.encode_chat(messages, **options)
         for token in prompt:
             if not is_token_id(token):
                 raise RequestError(f"a prompt of token ids holds whole numbers, got {short_repr(token)}")
@@ -397,13 +411,14 @@ class LLM:
     def _load_draft(self, model: str, *, device: str, dtype: str, quantize: str) -> LoadedModel:
         """Load a draft model for the target, with a cache that holds as many tokens."""
         pool = self.loaded.target.pool
-        return load(
-            model,
-            device=device or str(self.loaded.target.device),
-            dtype=dtype,
-            quantize=quantize,
-            cache_tokens=pool.count * pool.size,
-            max_batch=self.max_batch,
-            max_round_tokens=self.max_round_tokens,
-            max_draft=1,  # of a decoding sequence it reads at most the last two tokens
-        )
+        with _draft_errors():
+            return load(
+                model,
+                device=device or str(self.loaded.target.device),
+                dtype=dtype,
+                quantize=quantize,
+                cache_tokens=pool.count * pool.size,
+                max_batch=self.max_batch,
+                max_round_tokens=self.max_round_tokens,
+                max_draft=1,  # of a decoding sequence it reads at most the last two tokens
+            )

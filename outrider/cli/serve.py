@@ -31,6 +31,7 @@ class ServeOptions:
     deadline: float = option(DEADLINE, "Seconds a request may take")
     drain_timeout: float = option(DRAIN_TIMEOUT, "Seconds open requests get after SIGTERM")
     strict: bool = option(False, "Refuse fields that have no effect")
+    allow_special_tokens: str = option("prompts", "Where clients may write control tokens: none, prompts or all")
     allow_host: list[str] = option((), "Host header to accept; repeatable", metavar="NAME")  # noqa: RUF009 - a field
     cors_origin: list[str] = option((), "Origin whose pages may call; repeatable", metavar="URL")  # noqa: RUF009 - a field
     log_format: str = option("text", "text or json")
@@ -52,6 +53,7 @@ class ServeOptions:
             deadline=self.deadline,
             drain_timeout=self.drain_timeout,
             strict=self.strict,
+            allow_special_tokens=_allowed(self.allow_special_tokens),
             log_format=_log_format(self.log_format),
             log_prompts=self.log_prompts,
             otlp_endpoint=self.otlp_endpoint or "",
@@ -106,6 +108,12 @@ def _check_drafter(drafting: DraftingOptions) -> None:
     config = drafting.config()
     if isinstance(config, str):
         parse_drafter(config)
+
+
+def _allowed(where: str) -> Literal["none", "prompts", "all"]:
+    if where not in ("none", "prompts", "all"):
+        raise ConfigError(f"--allow-special-tokens has no {where!r}; choose none, prompts or all")
+    return where
 
 
 def _log_format(name: str) -> Literal["text", "json"]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from typing import Any
 import tokenizers
 
 from outrider.core.errors import ConfigError, RequestError
+from outrider.core.prompt import RenderedChat
 from outrider.models.chat_template import ChatTemplate, Message, check_messages, json_value
+from outrider.models.special_tokens import Placeholders, SpecialTokens
 
 
 class Tokenizer:
@@ -87,16 +90,15 @@ class Tokenizer:
         """The tokenizer as a `tokenizer.json`, for libraries that read vocabularies."""
         return self._backend.to_str()
 
-    def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Text to ids. Special tokens written in the text become tokens.
+    def encode(self, text: str, *, special: bool = True, allow_special_tokens: bool = True) -> list[int]:
+        """Text to ids. Special tokens written in the text become control tokens, unless they are not allowed.
 
         `special` adds what the tokenizer puts around a text, such as a beginning-of-text token.
         """
-        try:
-            return self._backend.encode(text, add_special_tokens=special).ids
-        except TypeError as error:
-            what = "half of a surrogate pair" if isinstance(text, str) else type(text).__name__
-            raise RequestError(f"no text that can be encoded: {what}; send a string of whole characters") from error
+        with _encodable(text):
+            if allow_special_tokens or not self._special_tokens.occur_in(text):
+                return self._backend.encode(text, add_special_tokens=special).ids
+            return self._special_tokens.encode(text, special=special)
 
     def decode(self, ids: Seq[int]) -> str:
         """Ids to text, leaving out special tokens and ids that have no token."""
@@ -111,49 +113,57 @@ class Tokenizer:
         once = self.decode_all([token])
         return self.decode_all([token, token])[len(once) :]  # the second keeps a space the first may lose
 
-    def chat(
+    def chat(self, messages: Seq[Message], /, **options: Any) -> str:
+        """A conversation as text; `options` are those of `render_chat`."""
+        return self.render_chat(messages, allow_special_tokens=True, **options).text
+
+    def encode_chat(self, messages: Seq[Message], /, **options: Any) -> list[int]:
+        """A conversation as ids; `options` are those of `render_chat`."""
+        return self.encode_rendered(self.render_chat(messages, **options))
+
+    def render_chat(
         self,
         messages: Seq[Message],
         /,
         *,
         add_generation_prompt: bool = True,
         tools: Seq[Mapping[str, Any]] | None = None,
+        allow_special_tokens: bool = False,
         **kwargs: Any,
-    ) -> str:
-        """A conversation as text, by the model's chat template; `kwargs` are the template's own options.
+    ) -> RenderedChat:
+        """A conversation written by the model's chat template; `kwargs` are the template's own options.
 
-        Raises RequestError where the model has no template, a message is malformed, or the
-        template raises an error.
+        The template's special tokens are control tokens; those in messages, tools and `kwargs` are
+        text, unless allow_special_tokens. Raises RequestError where the model has no template, a
+        message is malformed, or the template raises an error.
         """
         if "messages" in kwargs:
             raise RequestError("'messages' is no option of a chat template; it is set from the request itself")
-        values = {
-            "documents": None,
-            **self.named,
-            **json_value(kwargs, "template options"),
-            "messages": check_messages(messages),
-            "tools": json_value(tools, "tools") or None,
-            "add_generation_prompt": add_generation_prompt,
-        }
-        return self._template("tool_use" if tools else "default").render(values)
+        given = json_value(kwargs, "template options")
+        given |= {"messages": check_messages(messages), "tools": json_value(tools, "tools") or None}
+        placeholders = Placeholders(self._special_tokens)
+        if not allow_special_tokens:
+            with _encodable(given):
+                given = placeholders.replace(given)
+        values = {"documents": None, **self.named, **given, "add_generation_prompt": add_generation_prompt}
+        text = self._template("tool_use" if tools else "default").render(values)
+        return RenderedChat(*placeholders.restore(text)) if placeholders.found else RenderedChat(text)
 
-    def encode_chat(
-        self,
-        messages: Seq[Message],
-        /,
-        *,
-        add_generation_prompt: bool = True,
-        tools: Seq[Mapping[str, Any]] | None = None,
-        **kwargs: Any,
-    ) -> list[int]:
-        """A conversation as ids. The template writes the beginning-of-text token, so none is added."""
-        text = self.chat(messages, add_generation_prompt=add_generation_prompt, tools=tools, **kwargs)
-        return self.encode(text, special=False)
+    def encode_rendered(self, chat: RenderedChat, *, special: bool = False) -> list[int]:
+        """A rendered conversation as ids. Its template wrote the beginning-of-text token; `special` adds another."""
+        if chat.control is None:
+            return self.encode(chat.text, special=special)
+        with _encodable(chat.text):
+            return self._special_tokens.encode(chat.text, chat.control, special=special)
 
     def template_text(self, *, tools: bool = False) -> str:
         """The source of the chat template; empty where there is none."""
         name = "tool_use" if tools and "tool_use" in self._sources else "default"
         return self._sources.get(name, "")
+
+    @cached_property
+    def _special_tokens(self) -> SpecialTokens:
+        return SpecialTokens(self._backend)
 
     def _template(self, name: str) -> ChatTemplate:
         name = name if name in self._sources else "default"
@@ -167,6 +177,16 @@ class Tokenizer:
 
     def _id_of(self, name: str) -> int | None:
         return self._backend.token_to_id(self.named[name]) if name in self.named else None
+
+
+@contextmanager
+def _encodable(text: object) -> Iterator[None]:
+    """RequestError for what is no text: the tokenizers library raises TypeError."""
+    try:
+        yield
+    except TypeError as error:
+        what = type(text).__name__ if not isinstance(text, str | dict) else "half of a surrogate pair"
+        raise RequestError(f"no text that can be encoded: {what}; send a string of whole characters") from error
 
 
 def check_same_vocabulary(target: Tokenizer, draft: Tokenizer, target_rows: int, draft_rows: int) -> None:

@@ -41,6 +41,8 @@ class Settings:
     """Refuse fields that are ignored otherwise, and named in a response header."""
     body_timeout: float = 30.0
     """Seconds a request's body may take to arrive."""
+    allow_special_tokens: Literal["none", "prompts", "all"] = "prompts"
+    """Where special tokens that clients write are control tokens: prompts of text completions, or messages too."""
     log_format: Literal["text", "json"] = "text"
     """Lines of text, or one JSON object a line."""
     otlp_endpoint: str = ""

@@ -37,7 +37,7 @@ class ChatBytes(ByteTokenizer):
     bos_id = None
     tokens = (*(chr(i) for i in range(256)), "")
 
-    def encode(self, text: str, *, special: bool = True) -> list[Token]:
+    def encode(self, text: str, *, special: bool = True, allow_special_tokens: bool = True) -> list[Token]:
         return list(text.encode())
 
     def token_text(self, token: Token) -> str:

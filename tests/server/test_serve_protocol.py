@@ -339,13 +339,14 @@ def test_a_tool_that_is_allowed_and_not_there_is_named(served: Running, tools: A
 def test_a_final_message_goes_on_where_it_stops(served: Running, begun: str, parts: bool):
     content = [{"type": "text", "text": "so"}, {"type": "text", "text": begun}] if parts else begun
     messages = [*MESSAGES, {"role": "assistant", "content": content}]
-    prompt = TOKENIZER.chat(MESSAGES) + ("so\n" if parts else "") + begun
+    said = ("so\n" if parts else "") + begun
+    prompt = [*TOKENIZER.encode_chat(MESSAGES), *TOKENIZER.encode(said, special=False, allow_special_tokens=False)]
     body = {"messages": messages, "continue_final_message": True}
-    assert served.post("/tokenize", **body).json()["tokens"] == TOKENIZER.encode(prompt, special=False)
-    result = offline(TOKENIZER.encode(prompt, special=False), {"seed": 3})
+    assert served.post("/tokenize", **body).json()["tokens"] == prompt
+    result = offline(prompt, {"seed": 3})
     answer = served.post("/v1/chat/completions", **body, seed=3, max_tokens=24, add_generation_prompt=False).json()
     assert answer["choices"][0]["message"]["content"] == result.text
-    assert answer["usage"]["prompt_tokens"] == len(TOKENIZER.encode(prompt, special=False))
+    assert answer["usage"]["prompt_tokens"] == len(prompt)
 
 
 def test_without_a_generation_prompt_the_template_begins_no_message(served: Running):

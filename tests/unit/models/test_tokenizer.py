@@ -151,6 +151,9 @@ def test_chat_agrees_with_transformers(pairs, name, prompt, extra):
     text = ours.chat(talk, add_generation_prompt=prompt, **extra)
     assert text == theirs.apply_chat_template(talk, tokenize=False, add_generation_prompt=prompt, **extra)
     ids = theirs.apply_chat_template(talk, add_generation_prompt=prompt, return_dict=False, **extra)
+    assert ours.encode_chat(talk, add_generation_prompt=prompt, allow_special_tokens=True, **extra) == ids
+    talk = [{**message, "content": message["content"].replace("<|im_end|>", "")} for message in talk]
+    ids = theirs.apply_chat_template(talk, add_generation_prompt=prompt, return_dict=False, **extra)
     assert ours.encode_chat(talk, add_generation_prompt=prompt, **extra) == ids
 
 
