@@ -9,10 +9,12 @@ share them. Answers quote the document, which is what `suffix` drafts from.
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from pathlib import Path
 
-from outrider import LLM, SamplingParams
+from outrider import LLM
+from outrider.core.errors import ConfigError
 from outrider.engine.stats import total
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "lossless.md"
@@ -39,22 +41,24 @@ def main() -> None:
 
     document = args.document.read_text()[: args.characters]
     llm = LLM(args.model, drafter=args.drafter)
-    asked = [[{"role": "user", "content": f"{document}\n\n{question}"}] for question in QUESTIONS]
-    prompts = [llm.tokenizer.encode_chat(messages) for messages in asked]
-    params = SamplingParams(max_tokens=args.max_tokens)
+    asked = [f"{document}\n\n{question}" for question in QUESTIONS]
 
     began = time.perf_counter()
-    first = llm.generate(prompts[0], params)
-    results = [first, *llm.generate(prompts[1:], params)]
+    first = llm.chat(asked[0], max_tokens=args.max_tokens)
+    results = [first, *llm.chat(asked[1:], max_tokens=args.max_tokens)]
     seconds = time.perf_counter() - began
 
     for question, result in zip(QUESTIONS, results, strict=True):
         print(f"{question}\n    {result.text.strip()}")
     stats = total(result.stats for result in results)
     print(f"\nprompts: {stats.prompt_tokens} tokens, {stats.shared_tokens} of them read only once and shared")
-    print(f"answers: {stats.tokens} tokens in {stats.passes} passes, α {stats.all.alpha:.2f}")
+    print(f"answers: {stats.tokens} tokens in {stats.passes} passes, α {stats.alpha:.2f}")
     print(f"{seconds:.1f} s in all, {stats.tokens / seconds:.1f} tokens a second")
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (ConfigError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

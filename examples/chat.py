@@ -13,7 +13,7 @@ import os
 import sys
 from typing import Any
 
-from openai import OpenAI
+from openai import APIConnectionError, OpenAI
 
 
 def main() -> None:
@@ -66,4 +66,8 @@ def stream(client: OpenAI, messages: list[Any], args: argparse.Namespace) -> str
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except APIConnectionError as error:
+        print(f"error: no server at {error.request.url}; start one: outrider serve demo", file=sys.stderr)
+        sys.exit(2)

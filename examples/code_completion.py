@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from openai import OpenAI
+from openai import APIConnectionError, OpenAI
 
 FILE = '''\
 def mean(values):
@@ -80,4 +81,11 @@ def passes(answer: Any) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except APIConnectionError as error:
+        print(f"error: no server at {error.request.url}; start one: outrider serve demo", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        print(f"error: {error}; --file is a text file that can be read", file=sys.stderr)
+        sys.exit(2)

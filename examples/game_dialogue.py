@@ -14,11 +14,12 @@ import argparse
 import asyncio
 import json
 import os
+import sys
 import time
 import zlib
 from typing import Any
 
-from openai import APITimeoutError, AsyncOpenAI
+from openai import APIConnectionError, APITimeoutError, AsyncOpenAI
 
 WORLD = "A market town in the hills, at dusk. A stranger asks for the road to the old mine."
 CHARACTERS = {
@@ -88,4 +89,8 @@ async def speak(client: AsyncOpenAI, args: argparse.Namespace, name: str, past: 
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    try:
+        asyncio.run(main())
+    except APIConnectionError as error:
+        print(f"error: no server at {error.request.url}; start one: outrider serve demo", file=sys.stderr)
+        sys.exit(2)

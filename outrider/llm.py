@@ -35,7 +35,7 @@ from outrider.engine.arguments import (
 from outrider.engine.engine import Engine
 from outrider.engine.events import Event
 from outrider.engine.progress_line import ProgressLine, is_shown
-from outrider.engine.request import EngineLimits, Request, validate_request
+from outrider.engine.request import EngineLimits, Request, encode_prediction, validate_request
 from outrider.engine.results import Comparison, Result, build_result
 from outrider.engine.scoring import Scoring
 from outrider.engine.stats import Stats
@@ -343,8 +343,9 @@ class LLM:
         return [int(cast(Token, token)) for token in prompt]
 
     def _expected(self, prediction: str) -> tuple[Token, ...]:
-        """As ids, no more than a text can hold: every one of them is indexed before the first round."""
-        return tuple(self.tokenizer.encode(prediction, special=False)[: self.loaded.target.context])
+        """As ids, no more than a text can hold."""
+        encode = partial(self.tokenizer.encode, special=False)
+        return encode_prediction(prediction, encode, self.loaded.target.context)
 
     def _answer(
         self, prompts: list[Any], single: bool, params: Params, progress: bool | None, options: dict[str, Any]

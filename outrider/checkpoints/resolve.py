@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -32,21 +32,36 @@ def resolve(path_or_id: str, *, revision: str | None = None, progress: Progress 
     if path_or_id == "demo":
         _no_revision(path_or_id, revision)
         return pull_demo(progress=progress)
+    if path := _local_path(path_or_id):
+        _no_revision(path_or_id, revision)
+        return check_folder(path) if path.is_dir() else _convert_file(path, progress)
+    repo, _, named = path_or_id.partition("@")
+    if revision is not None and named and named != revision:
+        raise ConfigError(f"{path_or_id} names one revision and {revision!r} is another; give one of them")
+    return check_folder(_download_snapshot(repo, revision or named or "main", progress or NoProgress()))
+
+
+def check_name(path_or_id: str) -> None:
+    """Raise ConfigError for what `resolve` would refuse, without downloading or converting anything."""
+    path = None if path_or_id == "demo" else _local_path(path_or_id)
+    if path and path.is_dir():
+        check_folder(path)
+
+
+def _local_path(path_or_id: str) -> Path | None:
+    """The folder or file a name means; None where it is a Hugging Face id. Raises ConfigError where it is neither."""
     path = Path(path_or_id).expanduser()
     if not path.exists() and re.fullmatch(r"\w[\w.-]*", path_or_id):
         path = models_folder() / path_or_id
     if path_or_id and path.exists():  # an empty name would be the current folder
-        _no_revision(path_or_id, revision)
-        return check_folder(path) if path.is_dir() else _convert_file(path, progress)
-    repo, _, named = path_or_id.partition("@")
+        return path
+    repo = path_or_id.partition("@")[0]
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", repo) or repo.endswith(".gguf"):
         raise ConfigError(
             f"there is no file or folder {path_or_id!r}, and it is no Hugging Face id (org/name or org/name@revision); "
             "`demo` is a small model to try, and `outrider list` shows the models that are here"
         )
-    if revision is not None and named and named != revision:
-        raise ConfigError(f"{path_or_id} names one revision and {revision!r} is another; give one of them")
-    return check_folder(_download_snapshot(repo, revision or named or "main", progress or NoProgress()))
+    return None
 
 
 def _no_revision(name: str, revision: str | None) -> None:
@@ -100,8 +115,9 @@ def _download_snapshot(repo: str, revision: str, progress: Progress) -> Path:
         raise
     except Exception as error:  # whatever its network library raises, which differs between releases
         return _cached_snapshot(repo, revision, ref, error)
-    ref.parent.mkdir(parents=True, exist_ok=True)
-    ref.write_text(str(info.sha), encoding="utf-8")
+    with suppress(OSError):  # only needed without a network; a home that cannot be written has no other use for it
+        ref.parent.mkdir(parents=True, exist_ok=True)
+        ref.write_text(str(info.sha), encoding="utf-8")
     return Path(str(folder))
 
 

@@ -13,11 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from outrider.cli.options import DraftingOptions, ModelOptions, SamplingOptions, build_llm, engine_options, option
+from outrider.cli.options import (
+    DraftingOptions,
+    ModelOptions,
+    SamplingOptions,
+    build_llm,
+    engine_options,
+    option,
+    read_stdin,
+)
 from outrider.cli.screen import Screen, progress_bars
 from outrider.cli.stats_tables import stats_table
-from outrider.cli.usage import did_you_mean
-from outrider.core.errors import ConfigError, RequestError
+from outrider.cli.usage import did_you_mean, exit_code
+from outrider.core.errors import ConfigError, OutriderError, RequestError
 
 if TYPE_CHECKING:
     from outrider.core.sampling import SamplingParams
@@ -40,6 +48,10 @@ class ChatOptions:
 
     system: str | None = option(None, "System message", metavar="TEXT")
     no_color: bool = option(False, "Plain text")
+
+
+class GenerationError(OutriderError):
+    """An answer ended with an error."""
 
 
 class Interrupt:
@@ -85,7 +97,7 @@ class Chat:
                 self.stats = event.stats or self.stats
                 if event.finish == "error":
                     self.screen.end()
-                    raise RequestError(event.error)
+                    raise GenerationError(event.error)
                 if interrupt.requested:
                     break
         self.screen.end()
@@ -124,21 +136,19 @@ def chat(options: ChatOptions, drafting: DraftingOptions, model: ModelOptions, s
     with progress_bars(screen.notes) as progress:
         llm = build_llm(model, drafting, progress)
     conversation = Chat(screen, llm, params, options.system)
-    failed = False
+    code = 0
     for line in _read_lines(screen):
         try:
             if not line.startswith("/"):
                 conversation.answer(line)
             elif not _run_command(conversation, line, engine_options(drafting, model)):
                 break
-        except RequestError as error:
-            failed = True
-            screen.note(f"error: {error}; /clear starts the conversation anew", "red")
-        except ConfigError as error:
-            failed = True
-            screen.note(f"error: {error}", "red")
-    if failed and not sys.stdin.isatty():
-        raise typer.Exit(1)
+        except (ConfigError, RequestError, GenerationError) as error:
+            code = max(code, exit_code(error))
+            hint = "" if isinstance(error, ConfigError) else "; /clear starts the conversation anew"
+            screen.note(f"error: {error}{hint}", "red")
+    if code and not sys.stdin.isatty():
+        raise typer.Exit(code)
 
 
 def _run_command(conversation: Chat, line: str, engine: dict[str, Any]) -> bool:
@@ -163,7 +173,7 @@ def _run_command(conversation: Chat, line: str, engine: dict[str, Any]) -> bool:
 def _read_lines(screen: Screen) -> Iterator[str]:
     """The lines the user types, to the end of input, without blank ones."""
     if not sys.stdin.isatty():
-        yield from filter(None, (line.strip() for line in sys.stdin))
+        yield from filter(None, (line.strip() for line in read_stdin()))
         return
     if importlib.util.find_spec("readline"):
         importlib.import_module("readline")  # gives input() a history and line editing

@@ -21,8 +21,8 @@ from outrider.cli.pull import pull
 from outrider.cli.run import run
 from outrider.cli.screen import clean
 from outrider.cli.serve import serve
-from outrider.cli.usage import UsageError, usage_message
-from outrider.core.errors import ConfigError, LosslessError, OutriderError
+from outrider.cli.usage import UsageError, exit_code, usage_message
+from outrider.core.errors import LosslessError, OutriderError
 
 INTERRUPTED = 130  # 128 + SIGINT, as in shells
 
@@ -56,7 +56,7 @@ def root(
 
 
 def main(given: Seq[str] | None = None) -> NoReturn:
-    """Run the command line and exit: 0, 1 for a failed request, 2 for a wrong option or configuration."""
+    """Run the command line and exit: 0, 1 for what failed while it ran, 2 for bad input."""
     words = list(sys.argv[1:] if given is None else given)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -76,7 +76,10 @@ def main(given: Seq[str] | None = None) -> NoReturn:
         if os.environ.get("OUTRIDER_DEBUG") == "1":
             raise
         if isinstance(error, OutriderError):
-            _fail(str(error), 2 if isinstance(error, ConfigError) else 1)
+            _fail(str(error), exit_code(error))
+        if isinstance(error, PermissionError):
+            where = error.filename or "a file"
+            _fail(f"{where}: permission denied; OUTRIDER_HOME names another folder for models", 2)
         _fail(f"{type(error).__name__}: {error}; unexpected: OUTRIDER_DEBUG=1 shows where it happened", 1)
     sys.exit(code)
 

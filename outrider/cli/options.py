@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import io
 import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -213,6 +215,27 @@ def read_text(option_name: str, file: Path) -> str:
         raise ConfigError(f"{option_name} {file}: not UTF-8 text (byte {error.start}); convert it first") from error
     except OSError as error:
         raise ConfigError(f"{option_name} {file}: {error.strerror or error}") from error
+
+
+def read_stdin() -> Iterator[str]:
+    """The lines piped into stdin; none where it is a terminal. Raises ConfigError where they are not UTF-8."""
+    if sys.stdin is None or sys.stdin.isatty():
+        return
+    if isinstance(sys.stdin, io.TextIOWrapper):  # by the locale it would take bytes it cannot decode
+        sys.stdin.reconfigure(encoding="utf-8", errors="strict")
+    try:
+        yield from sys.stdin
+    except UnicodeDecodeError as error:
+        raise ConfigError("the text piped in is not UTF-8; convert it first, as with iconv") from error
+
+
+def check_utf8(what: str, text: str) -> str:
+    """The text. Raises ConfigError where the command line held bytes that are not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{what} is not UTF-8 text (character {error.start}); convert it first") from error
+    return text
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

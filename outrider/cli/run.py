@@ -7,7 +7,7 @@ import secrets
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.table import Table
 
@@ -18,12 +18,14 @@ from outrider.cli.options import (
     SamplingOptions,
     argument,
     build_llm,
+    check_utf8,
     option,
+    read_stdin,
     read_text,
 )
 from outrider.cli.screen import Screen, progress_bars
-from outrider.cli.stats_tables import comparison_table, stats_table
-from outrider.core.errors import ConfigError, OutriderError, RequestError
+from outrider.cli.stats_tables import add_prompt_row, comparison_table, stats_table
+from outrider.core.errors import ConfigError, OutriderError
 
 if TYPE_CHECKING:
     from outrider.core.sampling import SamplingParams
@@ -42,16 +44,23 @@ class PromptOptions:
     text: str | None = argument(None, "The prompt", metavar="PROMPT")
     prompt: str | None = option(None, "The prompt", metavar="TEXT")
     file: Path | None = option(None, "A UTF-8 file, less its last newline", metavar="FILE")  # noqa: RUF009 - a field
-    chat: bool = option(False, "Send it as a user message, by the chat template")
-    system: str | None = option(None, "System message; with --chat", metavar="TEXT")
+    chat: bool = option(False, "As a user message, by the chat template (if any)")
+    raw: bool = option(False, "Complete the text as it is, without chat template")
+    system: str | None = option(None, "System message, by the chat template", metavar="TEXT")
     prediction: str | None = option(None, "Text the output may repeat; @FILE reads it", metavar="TEXT")
 
-    def read(self) -> TextOrMessages:
-        """The prompt, or messages with --chat. Raises ConfigError unless exactly one source is given."""
-        if self.system is not None and not self.chat:
-            raise ConfigError("--system is part of a conversation; add --chat")
-        text = self._text()
-        if not self.chat:
+    def read(self) -> str:
+        """The prompt's text. Raises ConfigError unless exactly one source is given."""
+        if self.raw and (self.chat or self.system is not None):
+            other = "--chat" if self.chat else "--system"
+            raise ConfigError(f"{other} uses the chat template and --raw leaves it out; give one of them")
+        for name, text in (("--system", self.system), ("--prediction", self.prediction)):
+            check_utf8(name, text or "")
+        return check_utf8("the prompt", self._text())
+
+    def format(self, text: str, template: str) -> TextOrMessages:
+        """The text as it is with --raw or where the model has no chat template, else as messages."""
+        if self.raw or not (self.chat or self.system is not None or template):
             return text
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*system, {"role": "user", "content": text}]
@@ -74,7 +83,7 @@ class PromptOptions:
         elif named:
             text = self.text if self.text is not None else self.prompt
         else:
-            text = _read_stdin()
+            text = "".join(read_stdin()).removesuffix("\n")
         if not text:
             raise ConfigError("no prompt: write it after `run`, give --prompt or --file, or pipe text in")
         return text
@@ -103,6 +112,10 @@ class RunRequest:
     drawn: int | None = None
     """The seed, where one was drawn."""
 
+    @property
+    def prompt_format(self) -> Literal["chat", "raw"]:
+        return "raw" if isinstance(self.prompt, str) else "chat"
+
 
 def run(
     prompt: PromptOptions,
@@ -111,18 +124,21 @@ def run(
     sampling: SamplingOptions,
     output: OutputOptions,
 ) -> None:
-    """Complete one prompt, each token coloured by where it came from.
+    """Answer or complete one prompt, each token coloured by where it came from.
 
-    Defaults are in brackets. `outrider drafters` lists what --drafter takes.
+    A model with a chat template answers; --raw completes the text. Defaults are in brackets.
+    `outrider drafters` lists what --drafter takes.
     """
     _check_output(output)
     params = sampling.params(n=output.n, logprobs=output.logprobs)
-    request = _build_request(prompt, params)
+    text, options = prompt.read(), prompt.options()
     if prompt.prediction is not None:
         drafting = drafting.with_default(PREDICTION_DRAFTER)
     screen = Screen(no_color=output.no_color)
     with progress_bars(screen.notes) as progress:
         llm = build_llm(model, drafting, progress)
+    template = llm.tokenizer.template_text()
+    request = _build_request(prompt.format(text, template), params, options)
     if output.json:
         _print_json(llm, request, output.compare)
         return
@@ -132,17 +148,18 @@ def run(
         table = _print_whole(screen, llm, request)
     else:
         table = _print_stream(screen, llm, request)
+    add_prompt_row(table, request.prompt_format, has_template=bool(template))
     screen.print_stats(table)
     if output.svg is not None:
         screen.save_svg(output.svg, "outrider run", table)
 
 
-def _build_request(prompt: PromptOptions, params: SamplingParams) -> RunRequest:
+def _build_request(prompt: TextOrMessages, params: SamplingParams, options: dict[str, Any]) -> RunRequest:
     """The request. A seed is drawn where one is needed, so that it can be shown and the text generated again."""
     if params.seed is not None or not params.temperature:
-        return RunRequest(prompt.read(), params, prompt.options())
+        return RunRequest(prompt, params, options)
     drawn = secrets.randbelow(1 << 32)
-    return RunRequest(prompt.read(), replace(params, seed=drawn), prompt.options(), drawn)
+    return RunRequest(prompt, replace(params, seed=drawn), options, drawn)
 
 
 def _check_output(output: OutputOptions) -> None:
@@ -164,7 +181,7 @@ def _print_stream(screen: Screen, llm: LLM, request: RunRequest) -> Table:
         stats = event.stats
         if event.finish == "error":
             screen.end()
-            raise RequestError(event.error)
+            raise OutriderError(event.error)
     screen.end()
     if stats is None:
         raise OutriderError("the text has no end")
@@ -220,6 +237,7 @@ def _print_json(llm: LLM, request: RunRequest, compare: bool) -> None:
     else:
         result = _generate(llm, request)
         results, found = [result, *result.others], result.as_dict()
+    found["prompt_format"] = request.prompt_format
     sys.stdout.write(json.dumps(found, allow_nan=False) + "\n")
     sys.stdout.flush()
     _raise_error(results)
@@ -234,14 +252,4 @@ def _raise_error(results: list[Result]) -> None:
     """Raise the error of a text that ended with one."""
     for result in results:
         if result.finish_reason == "error":
-            raise RequestError(result.error)
-
-
-def _read_stdin() -> str:
-    """Text piped into stdin; empty where stdin is a terminal."""
-    if sys.stdin is None or sys.stdin.isatty():
-        return ""
-    try:
-        return sys.stdin.read().removesuffix("\n")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"stdin is not UTF-8 text (byte {error.start}); convert it first") from error
+            raise OutriderError(result.error)

@@ -7,6 +7,8 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+import typer
+
 from outrider.cli.options import PREDICTION_DRAFTER, DraftingOptions, ModelOptions, argument, build_llm, option
 from outrider.cli.screen import Screen, progress_bars
 from outrider.core.errors import ConfigError
@@ -60,19 +62,25 @@ class ServeOptions:
         )
 
 
-def serve(served: ServeOptions, drafting: DraftingOptions, model: ModelOptions) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeDraftingOptions(DraftingOptions):
+    """Drafting."""
+
+    drafter: str | None = option(None, f"NAME:KEY=VALUE,... or A+B ({PREDICTION_DRAFTER})", metavar="SPEC")
+
+
+def serve(served: ServeOptions, drafting: ServeDraftingOptions, model: ModelOptions) -> None:
     """Serve a model to OpenAI's clients, with a page at /.
 
-    Listens at once; /health says 503 until the model is loaded. Drafts with suffix+prediction
-    unless another drafter is given. Other defaults are in brackets.
+    Listens at once; /health says 503 until the model is loaded. Defaults are in brackets.
     """
     _check_installed()
     if served.name is not None:
         if model.model not in ("demo", served.name):
             raise ConfigError(f"MODEL {served.name} and --model {model.model} each name a model; give one of them")
         model = replace(model, model=served.name)
-    drafting = drafting.with_default(PREDICTION_DRAFTER)
-    _check_drafter(drafting)
+    with_drafter = drafting.with_default(PREDICTION_DRAFTER)
+    _check_models(model.model, with_drafter)
     settings = served.settings(model.model)
 
     from outrider.server.app import create_app
@@ -87,7 +95,7 @@ def serve(served: ServeOptions, drafting: DraftingOptions, model: ModelOptions) 
 
     def load() -> LocalEngine:
         with progress_bars(screen.notes) as progress:
-            llm = build_llm(model, drafting, progress)
+            llm = build_llm(model, with_drafter, progress)
             progress.start("warming up", None)
             _warm_up(llm)
             progress.done()
@@ -95,19 +103,28 @@ def serve(served: ServeOptions, drafting: DraftingOptions, model: ModelOptions) 
 
     engine_thread = EngineThread(load, settings.max_queue, lambda engine: _say_ready(screen, engine.facts, settings))
     screen.note(f"listening on {settings.address}, loading {model.model}")
-    run_server(create_app(engine_thread, settings), engine_thread, settings, listening)
+    try:
+        run_server(create_app(engine_thread, settings), engine_thread, settings, listening)
+    except ConfigError as error:  # from loading: the log has told it
+        raise typer.Exit(2) from error
     if not engine_thread.stopped.is_set():  # stopped while loading, which cannot be interrupted
         screen.notes.show_cursor()
         os._exit(0)
 
 
-def _check_drafter(drafting: DraftingOptions) -> None:
-    """ConfigError for an unknown drafter, before the server listens."""
+def _check_models(model: str, drafting: DraftingOptions) -> None:
+    """ConfigError for an unknown drafter and for models that cannot be there, before the server listens."""
+    from outrider.checkpoints.resolve import check_name
     from outrider.drafters.registry import parse_drafter
 
     config = drafting.config()
-    if isinstance(config, str):
-        parse_drafter(config)
+    config = parse_drafter(config) if isinstance(config, str) else config
+    check_name(model)
+    for each in config.traits.loads:
+        try:
+            check_name(each.model)
+        except ConfigError as error:
+            raise ConfigError(f"draft model: {error}") from error
 
 
 def _allowed(where: str) -> Literal["none", "prompts", "all"]:

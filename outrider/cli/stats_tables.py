@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from rich.table import Table
 from rich.text import Text
@@ -36,6 +36,13 @@ def comparison_table(both: Comparison, mode: str) -> Table:
             _identical_row(both, mode),
         ]
     )
+
+
+def add_prompt_row(table: Table, prompt_format: Literal["chat", "raw"], *, has_template: bool) -> None:
+    """Say whether the prompt was written out by the chat template."""
+    why = "completed as it is" if has_template else "completed as it is: the model has no chat template"
+    note = "a user message, by the model's chat template; --raw completes the text" if prompt_format == "chat" else why
+    table.add_row(Text("prompt"), Text(prompt_format), Text(note))
 
 
 def _speed_row(name: str, stats: Stats) -> Row:

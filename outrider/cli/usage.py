@@ -9,6 +9,8 @@ from typing import Any
 
 import typer
 
+from outrider.core.errors import ConfigError, ModelError, OutriderError, RequestError
+
 # The base of click's errors. typer contains click or depends on it, by its version.
 UsageError: type[Exception] = typer.BadParameter.__mro__[2]
 
@@ -45,6 +47,11 @@ OTHER_ENGINES = {
     "-f": "--file {}",
 }
 """Options of other engines, and their equivalents here."""
+
+
+def exit_code(error: OutriderError) -> int:
+    """2 for bad input, 1 for what failed while it ran."""
+    return 2 if isinstance(error, ConfigError | RequestError) and not isinstance(error, ModelError) else 1
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -52,6 +52,27 @@ def at(server: Process) -> tuple[str, ...]:
     return "--base-url", f"{server.url}/v1", "--model", "tiny"
 
 
+@pytest.mark.parametrize(
+    ("script", "words", "says"),
+    [
+        ("chat.py", [], "no server at http://127.0.0.1:9/v1/chat/completions; start one: outrider serve demo"),
+        ("code_completion.py", [], "no server at http://127.0.0.1:9/v1/completions; start one: outrider serve demo"),
+        ("game_dialogue.py", [], "no server at http://127.0.0.1:9/v1/chat/completions; start one: outrider serve demo"),
+        ("code_completion.py", ["--file", "no-such-file"], "No such file or directory: 'no-such-file'; --file is a"),
+        ("batch_documents.py", ["--document", "no-such-file"], "No such file or directory: 'no-such-file'"),
+        ("batch_documents.py", ["--model", "demooo"], "there is no file or folder 'demooo'"),
+    ],
+)
+def test_what_is_missing_is_said_in_one_line(script: str, words: list[str], says: str):
+    words = words if script == "batch_documents.py" else ["--base-url", "http://127.0.0.1:9/v1", *words]
+    command, env = [sys.executable, str(ROOT / "examples" / script), *words], os.environ | ENVIRONMENT
+    done = subprocess.run(command, input="hi\n", capture_output=True, text=True, check=False, timeout=120, env=env)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 def test_chat_remembers_what_was_said(server: Process, offline: LLM):
     words = (*at(server), "--seed", "5", "--max-tokens", "30", "--temperature", "0.8")
     said = run("chat.py", *words, stdin="who goes there\nand you\n")

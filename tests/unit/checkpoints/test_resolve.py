@@ -266,6 +266,24 @@ def play(monkeypatch, tmp_path):
     return start
 
 
+def test_a_home_that_cannot_be_written_still_takes_models_of_the_hub(play, tmp_path):
+    double = play()
+    (tmp_path / "home").write_text("a file where the folder should be")
+    assert resolve("org/name").is_dir()
+    assert double.asked[-1] == ("download", "org/name", SHA, False)
+
+
+def test_names_are_checked_without_fetching_anything(play, tmp_path):
+    double = play()
+    for name in ("demo", "org/name", "org/name@v2", str(model_folder(tmp_path / "model"))):
+        hub.check_name(name)
+    (tmp_path / "empty").mkdir()
+    for name in ("demooo", "", "no.gguf", "org/no.gguf", "a/b/c", str(tmp_path / "empty")):
+        with pytest.raises(ConfigError):
+            hub.check_name(name)
+    assert double.asked == []
+
+
 def refusal(kind, message="no"):
     return kind(message, response=SimpleNamespace(headers={}, status_code=404, request=None))
 

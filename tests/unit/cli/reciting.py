@@ -43,9 +43,13 @@ class ChatBytes(ByteTokenizer):
 
     def __init__(self) -> None:
         self.chats: list[list[Mapping[str, str]]] = []
+        self.template = ""
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         return list(text.encode())
+
+    def template_text(self) -> str:
+        return self.template
 
     def encode_chat(self, messages: Seq[Mapping[str, str]]) -> list[int]:
         self.chats.append(list(messages))

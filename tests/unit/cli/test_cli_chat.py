@@ -64,7 +64,7 @@ def test_the_drafter_can_change_in_mid_conversation(cli, stage):
 def test_a_conversation_that_outgrows_the_context_goes_on_after_clear(cli, stage):
     stage.context = 200
     ran = cli("chat", piped=f"{'x' * 50}\n{'y' * 150}\n/clear\nshort\n")
-    assert ran.code == 1, "a script learns that a turn failed"
+    assert ran.code == 2, "a script learns that a turn failed"
     assert "error: the prompt has" in ran.err
     assert "/clear" in ran.err
     assert ran.out == f"{SONG}\n{SONG}\n"

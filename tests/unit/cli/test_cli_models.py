@@ -89,6 +89,24 @@ def test_list(cli, monkeypatch):
     assert "outrider pull demo" in cli("list").err
 
 
+def test_a_home_that_cannot_be_used_is_one_line(cli, monkeypatch, tmp_path):
+    def denied() -> list[InstalledModel]:
+        raise PermissionError(13, "Permission denied", "/home/other/models")
+
+    monkeypatch.setattr(folder_module, "installed_models", denied)
+    ran = cli("list")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == "error: /home/other/models: permission denied; OUTRIDER_HOME names another folder for models\n"
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("OUTRIDER_HOME", str(tmp_path / "file" / "home"))
+    for words in (("pull", "demo"), ("run", "hi"), ("chat",), ("bench",)):
+        ran = cli(*words)
+        assert (ran.code, ran.out) == (2, "")
+        assert ran.err.startswith(f"error: {tmp_path}/file/home/models cannot be written")
+        assert "OUTRIDER_HOME" in ran.err
+        assert ran.err.count("\n") == 1
+
+
 def test_drafters_are_listed_with_their_options(cli):
     from outrider.drafters.registry import describe_drafters
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from reciting import SONG
+from reciting import SONG, Stage
 
 from outrider.cli.screen import STYLES
+from outrider.core.errors import ConfigError
 from outrider.drafters.prompt_lookup import PromptLookupConfig
 
 ASK = "Sing: "
@@ -87,7 +91,11 @@ def test_a_named_prompt_leaves_a_pipe_unread(cli, stage):
         (["a", "--prompt", "b"], None, "PROMPT and --prompt"),
         (["--prompt", "b", "--file", "c"], None, "--prompt and --file"),
         (["--file", "no-such-file"], None, "no-such-file"),
-        (["a", "--system", "b"], None, "--chat"),
+        (["a", "--system", "b", "--raw"], None, "--system uses the chat template and --raw leaves it out"),
+        (["a", "--chat", "--raw"], None, "--chat uses the chat template"),
+        (["a\udcff"], None, "the prompt is not UTF-8 text (character 1)"),
+        (["a", "--system", "\udcff"], None, "--system is not UTF-8"),
+        (["a", "--prediction", "\udcff"], None, "--prediction is not UTF-8"),
         (["a", "--logprobs", "1"], None, "--json"),
         (["a", "--compare", "--n", "2"], None, "--n"),
         (["a", "--json", "--svg", "x"], None, "--svg"),
@@ -120,9 +128,6 @@ def test_a_file_that_is_no_text_is_refused(cli, stage, tmp_path):
 
 
 def test_a_failed_request_ends_with_1(cli, stage):
-    ran = cli("run", ASK, "--drafter", "suffix", "--prediction", "text")
-    assert ran.code == 1
-    assert "prediction" in ran.err
     ran = cli("run", ASK, "--allowed-token-ids", "5", "--banned-token-ids", "5", "--json")
     assert ran.code == 1
     assert json.loads(ran.out)["finish_reason"] == "error"
@@ -177,6 +182,66 @@ def test_a_prediction_is_drafted_from(cli, stage, tmp_path, as_file):
 def test_chat_wraps_the_prompt_as_a_message(cli, stage):
     assert cli("run", "Sing.", "--chat", "--system", "You sing.").code == 0
     assert stage.tokenizer.chats == [[{"role": "system", "content": "You sing."}, {"role": "user", "content": "Sing."}]]
+
+
+@pytest.mark.parametrize(
+    ("template", "words", "chats", "row"),
+    [
+        ("a template", [], 1, r"prompt +chat +a user message, by the model's chat template; --raw completes"),
+        ("a template", ["--chat"], 1, r"prompt +chat "),
+        ("a template", ["--raw"], 0, r"prompt +raw +completed as it is *\n"),
+        ("", [], 0, r"prompt +raw +completed as it is: the model has no chat template"),
+        ("", ["--raw"], 0, r"prompt +raw "),
+        ("", ["--system", "You sing."], 1, r"prompt +chat "),
+    ],
+)
+def test_a_chat_model_s_template_is_used_and_said(cli, stage, template, words, chats, row):
+    stage.tokenizer.template = template
+    ran = cli("run", ASK, *words)
+    assert (ran.code, ran.out) == (0, SONG + "\n")
+    assert len(stage.tokenizer.chats) == chats
+    assert re.search(row, ran.err)
+    told = json.loads(cli("run", ASK, "--json", *words).out)
+    assert told["prompt_format"] == ("chat" if chats else "raw")
+    told = json.loads(cli("run", ASK, "--json", "--compare", *words).out)
+    assert told["prompt_format"] == ("chat" if chats else "raw")
+
+
+def test_bad_input_that_only_the_model_shows_ends_with_2(cli, stage):
+    for words in (["--drafter", "suffix", "--prediction", "text"], ["--stop-token-ids", "999"]):
+        ran = cli("run", ASK, *words)
+        assert (ran.code, ran.out) == (2, "")
+        assert ran.err.startswith("error: ")
+        assert ran.err.count("\n") == 1
+    stage.context = 4
+    assert cli("run", ASK).code == 2
+
+
+@pytest.mark.parametrize(("verb", "locale"), [("run", "C.UTF-8"), ("run", "C"), ("chat", "C.UTF-8"), ("chat", "C")])
+def test_a_pipe_that_is_no_text_is_refused(verb, locale):
+    """In a process of its own: what Python makes of such bytes depends on the locale."""
+    code = f"""
+import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
+import outrider.llm; from reciting import Stage; outrider.llm.load = Stage().load
+from outrider.cli.main import main; main([{verb!r}])"""
+    env = os.environ | {"LC_ALL": locale}
+    env.pop("OUTRIDER_DEBUG", None)
+    ran = subprocess.run([sys.executable, "-c", code], input=b"abc\xff\n", capture_output=True, check=False, env=env)
+    assert ran.returncode == 2
+    assert ran.stderr.decode() == "error: the text piped in is not UTF-8; convert it first, as with iconv\n"
+
+
+def test_a_missing_draft_model_is_called_the_draft(cli, monkeypatch, tmp_path):
+    stage = Stage()
+
+    def load(model, **options):
+        if model != "demo":
+            raise ConfigError(f"there is no {model}")
+        return stage.load(model, **options)
+
+    monkeypatch.setattr("outrider.llm.load", load)
+    ran = cli("run", ASK, "--drafter", "draft-model:model=small")
+    assert (ran.code, ran.err) == (2, "error: draft model: there is no small\n")
 
 
 def test_stops_and_limits_reach_the_engine(cli, stage):
