@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 from types import FrameType
@@ -17,7 +18,10 @@ from outrider.server.ops.logs import log_event
 from outrider.server.queue.engine_thread import EngineThread
 from outrider.server.settings import Settings
 
+BACKLOG = 1024  # connections the system keeps until they are accepted
+ACCEPTED_AT_ONCE = 64  # in one iteration of the event loop, so that a burst does not hold up everything else
 MIN_OPEN_FILES = 4096  # twice the max number of connections
+MAKING_SECONDS = 0.1  # from a connection's acceptance to its protocol
 CLOSING_SECONDS = 5  # how long clients may take to read the end of their responses
 
 
@@ -28,6 +32,19 @@ class DrainingServer(uvicorn.Server):
         super().__init__(config)
         self.engine_thread, self.drain_timeout = engine_thread, drain_timeout
         self._exiting = self._drain_logged = False
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start serving. asyncio sets the backlog to the number it accepts at once, so that it is set again here."""
+        await super().startup(sockets)
+        for listening in sockets or ():
+            listening.listen(BACKLOG)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop accepting, and close every connection: also those accepted a moment ago, which are still being made."""
+        for server in self.servers:
+            server.close()
+        await asyncio.sleep(MAKING_SECONDS)
+        await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal drains; the next one, or Ctrl-C, ends the wait. None is raised again: the exit code is 0."""
@@ -50,7 +67,7 @@ def listen(settings: Settings) -> socket.socket:
     """The socket to serve on; with port 0 its name has the port. ConfigError where it cannot be opened."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
-        listening = socket.create_server((settings.host.strip("[]"), settings.port), family=family, backlog=1024)
+        listening = socket.create_server((settings.host.strip("[]"), settings.port), family=family, backlog=BACKLOG)
     except OSError as error:
         raise ConfigError(
             f"cannot listen on {settings.host} port {settings.port}: {error.strerror or error}; choose another --port"
@@ -76,7 +93,8 @@ def uvicorn_options(settings: Settings) -> dict[str, Any]:
 
 def make_server(app: FastAPI, engine_thread: EngineThread, settings: Settings) -> DrainingServer:
     """A server that is ready to run."""
-    config = uvicorn.Config(app, timeout_graceful_shutdown=CLOSING_SECONDS, **uvicorn_options(settings))
+    options: dict[str, Any] = uvicorn_options(settings) | {"backlog": ACCEPTED_AT_ONCE}
+    config = uvicorn.Config(app, timeout_graceful_shutdown=CLOSING_SECONDS, **options)
     return DrainingServer(config, engine_thread, settings.drain_timeout)
 
 

@@ -17,6 +17,7 @@ from outrider.server.http.errors import APIError
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 HOST_HEADER = re.compile(rb"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(?::[0-9]{1,5})?")
 ORIGIN = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(:[0-9]{1,5})?")
+CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 SCAN_BYTES = 1 << 15
 SMALL_BODY = 1 << 16  # bytes; a body up to this size is always accepted
 MAX_BRACKETS = 1 << 16  # arrays and objects of one body; millions of them take seconds to parse
@@ -111,7 +112,7 @@ def _busy(reason: str) -> APIError:
 
 
 class HeaderLimit:
-    """Refuses too many or too large headers."""
+    """Refuses too many or too large headers, and paths with control characters: the router ignores a final newline."""
 
     def __init__(self, app: ASGIApp, limits: HttpLimits) -> None:
         self.app, self.limits = app, limits
@@ -122,6 +123,9 @@ class HeaderLimit:
             size += sum(len(name) + len(value) + 4 for name, value in scope["headers"])
             if len(scope["headers"]) > self.limits.max_headers or size > self.limits.max_header_bytes:
                 return await send_error(scope, receive, send, headers_too_large(self.limits))
+            if CONTROL_CHARACTER.search(scope["path"]):
+                error = APIError(404, "no route has control characters in its path", code="not_found")
+                return await send_error(scope, receive, send, error)
         return await self.app(scope, receive, send)
 
 
