@@ -6,12 +6,14 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 from outrider.core.draft import EMPTY, Draft
 from outrider.core.sampling import Token
 from outrider.core.sequence import Sequence
 from outrider.drafters.base import Drafter, DrafterContext, RoundView, Traits
 from outrider.drafters.confidence import Confidence, Continuation, grade
+from outrider.drafters.ngram_index import MAX_INDEXED
 from outrider.drafters.options import check_options, default_min_prob
 
 _FOLLOW_PROBS = (0.4, 0.5, 0.7, 0.8, 0.88, 0.93, 0.95, 0.97)
@@ -22,6 +24,8 @@ _MAX_COMPARED = 16
 """Max tokens compared to choose between two places."""
 _MAX_PLACES = 8
 """Max places tried on each side of the cursor."""
+_MAX_ALIGNED = 256
+"""Max tokens aligned in one round: after rounds without drafts there may be many."""
 _NEAR = 16
 """How far from the cursor a single equal token is enough to continue from."""
 
@@ -46,6 +50,30 @@ class PredictionConfig:
         return Prediction(self, default_min_prob(self.min_prob, context))
 
 
+class _PairIndex:
+    """Where each pair of tokens is in a prediction. Sequences of the same prediction share it."""
+
+    def __init__(self, prediction: tuple[Token, ...]) -> None:
+        self.prediction = prediction
+        self._places: dict[tuple[Token, Token], list[int]] = {}
+        """Pair of tokens -> the places that follow it, in order."""
+        self._indexed = 1
+        """The places up to here are in the index."""
+
+    def grow(self) -> None:
+        """Index the next tokens, a bounded number."""
+        begin, self._indexed = self._indexed, min(self._indexed + MAX_INDEXED, len(self.prediction))
+        for place in range(begin + 1, self._indexed + 1):
+            pair = (self.prediction[place - 2], self.prediction[place - 1])
+            self._places.setdefault(pair, []).append(place)
+
+    def nearest(self, pair: tuple[Token, Token], cursor: int) -> list[int]:
+        """Places that follow this pair, those nearest to the cursor on each side."""
+        places = self._places.get(pair, [])
+        after = bisect_left(places, cursor)
+        return places[max(0, after - _MAX_PLACES) : after + _MAX_PLACES]
+
+
 class _Alignment:
     """Where an answer is in its prediction.
 
@@ -53,20 +81,18 @@ class _Alignment:
     tokens before it that agree with the answer, 0 where none is known to.
     """
 
-    def __init__(self, prediction: tuple[Token, ...]) -> None:
-        self.prediction = prediction
+    def __init__(self, index: _PairIndex) -> None:
+        self.index, self.prediction = index, index.prediction
         self.cursor = 0
         self.followed = _START_FOLLOWED
         self.confidence = Confidence()
         self.answer: list[Token] = []
-        self._after: dict[tuple[Token, Token], list[int]] = {}
-        """Pair of tokens -> the places that follow it, in order."""
-        for place in range(2, len(prediction) + 1):
-            self._after.setdefault((prediction[place - 2], prediction[place - 1]), []).append(place)
 
     def extend(self, tokens: Seq[Token]) -> None:
-        """Move along with the tokens that the answer has gained."""
-        for token in tokens:
+        """Move along with the tokens that the answer has gained; of many, with the last."""
+        skipped = max(0, len(tokens) - _MAX_ALIGNED)
+        self.answer += tokens[:skipped]
+        for token in tokens[skipped:]:
             self.answer.append(token)
             if self.cursor < len(self.prediction):
                 came = self.prediction[self.cursor] == token
@@ -98,9 +124,7 @@ class _Alignment:
     def _candidates(self) -> Iterator[int]:
         """Places after the answer's last two tokens, and near the cursor after its last one."""
         if len(self.answer) >= 2:
-            places = self._after.get((self.answer[-2], self.answer[-1]), [])
-            nearest = bisect_left(places, self.cursor)
-            yield from places[max(0, nearest - _MAX_PLACES) : nearest + _MAX_PLACES]
+            yield from self.index.nearest((self.answer[-2], self.answer[-1]), self.cursor)
         for place in range(max(0, self.cursor - _NEAR), min(self.cursor + _NEAR, len(self.prediction))):
             if self.prediction[place] == self.answer[-1]:
                 yield place + 1
@@ -118,12 +142,15 @@ class Prediction(Drafter):
     """Drafts the next tokens of `seq.prediction`; nothing where the request has none.
 
     An edit costs a few tokens, not the rest: after a difference the end of the answer is
-    looked for in the prediction again. State: an alignment for each sequence.
+    looked for in the prediction again, as far as that is indexed: at most `MAX_INDEXED` more
+    tokens of it a round. State: an index for each prediction, an alignment for each sequence.
     """
 
     def __init__(self, config: PredictionConfig, min_prob: float) -> None:
         self.traits, self.min_prob = config.traits, min_prob
         self._alignments: dict[int, _Alignment] = {}
+        self._indexes: WeakValueDictionary[int, _PairIndex] = WeakValueDictionary()
+        """By the id of the prediction, which each index holds; kept by the alignments."""
 
     def propose(self, view: RoundView) -> list[Draft]:
         return [self._propose(seq, budget) for seq, budget in zip(view.seqs, view.budgets, strict=True)]
@@ -136,8 +163,15 @@ class Prediction(Drafter):
             return EMPTY
         alignment = self._alignments.get(seq.id)
         if alignment is None:
-            alignment = self._alignments[seq.id] = _Alignment(seq.prediction)
+            alignment = self._alignments[seq.id] = _Alignment(self._index(seq.prediction))
+        alignment.index.grow()
         alignment.extend(seq.tokens[seq.prompt_len + len(alignment.answer) :])
         continuation = alignment.continuation(min(budget, self.traits.max_tokens))
         count, expected = alignment.confidence.expected_accepted(continuation, self.min_prob)
         return Draft(continuation.tokens[:count], source=self.traits.name, expected=expected) if count else EMPTY
+
+    def _index(self, prediction: tuple[Token, ...]) -> _PairIndex:
+        index = self._indexes.get(id(prediction))
+        if index is None:
+            index = self._indexes[id(prediction)] = _PairIndex(prediction)
+        return index

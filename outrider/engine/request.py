@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import secrets
 from array import array
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -11,6 +13,8 @@ from outrider.core.errors import RequestError
 from outrider.core.sampling import MAX_BATCH, MAX_TOKENS, SamplingParams, Token, check_int, check_token_ids, is_int
 from outrider.core.sequence import Constraint
 from outrider.runners.base import Runner
+
+MAX_CHARS_PER_TOKEN = 16  # of a prediction, on average; text has fewer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +77,11 @@ def validate_request(request: Request, target: Runner) -> CheckedRequest:
     if request.constraint is not None and (request.constraint.problem or request.constraint.done):
         raise RequestError(request.constraint.problem or "the constraint allows nothing but the empty text")
     return CheckedRequest(request, min(length + request.params.max_tokens, room))
+
+
+def encode_prediction(text: str, encode: Callable[[str], Seq[Token]], limit: int) -> tuple[Token, ...]:
+    """The first tokens of a prediction, at most `limit`; text that is far beyond them is not encoded."""
+    return tuple(encode(text[: limit * MAX_CHARS_PER_TOKEN])[:limit])
 
 
 def draw_nonce(number: int, request: Request) -> int:

@@ -208,9 +208,9 @@ def _count_encodes(running: Running, monkeypatch: pytest.MonkeyPatch) -> list[st
     encoded: list[str] = []
     encode = running.llm.tokenizer.encode
 
-    def counted(text: str, *, special: bool = True) -> list[int]:
+    def counted(text: str, **options: bool) -> list[int]:
         encoded.append(text)
-        return encode(text, special=special)
+        return encode(text, **options)
 
     monkeypatch.setattr(running.llm.tokenizer, "encode", counted)
     return encoded
@@ -222,7 +222,6 @@ def _count_encodes(running: Running, monkeypatch: pytest.MonkeyPatch) -> list[st
         (URL, "prompt", {"prompt": "a" * 3000}),
         (URL, "prompt", {"prompt": ["a", "a" * 3000]}),
         ("/v1/chat/completions", "messages", {"messages": [{"role": "user", "content": "a" * 3000}]}),
-        (URL, "prediction", {"prompt": [97], "prediction": {"type": "content", "content": "a" * 3000}}),
     ],
 )
 def test_what_can_never_fit_is_not_encoded(
@@ -242,6 +241,18 @@ def test_a_text_that_just_fits_is_taken_however_many_bytes_it_has(served: Runnin
     assert served.post(URL, prompt="<|start|>" * 255, max_tokens=1).json()["usage"]["prompt_tokens"] == 255
     error = problem(served.post(URL, prompt="<|start|>" * 256, max_tokens=1))
     assert error["code"] == "context_length_exceeded"
+
+
+def test_a_prediction_is_cut_before_it_is_encoded(serve: Serve, monkeypatch: pytest.MonkeyPatch):
+    running = serve()
+    encoded = _count_encodes(running, monkeypatch)
+    text = "etaoin shrdlu " * 80_000
+    prediction = {"type": "content", "content": text}
+    response = running.post(URL, prompt=[97, 98], prediction=prediction, max_tokens=20, seed=1)
+    assert response.status_code == 200
+    assert encoded == [text[: 256 * 16]]
+    plain = running.post(URL, prompt=[97, 98], max_tokens=20, seed=1)
+    assert response.json()["choices"] == plain.json()["choices"]
 
 
 def test_a_prediction_is_encoded_once_for_all_prompts(serve: Serve, monkeypatch: pytest.MonkeyPatch):

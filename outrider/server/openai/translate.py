@@ -11,7 +11,7 @@ from outrider.core.errors import RequestError
 from outrider.core.sampling import MAX_SEED, SamplingParams, Token, derive_seeds
 from outrider.core.sequence import Constraint
 from outrider.engine.client import EngineClient, EngineFacts
-from outrider.engine.request import CheckedRequest, Request
+from outrider.engine.request import CheckedRequest, Request, encode_prediction
 from outrider.server.http.errors import APIError
 from outrider.server.openai.chat_prompt import chat_prompt
 from outrider.server.openai.field_types import Content
@@ -195,10 +195,9 @@ def _max_new_tokens(prompt: Seq[Token], facts: EngineFacts, param: str) -> int:
 
 
 def _too_long(limit: int, tokens: str, param: str) -> APIError:
-    what = "prediction" if param == "prediction" else "prompt"
     return APIError(
         400,
-        f"this model's maximum context length is {limit} tokens, and the {what} has {tokens}: "
+        f"this model's maximum context length is {limit} tokens, and the prompt has {tokens}: "
         "shorten it so that at least one more fits",
         code="context_length_exceeded",
         param=param,
@@ -214,15 +213,13 @@ def _base_request(
 ) -> Request:
     """The request without its prompt, so that a prediction is encoded once for all prompts."""
     facts, text = engine.facts, _joined(body.prediction.content) if body.prediction else ""
-    if text:
-        _check_length(text, engine, "prediction")
     max_draft = _draft_limit(body.speculation, facts)
     if text and not facts.uses_prediction:
         raise RequestError(
             f"drafter {facts.drafter!r} drafts from no prediction; use 'prediction' or 'suffix+prediction'"
         )
-    # no more of it than a sequence can hold: every token is indexed before the first round
-    prediction = tuple(engine.tokenizer.encode(text, special=False)[: facts.context]) if text else ()
+    encode = partial(engine.tokenizer.encode, special=False)
+    prediction = encode_prediction(text, encode, facts.max_length) if text else ()
     return Request(prompt=(), params=params, prediction=prediction, max_draft=max_draft, salt=salt)
 
 

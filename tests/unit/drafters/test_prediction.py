@@ -7,6 +7,7 @@ import pytest
 from outrider.core.draft import EMPTY
 from outrider.core.errors import ConfigError
 from outrider.drafters.base import RoundView
+from outrider.drafters.ngram_index import MAX_INDEXED
 from outrider.drafters.prediction import PredictionConfig
 
 EXPECTED = tuple(range(100, 200))
@@ -95,6 +96,59 @@ def test_rounds_without_it_are_caught_up_with(make, context):
         == late.propose(RoundView([seq], [4]))[0].tokens
         == EXPECTED[40:44]
     )
+
+
+class Counted(tuple):
+    """A prediction that counts how often it is read."""
+
+    def __new__(cls, tokens):
+        made = super().__new__(cls, tokens)
+        made.reads = 0
+        return made
+
+    def __getitem__(self, at):
+        self.reads += 1
+        return super().__getitem__(at)
+
+
+def test_a_long_prediction_is_indexed_in_bounded_steps(make, context):
+    drafter = PredictionConfig(min_prob=0).build(context)
+    prediction = Counted(range(100, 10_000))
+    seq = make([1, 7, *prediction[5000:5003]], prompt_len=1, prediction=prediction)
+    tokens = []
+    for _ in range(4):
+        prediction.reads = 0
+        tokens.append(drafter.propose(RoundView([seq], [2]))[0].tokens)
+        assert prediction.reads <= 2 * MAX_INDEXED + 200
+        seq.tokens.append(prediction[5003 + len(tokens) - 1])
+    assert tokens[3] == prediction[5006:5008]
+    assert tokens[0] != prediction[5003:5005]  # not indexed so far
+
+
+def test_many_tokens_of_an_answer_are_aligned_in_bounded_steps(make, context):
+    drafter = PredictionConfig(min_prob=0).build(context)
+    prediction = Counted(range(100, 10_000))
+    seq = make([1], prompt_len=1, prediction=prediction)
+    for _ in range(5):
+        drafter.propose(RoundView([seq], [2]))
+    seq.tokens += [*range(20_000, 50_000), *prediction[9000:9005]]
+    prediction.reads = 0
+    assert drafter.propose(RoundView([seq], [2]))[0].tokens == prediction[9005:9007]
+    assert prediction.reads < 256 * 60
+
+
+def test_sequences_of_one_prediction_share_its_index(make, context):
+    drafter = PredictionConfig(min_prob=0).build(context)
+    prediction = Counted(range(100, 1100))
+    seqs = [make([1, 7, *prediction[at : at + 3]], prompt_len=1, prediction=prediction) for at in (300, 500)]
+    seqs[1].id = seqs[0].id + 1
+    prediction.reads = 0
+    drafts = drafter.propose(RoundView(seqs, [2, 2]))
+    assert [draft.tokens for draft in drafts] == [prediction[303:305], prediction[503:505]]
+    assert prediction.reads < 2 * 1000 + 300
+    for seq in seqs:
+        drafter.forget(seq)
+    assert not drafter._indexes
 
 
 def test_a_forgotten_sequence_starts_anew(make, context):
