@@ -133,7 +133,10 @@ def test_decoding(judge: Judge, drafts: str, unread: int, pinned: bool):
         for i, (text, draft) in enumerate(zip(texts, DRAFTS[drafts], strict=True))
     ]
     judge.check(runner.score(spans).logits, ways(spans, texts))
-    assert padded_shape(len(spans), max(span.width for span in spans)) in runner.graphs.captured
+    shape = padded_shape(len(spans), max(span.width for span in spans))
+    if not runner.graphs.has_room(shape):  # pinned passes are smaller: in halves
+        shape = padded_shape(len(spans) // 2, max(span.width for span in spans))
+    assert shape in runner.graphs.captured
 
 
 @pytest.mark.parametrize("drafts", DRAFTS)
