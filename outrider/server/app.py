@@ -95,11 +95,11 @@ def _openapi(app: FastAPI, engine_thread: EngineThread, settings: Settings) -> d
     schemas: dict[str, Any] = document["components"]["schemas"]
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
-    for name in ("ChatRequest", "CompletionRequest", "TokenizeRequest", "DetokenizeRequest"):
+    for name in ("ChatRequest", "CompletionRequest", "ResponsesRequest", "TokenizeRequest", "DetokenizeRequest"):
         served = {"anyOf": [{"const": settings.served_name}, {"type": "null"}], "title": "Model"}
         schemas[name]["properties"]["model"] = served
     if engine_thread.state == "ready":  # before, the vocabulary is not known
-        for name in ("CompletionRequest", "ChatRequest", "DetokenizeRequest"):
+        for name in ("CompletionRequest", "ChatRequest", "ResponsesRequest", "DetokenizeRequest"):
             _bound_ids(schemas[name], engine_thread.engine.facts.vocab_size - 1)
         app.openapi_schema = document
     return document

@@ -14,6 +14,7 @@ from outrider.server.http.errors import APIError
 from outrider.server.openai import response_schema
 from outrider.server.openai.chat_prompt import chat_prompt
 from outrider.server.openai.request_schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from outrider.server.openai.responses_request import ResponsesRequest
 from outrider.server.service import Service
 
 ERROR_DESCRIPTIONS = {
@@ -55,6 +56,11 @@ def routes(service: Service) -> APIRouter:
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue one prompt or several."""
         return await service.complete(body, request)
+
+    @router.post("/v1/responses", responses=_responses(response_schema.ResponseObject, stream=True))
+    async def responses(body: ResponsesRequest, request: Request) -> Response:
+        """Generate the next items of a conversation, whose previous items the client sends. Nothing is stored."""
+        return await service.create_response(body, request)
 
     _add_tokenizer(router, service)
     _add_models(router, service)

@@ -22,7 +22,8 @@ from outrider.server.http.disconnect import ClientDisconnected, cancel_on_discon
 from outrider.server.http.errors import APIError
 from outrider.server.openai.chat_response import ChatResponseBuilder
 from outrider.server.openai.completion_response import CompletionResponseBuilder, EchoedPrompt
-from outrider.server.openai.ignored_fields import REFUSED_FIELDS, ignored_fields, refused_field
+from outrider.server.openai.http_responses import json_response, stream_response
+from outrider.server.openai.ignored_fields import ignored_fields, refused_field
 from outrider.server.openai.request_schema import (
     ChatRequest,
     CompletionFields,
@@ -31,7 +32,8 @@ from outrider.server.openai.request_schema import (
     TokenizeRequest,
 )
 from outrider.server.openai.response_builder import ChoiceBuffer, ResponseBuilder, ResponseMeta, ResponseOptions
-from outrider.server.openai.responses import json_response, stream_response
+from outrider.server.openai.responses_builder import ResponsesBuilder
+from outrider.server.openai.responses_request import ResponsesRequest, chat_request, renamed_error
 from outrider.server.openai.structured_output import (
     UNCONSTRAINED,
     StructuredOutput,
@@ -97,15 +99,25 @@ class Service:
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
         headers, context = self.check_body(body), self._context(request)
-        client = context.owner.client
         try:
-            with self.engine_thread.reserve(body.n or 1, client):
-                structured, translated = await context.run(self._translate(body, client, self.salt(body, request)))
+            structured, translated = await self._translate(body, context, self.salt(body, request))
         except ClientDisconnected:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
-        options = _response_options(body, (body.top_logprobs or 0) if body.logprobs else None)
-        meta = self._meta("chat.completion")
+        options, meta = _chat_options(body), self._meta("chat.completion")
         builder = ChatResponseBuilder(meta, translated, options, self.texts, structured.tool_format)
+        return await self._respond(body, context, builder, headers)
+
+    async def create_response(self, body: ResponsesRequest, request: Request) -> Response:
+        headers, context = self.check_body(body), self._context(request)
+        chat = chat_request(body)
+        try:
+            structured, translated = await self._translate(chat, context, self.salt(body, request))
+        except ClientDisconnected:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        except APIError as error:
+            raise renamed_error(error) from error
+        options, meta = _chat_options(chat), self._meta("response")
+        builder = ResponsesBuilder(meta, translated, options, self.texts, body, structured.tool_format)
         return await self._respond(body, context, builder, headers)
 
     async def complete(self, body: CompletionRequest, request: Request) -> Response:
@@ -134,10 +146,10 @@ class Service:
                 code="model_not_found",
                 param="model",
             )
-        name = refused_field(body)
-        if name is not None:
-            message = f"{name} is not taken from clients: {REFUSED_FIELDS[name]}"
-            raise APIError(400, message, param=name, code="not_allowed")
+        refused = refused_field(body)
+        if refused is not None:
+            name, why = refused
+            raise APIError(400, f"{name} is not taken from clients: {why}", param=name, code="not_allowed")
         names = ignored_fields(body)
         if names and self.settings.strict:
             raise APIError(400, f"not honoured here: {', '.join(names)}", param=names[0][:64], code="unknown_parameter")
@@ -157,11 +169,21 @@ class Service:
         deadline = time.perf_counter() + self.settings.deadline
         return RequestContext(JobOwner(self.client(request), deadline, CURRENT_RECORD.get()), request.receive)
 
-    async def _translate(self, body: ChatRequest, client: str, salt: str) -> tuple[StructuredOutput, TranslatedRequest]:
+    async def _translate(
+        self, body: ChatRequest, context: RequestContext, salt: str
+    ) -> tuple[StructuredOutput, TranslatedRequest]:
+        """The request with its constraint, once there is room for it in the queue."""
+        client = context.owner.client
+        with self.engine_thread.reserve(body.n or 1, client):
+            return await context.run(self._compile_and_translate(body, client, salt))
+
+    async def _compile_and_translate(
+        self, body: ChatRequest, client: str, salt: str
+    ) -> tuple[StructuredOutput, TranslatedRequest]:
         engine, structured = self.engine_thread.engine, UNCONSTRAINED
         if needs_structured_output(body):
             asked = callable_tools(body)
-            compiling = self.compile_pool.run(client, lambda: compile_structured_output(asked, engine.tokenizer))
+            compiling = self.compile_pool.run(client, lambda: compile_structured_output(asked, engine.tokenizer, salt))
             structured = await compiling
         constraint = structured.constraint
         allow = self.settings.allow_special_tokens == "all"
@@ -214,6 +236,10 @@ class Service:
 def _response_options(body: CompletionFields, logprobs: int | None) -> ResponseOptions:
     usage = bool(body.stream_options and body.stream_options.include_usage)
     return ResponseOptions(logprobs, bool(body.include_provenance), usage)
+
+
+def _chat_options(body: ChatRequest) -> ResponseOptions:
+    return _response_options(body, (body.top_logprobs or 0) if body.logprobs else None)
 
 
 def _header(names: list[str]) -> str:

@@ -19,7 +19,7 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processo
 from outrider.core.outputs import TokenLogprob
 from outrider.engine.request import CheckedRequest, Request
 from outrider.models.tokenizer import Tokenizer
-from outrider.server.openai import completion_response, length_bounds, responses, translate
+from outrider.server.openai import completion_response, http_responses, length_bounds, translate
 from outrider.server.openai.field_types import ExtensibleModel
 from outrider.server.openai.request_schema import ChatRequest, CompletionRequest, DetokenizeRequest
 from outrider.server.openai.response_builder import ResponseMeta, ResponseOptions
@@ -195,7 +195,7 @@ def test_an_answer_that_tells_of_every_token_is_made_off_the_loop():
     async def receive() -> dict[str, Any]:
         return await asyncio.Future()
 
-    response = asyncio.run(responses.json_response(receive, None, builder, {"x-a": "b"}))
+    response = asyncio.run(http_responses.json_response(receive, None, builder, {"x-a": "b"}))
     assert made_in
     assert made_in[0] != threading.get_ident()
     assert response.headers["content-type"] == "application/json"
@@ -398,7 +398,7 @@ def test_a_stream_left_before_its_first_byte_frees_its_job(blocked: bool):
             if blocked:
                 await asyncio.Future()
 
-        await responses.stream_response(job, Silent(), {})({}, receive, send)  # type: ignore[arg-type]
+        await http_responses.stream_response(job, Silent(), {})({}, receive, send)  # type: ignore[arg-type]
         return cancelled
 
     assert asyncio.run(leave())

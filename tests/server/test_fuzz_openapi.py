@@ -28,6 +28,7 @@ from schemathesis.specs.openapi.checks import (
 from server_world import NAME, Running, ToyWriter, start, until
 
 from outrider.server.openai.request_schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from outrider.server.openai.responses_request import ResponsesRequest
 
 CASES = int(os.environ.get("FUZZ_CASES", "100"))  # of each route
 SEED = int(os.environ.get("FUZZ_SEED", "1"))
@@ -35,6 +36,7 @@ KEY = "a-key-for-fuzzing"
 ROUTES = (
     "POST /v1/chat/completions",
     "POST /v1/completions",
+    "POST /v1/responses",
     "POST /tokenize",
     "POST /detokenize",
     "GET /v1/models",
@@ -63,10 +65,11 @@ PARTS = {  # (needs keys, sends one, mode): hundredths of the cases
 }
 KNOWN = frozenset(
     name
-    for model in (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
+    for model in (ChatRequest, CompletionRequest, ResponsesRequest, TokenizeRequest, DetokenizeRequest)
     for name in model.model_fields
 )
 RISKY = frozenset({"min_tokens", "allowed_token_ids", "best_of", "suffix", "tools", "tool_choice", "response_format"})
+RISKY |= {"text"}
 STRAY = st.dictionaries(st.from_regex(r"[A-Za-z-]{1,12}", fullmatch=True), st.text(max_size=20), max_size=3)
 STRAY_HEADERS = st.dictionaries(
     st.from_regex(r"x-[a-z-]{1,12}", fullmatch=True), st.from_regex(r"[!-~]{0,40}", fullmatch=True), max_size=3

@@ -26,11 +26,15 @@ def _as_ints(value: Any) -> Any:
     return [_as_int(each) for each in value] if isinstance(value, list) and float in set(map(type, value)) else value
 
 
-def _check_count(value: Any) -> Any:
-    """Check the number of entries before pydantic reports an error for each of them."""
-    if isinstance(value, dict) and len(value) > MAX_LISTED_IDS:
-        raise ValueError(f"at most {MAX_LISTED_IDS} tokens can be given a bias")
-    return value
+def max_entries(limit: int, what: str) -> BeforeValidator:
+    """Checks the number of entries before pydantic reports an error for each of them."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > limit:
+            raise ValueError(f"at most {limit} {what}")
+        return value
+
+    return BeforeValidator(check)
 
 
 WHOLE = BeforeValidator(_as_int)
@@ -46,7 +50,7 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 Probability = Annotated[float, Field(gt=0, le=1)]
 LogitBias = Annotated[
     dict[Annotated[str, Field(pattern="^(0|[1-9][0-9]{0,8})$")], Annotated[float, Field(ge=-100, le=100)]],
-    BeforeValidator(_check_count),
+    max_entries(MAX_LISTED_IDS, "tokens can be given a bias"),
     Field(max_length=MAX_LISTED_IDS, json_schema_extra={"additionalProperties": False}),
 ]
 

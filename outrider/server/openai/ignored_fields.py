@@ -7,6 +7,7 @@ from typing import Any
 
 from outrider.server.openai.field_types import ExtensibleModel
 from outrider.server.openai.request_schema import CompletionFields, TokenizeRequest
+from outrider.server.openai.responses_request import LOGPROBS, ResponsesRequest
 
 
 def _anything(value: Any) -> bool:
@@ -23,6 +24,8 @@ ACCEPTED_VALUES: dict[str, Callable[[Any], bool]] = {
     "metadata": _anything,
     "prompt_cache_key": _anything,
     "store": _one_of(False),
+    "background": _one_of(False),
+    "truncation": _one_of("disabled"),
     "service_tier": _one_of("auto", "default"),
     "modalities": _one_of(["text"]),
     "use_beam_search": _one_of(False),
@@ -40,11 +43,23 @@ REFUSED_FIELDS = {
 }
 """Fields that are refused, never ignored: their content would have to be run or unpacked, and without it the output
 would answer another request."""
+STORED_FIELDS = {
+    "previous_response_id": "no response is stored here; send the previous turns as items of input",
+    "conversation": "no conversation is stored here; send its turns as items of input",
+    "prompt": "no prompt is stored here; send instructions and input",
+    "store": "no response is stored here; leave it out, and keep the output to send it as items of input",
+    "background": "no response is stored here, to be fetched later; stream it instead",
+}
+"""Fields of /v1/responses that are refused unless they are false: a server would have to store something."""
 
 
-def refused_field(body: ExtensibleModel) -> str | None:
-    """The first of REFUSED_FIELDS that a request has, if any."""
-    return next((name for name in REFUSED_FIELDS if (body.model_extra or {}).get(name) is not None), None)
+def refused_field(body: ExtensibleModel) -> tuple[str, str] | None:
+    """The first field of a request that is refused, if any, and why."""
+    given = body.model_extra or {}
+    refused = {name: why for name, why in REFUSED_FIELDS.items() if given.get(name) is not None}
+    if isinstance(body, ResponsesRequest):
+        refused |= {name: why for name, why in STORED_FIELDS.items() if given.get(name) not in (None, False)}
+    return next(iter(refused.items()), None)
 
 
 def ignored_fields(body: ExtensibleModel) -> list[str]:
@@ -61,4 +76,7 @@ def ignored_fields(body: ExtensibleModel) -> list[str]:
         names += [f"stream_options.{name}" for name in body.stream_options.model_extra or {}]
         if not body.stream:
             names.append("stream_options")
+    if isinstance(body, ResponsesRequest):
+        names += ["include"] if set(body.include or ()) - {LOGPROBS} else []
+        names += [f"text.{name}" for name in (body.text and body.text.model_extra) or {}]
     return sorted(names)

@@ -1,4 +1,4 @@
-"""From a request's events to its response, whole or in chunks. No I/O. The two routes' builders derive from this."""
+"""From a request's events to its response, whole or in chunks. No I/O. The routes' builders derive from this."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from outrider.engine.stats import Stats, Tally, total
 from outrider.server.http.errors import APIError
 from outrider.server.openai.token_texts import TokenTexts, clamp_logprob
 from outrider.server.openai.translate import TranslatedRequest
+
+ID_PREFIXES = {"chat.completion": "chatcmpl-", "text_completion": "cmpl-", "response": "resp_"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ class ResponseMeta:
     """The fields that every response and chunk begins with."""
 
     kind: str
-    """chat.completion or text_completion."""
+    """chat.completion, text_completion or response."""
     id: str
     created: int
     model: str
@@ -77,8 +79,7 @@ class ResponseMeta:
 
     @classmethod
     def make(cls, kind: str, model: str, fingerprint: str) -> ResponseMeta:
-        prefix = "chatcmpl" if kind == "chat.completion" else "cmpl"
-        return cls(kind, f"{prefix}-{secrets.token_hex(12)}", int(time.time()), model, fingerprint)
+        return cls(kind, ID_PREFIXES[kind] + secrets.token_hex(12), int(time.time()), model, fingerprint)
 
     def wrap(self, choices: list[dict[str, Any]], *, chunk: bool = False) -> dict[str, Any]:
         kind = f"{self.kind}.chunk" if chunk and self.kind == "chat.completion" else self.kind
@@ -94,6 +95,9 @@ class ResponseMeta:
 
 class ResponseBuilder(ABC):
     """Builds the response of one request from its events."""
+
+    named_events = False
+    """Whether the events of a stream have their chunk's type as their name, and the last says that it is the last."""
 
     def __init__(
         self, meta: ResponseMeta, request: TranslatedRequest, options: ResponseOptions, texts: TokenTexts
@@ -122,6 +126,10 @@ class ResponseBuilder(ABC):
         """The chunk after all choices have ended, with usage and metrics, where usage is wanted."""
         if self.options.usage:
             yield self.meta.wrap([], chunk=True) | {"usage": self._usage(), "metrics": self._metrics()}
+
+    def error_chunk(self, error: APIError) -> dict[str, Any]:
+        """The last chunk of a stream that fails."""
+        return error.body()
 
     def response(self) -> dict[str, Any]:
         """The whole response, once every sequence has ended."""

@@ -154,6 +154,62 @@ class Completion(CompletionBase):
     choices: list[CompletionChoice]
 
 
+class OutputText(BaseModel):
+    type: Literal["output_text"]
+    text: str
+    annotations: list[str]
+    logprobs: list[ChatLogprob]
+
+
+class OutputMessage(BaseModel):
+    id: str
+    type: Literal["message"]
+    status: Literal["in_progress", "completed", "incomplete"]
+    role: Literal["assistant"]
+    content: list[OutputText]
+
+
+class OutputFunctionCall(BaseModel):
+    id: str
+    type: Literal["function_call"]
+    status: Literal["in_progress", "completed", "incomplete"]
+    call_id: str
+    name: str
+    arguments: str
+
+
+class InputTokensDetails(PromptDetails):
+    cache_write_tokens: int
+
+
+class ResponseUsage(BaseModel):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: CompletionDetails
+    total_tokens: int
+
+
+class IncompleteDetails(BaseModel):
+    reason: Literal["max_output_tokens"]
+
+
+class ResponseObject(BaseModel):
+    """The response of /v1/responses. It also repeats fields of the request, such as `tools` and `text`."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    model: str
+    status: Literal["completed", "incomplete"]
+    error: None
+    incomplete_details: IncompleteDetails | None
+    output: list[OutputMessage | OutputFunctionCall]
+    usage: ResponseUsage
+    metrics: ResponseMetrics
+    provenance: list[TokenProvenance] | None = None
+
+
 class ModelCard(BaseModel):
     id: str
     object: Literal["model"]

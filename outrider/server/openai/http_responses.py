@@ -53,22 +53,28 @@ def stream_response(
 
 
 async def _events(job: Job | None, builder: ResponseBuilder, obfuscate: bool) -> AsyncGenerator[bytes, None]:
-    """The events up to [DONE], or up to the error that ends the stream early."""
+    """The events up to the last, or up to the error that ends the stream early."""
+
+    def encode(chunk: dict[str, Any], *, padded: bool = obfuscate) -> bytes:
+        name = f"event: {chunk['type']}\n".encode() if builder.named_events else b""
+        return name + encode_event(chunk, obfuscate=padded)
+
     try:
         for chunk in builder.first_chunks():
-            yield encode_event(chunk, obfuscate=obfuscate)
+            yield encode(chunk)
             await asyncio.sleep(0)  # an echo has many chunks: let other streams go on in between
         if job is not None:
             async for index, output in job:
                 if isinstance(output, Event):
                     builder.add(index, output)
                     for chunk in builder.event_chunks(index, output):
-                        yield encode_event(chunk, obfuscate=obfuscate)
+                        yield encode(chunk)
         for chunk in builder.last_chunks():
-            yield encode_event(chunk, obfuscate=obfuscate)
-        yield DONE_EVENT
+            yield encode(chunk)
+        if not builder.named_events:
+            yield DONE_EVENT
     except Exception as error:  # the status is sent: whatever it is, the stream must say so
-        yield encode_event(to_api_error(error).body())
+        yield encode(builder.error_chunk(to_api_error(error)), padded=False)
 
 
 def _cancel(job: Job | None) -> None:
