@@ -196,23 +196,23 @@ def test_bodies_between_pipelined_requests_stay_where_they_are():
         assert answers.next() == (200, b"GET /health ")
 
 
-FLOODS = [
-    HEALTH * 400_000,
-    b"GET / HTTP/1.1\r\n\r\n" * 900_000,
-    b"POST / HTTP/1.1\r\nContent-Length: 99999999\r\n\r\n" + bytes(16 << 20),
-    CHUNKED + b"\r\nffffff\r\n" + bytes(16 << 20),
-]
-
-
-@pytest.mark.parametrize("flood", FLOODS, ids=["requests", "short requests", "a body", "a chunked body"])
-def test_what_is_queued_behind_a_request_is_bounded(flood: bytes):
+@pytest.mark.parametrize(
+    ("first", "more"),
+    [
+        (b"", HEALTH),
+        (b"", b"GET / HTTP/1.1\r\n\r\n"),
+        (b"POST / HTTP/1.1\r\nContent-Length: 99999999\r\n\r\n", b"x"),
+        (CHUNKED + b"\r\nffffff\r\n", b"x"),
+    ],
+)
+def test_what_is_queued_behind_a_request_is_bounded(first: bytes, more: bytes):
     """The server stops reading, however much a client sends while its first request is served."""
     with echoing() as server, server.socket() as sock:
         sock.sendall(b"GET /wait HTTP/1.1\r\n\r\n")
         until(lambda: server.seen == ["/wait"])
         sock.settimeout(0.5)
         with pytest.raises(TimeoutError):
-            sock.sendall(flood)
+            sock.sendall(first + more * ((16 << 20) // len(more)))
         (connection,) = server.connections
         assert 1 <= len(connection.pipeline) <= PIECE_BYTES // 18
         assert len(connection._unparsed) <= 1 << 19

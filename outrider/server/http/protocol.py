@@ -153,7 +153,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return self._close_with(self._last)
         if self.idle_since is not None and self._in_head:
             self._start_timer()
-        self._parse()
+        if not self.pipeline:
+            self._parse()
         return self.flow.resume_reading()
 
     def send_400_response(self, msg: str) -> None:
