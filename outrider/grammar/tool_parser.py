@@ -11,6 +11,7 @@ from typing import Any
 from outrider.grammar.tools import CALL_CLOSE, CALL_OPEN, ToolFormat
 
 _CALL_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([a-zA-Z0-9_-]{1,64})"\s*,\s*"(?:arguments|parameters)"\s*:\s*\{')
+_OTHER_JSON = re.compile(r'\{\s*(?:[^\s"]|"(?!n?$|na$|nam$|name$|name"))')  # its first key is not `name`
 _MAX_HEAD_CHARS = 256  # beyond, the text is no call
 
 
@@ -130,10 +131,13 @@ class ToolParser:
             self._held, self._depth = "", 0
             self._read = self._arguments
             self._read(char)
-        elif len(self._held) > _MAX_HEAD_CHARS or (self._open and self._held.endswith(self._close)):
+        elif len(self._held) > _MAX_HEAD_CHARS or self._is_no_call():
             self._content += [self._open, self._held]
             self._held, self._between = "", False
             self._read = self._text
+
+    def _is_no_call(self) -> bool:
+        return self._held.endswith(self._close) if self._open else bool(_OTHER_JSON.match(self._held))
 
     def _arguments(self, char: str) -> None:
         """One JSON object, to its closing bracket; brackets inside strings do not count."""

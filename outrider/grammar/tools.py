@@ -11,12 +11,13 @@ import json
 import re
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from outrider.core.errors import RequestError
-from outrider.grammar.compile import compile_constraint, vocabulary_of
+from outrider.grammar.compile import compile_constraint, lark_rule, vocabulary_of
 from outrider.grammar.matcher import GrammarMatcher
+from outrider.grammar.schema import nest_schema, rewrite_schema
 from outrider.grammar.spec import GrammarSpec
 
 ToolFormat = Literal["hermes", "llama3_json", "json"]
@@ -48,24 +49,33 @@ def tool_format(template: str) -> ToolFormat:
 
 
 def tool_constraint(
-    tools: Seq[Mapping[str, Any]], choice: Any, tokenizer: Any, *, parallel: bool = True
+    tools: Seq[Mapping[str, Any]],
+    choice: Any,
+    tokenizer: Any,
+    *,
+    parallel: bool = True,
+    content: GrammarSpec | None = None,
+    salt: str = "",
 ) -> tuple[GrammarMatcher | None, ToolFormat]:
     """The constraint of a request with these tools, None where any text is allowed, and the format of its calls.
 
     auto: text, or calls (hermes: text, then calls). required: at least one call. A named
     function: one call of it. `parallel` allows more than one call, where the format has it.
-    Arguments must match the function's schema. Raises RequestError where the tools are wrong.
+    Arguments must match the function's schema. `content`: what an output without a call must match.
+    Raises RequestError where the tools are wrong, and as `compile_constraint` does.
     """
     known = read_tools(tools)
     form = tool_format(tokenizer.template_text(tools=True))
     mode, wanted = read_tool_choice(choice, known)
     if mode == "none":
-        return None, form
+        return compile_constraint(content, tokenizer, salt) if content else None, form
     vocabulary = vocabulary_of(tokenizer)
     marks = {mark: mark if vocabulary.is_special(mark) else _quote(mark) for mark in (CALL_OPEN, CALL_CLOSE)}
+    content = content if mode == "auto" else None
     several = parallel and mode != "named"
-    source = tool_grammar(wanted, form, free=mode == "auto", parallel=several, marks=marks)
-    return compile_constraint(GrammarSpec.lark(source), tokenizer), form
+    source = tool_grammar(wanted, form, free=mode == "auto", parallel=several, marks=marks, content=content)
+    parts = (*(f"tool {tool.name}" for tool in wanted), *(["response_format"] if content else []))
+    return compile_constraint(GrammarSpec.lark(source, parts), tokenizer, salt), form
 
 
 def read_tools(tools: Seq[Mapping[str, Any]]) -> list[ToolFunction]:
@@ -113,24 +123,45 @@ def tool_grammar(
     free: bool,
     parallel: bool = True,
     marks: Mapping[str, str] | None = None,
+    content: GrammarSpec | None = None,
 ) -> str:
-    """The Lark grammar. `free`: plain text is allowed too. `marks`: the marks in Lark, where special tokens."""
+    """The Lark grammar. From its second line on, a rule for each tool, and then one for the content.
+
+    `free`: plain text is allowed too; only what matches `content`, where given, with JSON on one line:
+    llguidance would allow whitespace before it otherwise. `marks`: the marks in Lark, where special tokens.
+    """
     marks = marks or {mark: _quote(mark) for mark in (CALL_OPEN, CALL_CLOSE)}
-    key = _ARGUMENTS_KEYS[form]
-    bodies = [f"{_quote(_call_head(tool.name, key))} args_{i} {_quote('}')}" for i, tool in enumerate(tools)]
-    rules = [f"args_{i}: %json {_arguments_schema(tool)}" for i, tool in enumerate(tools)]
+    key, hermes = _ARGUMENTS_KEYS[form], form == "hermes"
+    if content and not hermes:
+        rules = [f"call_{i}: {_call_rule(tool, key)}" for i, tool in enumerate(tools)]
+        bodies = [f"call_{i}" for i in range(len(tools))]
+    else:
+        rules = [f"args_{i}: %json {json.dumps(_arguments_schema(tool))}" for i, tool in enumerate(tools)]
+        bodies = [f"{_quote(_call_head(tool.name, key))} args_{i} {_quote('}')}" for i, tool in enumerate(tools)]
+    rules += [f"content: {lark_rule(replace(content, whitespace='line'))}"] if content else []
     rules.append("body: " + " | ".join(bodies))
-    if form == "hermes":
-        rules.append(f'rest: "\\n" body "\\n" {marks[CALL_CLOSE]}')
-        more = f' ("\\n" {marks[CALL_OPEN]} rest)*' if parallel else ""
-        rules.append(f"start: TEXT | before rest{more}" if free else f"start: {marks[CALL_OPEN]} rest{more}")
-        if free:  # the mark counts as a token and as text; lazy: the text ends with its last letter
-            spelled = f"TEXT {marks[CALL_OPEN]} | " if marks[CALL_OPEN] == CALL_OPEN else ""
-            rules += [f"before: {spelled}spelled", f"spelled[lazy]: TEXT {_quote(CALL_OPEN)}", r"TEXT: /(.|\n)*/"]
-    else:  # a text that begins with a brace is a call
-        rules.append("start: TEXT | body" if free else "start: body")
-        rules += [r"TEXT: /([^{](.|\n)*)?/"] if free else []
+    rules += (
+        _hermes_rules(marks, parallel, free, bool(content)) if form == "hermes" else _json_rules(free, bool(content))
+    )
     return "\n".join(["%llguidance {}", *rules])
+
+
+def _hermes_rules(marks: Mapping[str, str], parallel: bool, free: bool, content: bool) -> list[str]:
+    opening = marks[CALL_OPEN]
+    more = f' ("\\n" {opening} rest)*' if parallel else ""
+    rules = [f'rest: "\\n" body "\\n" {marks[CALL_CLOSE]}']
+    if content or not free:
+        return [*rules, ("start: content | " if content else "start: ") + f"{opening} rest{more}"]
+    # the mark counts as a token and as text; lazy: the text ends with its last letter
+    spelled = f"TEXT {opening} | " if opening == CALL_OPEN else ""
+    rules += [f"start: TEXT | before rest{more}", f"before: {spelled}spelled"]
+    return [*rules, f"spelled[lazy]: TEXT {_quote(CALL_OPEN)}", r"TEXT: /(.|\n)*/"]
+
+
+def _json_rules(free: bool, content: bool) -> list[str]:
+    if content or not free:
+        return ["start: content | body" if content else "start: body"]
+    return ["start: TEXT | body", r"TEXT: /([^{](.|\n)*)?/"]  # a text that begins with a brace is a call
 
 
 def _read_tool(tool: Any, where: str) -> ToolFunction:
@@ -147,16 +178,25 @@ def _read_tool(tool: Any, where: str) -> ToolFunction:
         GrammarSpec.json_schema(schema)
     except RequestError as error:
         raise RequestError(f"{where} ({name}): {error}") from error
-    return ToolFunction(name, schema)
+    return ToolFunction(name, rewrite_schema(schema, relaxed=True))
 
 
 def _call_head(name: str, key: str) -> str:
     return f'{{"name": "{name}", "{key}": '
 
 
-def _arguments_schema(tool: ToolFunction) -> str:
+def _arguments_schema(tool: ToolFunction) -> dict[str, Any]:
     bare = {"properties": {}, "additionalProperties": False} if not tool.parameters else {}
-    return json.dumps({"type": "object", **bare, **tool.parameters, "x-guidance": _ONE_LINE})
+    return {"type": "object", **bare, **tool.parameters, "x-guidance": _ONE_LINE}
+
+
+def _call_rule(tool: ToolFunction, key: str) -> str:
+    """A whole call as one rule of JSON: beside other JSON, its beginning must not be a lexeme of its own."""
+    arguments = nest_schema(_arguments_schema(tool), f"/properties/{key}")
+    del arguments["x-guidance"]
+    properties = {"name": {"const": tool.name}, key: arguments}
+    call = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+    return lark_rule(GrammarSpec("json_schema", json.dumps(call), "line"))
 
 
 def _quote(text: str) -> str:

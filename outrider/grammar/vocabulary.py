@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from collections.abc import Sequence as Seq
 from functools import cached_property
 from typing import Any
 
@@ -12,6 +10,7 @@ import numpy as np
 
 from outrider.core.errors import ConfigError, RequestError
 from outrider.core.sampling import Token
+from outrider.grammar.worker import load_tokenizer
 
 
 class Vocabulary:
@@ -24,19 +23,18 @@ class Vocabulary:
     def __init__(self, tokenizer: Any) -> None:
         self.size: int = tokenizer.vocab_size
         self.eos_ids: frozenset[Token] = frozenset(tokenizer.eos_ids)
-        try:
-            import llguidance
-        except ImportError as error:
-            raise ConfigError("structured output needs llguidance: pip install llguidance") from error
         ends = sorted(i for i in self.eos_ids if i < self.size)
         missing = not ends
         ends = ends or [self.size]  # a token beyond the last, where the model has no end-of-text token
         try:
             if hasattr(tokenizer, "to_json"):
-                source = _add_eos(tokenizer.to_json(), ends[0], missing=missing)
+                self.source: dict[str, Any] = {"json": _add_eos(tokenizer.to_json(), ends[0], missing=missing)}
             else:
-                source = llguidance.TokenizerWrapper(_TokenBytes(tokenizer.token_bytes, ends))
-            self.ll = llguidance.LLTokenizer(source, eos_token=ends)
+                self.source = {"tokens": [token.decode("latin-1") for token in tokenizer.token_bytes]}
+            self.source["ends"] = ends
+            self.ll = load_tokenizer(self.source)
+        except ImportError as error:
+            raise ConfigError("structured output needs llguidance: pip install llguidance") from error
         except Exception as error:  # whatever it raises, this model has no structured output
             raise RequestError(f"this model's tokenizer cannot be used for structured output: {error}") from error
 
@@ -61,37 +59,3 @@ def _add_eos(source: str, end: Token, *, missing: bool) -> str:
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     data["added_tokens"] = [*data["added_tokens"], {"id": end, "content": "<|no end|>", "special": True, **plain}]
     return json.dumps(data)
-
-
-class _TokenBytes:
-    """A list of bytes as llguidance's TokenizerWrapper takes it: greedy, longest token first."""
-
-    bos_token_id = None
-
-    def __init__(self, tokens: Iterable[bytes], ends: Seq[Token]) -> None:
-        known = list(tokens)
-        known += [b""] * (ends[-1] + 1 - len(known))
-        # a token without bytes is never text; as a special token it is not allowed
-        self.special_token_ids = sorted({*ends, *(i for i, token in enumerate(known) if not token)})
-        for i in self.special_token_ids:
-            known[i] = b"<special %d>" % i
-        self.tokens = known
-        self.eos_token_id = ends[0]
-        plain = [i for i in range(len(known)) if i not in set(self.special_token_ids)]
-        self._by_bytes = {known[i]: i for i in reversed(plain)}  # the lowest id of equal tokens
-        self._longest = max(map(len, self._by_bytes), default=0)
-
-    def __call__(self, text: bytes | str) -> list[Token]:
-        data = text.encode() if isinstance(text, str) else text
-        out: list[Token] = []
-        at = 0
-        while at < len(data):
-            for width in range(self._longest, 0, -1):
-                token = self._by_bytes.get(data[at : at + width])
-                if token is not None:
-                    out.append(token)
-                    break
-            else:
-                width = 1  # no token has this byte: it is left out
-            at += width
-        return out

@@ -14,9 +14,16 @@ from outrider.core.sampling import SamplingParams
 from outrider.drafters.grammar import Grammar
 from outrider.engine.engine import Engine
 from outrider.engine.request import Request
-from outrider.grammar import GrammarSpec, compile_constraint, prepare, read_response_format
+from outrider.grammar import (
+    CompilerUnavailableError,
+    GrammarCostError,
+    GrammarSpec,
+    compile_constraint,
+    read_response_format,
+)
 from outrider.grammar import compile as compiling
-from outrider.grammar.spec import MAX_CHOICE_TEXTS, MAX_SOURCE_CHARS
+from outrider.grammar.schema import MAX_SOURCE_CHARS
+from outrider.grammar.spec import MAX_CHOICE_TEXTS
 from outrider.testing.toy import ByteTokenizer, ToyRunner
 from outrider.verify.base import make_verifier
 
@@ -136,20 +143,31 @@ def test_a_text_that_is_too_much_by_itself_fails(monkeypatch: pytest.MonkeyPatch
     assert set(text) == {"a", "b"}
 
 
-def test_a_compilation_that_overruns_is_given_up(monkeypatch: pytest.MonkeyPatch):
-    free = threading.Event()
-    monkeypatch.setattr(compiling, "MAX_COMPILE_SECONDS", 0.05)
-    monkeypatch.setattr(compiling, "_compile", lambda spec, vocabulary: free.wait(LONGEST))
-    monkeypatch.setattr(compiling, "_compile_slots", threading.BoundedSemaphore(2))
-    prepare(BYTES)
-    try:
-        for _ in range(2):
-            with pytest.raises(RequestError, match="took more than"):
-                compile_constraint(GrammarSpec.regex("never kept"), BYTES)
-        with pytest.raises(RequestError, match="too many grammars"):
-            compile_constraint(GrammarSpec.regex("never kept"), BYTES)
-    finally:
-        free.set()
+def test_without_a_free_slot_a_grammar_may_be_sent_again(monkeypatch: pytest.MonkeyPatch):
+    slots = threading.BoundedSemaphore(1)
+    monkeypatch.setattr(compiling, "_compile_slots", slots)
+    monkeypatch.setattr(compiling, "MAX_WAIT_SECONDS", 0.05)
+    with slots, pytest.raises(CompilerUnavailableError, match="too many grammars") as caught:
+        compile_constraint(GrammarSpec.regex("waits"), BYTES)
+    assert caught.value.retry_after > 0
+    compile_constraint(GrammarSpec.regex("waits"), BYTES)
+
+
+@pytest.mark.parametrize("lack", ["time", "memory"])
+def test_a_grammar_beyond_its_bounds_is_refused_and_frees_its_slot(monkeypatch: pytest.MonkeyPatch, lack: str):
+    bound, value, unit = {"time": ("MAX_COMPILE_SECONDS", 0.2, "s"), "memory": ("MAX_COMPILE_BYTES", 8 << 20, "MB")}[
+        lack
+    ]
+    monkeypatch.setattr(compiling, bound, value)
+    monkeypatch.setattr(compiling, "_compile_slots", threading.BoundedSemaphore(1))
+    monkeypatch.setattr(compiling, "MAX_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(compiling, "_compile", lambda *_: pytest.fail("only what is cheap is compiled in this process"))
+    for multiple in (100_000_007, 100_000_037):
+        spec = GrammarSpec.json_schema({"type": "integer", "multipleOf": multiple})
+        with pytest.raises(GrammarCostError, match=rf"^the JSON schema took more than .* {unit}"):
+            compile_constraint(spec, BYTES)
+    monkeypatch.undo()
+    compile_constraint(GrammarSpec.regex("fine"), BYTES)
 
 
 def test_grammars_are_remembered_and_the_oldest_forgotten(monkeypatch: pytest.MonkeyPatch):
@@ -172,6 +190,31 @@ def test_grammars_are_remembered_and_the_oldest_forgotten(monkeypatch: pytest.Mo
     for source in ("12345678", "aa", "12345678", "bb", "12345678", "aa"):
         compile_constraint(GrammarSpec.regex(source), tokenizer)
     assert made[4:] == ["12345678", "aa", "bb", "aa"]
+
+
+def test_grammars_are_shared_within_a_salt_only(monkeypatch: pytest.MonkeyPatch):
+    """Or else the time of one's request would tell what grammars others use."""
+    made: list[str] = []
+    original = compiling._compile
+    monkeypatch.setattr(
+        compiling, "_compile", lambda spec, vocabulary: made.append(spec.source) or original(spec, vocabulary)
+    )
+    tokenizer = ByteTokenizer()
+    for salt in ("mine", "yours", "mine", "", "yours"):
+        compile_constraint(GrammarSpec.regex("a+"), tokenizer, salt)
+    assert made == ["a+"] * 3
+    monkeypatch.setattr(compiling, "MAX_CACHED_GRAMMARS", 1)
+    compile_constraint(GrammarSpec.regex("b+"), tokenizer, "yours")  # takes the room of its own salt
+    compile_constraint(GrammarSpec.regex("a+"), tokenizer, "mine")
+    compile_constraint(GrammarSpec.regex("a+"), tokenizer, "yours")
+    assert made[3:] == ["b+", "a+"]
+    monkeypatch.setattr(compiling, "MAX_CACHED_BYTES", 2 * compiling.MIN_CACHED_BYTES)
+    for salt in ("1", "2", "3"):
+        compile_constraint(GrammarSpec.regex("c+"), tokenizer, salt)
+    compile_constraint(GrammarSpec.regex("c+"), tokenizer, "3")
+    assert made[5:] == ["c+"] * 3
+    compile_constraint(GrammarSpec.regex("c+"), tokenizer, "1")
+    assert made[8:] == ["c+"]
 
 
 def test_many_threads_may_compile_at_once():

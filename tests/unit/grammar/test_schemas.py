@@ -17,7 +17,7 @@ from outrider.drafters.grammar import Grammar
 from outrider.engine.engine import Engine
 from outrider.engine.request import EngineLimits, Request
 from outrider.grammar import GrammarSpec, compile_constraint
-from outrider.grammar.spec import MAX_SCHEMA_DEPTH
+from outrider.grammar.schema import MAX_SCHEMA_DEPTH, MAX_UNIQUE_VALUES
 from outrider.testing.toy import ByteTokenizer, ToyRunner
 from outrider.verify.base import make_verifier
 
@@ -151,7 +151,7 @@ UNSUPPORTED: dict[str, Any] = {
     "uniqueItems": True,
     "contains": {"type": "integer"},
     "minContains": 1,
-    "propertyNames": {"pattern": "^a"},
+    "propertyNames": {"format": "date"},
     "if": {"type": "integer"},
     "then": {"type": "integer"},
     "not": {"type": "integer"},
@@ -218,6 +218,78 @@ def test_depth_is_bounded_before_anything_walks_down():
     for levels in (MAX_SCHEMA_DEPTH, 10_000):
         with pytest.raises(RequestError, match="nested more than"):
             GrammarSpec.json_schema(nested(levels))
+
+
+def _matches(schema: dict[str, Any], text: str) -> bool:
+    made = compile_constraint(GrammarSpec.json_schema(schema), BYTES)
+    for byte in text.encode():
+        if not bool(made.allowed([()], frozenset())[0, byte]):
+            return False
+        made.advance([byte])
+    return made.done or bool(made.allowed([()], BYTES.eos_ids)[0, 256])
+
+
+INTEGERS = {"type": "object", "additionalProperties": {"type": "integer"}}
+LETTERS = {"$defs": {"letter": {"title": "Letter", "type": "string", "enum": ["a", "b"]}}}
+ENFORCED: dict[str, dict[str, Any]] = {
+    "any names": {**INTEGERS, "propertyNames": {"type": "string"}},
+    "true": {**INTEGERS, "propertyNames": True},
+    "a pattern": {**INTEGERS, "propertyNames": {"pattern": "^[ab]"}},
+    "a length": {**INTEGERS, "propertyNames": {"minLength": 1, "maxLength": 2}},
+    "values": {**INTEGERS, "propertyNames": {"type": "string", "enum": ["a", "b.c", "é-"]}},
+    "required values": {**INTEGERS, "propertyNames": {"enum": ["a", "b"]}, "required": ["b"]},
+    "a reference": {**INTEGERS, **LETTERS, "propertyNames": {"$ref": "#/$defs/letter"}},
+    "names of properties": {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+        "propertyNames": {"pattern": "^[ab]$"},
+        "additionalProperties": False,
+    },
+    "a set of values": {"type": "array", "items": {"enum": ["a", 1, None]}, "uniqueItems": True},
+    "a set of a reference": {**LETTERS, "type": "array", "items": {"$ref": "#/$defs/letter"}, "uniqueItems": True},
+    "a set of a size": {
+        "type": "array",
+        "items": {"enum": [1, 2, 3]},
+        "uniqueItems": True,
+        "minItems": 1,
+        "maxItems": 2,
+    },
+    "one item": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "maxItems": 1},
+    "a list": {"type": "array", "items": {"type": "integer"}, "uniqueItems": False},
+}
+TEXTS = [
+    *("{}", '{"a": 1}', '{"b": 1}', '{"a": "x"}', '{"a": 1, "b": 2}', '{"c": 1}', '{"b.c": 1}', '{"bxc": 1}'),
+    *('{"é-": 1}', '{"": 1}', '{"abc": 1}', '{"éé": 2}', "[]", '["a"]', '["a", 1]', '[1, "a"]', '["a", "a"]'),
+    *('["b", "a"]', '["b", "b"]', "[1]", "[1, 2]", "[2, 1]", "[1, 1]", "[1, 2, 3]", "[1, 1, 2]", "[null, 1]"),
+]
+
+
+@pytest.mark.parametrize("name", ENFORCED)
+def test_names_and_sets_are_enforced_where_they_can_be(name: str):
+    """Each text is allowed exactly where it is valid; llguidance writes required properties first."""
+    schema = ENFORCED[name]
+    for text in TEXTS:
+        valid = jsonschema.Draft202012Validator(schema).is_valid(json.loads(text))
+        ordered = not (name == "required values" and text.startswith('{"a"'))
+        assert _matches(schema, text) == (valid and ordered), text
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
+        {"type": "array", "items": {"enum": list(range(MAX_UNIQUE_VALUES + 1))}, "uniqueItems": True},
+        {"type": "array", "items": {"enum": [1, 1.0]}, "uniqueItems": True},
+        {"type": "array", "items": {"enum": [1, 2]}, "prefixItems": [{}], "uniqueItems": True},
+        {**INTEGERS, "properties": {"x": {}}, "propertyNames": {"pattern": "^a"}},
+        {**INTEGERS, "patternProperties": {"b": {}}, "propertyNames": {"pattern": "^a"}},
+        {**INTEGERS, "propertyNames": {"pattern": "^a", "maxLength": 3}},
+        {**INTEGERS, "propertyNames": False},
+    ],
+)
+def test_names_and_sets_that_cannot_be_enforced_are_refused_by_name(schema: dict[str, Any]):
+    with pytest.raises(RequestError, match=r"uses (uniqueItems|propertyNames)"):
+        compile_constraint(GrammarSpec.json_schema(schema), BYTES)
 
 
 @pytest.mark.parametrize("bad", [{"enum": [float("nan")]}, {"default": object()}, {"const": "\ud800"}])

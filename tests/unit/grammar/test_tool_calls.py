@@ -11,6 +11,7 @@ import pytest
 from test_matcher import BPE, BYTES
 
 from outrider.core.errors import RequestError
+from outrider.core.sequence import Constraint
 from outrider.grammar import GrammarSpec, ToolParser, compile_constraint, parse_tool_calls, tool_format
 from outrider.grammar.tools import (
     MAX_TOOLS,
@@ -47,7 +48,10 @@ def accepts(form: ToolFormat, choice: Any, text: str, *, parallel: bool = True) 
     """Whether the grammar lets the whole text through and then end."""
     mode, tools = read_tool_choice(choice, read_tools(TOOLS))
     source = tool_grammar(tools, form, free=mode == "auto", parallel=parallel and mode != "named")
-    made = compile_constraint(GrammarSpec.lark(source), BYTES)
+    return _ends(compile_constraint(GrammarSpec.lark(source), BYTES), text)
+
+
+def _ends(made: Constraint, text: str) -> bool:
     for byte in text.encode():
         if not bool(made.allowed([()], frozenset())[0, byte]):
             return False
@@ -251,3 +255,121 @@ def test_a_model_whose_template_knows_no_tools_can_be_told():
     told = tools_prompt(TOOLS, "hermes")
     assert all(json.dumps(tool, ensure_ascii=False) in told for tool in TOOLS)
     assert '<tool_call>\n{"name": "NAME", "arguments": {...}}\n</tool_call>' in told
+
+
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+PERSON = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+
+
+def fits(form: ToolFormat, content: GrammarSpec, text: str, tools: list[dict[str, Any]] = TOOLS) -> bool:
+    """Whether a text is allowed with tools and a response format."""
+    source = tool_grammar(read_tools(tools), form, free=True, content=content)
+    return _ends(compile_constraint(GrammarSpec.lark(source, ("tools",)), BYTES), text)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_with_a_response_format_an_output_is_calls_or_matches_it(form: ToolFormat):
+    content = GrammarSpec.json_schema(CITY)
+    answer = '{"city": "Rome"}'
+    assert [fits(form, content, text) for text in (call(form), call(form, "now", "{}"), answer)] == [True] * 3
+    wrong = (
+        "Hello",
+        "",
+        f" {answer}",
+        f"{answer}\n",
+        f" {call(form)}",
+        '{"city": 5}',
+        call(form, arguments='{"city": 5}'),
+        f"Hello {call(form)}",
+        '{"name": "x"}',
+    )
+    assert not any(fits(form, content, text) for text in wrong)
+    (read,) = parse_tool_calls(call(form), form).calls
+    assert (read.name, read.arguments) == ("get_weather", PARIS)
+    assert parse_tool_calls(answer, form).content == answer
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_response_format_may_begin_like_a_call(form: ToolFormat):
+    content = GrammarSpec.json_schema(PERSON)
+    assert fits(form, content, call(form))
+    for text in ('{"name": "now"}', '{"name": "get_weather", "age": 3}'):
+        assert fits(form, content, text)
+        found = parse_tool_calls(text, form)
+        assert (found.content, found.calls) == (text, [])
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(
+    "content",
+    [
+        GrammarSpec.regex("ab|c/d"),
+        GrammarSpec.choice(["ab", "c/d"]),
+        GrammarSpec.lark('start: "a" end | "c/d"\nend: "b"'),
+    ],
+)
+def test_any_response_format_goes_with_tools(form: ToolFormat, content: GrammarSpec):
+    assert [fits(form, content, text) for text in ("ab", "c/d", call(form), "a", "x")] == [True] * 3 + [False] * 2
+
+
+def test_a_schema_that_refers_to_itself_goes_with_a_response_format():
+    node = {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}}
+    properties = {"$ref": {"$ref": "#/$defs/node"}}  # a property may have that name
+    tools = tool_of({"type": "object", "properties": properties, "$defs": {"node": node}})
+    content = GrammarSpec.json_schema(CITY)
+    for arguments, right in (('{"$ref": {"next": {"next": {}}}}', True), ('{"$ref": {"next": 5}}', False)):
+        assert fits("json", content, call("json", "save", arguments), tools) is right
+
+
+def test_json_that_is_no_call_is_streamed_as_soon_as_that_is_known():
+    parser = ToolParser("json")
+    assert [parser.push(char).content for char in '{ "cit'] == ["", "", "", '{ "c', "i", "t"]
+    parser = ToolParser("json")
+    assert [parser.push(text).content for text in ('{"nam', 'es"')] == ["", '{"names"']
+
+
+def tool_of(parameters: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"type": "function", "function": {"name": "save", "parameters": parameters}}]
+
+
+def test_sets_and_records_are_never_a_reason_to_refuse_a_tool():
+    """uniqueItems of every pydantic set, propertyNames of every zod record."""
+    properties = {
+        "tags": {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
+        "map": {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"type": "integer"}},
+        "dates": {"type": "object", "propertyNames": {"format": "date"}, "additionalProperties": {"type": "integer"}},
+    }
+    tools = tool_of({"type": "object", "properties": properties, "additionalProperties": False})
+    text = call("json", "save", '{"tags": ["a", "b"], "map": {"x": 1}, "dates": {"2026-01-01": 2}}')
+    source = tool_grammar(read_tools(tools), "json", free=False)
+    assert _ends(compile_constraint(GrammarSpec.lark(source), BYTES), text)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"properties": {"a": {"not": {}}}}, "^tool save: the JSON schema uses not, which cannot be enforced here"),
+        ({"properties": {"a": {"type": "nonsense"}}}, "^tool save: the schema is not valid: .*nonsense"),
+        ({"properties": {"a": {"type": "string", "pattern": "(?=a)"}}}, "^tool save: .*look-ahead"),
+    ],
+)
+def test_a_refusal_names_the_tool_and_shows_no_grammar(parameters: dict[str, Any], message: str):
+    tools = [*TOOLS, *tool_of(parameters)]
+    for content in (None, GrammarSpec.json_schema(CITY)):
+        with pytest.raises(RequestError, match=message) as caught:
+            tool_constraint(tools, "auto", WithTemplate(BPE, "{}"), content=content)
+        assert not any(sign in str(caught.value) for sign in ("%", "args_", "call_", "start:", " | ", "at 4"))
+
+
+def test_a_refusal_of_a_response_format_beside_tools_names_it():
+    for content, message in (
+        (GrammarSpec.json_schema({"not": {}}), "^response_format: the JSON schema uses not"),
+        (GrammarSpec.lark("start: other"), "^response_format: .*other"),
+    ):
+        with pytest.raises(RequestError, match=message):
+            tool_constraint(TOOLS, "auto", WithTemplate(BPE, "<tool_call>"), content=content)
