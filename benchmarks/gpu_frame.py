@@ -210,7 +210,7 @@ def replays_within(owner: Any, name: str, seen: list[Any]) -> Iterator[list[Any]
 def row_of(bench: Bench, section: str, name: str, found: Measurement, prompt: int) -> Row:
     draft, verify, rest = found.split_ms()
     mean = prompt + found.tokens / found.batch / 2
-    drafted = found.stats.all.gamma if "draft-model" in name else 0.0
+    drafted = found.gamma if "draft-model" in name else 0.0
     return Row(
         section=section,
         name=name,
@@ -220,7 +220,7 @@ def row_of(bench: Bench, section: str, name: str, found: Measurement, prompt: in
         whole_tokens_per_second=found.total_rate,
         of_limit=bench.limit_ms(found.batch, mean, drafted) / found.round_ms,
         tau=found.tau,
-        alpha=found.stats.all.alpha if found.stats.all.drafted else None,
+        alpha=found.alpha if found.drafted else None,
         round_ms=found.round_ms,
         draft_ms=draft,
         verify_ms=verify,

@@ -17,18 +17,29 @@ from outrider.engine.stats import Stats, Times, total
 
 @dataclass(slots=True)
 class Measurement:
-    """The measurements of a batch. Rates are totals over its sequences."""
+    """The measurements of a batch. Rates are totals over its sequences.
+
+    The window is the rounds in which all sequences decode: from the round after the last sequence's
+    second tokens, to the first finished sequence. All figures are of the window but those called
+    total, `stats` and `texts`, so that
+
+        rate * round_ms / 1000 == tau * batch
+        tau == 1 + accepted / (rounds * batch) <= gamma + 1
+        draft + verify + host == round_ms
+    """
 
     batch: int
     tokens: int = 0
-    """In the window: from the round after the last sequence's second tokens, to the first finished sequence."""
     seconds: float = 0.0
     rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    rejected: int = 0
+    """Draft tokens that were rejected; those drafted after them are not counted."""
     total_tokens: int = 0
     total_seconds: float = 0.0
     """From submission to the end, prefill included."""
     times: Times = field(default_factory=Times)
-    """Of the rounds in the window."""
     stats: Stats = field(default_factory=Stats)
     """Of all requests, from submission to the end."""
     texts: list[tuple[Token, ...]] = field(default_factory=list[tuple[Token, ...]])
@@ -44,22 +55,35 @@ class Measurement:
     @property
     def tau(self) -> float:
         """Tokens per sequence and round."""
-        return self.tokens / (self.rounds * self.batch) if self.rounds else 0.0
+        return self._each(self.tokens)
+
+    @property
+    def gamma(self) -> float:
+        """Draft tokens per sequence and round."""
+        return self._each(self.drafted)
+
+    @property
+    def alpha(self) -> float:
+        """The chance that a draft token is accepted, given that those before it were."""
+        decided = self.accepted + self.rejected
+        return self.accepted / decided if decided else 0.0
+
+    def _each(self, count: int) -> float:
+        return count / (self.rounds * self.batch) if self.rounds else 0.0
 
     @property
     def round_ms(self) -> float:
         return 1000 * self.seconds / self.rounds if self.rounds else 0.0
 
     def split_ms(self) -> tuple[float, float, float]:
-        """Milliseconds per round of drafting, of verification, and of the rest."""
-        each = 1000 / max(1, self.times.rounds)
-        return self.times.draft * each, self.times.verify * each, self.times.host * each
+        """Milliseconds per round of drafting, of the target's pass and its verification, and of the rest: the host."""
+        draft, verify = (1000 * each / max(1, self.rounds) for each in (self.times.draft, self.times.verify))
+        return draft, verify, self.round_ms - draft - verify
 
     @property
     def host_share(self) -> float:
         """The rest, as a share of the round."""
-        draft, verify, rest = self.split_ms()
-        return rest / (draft + verify + rest) if draft + verify + rest else 0.0
+        return self.split_ms()[2] / self.round_ms if self.round_ms else 0.0
 
 
 def random_prompts(count: int, length: int, vocab_size: int, *, first: int = 0, seed: int = 0) -> list[list[Token]]:
@@ -123,8 +147,9 @@ class _DecodeWindow:
             return
         if self._opened:
             result.rounds += 1
-            result.tokens += sum(len(event.tokens) for event in events)
             result.seconds = now - self._opened
+            for event in events:
+                _count(event, result)
         if any(event.finish for event in events):
             self.closed = True
             result.times = _difference(self._times(events), self._before) if self._opened else Times()
@@ -145,6 +170,16 @@ class _DecodeWindow:
         """The times of a sequence that was in every round of the window."""
         ended = next((event.stats for event in events if event.seq_id == self.last and event.stats), None)
         return (ended or self.engine.live(self.last).stats).times
+
+
+def _count(event: Event, result: Measurement) -> None:
+    """Add what a round did for one sequence. Its last token's provenance tells how many were drafted."""
+    if not event.tokens:
+        return
+    result.tokens += len(event.tokens)
+    result.drafted += event.provenance[-1].drafted
+    result.accepted += sum(each.origin == "accepted" for each in event.provenance)
+    result.rejected += event.provenance[-1].origin == "recovered"
 
 
 def _difference(times: Times, before: Times) -> Times:

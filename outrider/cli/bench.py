@@ -60,6 +60,7 @@ def bench(options: BenchOptions, drafting: DraftingOptions, runtime: RuntimeOpti
 
     `synthetic` has the shape of a real model with random weights, and a draft of its first layers:
     times are real, text is not. Shapes: llama-8b, llama-1b, smollm2-135m, qwen-1.5b, tiny.
+    Without --drafter, that draft model drafts for it, and suffix for all others.
     """
     screen = Screen()
     name, model = options.name, ModelOptions(model=options.name, max_batch=options.batch, **asdict(runtime))
@@ -109,7 +110,7 @@ def _synthetic(options: BenchOptions, drafting: DraftingOptions, model: ModelOpt
 
 
 def _measure_both(llm: LLM, prompts: list[list[int]], max_tokens: int) -> tuple[Measurement, Measurement]:
-    """The prompts completed without drafts, then with; each after a warm-up."""
+    """The prompts completed without drafts, then with; each after a warm-up. ConfigError for too few max_tokens."""
     from outrider.bench.measure import measure
     from outrider.core.sampling import SamplingParams
 
@@ -119,6 +120,11 @@ def _measure_both(llm: LLM, prompts: list[list[int]], max_tokens: int) -> tuple[
             params = SamplingParams(max_tokens=tokens, ignore_eos=True)
             salt = f"bench {name} {kind}"
             last = measure(llm.engine, prompts, params, salt=salt, max_draft=max_draft, to_end=True)
+        if not last.rounds:
+            raise ConfigError(
+                f"--max-tokens {max_tokens}: with {name} decoding a sequence finishes before all {len(prompts)} decode "
+                f"together, so that nothing is measured; try {4 * max_tokens}"
+            )
         found.append(last)
     return found[0], found[1]
 
@@ -159,18 +165,17 @@ def _start_decoding(
 
 
 def _figures(found: Measurement) -> dict[str, float]:
-    draft, verify, rest = found.split_ms()
-    tally = found.stats.all
+    draft, verify, host = found.split_ms()
     return {
         "tokens_per_second": found.rate,
         "whole_tokens_per_second": found.total_rate,
         "tau": found.tau,
-        "alpha": tally.alpha,
-        "gamma": tally.gamma,
+        "alpha": found.alpha,
+        "gamma": found.gamma,
         "round_ms": found.round_ms,
         "draft_ms": draft,
         "verify_ms": verify,
-        "host_ms": rest,
+        "host_ms": host,
     }
 
 
@@ -186,16 +191,22 @@ def _comparison(plain: Measurement, speculative: Measurement) -> dict[str, Any]:
 
 
 ROWS = {
-    "tokens_per_second": ("tok/s", "while all sequences decode"),
-    "whole_tokens_per_second": ("tok/s, whole", "prefill included"),
-    "tau": ("τ", "tokens a sequence a round"),
+    "tokens_per_second": ("tok/s", "while all sequences decode, as below"),
+    "whole_tokens_per_second": ("tok/s, whole", "to the end, prefill included"),
+    "tau": ("τ", "tokens a sequence a round, at most γ + 1"),
     "alpha": ("α", "chance that a draft token is accepted"),
-    "gamma": ("γ", "draft tokens a round"),
-    "round_ms": ("ms a round", ""),
-    "draft_ms": ("  draft", "of which: drafting"),
-    "verify_ms": ("  verify", "scoring and verification"),
-    "host_ms": ("  host", "the rest"),
+    "gamma": ("γ", "draft tokens a sequence a round"),
+    "round_ms": ("ms a round", "draft + verify + host"),
+    "draft_ms": ("  draft", "drafting"),
+    "verify_ms": ("  verify", "the target's pass and verification"),
+    "host_ms": ("  host", "the rest: scheduling, text, statistics"),
 }
+
+
+def _rounded(figures: dict[str, float]) -> dict[str, float]:
+    """To two decimals, such that the parts of a round still add up."""
+    out = {name: round(value, 2) for name, value in figures.items()}
+    return out | {"host_ms": out["round_ms"] - out["draft_ms"] - out["verify_ms"]}
 
 
 def _bench_table(plain: Measurement, speculative: Measurement) -> Table:
@@ -205,10 +216,10 @@ def _bench_table(plain: Measurement, speculative: Measurement) -> Table:
     for heading in ("plain", "speculative"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("", style="dim")
+    columns = [_rounded(output[name]) for name in ("plain", "speculative")]
     for key, (name, meaning) in ROWS.items():
-        blank = key in ("alpha", "gamma", "draft_ms")
-        values = ("" if blank else f"{output['plain'][key]:.2f}", f"{output['speculative'][key]:.2f}")
-        table.add_row(name, *values, meaning)
+        plain_cell = "" if key in ("alpha", "gamma") else f"{columns[0][key]:.2f}"
+        table.add_row(name, plain_cell, f"{columns[1][key]:.2f}", meaning)
     table.add_row("speed-up", "", f"{output['speedup']:.2f}x", f"batch {plain.batch}, greedy")
     same = round(output["identical"] * plain.batch)
     table.add_row("identical", "", f"{same} of {plain.batch}", "texts equal to plain decoding's")

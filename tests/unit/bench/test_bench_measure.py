@@ -40,7 +40,7 @@ def test_a_window_of_speculation_counts_only_what_it_saw():
         assert (found.rounds, found.tokens, found.tau) == (3, 36, 6.0)
         assert found.stats.all.rounds == 2 * 5  # and those that read the prompt, for the target and for the draft
         assert found.times.rounds == 3
-        assert found.stats.all.alpha == 1.0
+        assert (found.alpha, found.gamma) == (1.0, 5.0)
     llm.engine.check()
 
 
@@ -77,12 +77,37 @@ def test_too_few_tokens_to_decode_together_is_said():
 
 
 def test_figures_of_a_round():
-    found = Measurement(2, tokens=24, seconds=0.5, rounds=3, times=Times(draft=0.1, verify=0.3, host=0.1, rounds=2))
+    times = Times(draft=0.1, verify=0.3, host=0.05, rounds=2)
+    found = Measurement(2, tokens=24, seconds=0.5, rounds=2, drafted=40, accepted=20, rejected=2, times=times)
     assert found.rate == 48
-    assert found.tau == 4
-    assert found.split_ms() == pytest.approx((50, 150, 50))
+    assert found.tau == 6
+    assert (found.alpha, found.gamma) == (pytest.approx(20 / 22), 10)
+    assert found.split_ms() == pytest.approx((50, 150, 50)), "what nobody timed is the host's too"
     assert found.host_share == pytest.approx(0.2)
-    assert Measurement(1).rate == Measurement(1).tau == Measurement(1).host_share == 0
+    none = Measurement(1)
+    assert none.rate == none.tau == none.alpha == none.gamma == none.host_share == 0
+    assert none.split_ms() == (0, 0, 0)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("drafter", ["none", "suffix", "prompt-lookup", DRAFT_MODEL, f"{DRAFT_MODEL},beams=2,k=3"])
+def test_the_figures_of_a_window_agree(drafter: str, batch: int):
+    """Drafts that are empty, rejected or as long as they may be, of chains and trees."""
+    llm = RIG.llm(drafter, max_batch=batch)
+    prompts = [each * 3 for each in random_prompts(batch, 6, 512, first=257)]
+    found = measure(llm.engine, prompts, params(60), salt=drafter, to_end=True)
+    assert found.rounds > 2
+    assert found.rate * found.round_ms / 1000 == pytest.approx(found.tau * batch)
+    assert found.tau == pytest.approx(1 + found.accepted / (found.rounds * batch))
+    assert 1 <= found.tau <= found.gamma + 1
+    assert 0 <= found.alpha <= 1
+    assert (found.drafted == 0) == (drafter == "none")
+    assert found.accepted + found.rejected <= max(found.drafted, found.accepted)
+    draft, verify, host = found.split_ms()
+    assert draft + verify + host == pytest.approx(found.round_ms)
+    assert min(draft, verify, host) >= 0
+    assert host >= 1000 * found.times.host / found.rounds
+    assert found.times.rounds == found.rounds
 
 
 def test_prompts_are_seeded_and_distinct():
