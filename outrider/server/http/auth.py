@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from outrider.server.http.asgi import header_values, send_error
 from outrider.server.http.errors import APIError
 
-PUBLIC_PATHS = frozenset({"/", "/health"})
+PUBLIC_PATHS = frozenset({"/", "/docs", "/health"})
 PAGE_PREFIX = "/page/"
 
 NO_KEY = "this server needs an API key: send it as 'Authorization: Bearer <key>'"
@@ -44,7 +44,7 @@ def _digest(text: bytes) -> bytes:
 
 
 def is_public(scope: Scope) -> bool:
-    """Whether a request needs no key: /health and the page's files, which reveal nothing of the model.
+    """Whether a request needs no key: /health and the files of the pages, which reveal nothing of the model.
 
     Decided by scope["path"], which the router matches too; never by a URL that a malformed Host header changes.
     """

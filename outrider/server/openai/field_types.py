@@ -58,13 +58,13 @@ LogitBias = Annotated[
 class ExtensibleModel(BaseModel):
     """An object that may have other fields, which `ignored_fields` reports."""
 
-    model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
+    model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=(), use_attribute_docstrings=True)
 
 
 class StrictModel(BaseModel):
     """An object that may have no other fields."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
     @model_validator(mode="before")
     @classmethod

@@ -1,4 +1,4 @@
-"""The routes of the page at /: static files under a strict content security policy."""
+"""The routes of the page at /, and of /docs: static files under a strict content security policy."""
 
 from __future__ import annotations
 
@@ -39,6 +39,10 @@ def page_routes() -> APIRouter:
     @router.api_route("/", methods=["GET", "HEAD"])
     async def index() -> Response:
         return page_file("index.html")
+
+    @router.api_route("/docs", methods=["GET", "HEAD"])
+    async def docs() -> Response:
+        return page_file("docs.html")
 
     @router.api_route("/page/{name:path}", methods=["GET", "HEAD"])
     async def named(name: str) -> Response:
