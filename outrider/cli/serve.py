@@ -80,7 +80,7 @@ def serve(served: ServeOptions, drafting: ServeDraftingOptions, model: ModelOpti
             raise ConfigError(f"MODEL {served.name} and --model {model.model} each name a model; give one of them")
         model = replace(model, model=served.name)
     with_drafter = drafting.with_default(PREDICTION_DRAFTER)
-    _check_models(model.model, with_drafter)
+    _check_loading(model, with_drafter)
     settings = served.settings(model.model)
 
     from outrider.server.app import create_app
@@ -112,14 +112,19 @@ def serve(served: ServeOptions, drafting: ServeDraftingOptions, model: ModelOpti
         os._exit(0)
 
 
-def _check_models(model: str, drafting: DraftingOptions) -> None:
-    """ConfigError for an unknown drafter and for models that cannot be there, before the server listens."""
+def _check_loading(model: ModelOptions, drafting: DraftingOptions) -> None:
+    """ConfigError for options out of range, an unknown drafter, and models that cannot be there: all that can be
+    known before the server listens."""
     from outrider.checkpoints.resolve import check_name
     from outrider.drafters.registry import parse_drafter
+    from outrider.loading.load import LoadOptions, choose_device, choose_dtype
 
+    LoadOptions(max_batch=model.max_batch, context=model.context, cache_tokens=model.cache_tokens)
+    choose_device(model.device)
+    choose_dtype(model.dtype)
     config = drafting.config()
     config = parse_drafter(config) if isinstance(config, str) else config
-    check_name(model)
+    check_name(model.model)
     for each in config.traits.loads:
         try:
             check_name(each.model)

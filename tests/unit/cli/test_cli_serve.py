@@ -30,10 +30,15 @@ def bound(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         (["--model", "demooo"], "error: there is no file or folder 'demooo'"),
         (["--drafter", "draft-model:model=demooo"], "error: draft model: there is no file or folder 'demooo'"),
         (["--drafter", "suffix+draft-model:model=demooo"], "error: draft model: there is no file"),
+        (["--max-batch", "0"], "error: max_batch must be a whole number from 1"),
+        (["--context", "1"], "error: context must be a whole number from 2"),
+        (["--device", "gpu"], "error: no device called 'gpu'"),
+        (["--dtype", "int3"], "error: no dtype called 'int3'"),
+        (["--port", "99999"], "error: "),
         (["--speculative-config", '{"model": "demooo", "num_speculative_tokens": 3}'], "error: draft model: there is"),
     ],
 )
-def test_models_that_cannot_be_there_are_told_once_before_anything_listens(cli, bound, words, says):
+def test_what_cannot_be_is_told_once_before_anything_listens(cli, bound, words, says):
     ran = cli("serve", "--port", "0", *words)
     assert (ran.code, ran.out, bound) == (2, "", [])
     assert ran.err.startswith(says)
