@@ -115,37 +115,48 @@ class _Children:
 
 
 def _compile_and_exit(tokenizer: Any, job: Mapping[str, Any], pipe: int) -> NoReturn:
-    status = 1
-    try:
-        before = _peak_bytes()
-        _limit(job["seconds"], before + job["bytes"])
+    """Compile in a thread, whose stack is as large as that of the server's thread that compiles next."""
+    before = _peak_bytes()
+
+    def run() -> None:
         began = time.process_time()
-        error = build_matcher(tokenizer, job["grammar"], job["fuel"], job["states"]).get_error()
-        outcome = {"error": error[:4096], "seconds": time.process_time() - began, "bytes": _peak_bytes() - before}
-        os.write(pipe, json.dumps(outcome).encode())
-        status = 0
-    except MemoryError:
-        status = OUT_OF_MEMORY
+        try:
+            error = build_matcher(tokenizer, job["grammar"], job["fuel"], job["states"]).get_error()
+        except MemoryError:
+            os._exit(OUT_OF_MEMORY)
+        except BaseException as raised:  # a panic of llguidance is no Exception
+            error = str(raised) or type(raised).__name__
+        took = {"seconds": time.process_time() - began, "bytes": _peak_bytes() - before}
+        if took["bytes"] > job["bytes"]:
+            os._exit(OUT_OF_MEMORY)
+        os.write(pipe, json.dumps({"error": error[:4096], **took}).encode())
+        os._exit(0)
+
+    try:
+        _limit(job["seconds"], before + job["bytes"])
+        threading.Thread(target=run, daemon=True).start()
+        while _peak_bytes() <= before + job["bytes"]:  # llguidance releases the interpreter's lock while it compiles
+            time.sleep(_WATCH_SECONDS)
+        os._exit(OUT_OF_MEMORY)
     finally:
-        os._exit(status)
+        os._exit(1)
 
 
 def _limit(seconds: float, max_bytes: int) -> None:
-    """End this process when it takes more processor time, three times as much of the clock, or more memory."""
-    for timer, signal_number in ((signal.ITIMER_PROF, signal.SIGPROF), (signal.ITIMER_REAL, signal.SIGALRM)):
-        signal.signal(signal_number, signal.SIG_DFL)
-        signal.setitimer(timer, seconds if timer == signal.ITIMER_PROF else 3 * seconds)
-    with suppress(OSError, ValueError):  # a second bound, kept by the kernel; not every system has it
-        import resource
+    """Let the kernel end this process after this much processor time, or three times as much of the clock.
 
+    Where it bounds memory too, that is a second bound.
+    """
+    import resource
+
+    for timer, number, limit in (
+        (signal.ITIMER_PROF, signal.SIGPROF, seconds),
+        (signal.ITIMER_REAL, signal.SIGALRM, 3 * seconds),
+    ):
+        signal.signal(number, signal.SIG_DFL)
+        signal.setitimer(timer, limit)
+    with suppress(OSError, ValueError):  # macOS
         resource.setrlimit(resource.RLIMIT_DATA, (2 * max_bytes, 2 * max_bytes))
-
-    def watch() -> None:  # llguidance releases the interpreter's lock while it compiles
-        while _peak_bytes() <= max_bytes:
-            time.sleep(_WATCH_SECONDS)
-        os._exit(OUT_OF_MEMORY)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def _peak_bytes() -> int:
@@ -170,26 +181,28 @@ def main() -> None:
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to end
-    data, children = bytearray(), None
-    while True:
-        waiting: list[int] = [0, *(children.pipes if children else [])]
-        ready = select.select(waiting, [], [])[0]
-        for pipe in ready:
-            if pipe and children:
-                os.write(1, json.dumps(children.finish(pipe)).encode() + b"\n")
-        if 0 not in ready:
-            continue
-        read = os.read(0, 1 << 20)
-        if not read:
-            if children:
-                children.kill()
-            return
-        data += read
-        for line in _lines(data):
-            if children:
+    data = bytearray()
+    while b"\n" not in data:
+        data += _read()
+    vocabulary, _, data = data.partition(b"\n")
+    children = _Children(load_tokenizer(json.loads(vocabulary)))
+    try:
+        while True:
+            for line in _lines(data):
                 children.start(json.loads(line))
-            else:
-                children = _Children(load_tokenizer(json.loads(line)))
+            ready: list[int] = select.select([0, *children.pipes], [], [])[0]
+            for pipe in ready:
+                if pipe:
+                    os.write(1, json.dumps(children.finish(pipe)).encode() + b"\n")
+            data += _read() if 0 in ready else b""
+    finally:
+        children.kill()
+
+
+def _read() -> bytes:
+    """What has arrived on stdin. Ends the process where stdin has ended."""
+    read = os.read(0, 1 << 20)
+    return read or sys.exit()
 
 
 if __name__ == "__main__":

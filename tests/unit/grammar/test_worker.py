@@ -130,3 +130,10 @@ def test_it_does_not_inherit_the_servers_keys(monkeypatch: pytest.MonkeyPatch):
     tokenizer = ByteTokenizer()
     compile_constraint(GrammarSpec.regex("a"), tokenizer)
     assert b"a-secret-key" not in Path(f"/proc/{pid_of(tokenizer)}/environ").read_bytes()
+
+
+def test_whatever_llguidance_raises_is_a_refusal(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(compiling, "llguidance_grammar", lambda _: '{"grammars": [{"name": 5}]}')
+    with pytest.raises(RequestError, match=r"^the regex is not valid: ") as caught:
+        compile_constraint(GrammarSpec.regex("a"), ByteTokenizer())
+    assert not isinstance(caught.value, CompilerUnavailableError)
