@@ -165,6 +165,8 @@ def _build_request(prompt: TextOrMessages, params: SamplingParams, options: dict
 def _check_output(output: OutputOptions) -> None:
     if output.svg is not None and not output.svg.absolute().parent.is_dir():
         raise ConfigError(f"--svg {output.svg}: there is no folder {output.svg.parent}")
+    if output.svg is not None and output.svg.is_dir():
+        raise ConfigError(f"--svg {output.svg}: that is a folder; name a file")
     if output.logprobs is not None and not output.json:
         raise ConfigError("--logprobs are part of --json; add it")
     if output.svg is not None and output.json:

@@ -385,6 +385,9 @@ def test_a_picture_that_has_no_folder_is_refused_before_the_answer(cli, stage, t
     assert ran.code == 2
     assert "there is no folder" in ran.err
     assert SONG not in ran.out
+    ran = cli("run", ASK, "--svg", str(tmp_path))
+    assert (ran.code, ran.out) == (2, "")
+    assert "that is a folder; name a file" in ran.err
 
 
 def test_a_few_drafted_tokens_are_no_verdict(cli, stage):
