@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
-from typing import Literal, Protocol, Self
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from typing import Literal, Protocol, Self, overload
 
 from torch import Tensor
 
@@ -111,6 +113,95 @@ class Sequence:
     def room(self) -> int:
         """How many more tokens the text may take."""
         return self.limit - len(self.tokens)
+
+
+class TokensView(Seq[Token]):
+    """The tokens of a sequence, to be read only: always those that it has now, and never copied as a whole."""
+
+    __slots__ = ("_seq",)
+
+    def __init__(self, seq: Sequence) -> None:
+        self._seq = seq
+
+    @overload
+    def __getitem__(self, at: int) -> Token: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Token]: ...
+    def __getitem__(self, at: int | slice) -> Token | list[Token]:
+        return self._seq.tokens[at]
+
+    def __len__(self) -> int:
+        return len(self._seq.tokens)
+
+    def __iter__(self) -> Iterator[Token]:
+        return iter(self._seq.tokens)
+
+    def __contains__(self, token: object) -> bool:
+        return token in self._seq.tokens
+
+    def __add__(self, tokens: list[Token]) -> list[Token]:
+        return self._seq.tokens + tokens
+
+    def __eq__(self, other: object) -> bool:
+        return self._seq.tokens == (list(other) if isinstance(other, TokensView) else other)
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType] - as a list's
+
+
+class ConstraintView:
+    """A constraint that may be asked and not advanced; a fork may."""
+
+    __slots__ = ("_constraint", "allowed", "forced", "fork")
+
+    def __init__(self, constraint: Constraint) -> None:
+        self._constraint = constraint
+        self.allowed, self.forced, self.fork = constraint.allowed, constraint.forced, constraint.fork
+
+    @property
+    def done(self) -> bool:
+        return self._constraint.done
+
+    @property
+    def problem(self) -> str:
+        return self._constraint.problem
+
+    def advance(self, tokens: Seq[Token]) -> None:
+        raise AttributeError(
+            "a constraint belongs to its sequence, which only the engine changes; advance a fork of it"
+        )
+
+
+class SequenceView(Sequence):
+    """A sequence to be read only, as drafters get it: always as the sequence is now. Changing it raises."""
+
+    __slots__ = ("_seq", "_tokens")
+
+    def __init__(self, seq: Sequence) -> None:
+        object.__setattr__(self, "_seq", seq)
+        object.__setattr__(self, "_tokens", TokensView(seq))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"only the engine changes a sequence: {name} of sequence {self.id} is to be read")
+
+    def __delattr__(self, name: str) -> None:
+        self.__setattr__(name, None)
+
+    @property
+    def tokens(self) -> TokensView:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._tokens
+
+    @property
+    def constraint(self) -> Constraint | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        own = self._seq.constraint
+        return None if own is None else ConstraintView(own)  # pyright: ignore[reportReturnType] - its forks are free
+
+    def shows(self, seq: Sequence) -> bool:
+        """Whether this is a view of that very sequence."""
+        return self._seq is seq
+
+
+for _name in (field.name for field in fields(Sequence) if field.name not in ("tokens", "constraint")):
+    setattr(SequenceView, _name, property(attrgetter(f"_seq.{_name}")))
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,7 @@ class TargetPass:
 class Drafter(ABC):
     """Proposes what comes next. It may be wrong: a bad draft costs time, never correctness.
 
-    A drafter never changes a sequence. Private state is keyed by `seq.id`, and copes with a
+    A drafter cannot change a sequence: it gets a `SequenceView`. Private state is keyed by `seq.id`, and copes with a
     sequence that grew by any number of tokens since it was last seen. An exception, or a draft
     that is not well-formed, is no draft in that round: the text continues without one.
     """

@@ -8,17 +8,21 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
+from dataclasses import replace
+from types import NoneType
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, cat, float32, strided
 
 from outrider.core.device_row import DeviceRow
 from outrider.core.draft import EMPTY, Draft, Verdict
 from outrider.core.sampling import is_finite, is_int
-from outrider.core.sequence import Sequence
+from outrider.core.sequence import Sequence, SequenceView
 from outrider.drafters.base import Drafter, RoundView, TargetPass, Traits
 
 _log = logging.getLogger("outrider.drafters")
+MAX_SUM_ERROR = 0.02
+"""How far the sum of a distribution may be from 1: numbers of 8 bits are that coarse."""
 _LOG_SECONDS = 1.0
 """A failure of a kind that was logged before is logged again only if nothing else was for so long."""
 
@@ -37,6 +41,8 @@ class GuardedDrafter:
         self._kinds: set[str] = set()
         """Those logged so far."""
         self._logged_at = -_LOG_SECONDS
+        self._views: dict[int, SequenceView] = {}
+        """By sequence id, until that is forgotten."""
 
     @property
     def traits(self) -> Traits:
@@ -46,32 +52,46 @@ class GuardedDrafter:
         """A well-formed draft for each sequence, at most its budget; None only where the drafter may return it."""
         drafts: Any = None
         with self._guarded("propose", view.seqs) as failed:
-            drafts = self.drafter.propose(view)
+            drafts = self.drafter.propose(RoundView(self._read_only(view.seqs), tuple(view.budgets), view.state))
+            drafts = [*drafts] if isinstance(drafts, Seq) else drafts
         if failed:
             return [EMPTY] * len(view.seqs)
         if drafts is None and view.state is not None:
             return None
-        if not isinstance(drafts, Seq) or len(drafts) != len(view.seqs):
-            what = "more or fewer drafts than sequences" if isinstance(drafts, Seq) else f"a {type(drafts).__name__}"
+        if not isinstance(drafts, list) or len(drafts) != len(view.seqs):
+            what = "more or fewer drafts than sequences" if isinstance(drafts, list) else f"a {type(drafts).__name__}"
             self._fail(view.seqs, f"propose returned {what}")
             return [EMPTY] * len(view.seqs)
         return [self._checked(*each) for each in zip(drafts, view.seqs, view.budgets, strict=True)]
 
     def process(self, work: TargetPass) -> None:
         with self._guarded("process", work.seqs):
-            self.drafter.process(work)
+            self.drafter.process(replace(work, seqs=self._read_only(work.seqs), spans=tuple(work.spans)))
 
     def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
         with self._guarded("observe", seqs):
-            self.drafter.observe(seqs, drafts, verdicts)
+            self.drafter.observe(self._read_only(seqs), tuple(drafts), tuple(verdicts))
 
     def forget(self, seq: Sequence) -> None:
         with self._guarded("forget", [seq]):
-            self.drafter.forget(seq)
+            self.drafter.forget(*self._read_only([seq]))
+        self._views.pop(seq.id, None)
 
     def take_failures(self, seq_id: int) -> int:
         """How often the drafter or its members failed while asked for this sequence; forgotten with that."""
         return self.failures.pop(seq_id, 0) + self.drafter.take_failures(seq_id)
+
+    def _read_only(self, seqs: Seq[Sequence]) -> tuple[SequenceView, ...]:
+        """The sequences as a drafter gets them: a change raises, and is the drafter's failure."""
+        return tuple(map(self._view, seqs))
+
+    def _view(self, seq: Sequence) -> SequenceView:
+        if isinstance(seq, SequenceView):  # a mix made it
+            return seq
+        view = self._views.get(seq.id)
+        if view is None or not view.shows(seq):
+            view = self._views[seq.id] = SequenceView(seq)
+        return view
 
     @contextmanager
     def _guarded(self, method: str, seqs: Seq[Sequence]) -> Iterator[list[Exception]]:
@@ -94,8 +114,9 @@ class GuardedDrafter:
         _log.warning("drafter %s: %s; no draft for: %s", self.traits.name, kind, ids, exc_info=error)
 
     def _checked(self, draft: Any, seq: Sequence, budget: int) -> Draft:
-        """The part of a draft that may be scored."""
-        problem = draft_problem(draft)
+        """The part of a draft that may be scored, out of the drafter's reach."""
+        draft, problem = _copied(draft)
+        problem = problem or draft_problem(draft)
         if problem:
             self._fail([seq], problem)
             return EMPTY
@@ -104,6 +125,21 @@ class GuardedDrafter:
             over = count == budget
             self._fail([seq], "a draft is longer than its budget" if over else "a draft names no token of the model")
         return draft.first_nodes(count)
+
+
+def _copied(draft: Any) -> tuple[Any, str]:
+    """A draft that its drafter cannot change any more, and what kept it from being copied; empty where nothing did."""
+    if type(draft) is Draft and type(draft.tokens) is tuple and type(draft.parents) in (tuple, NoneType):
+        return draft, ""
+    if not isinstance(draft, Draft):
+        return draft, ""
+    try:
+        tokens = draft.tokens if _is_row(draft, draft.tokens) else tuple(draft.tokens)
+        parents = draft.parents
+        parents = parents if parents is None or _is_row(draft, parents) else tuple(parents)
+        return Draft(tokens, parents, draft.probs, draft.source, draft.expected, draft.known), ""
+    except Exception as error:  # its parts are not even sequences
+        return draft, f"a draft cannot be read: {type(error).__name__}"
 
 
 def draft_problem(draft: Any) -> str:
@@ -125,7 +161,11 @@ def legal_nodes(draft: Draft, budget: int, vocab_size: int) -> int:
 
 
 def _on_device(draft: Draft) -> bool:
-    return draft.known and isinstance(draft.tokens, DeviceRow)
+    return _is_row(draft, draft.tokens)
+
+
+def _is_row(draft: Draft, values: object) -> bool:
+    return draft.known and isinstance(values, DeviceRow)
 
 
 def _bad_values(draft: Draft) -> str:
@@ -142,10 +182,12 @@ def _bad_parents(draft: Draft) -> str:
         return ""
     if len(parents) != len(draft.tokens):
         return "a draft has not as many parents as tokens"
-    if draft.known and isinstance(parents, DeviceRow):
+    if _is_row(draft, parents):
         return ""
-    good = all(is_int(parent) and -1 <= parent < node for node, parent in enumerate(parents))
-    return "" if good else "a draft's parents are not before their children"
+    if not all(is_int(parent) and -1 <= parent < node for node, parent in enumerate(parents)):
+        return "a draft's parents are not before their children"
+    twins = not _on_device(draft) and len(set(zip(parents, draft.tokens, strict=True))) < len(parents)
+    return "a draft has siblings with the same token" if twins else ""
 
 
 def _bad_probs(draft: Draft) -> str:
@@ -154,7 +196,15 @@ def _bad_probs(draft: Draft) -> str:
         return ""
     if not isinstance(probs, Tensor) or probs.ndim != 2 or len(probs) != len(draft.tokens) or probs.shape[1] < 1:
         return "a draft's probs are not [tokens, vocabulary]"
-    return "a draft's probs hold NaN" if bool(probs.isnan().any()) else ""
+    if not len(draft):
+        return ""
+    if not probs.is_floating_point() or probs.layout != strided:
+        return "a draft's probs are not floating-point numbers"
+    if not _on_device(draft) and max(draft.tokens, default=-1) >= probs.shape[1]:
+        return "a draft has a token beyond its probs"
+    *sums, low = cat((probs.sum(-1, dtype=float32), probs.amin()[None].float())).tolist()  # one wait for both
+    good = low >= 0 and all(abs(total - 1) < MAX_SUM_ERROR for total in sums)  # not so for NaN
+    return "" if good else "a draft's probs are not distributions"
 
 
 _CHECKS: tuple[Callable[[Draft], str], ...] = (_bad_values, _bad_parents, _bad_probs)

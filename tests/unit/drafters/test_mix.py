@@ -104,7 +104,7 @@ def test_a_member_that_runs_a_model_is_asked_last_and_only_where_it_may_do_bette
     model = Scripted("model", draft([1, 2], 1.2, "model"), runs_model=True)
     cheap = Scripted("cheap")
     seqs = [make([0]), make([0])]
-    cheap.propose = lambda view: [draft([5], 3.5, "cheap") if seq is seqs[0] else EMPTY for seq in view.seqs]
+    cheap.propose = lambda view: [draft([5], 3.5, "cheap") if seq.id == seqs[0].id else EMPTY for seq in view.seqs]
     mix = Mix([model, cheap], 1000)
     drafts = mix.propose(RoundView(seqs, [4, 4]))
     assert model.asked == [[seqs[0].id, seqs[1].id]]  # optimistic: it could deliver 4

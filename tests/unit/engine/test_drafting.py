@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +17,7 @@ from outrider.core.device_row import DeviceRow
 from outrider.core.draft import EMPTY, Draft, Verdict
 from outrider.core.host_copy import HostCopy
 from outrider.core.sampling import SamplingParams, Token
-from outrider.core.sequence import Sequence
+from outrider.core.sequence import Sequence, SequenceView
 from outrider.drafters.base import Drafter, RoundView, TargetPass, Traits
 from outrider.drafters.guard import GuardedDrafter
 from outrider.drafters.none import NoDraft
@@ -105,6 +108,16 @@ MALFORMED: dict[str, Any] = {
     "probs of one dimension": Draft((1,), probs=torch.ones(1)),
     "probs of no columns": Draft((1,), probs=torch.ones(1, 0)),
     "probs that are NaN": Draft((1,), probs=torch.full((1, VOCAB), float("nan"))),
+    "probs that are infinite": Draft((1,), probs=torch.full((1, VOCAB), float("inf"))),
+    "probs below 0": Draft((1,), probs=torch.eye(VOCAB)[:1] * 2 - 1 / VOCAB),
+    "probs that sum to 2": Draft((1,), probs=torch.full((1, VOCAB), 2 / VOCAB)),
+    "probs of one row that sum to 0": Draft((1, 2), probs=torch.eye(VOCAB)[:2] * torch.tensor([[1.0], [0.0]])),
+    "probs that are whole numbers": Draft((1,), probs=torch.eye(VOCAB, dtype=torch.int64)[:1]),
+    "probs that are sparse": Draft((1,), probs=torch.eye(VOCAB)[:1].to_sparse()),
+    "probs without values": Draft((1,), probs=torch.eye(VOCAB, device="meta")[:1]),
+    "a token beyond its probs": Draft((11,), probs=torch.full((1, 5), 0.2)),
+    "siblings of the same token": Draft((1, 2, 1), (-1, -1, -1)),
+    "tokens that are None": Draft(None),  # pyright: ignore[reportArgumentType]
     "probs that are a list": Draft((1,), probs=[[1.0]]),  # pyright: ignore[reportArgumentType]
     "a source that is no name": Draft((1,), source=["x"]),  # pyright: ignore[reportArgumentType]
     "an expectation that is no number": Draft((1,), expected=float("nan")),
@@ -141,6 +154,118 @@ def test_an_exception_changes_no_text(method: str):
     assert sorted(drafter.forgotten) == [0, 1, 2]
     if method == "forget":
         assert [stats.draft_failures for _, stats in told] == [0, 1, 0]
+
+
+def add_in_place(seq: Any) -> None:
+    seq.tokens += [5]
+
+
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "a token appended": lambda seq: seq.tokens.append(5),
+    "tokens added": add_in_place,
+    "a token replaced": lambda seq: operator.setitem(seq.tokens, 0, 5),
+    "a token deleted": lambda seq: operator.delitem(seq.tokens, -1),
+    "all tokens deleted": lambda seq: seq.tokens.clear(),
+    "tokens sorted": lambda seq: seq.tokens.sort(),
+    "an attribute deleted": lambda seq: delattr(seq, "seed"),
+    "an attribute of its own": lambda seq: setattr(seq, "mine", 1),
+    "its constraint advanced": lambda seq: seq.constraint.advance((1,)),
+    **{
+        f"{name} changed": partial(lambda seq, name, value: setattr(seq, name, value), name=name, value=value)
+        for name, value in {
+            "id": 99, "prompt_len": 0, "params": SamplingParams(), "seed": 5, "stop_ids": frozenset({1}), "limit": 2,
+            "prediction": (1,), "max_draft": 0, "salt": "x", "constraint": None, "cached": 0, "round": 7,
+            "finish": "stop", "stop_reason": 3,
+        }.items()
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("method", ["propose", "process", "observe", "forget"])
+def test_a_drafter_cannot_change_a_sequence(method: str, change: str):
+    class Changing(Once):
+        def _maybe_raise(self, method: str, seqs: Seq[Sequence]) -> None:
+            for seq in seqs:
+                if method == self.fails and is_bad(seq):
+                    CHANGES[change](seq)
+
+    told = answers(Changing(Draft((12,)), fails=method))
+    assert [tokens for tokens, _ in told] == PLAIN
+    assert told[1][1].draft_failures >= 1
+
+
+@pytest.mark.parametrize("change", [lambda view: view.seqs.clear(), lambda view: operator.setitem(view.budgets, 0, 99)])
+def test_a_drafter_cannot_change_a_round(change: Callable[[Any], object]):
+    class Changing(Once):
+        def propose(self, view: RoundView) -> Any:
+            change(view)
+
+    told = answers(Changing())
+    assert [tokens for tokens, _ in told] == PLAIN
+    assert min(stats.draft_failures for _, stats in told) > 5
+
+
+def test_a_draft_that_is_changed_later_stays_as_it_was():
+    class Later(Once):
+        tokens, parents = [12, 13], [-1, 0]
+
+        def process(self, work: TargetPass) -> None:
+            self.tokens[:], self.parents[:] = [VOCAB + 7] * 9, [9] * 9
+
+        def _draft(self, seq: Sequence, budget: int) -> Any:
+            self.tokens[:], self.parents[:] = [12, 13][:budget], [-1, 0][:budget]
+            return Draft(self.tokens, self.parents)
+
+    told = answers(Later())
+    assert [tokens for tokens, _ in told] == PLAIN
+    assert [stats.draft_failures for _, stats in told] == [0, 0, 0]
+
+
+def test_a_list_of_drafts_that_cannot_be_read_is_a_failure():
+    class Broken(list[Draft]):
+        def __iter__(self) -> Any:
+            raise RuntimeError("no")
+
+    class Returning(Once):
+        def propose(self, view: RoundView) -> Any:
+            return Broken([EMPTY] * len(view.seqs))
+
+    told = answers(Returning())
+    assert [tokens for tokens, _ in told] == PLAIN
+    assert min(stats.draft_failures for _, stats in told) > 5
+
+
+def test_a_view_shows_the_sequence_as_it_is_now():
+    seq = Sequence(5, [1, 2, 3], 2, SamplingParams(), 7, salt="x", limit=9)
+    view = SequenceView(seq)
+    seq.tokens.append(4)
+    seq.cached = 3
+    for name in (*(each.name for each in fields(Sequence)), "generated", "pending", "room", "draw_seed", "unprocessed"):
+        assert getattr(view, name) == getattr(seq, name), name
+    tokens = view.tokens
+    assert (tokens[-1], tokens[1:3], len(tokens), [*tokens], 4 in tokens) == (4, [2, 3], 4, [1, 2, 3, 4], True)
+    assert (operator.add(tokens, [5]), tokens.index(3), tokens == SequenceView(seq).tokens, tokens == [1]) == (
+        [1, 2, 3, 4, 5],
+        2,
+        True,
+        False,
+    )
+    seq.tokens = [8]
+    assert view.tokens == tokens == [8]
+    assert isinstance(view, Sequence)
+    with pytest.raises(AttributeError, match="only the engine changes a sequence: limit of sequence 5 is to be read"):
+        view.limit = 10
+
+
+def test_a_constraint_is_asked_and_not_advanced():
+    seq = Sequence(0, [1], 1, SamplingParams(), 0)
+    seq.constraint = Forced()  # pyright: ignore[reportAttributeAccessIssue]
+    seen = SequenceView(seq).constraint
+    assert seen is not None
+    assert (seen.forced(), seen.done, seen.problem, seen.fork()) == ((21, 22), False, "", seq.constraint)
+    with pytest.raises(AttributeError, match="advance a fork of it"):
+        seen.advance((21,))
 
 
 @pytest.mark.parametrize("returned", [None, [], [EMPTY], "drafts", 3, {}], ids=str)
@@ -228,6 +353,11 @@ def test_with_a_state_none_is_an_answer_and_a_failure_is_none():
 
 class Forced:
     """A constraint that forces two tokens."""
+
+    done, problem, allowed = False, "", None
+
+    def fork(self) -> Forced:
+        return self
 
     def forced(self) -> tuple[Token, ...]:
         return (21, 22)
