@@ -122,9 +122,11 @@ def _cache_of(tokenizer: Any) -> _GrammarCache:
 
 def _check(spec: GrammarSpec, worker: WorkerProcess) -> CompileOutcome:
     """Compile in the worker, and return what it took. Raises RequestError where that fails."""
-    job = CompileJob(llguidance_grammar(spec), MAX_FUEL, MAX_STATES, MAX_COMPILE_SECONDS, MAX_COMPILE_BYTES)
     try:
-        outcome = worker.compile(job)
+        grammar = llguidance_grammar(spec)
+        outcome = worker.compile(CompileJob(grammar, MAX_FUEL, MAX_STATES, MAX_COMPILE_SECONDS, MAX_COMPILE_BYTES))
+    except ValueError as error:  # llguidance cannot read it: a number of 400 digits
+        raise RequestError(_error_message(spec, str(error))) from error
     except GrammarCostError as error:
         raise GrammarCostError(f"the {_name(spec)} {error}; send a simpler one") from None
     if outcome.error:
@@ -168,7 +170,7 @@ def _schema_options(spec: GrammarSpec) -> dict[str, Any]:
 
 
 _KIND_NAMES = {"json_schema": "JSON schema", "regex": "regex", "lark": "grammar", "choice": "list of choices"}
-_POSITION = re.compile(r"at (\d+)\(\d+\): ")
+_POSITION = re.compile(r"(?:at )?(\d+)\(\d+\): ")
 _COMPLEX = ("too big", "too large", "fuel", "too many", "Unable to determine")
 
 
@@ -185,7 +187,7 @@ def _error_message(spec: GrammarSpec, error: str) -> str:
     where = ""
     if place and spec.parts:
         part = spec.parts[min(int(place[1]) - 2, len(spec.parts) - 1)]
-        where, name = f"{part}: ", "schema"
+        where, name = f"{part}: ", "format" if part == "response_format" else "schema"
     unsupported = "Unimplemented keys: "
     if unsupported in why:
         keys = why.partition(unsupported)[2].strip('[]" ').replace('"', "")

@@ -194,6 +194,7 @@ def test_a_property_may_be_named_like_a_keyword():
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "use anyOf"),
         ({"$ref": "http://example.org/schema"}, "not valid"),
         ({"required": "x"}, "required"),
+        ({"type": "integer", "minimum": 10**400}, "not valid: number out of range"),
     ],
 )
 def test_a_wrong_schema_is_refused_with_the_reason(schema: dict[str, Any], message: str):

@@ -370,6 +370,7 @@ def test_a_refusal_of_a_response_format_beside_tools_names_it():
     for content, message in (
         (GrammarSpec.json_schema({"not": {}}), "^response_format: the JSON schema uses not"),
         (GrammarSpec.lark("start: other"), "^response_format: .*other"),
+        (GrammarSpec.lark("start: x }"), "^response_format: the format is not valid: at EOF"),
     ):
         with pytest.raises(RequestError, match=message):
             tool_constraint(TOOLS, "auto", WithTemplate(BPE, "<tool_call>"), content=content)
