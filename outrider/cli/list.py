@@ -53,7 +53,8 @@ def list_drafters() -> None:
     names = {config: name for name, config in DRAFTERS.items()}
 
     def shown(default: Any) -> str:
-        return "+".join(names[type(each)] for each in default) if isinstance(default, tuple) else str(default)
+        each = default if isinstance(default, tuple) else (default,)
+        return "+".join(names.get(type(one), str(one)) for one in each)
 
     screen = Screen()
     for drafter in describe_drafters():
