@@ -265,7 +265,8 @@ def test_forced_tokens_are_drafted_whatever_the_drafter_and_all_accepted(drafter
     tried = engine(drafter, cases, mode)
     run(tried, [one.asked for one in cases])
     forced = tried.stats.drafters["grammar"]
-    assert forced.drafted >= 4 * 20
+    least = 4 * 20 if mode == "seeded" else tried.stats.tokens * 2 / 3  # texts of other draws are shorter
+    assert forced.drafted >= least
     assert forced.refused == 0
     assert tried.stats.all.rounds < tried.stats.tokens / 2
 
