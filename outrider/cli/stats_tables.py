@@ -56,7 +56,7 @@ def _draft_rows(stats: Stats) -> list[Row]:
     from outrider.engine.stats import meaning  # brings torch, which --help can do without
 
     tally = stats.all
-    judged = tally.accepted + tally.refused
+    judged = tally.accepted + tally.rejected
     if not tally.drafted:
         return [("α", "-", "nothing was drafted")]
     return [

@@ -21,7 +21,7 @@ class Tally:
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
-    refused: int = 0
+    rejected: int = 0
     """Rounds in which a draft token was rejected."""
     emitted: int = 0
     drafted_at: list[int] = field(default_factory=list[int])
@@ -36,7 +36,7 @@ class Tally:
         self.drafted += len(draft)
         self.accepted += verdict.accepted
         self.emitted += len(verdict.tokens)
-        self.refused += len(verdict.tokens) > verdict.accepted and ends_in_rejection(draft, verdict)
+        self.rejected += len(verdict.tokens) > verdict.accepted and ends_in_rejection(draft, verdict)
         while len(self.drafted_at) < depth:
             self.drafted_at.append(0)
             self.accepted_at.append(0)
@@ -46,7 +46,7 @@ class Tally:
             self.accepted_at[i] += 1
 
     def add(self, other: Tally) -> None:
-        for name in ("rounds", "drafted", "accepted", "refused", "emitted"):
+        for name in ("rounds", "drafted", "accepted", "rejected", "emitted"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in ("drafted_at", "accepted_at"):
             ours, theirs = getattr(self, name), getattr(other, name)
@@ -56,7 +56,7 @@ class Tally:
 
     @property
     def alpha(self) -> float:
-        return _ratio(self.accepted, self.accepted + self.refused)
+        return _ratio(self.accepted, self.accepted + self.rejected)
 
     @property
     def gamma(self) -> float:

@@ -267,7 +267,7 @@ def test_forced_tokens_are_drafted_whatever_the_drafter_and_all_accepted(drafter
     forced = tried.stats.drafters["grammar"]
     least = 4 * 20 if mode == "seeded" else tried.stats.tokens * 2 / 3  # texts of other draws are shorter
     assert forced.drafted >= least
-    assert forced.refused == 0
+    assert forced.rejected == 0
     assert tried.stats.all.rounds < tried.stats.tokens / 2
 
 

@@ -287,7 +287,7 @@ def test_the_counts_of_provenance_add_up():
     assert [p.round for event in events for p in event.provenance] == [0, 1, 1, 2, 2, 3, 3, 4, 4]
     stats = events[-1].stats
     assert stats is not None
-    assert (stats.all.rounds, stats.all.drafted, stats.all.accepted, stats.all.refused) == (5, 7, 4, 3)
+    assert (stats.all.rounds, stats.all.drafted, stats.all.accepted, stats.all.rejected) == (5, 7, 4, 3)
     assert stats.all.emitted == stats.tokens == 9
     assert stats.drafters["half"].rounds == 4
 
