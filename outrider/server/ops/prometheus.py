@@ -106,7 +106,7 @@ def _speculation_metrics(values: ServerMetrics) -> Iterator[Metric]:
         drafts.add_metric([name], tally.rounds)
         drafted.add_metric([name], tally.drafted)
         accepted.add_metric([name], tally.accepted)
-        rejected.add_metric([name], tally.refused)
+        rejected.add_metric([name], tally.rejected)
         _by_position(reached, tally.drafted_at, [name])
         _by_position(accepted_at, tally.accepted_at, [name])
     yield from (drafts, drafted, accepted, rejected, reached, accepted_at)
