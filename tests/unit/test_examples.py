@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,6 +24,9 @@ from process_world import (  # noqa: E402 - found by the line above  # pyright: 
 )
 
 from outrider import LLM, SamplingParams  # noqa: E402
+from outrider.checkpoints.demo import demo_folder  # noqa: E402
+
+needs_demo = pytest.mark.skipif(demo_folder() is None, reason="the demo model is not here: outrider pull demo")
 
 
 @pytest.fixture(scope="module")
@@ -139,3 +144,20 @@ def test_game_dialogue_goes_on_without_those_who_are_late(server: Process):
     said = run("game_dialogue.py", *at(server), "--deadline", "0.001")
     assert said.count(", 3 had nothing to say in time]") == 3
     assert said.count("(wary, shrugs): ...") == 9
+
+
+@needs_demo
+def test_make_demo_edits_the_text_and_gains():
+    """The command of the Makefile: the date is changed, the rest is kept, and a pass yields several tokens."""
+    dry = subprocess.run(["make", "-n", "demo"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    (line,) = [line for line in dry.splitlines() if "outrider run" in line]
+    command = [sys.executable, "-m", "outrider", *shlex.split(line)[1:], "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    prompt = (ROOT / "examples" / "edit_prompt.txt").read_text()
+    kept = re.search(r" at nine .*notes after the workshop\.", prompt)
+    assert kept
+    assert result["text"].strip() == f", 13 May,{kept[0]}"
+    assert result["identical"]
+    assert result["stats"]["tau"] > 4
