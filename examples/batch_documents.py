@@ -4,6 +4,7 @@
 
 The document is prefilled once: its keys and values stay in the cache, and the other questions
 share them. Answers quote the document, which is what `suffix` drafts from.
+The demo model is very small, and many of its answers are wrong: name a larger one with --model.
 """
 
 from __future__ import annotations

@@ -2,7 +2,10 @@
 
     outrider serve demo                   # in one terminal
     python examples/code_completion.py    # in another
-    python examples/code_completion.py --file mine.py --instruction "rename n to count"
+    python examples/code_completion.py --file mine.py --instruction "rename n to count" --start "def f(count):"
+
+The edit is typed up to some line, and the model completes the file. The demo model is very small:
+it carries such an edit to the end, and rarely makes one by instruction alone. Larger ones do.
 
 The prediction never changes the output; draft tokens are taken from it. Accepted ones cost one
 forward pass for many tokens, and are counted in the response's usage.
@@ -20,23 +23,28 @@ from typing import Any
 from openai import APIConnectionError, OpenAI
 
 FILE = '''\
-def mean(values):
-    """The mean of some numbers."""
-    total = 0
-    for value in values:
-        total = total + value
-    return total / len(values)
+def read_settings(path):
+    """The settings in a file, one `key=value` a line."""
+    settings = {}
+    with open(path) as file:
+        for line in file:
+            key, value = line.split("=")
+            settings[key.strip()] = value.strip()
+    return settings
 
 
-def spread(values):
-    """How far numbers lie from their mean, on average."""
-    middle = mean(values)
-    total = 0
-    for value in values:
-        total = total + abs(value - middle)
-    return total / len(values)
+def write_settings(path, settings):
+    """Write settings to a file, one `key=value` a line."""
+    with open(path, "w") as file:
+        for key, value in settings.items():
+            file.write(f"{key}={value}\\n")
 '''
-INSTRUCTION = "rename `total` to `sum_of_values`"
+INSTRUCTION = "read the settings as UTF-8"
+START = '''\
+def read_settings(path):
+    """The settings in a file, one `key=value` a line."""
+    settings = {}
+    with open(path, encoding="utf-8") as file:'''
 
 
 def main() -> None:
@@ -45,17 +53,20 @@ def main() -> None:
     parser.add_argument("--model", default="demo")
     parser.add_argument("--file", type=Path, help="what to edit; a short one by default")
     parser.add_argument("--instruction", default=INSTRUCTION)
+    parser.add_argument("--start", help="the beginning of the edited file, as far as it is typed")
     parser.add_argument("--max-tokens", type=int, default=256)
     args = parser.parse_args()
 
     code = args.file.read_text() if args.file else FILE
+    if args.start is None:
+        args.start = "" if args.file else START
     client = OpenAI(base_url=args.base_url, api_key=os.environ.get("OUTRIDER_API_KEY", "none"))
     # two salts, so that the second request shares no cache with the first
     plain, seconds_plain = edit(client, args, code, {"speculation": {"off": True}, "cache_salt": "plain"})
     prediction = {"type": "content", "content": code}
     predicted, seconds = edit(client, args, code, {"prediction": prediction, "cache_salt": "predicted"})
 
-    print(predicted.choices[0].text)
+    print(args.start + predicted.choices[0].text)
     details = predicted.usage.completion_tokens_details
     print(f"prediction: {details.accepted_prediction_tokens} tokens accepted, ", end="")
     print(f"{details.rejected_prediction_tokens} rejected, {predicted.usage.completion_tokens} written")
@@ -68,6 +79,7 @@ def edit(client: OpenAI, args: argparse.Namespace, code: str, extra: dict[str, A
     """The edited file, and the seconds it took."""
     fence = "```"
     prompt = f"A file:\n{fence}python\n{code}{fence}\n\nTask: {args.instruction}.\nThe edited file:\n{fence}python\n"
+    prompt += args.start
     began = time.perf_counter()
     answer = client.completions.create(
         model=args.model, prompt=prompt, max_tokens=args.max_tokens, temperature=0, stop=[fence], extra_body=extra
