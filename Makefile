@@ -84,7 +84,7 @@ $(CLIENTS)/.installed: tests/server/clients/requirements.txt | $(DEV)
 ADDED_CLIENTS := $(foreach name,instructor litellm load openai_agents pydantic_ai,tests/server/test_client_$(name).py)
 test-clients: dev $(CLIENTS)/.installed  ## the clients people use, against a running server
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs $(filter-out $(ADDED_CLIENTS),$(wildcard tests/server/test_client_*.py))
-	OMP_NUM_THREADS=1 $(CLIENTS)/bin/python -m pytest -rs $(ADDED_CLIENTS)
+	OMP_NUM_THREADS=1 $(CLIENTS)/bin/python -m pytest -rs $(ADDED_CLIENTS) tests/server/test_client_docs.py::test_python
 
 CASES ?= 2000
 SEED ?= 1

@@ -42,6 +42,11 @@ NAMED: Any = {"type": "function", "function": {"name": "wait"}}
 FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "glance", "schema": PARAMETERS, "strict": True}}
 
 
+def one_tool(name: str) -> list[Any]:
+    """A function of these parameters alone, as clients send it for a structured answer."""
+    return [{"type": "function", "function": {"name": name, "parameters": PARAMETERS}}]
+
+
 def offline(
     messages: list[Any] = MESSAGES, *, response_format: Any = None, constraint: Any = None, **given: Any
 ) -> Result:
@@ -58,10 +63,10 @@ def offline_json() -> dict[str, Any]:
     return value
 
 
-def offline_call(choice: Any) -> tuple[str, dict[str, Any]]:
+def offline_call(choice: Any, tools: list[Any] = TOOLS, **given: Any) -> tuple[str, dict[str, Any]]:
     """The one call of the answer: which function, and its arguments."""
-    constraint, _ = tool_constraint(TOOLS, choice, TOKENIZER)
-    call = json.loads(offline(constraint=constraint, max_tokens=100).text)
+    constraint, _ = tool_constraint(tools, choice, TOKENIZER)
+    call = json.loads(offline(constraint=constraint, **{"max_tokens": 100} | given).text)
     jsonschema.validate(call["arguments"], PARAMETERS)
     return call["name"], call["arguments"]
 
@@ -126,7 +131,7 @@ QUESTION = [{"role": "user", "content": "Tell me of the sea."}]  # what every pi
 def snippets(language: str, url: str) -> list[str]:
     """The document's pieces of code in a language, told of this server and its model in place of the demo's."""
     found = re.findall(rf"^```{language}\n(.*?)^```$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
-    names = ((DEMO_URL, url), ('model="demo"', f'model="{NAME}"'), ('model: "demo"', f'model: "{NAME}"'))
+    names = ((DEMO_URL, url), ('"demo"', f'"{NAME}"'), ('"openai/demo"', f'"openai/{NAME}"'))
     for old, new in (*names, ("model_name: demo", f"model_name: {NAME}")):
         found = [code.replace(old, new) for code in found]
     return found

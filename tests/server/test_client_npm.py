@@ -227,10 +227,10 @@ def test_leaving_a_stream_frees_the_request(told: dict[str, Any], long_server: W
     long_server.expect_cancelled()
 
 
-def test_what_the_document_says_to_write(installed: Path, served: Running, tmp_path: Path):
-    (code,) = snippets("js", served.url)
+@pytest.mark.parametrize("place", range(len(snippets("js", ""))))
+def test_what_the_document_says_to_write(installed: Path, served: Running, tmp_path: Path, place: int):
     (tmp_path / "node_modules").symlink_to(installed / "node_modules")
-    (tmp_path / "ask.mjs").write_text(code)
+    (tmp_path / "ask.mjs").write_text(snippets("js", served.url)[place])
     command = [node_of(installed), "ask.mjs"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.stdout == offline(QUESTION, temperature=0).text, done.stderr
