@@ -6,7 +6,7 @@
 All characters of a turn are asked at once. Each answer matches a JSON schema; tokens that the
 schema forces are drafted and cost almost nothing. A character that misses the deadline shrugs,
 and the server cancels the request when the client disconnects.
-The demo model is very small: its answers have the right form, and make little sense.
+The demo model is very small: its answers have the right form, and often make little sense.
 """
 
 from __future__ import annotations
