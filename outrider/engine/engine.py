@@ -184,6 +184,7 @@ class Engine:
         request, limit = checked.request, checked.limit
         params = request.params
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_ids)
+        drafted = self.drafting.traits.max_tokens > 0 and request.max_draft != 0
         ids: list[int] = []
         for seed in derive_seeds(params):
             number = next(self._ids)
@@ -193,7 +194,7 @@ class Engine:
                 prompt_len=len(request.prompt),
                 params=params,
                 seed=seed,
-                nonce=draw_nonce(number, request),
+                nonce=draw_nonce(number, request) if drafted else 0,
                 stop_ids=stop_ids,
                 limit=limit,
                 prediction=request.prediction,
