@@ -83,7 +83,7 @@ class Sequence:
     stop_reason: Token | str | None = None
     """The stop id or string that ended the text, where one did."""
     nonce: int = 0
-    """Differs between the sequences of an engine, even of the same seed: see `draw_seed`. 0 where nothing is drafted."""
+    """Differs between the sequences of an engine, even of the same seed: see `draw_seed`. 0: nothing is drafted."""
 
     @property
     def draw_seed(self) -> int:
