@@ -36,6 +36,7 @@ KNOWS: dict[str, set[str]] = {
 FOREIGN = {
     "bench/profile.py": "the profiler's events",
     "cli/usage.py": "errors of the command line's parser",
+    "drafters/registry.py": "configuration classes of other packages, when they are imported",
     "engine/arguments.py": "arrays of any library",
     "grammar/vocabulary.py": "tokenizers of other libraries",
     "models/tokenizer.py": "tokenizers of Transformers",
