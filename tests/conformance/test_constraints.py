@@ -261,12 +261,11 @@ def test_texts_are_of_the_language_in_either_mode(drafter: str, mode: Mode):
 @pytest.mark.parametrize("drafter", [name for name in EVERYBODY if name not in ("none", "cramped")])
 @modes
 def test_forced_tokens_are_drafted_whatever_the_drafter_and_all_accepted(drafter: str, mode: Mode):
-    cases = [case("record", (i, 7), seed=i) for i in range(4)]
+    cases = [case("record", (i, 7), seed=i) for i in range(20, 24)]  # seeds of records that are not cut short
     tried = engine(drafter, cases, mode)
     run(tried, [one.asked for one in cases])
     forced = tried.stats.drafters["grammar"]
-    least = 4 * 20 if mode == "seeded" else tried.stats.tokens * 2 / 3  # texts of other draws are shorter
-    assert forced.drafted >= least
+    assert forced.drafted >= 4 * 20
     assert forced.rejected == 0
     assert tried.stats.all.rounds < tried.stats.tokens / 2
 
