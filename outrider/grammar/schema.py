@@ -77,12 +77,22 @@ def _enforce_names(names: Any, rest: dict[str, Any], root: Mapping[str, Any]) ->
         return None
     properties, others = rest.get("properties") or {}, rest.get("additionalProperties", True)
     if not properties:
-        return {**rest, "patternProperties": {pattern: others}, "additionalProperties": False}
+        closed = {**rest, "patternProperties": {pattern: others}, "additionalProperties": False}
+        return closed if (values := _values(names)) is None else _at_most(len(set(values)), closed)
     try:
         fits = others is False and all(re.search(pattern, name) for name in properties)
     except re.error:
         return None
     return rest if fits else None
+
+
+def _at_most(count: int, schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema of objects with at most this many properties.
+
+    Once every name that a pattern allows is written, llguidance still allows a comma, and then nothing.
+    """
+    given = schema.get("maxProperties", count)
+    return schema if isinstance(given, (int, float)) and given < count else {**schema, "maxProperties": count}
 
 
 def _names_pattern(names: Mapping[str, Any]) -> str | None:

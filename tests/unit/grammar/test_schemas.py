@@ -239,6 +239,8 @@ ENFORCED: dict[str, dict[str, Any]] = {
     "a length": {**INTEGERS, "propertyNames": {"minLength": 1, "maxLength": 2}},
     "values": {**INTEGERS, "propertyNames": {"type": "string", "enum": ["a", "b.c", "é-"]}},
     "required values": {**INTEGERS, "propertyNames": {"enum": ["a", "b"]}, "required": ["b"]},
+    "one value": {**INTEGERS, "propertyNames": {"const": "a"}, "minProperties": 1},
+    "fewer than the values": {**INTEGERS, "propertyNames": {"enum": ["a", "b"]}, "maxProperties": 1},
     "a reference": {**INTEGERS, **LETTERS, "propertyNames": {"$ref": "#/$defs/letter"}},
     "names of properties": {
         "type": "object",
@@ -273,6 +275,18 @@ def test_names_and_sets_are_enforced_where_they_can_be(name: str):
         valid = jsonschema.Draft202012Validator(schema).is_valid(json.loads(text))
         ordered = not (name == "required values" and text.startswith('{"a"'))
         assert _matches(schema, text) == (valid and ordered), text
+
+
+@pytest.mark.parametrize("required", [[], ["b"], ["a", "b"]])
+@pytest.mark.parametrize("names", [{"enum": ["a", "b"]}, {"$ref": "#/$defs/letter"}])
+def test_nothing_follows_the_last_of_the_names(names: dict[str, Any], required: list[str]):
+    """A comma there would leave the text without an end."""
+    schema = {**INTEGERS, **LETTERS, "propertyNames": names, "required": required}
+    made = compile_constraint(GrammarSpec.json_schema(schema), BYTES)
+    made.advance(list(b'{"a": 1, "b": 2' if required != ["b"] else b'{"b": 1, "a": 2'))
+    allowed = made.allowed([()], frozenset())[0]
+    assert bool(allowed[ord("}")])
+    assert not bool(allowed[ord(",")])
 
 
 @pytest.mark.parametrize(
