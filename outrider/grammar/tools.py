@@ -178,7 +178,19 @@ def _read_tool(tool: Any, where: str) -> ToolFunction:
         GrammarSpec.json_schema(schema)
     except RequestError as error:
         raise RequestError(f"{where} ({name}): {error}") from error
-    return ToolFunction(name, rewrite_schema(schema, relaxed=True))
+    return ToolFunction(name, rewrite_schema(_closed(schema, function.get("strict")), relaxed=True))
+
+
+_OPENING = {"additionalProperties", "patternProperties", "propertyNames", "allOf", "anyOf", "oneOf", "$ref"}
+
+
+def _closed(schema: Mapping[str, Any], strict: Any) -> Mapping[str, Any]:
+    """Parameters without others than those listed, where the schema says nothing of others.
+
+    JSON schema allows them then, but no function takes them, and a model may go on to invent names.
+    """
+    says_nothing = "properties" in schema and _OPENING.isdisjoint(schema)
+    return {**schema, "additionalProperties": False} if says_nothing and strict is not False else schema
 
 
 def _call_head(name: str, key: str) -> str:

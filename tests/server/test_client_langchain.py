@@ -27,6 +27,7 @@ from client_world import (
     watched,
 )
 from langchain_core.messages import AIMessageChunk, HumanMessage, SystemMessage
+from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI
 from pydantic import BaseModel, SecretStr
 from server_world import NAME, Running, make_llm
@@ -104,6 +105,25 @@ def test_tools(served: Running, choice: Any):
         assert isinstance(chunk, AIMessageChunk)
         whole += chunk
     assert [(each["name"], each["args"]) for each in whole.tool_calls] == [(name, arguments)]
+
+
+@tool
+def look(at: Literal["sea", "sky"]) -> str:
+    """Look somewhere."""
+    return at
+
+
+@pytest.mark.parametrize("responses", [False, True])
+def test_a_python_function_as_a_tool(served: Running, responses: bool):
+    """LangChain's schema of it allows other arguments; the function takes none."""
+    model = make_model(served, max_tokens=100, seed=None, use_responses_api=responses, extra_body={"seed": SEED})
+    bound = model.bind_tools([look], tool_choice="any")
+    answer = bound.invoke(PROMPT)
+    turns: list[Any] = [*PROMPT, answer, *(look.invoke(call) for call in answer.tool_calls), ("user", "go on")]
+    streamed = sum(bound.stream(PROMPT), AIMessageChunk(content=""))
+    for told in (answer, streamed, bound.invoke(turns)):
+        assert [call["name"] for call in told.tool_calls] == ["look"]
+        assert told.tool_calls[0]["args"] in ({"at": "sea"}, {"at": "sky"})
 
 
 class Glance(BaseModel, extra="forbid"):

@@ -91,22 +91,33 @@ def add_error_handlers(app: FastAPI) -> None:
 
 
 def _validation_error(error: RequestValidationError) -> APIError:
-    """The first field pydantic rejects, as `field: message`."""
+    """The first field pydantic rejects, as `field: message`, with the index in a list where one entry is wrong."""
     found = error.errors() or [{"loc": ("body",), "msg": "the request is malformed", "type": ""}]
-    field = _field(found[0])
-    same = [each for each in found if _field(each) == field]
-    # a field of several types fails as each of them: one whose type fits and whose value does not says most
-    useful = [each for each in same if not str(each["type"]).endswith("_type")] or same
+    same = [each for each in found if _place(each)[:1] == _place(found[0])[:1]]
+    # a field of several types fails as each of them: one whose type fits and whose value does not says most,
+    # and next one that is a list, of which an entry does not fit
+    useful = [each for each in same if not str(each["type"]).endswith("_type")]
+    useful = useful or [each for each in same if _index(each)] or same
+    fields = {_field(each) for each in useful}
+    field = fields.pop() if len(fields) == 1 else "".join(map(str, _place(found[0])[:1]))
     message = ", or: ".join(dict.fromkeys(str(each["msg"]) for each in useful))
     return APIError(400, f"{field or 'the body'}: {message}", code="invalid_value", param=field or None)
 
 
+def _place(found: Mapping[str, Any]) -> list[Any]:
+    return [part for part in found["loc"] if part != "body"]
+
+
+def _index(found: Mapping[str, Any]) -> list[int]:
+    """The index in a list, if the field is one; pydantic may name the type that it takes the field for before it."""
+    return [part for part in _place(found)[1:3] if isinstance(part, int)][:1]
+
+
 def _field(found: Mapping[str, Any]) -> str:
     """The request's field, with the index in a list, or the name inside an object of our own."""
-    place = [part for part in found["loc"] if part != "body"]
+    place = _place(found)
     named = place[:1] in (["speculation"], ["stream_options"])  # elsewhere names are a client's, or pydantic's own
-    inside = [part for part in place[1:2] if isinstance(part, int) or named]
-    return ".".join(str(part) for part in (*place[:1], *inside))
+    return ".".join(str(part) for part in (*place[:1], *(place[1:2] if named else _index(found))))
 
 
 def _http_error(error: HTTPException) -> APIError:

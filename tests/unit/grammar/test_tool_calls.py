@@ -350,6 +350,31 @@ def test_sets_and_records_are_never_a_reason_to_refuse_a_tool():
     assert _ends(compile_constraint(GrammarSpec.lark(source), BYTES), text)
 
 
+A = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "strict", "open_"),
+    [
+        (A, None, False),
+        (A, True, False),
+        (A, False, True),
+        ({**A, "additionalProperties": True}, None, True),
+        ({**A, "patternProperties": {"^b$": {}}}, None, True),
+        ({**A, "allOf": [{"properties": {"b": {"type": "integer"}}}]}, None, True),
+        ({"type": "object"}, None, True),
+    ],
+)
+def test_arguments_that_are_not_listed_are_written_where_the_schema_asks_for_them(
+    parameters: dict[str, Any], strict: bool | None, open_: bool
+):
+    (tool,) = tool_of(parameters)
+    tool["function"]["strict"] = strict
+    source = tool_grammar(read_tools([tool]), "json", free=False)
+    assert _ends(compile_constraint(GrammarSpec.lark(source), BYTES), call("json", "save", '{"a": 1, "b": 2}')) == open_
+    assert _ends(compile_constraint(GrammarSpec.lark(source), BYTES), call("json", "save", '{"a": 1}'))
+
+
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
