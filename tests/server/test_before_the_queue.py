@@ -27,6 +27,7 @@ from outrider.server.queue.local_engine import LocalEngine
 from outrider.server.queue.observers import SequenceFinished
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+OF_ONE_CLIENT = 3  # of the four threads that tokenize, and of the four that compile
 
 
 class Slow:
@@ -99,9 +100,9 @@ def test_prompts_are_tokenized_by_a_few_threads_of_their_own(
     translating = slow("translate_completion")
     with ThreadPoolExecutor(10) as pool:
         asked = [pool.submit(running.post, COMPLETIONS, prompt="a", max_tokens=1) for _ in range(10)]
-        until(lambda: len(translating.calls) == service.TOKENIZE_THREADS)
+        until(lambda: len(translating.calls) == OF_ONE_CLIENT)
         until(lambda: running.engine_thread._reserved.total() == 10)
-        assert len(translating.calls) == service.TOKENIZE_THREADS
+        assert len(translating.calls) == OF_ONE_CLIENT
         assert all(name.startswith("outrider-tokenize") for name in translating.threads)
         translating.gate.set()
         assert {each.result().status_code for each in asked} == {200}
@@ -133,11 +134,11 @@ def test_nothing_is_compiled_for_clients_that_left(serve: Callable[..., Running]
     for connection in asked:
         connection.close()
     until(lambda: not running.engine_thread._reserved)
-    assert len(compiling.calls) == service.COMPILE_THREADS
+    assert len(compiling.calls) == OF_ONE_CLIENT
     compiling.gate.set()
     answer = running.post(CHAT, **structured("ab"))
     assert answer.json()["choices"][0]["message"]["content"] == "ab"
-    assert len(compiling.calls) == service.COMPILE_THREADS + 1  # those that had begun, and this one
+    assert len(compiling.calls) == OF_ONE_CLIENT + 1  # those that had begun, and this one
 
 
 @pytest.mark.parametrize(
@@ -239,6 +240,28 @@ def test_clients_take_turns_at_a_thread():
     assert order[0] == "a1"
     assert set(order[1:3]) == {"b1", "c1"}  # before a's others
     assert order[3:] == ["a3", "a4"]
+
+
+def test_no_client_has_all_threads():
+    async def run() -> list[str]:
+        pool, gate, began = service.FairThreadPool("test", 3), threading.Event(), []
+
+        def hold(name: str) -> None:
+            began.append(name)
+            gate.wait(10)
+
+        held = [asyncio.create_task(pool.run("a", lambda name=name: hold(name))) for name in ("a1", "a2", "a3")]
+        while len(began) < 2:
+            await asyncio.sleep(0)
+        assert await asyncio.wait_for(pool.run("b", lambda: "b1"), 5) == "b1"  # while a waits for a turn
+        seen = sorted(began)
+        gate.set()
+        await asyncio.gather(*held)
+        assert await pool.run("a", lambda: "again") == "again"
+        assert sorted(began) == ["a1", "a2", "a3"]
+        return seen
+
+    assert asyncio.run(run()) == ["a1", "a2"]
 
 
 def test_a_place_that_was_kept_is_there_to_be_taken():

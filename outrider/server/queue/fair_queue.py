@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -27,11 +27,12 @@ class FairQueue(Generic[ItemT]):
         self._clients.setdefault(client, deque()).append(item)
         self._count += 1
 
-    def pop(self) -> ItemT | None:
-        """The first item of the client whose turn it is; that client then goes last."""
-        if not self._clients:
+    def pop(self, may: Callable[[str], bool] = lambda _: True) -> ItemT | None:
+        """The first item of the client whose turn it is, of those that may; that client then goes last."""
+        client = next(filter(may, self._clients), None)
+        if client is None:
             return None
-        client, items = next(iter(self._clients.items()))
+        items = self._clients[client]
         item = items.popleft()
         self._count -= 1
         if items:
@@ -56,12 +57,16 @@ class FairQueue(Generic[ItemT]):
 class FairThreadPool:
     """A few threads for work before the queue, such as tokenizing; clients take turns.
 
-    Belongs to one event loop. The caller bounds how many tasks may wait.
+    No client has all of several threads, so that another never waits for its tasks to end. Belongs
+    to one event loop. The caller bounds how many tasks may wait.
     """
 
     def __init__(self, name: str, threads: int) -> None:
         self._pool, self._free = ThreadPoolExecutor(threads, name), threads
-        self._waiting: FairQueue[asyncio.Future[None]] = FairQueue()
+        self._max_of_client = max(1, threads - 1)
+        self._running: Counter[str] = Counter()
+        """Threads of each client."""
+        self._waiting: FairQueue[tuple[str, asyncio.Future[None]]] = FairQueue()
 
     async def run(self, client: str, task: Callable[[], ResultT]) -> ResultT:
         """Run the task in a thread when it is this client's turn, and return its result.
@@ -74,27 +79,36 @@ class FairThreadPool:
 
         def done(_: object) -> None:
             with suppress(RuntimeError):  # the event loop is closed: nobody waits
-                loop.call_soon_threadsafe(self._release)
+                loop.call_soon_threadsafe(self._release, client)
 
         running.add_done_callback(done)  # not when the wait ends: a task nobody waits for still occupies its thread
         return await asyncio.wrap_future(running)
 
     async def _acquire(self, client: str) -> None:
-        if self._free:
-            self._free -= 1
-            return
         turn = asyncio.get_running_loop().create_future()
-        self._waiting.push(client, turn)
+        self._waiting.push(client, (client, turn))
+        self._give_turns()
         try:
             await turn
         except asyncio.CancelledError:
             if not turn.cancelled():  # the turn came at the same moment
-                self._release()
+                self._release(client)
             raise
 
-    def _release(self) -> None:
-        while (turn := self._waiting.pop()) is not None:
-            if not turn.done():  # else it was cancelled
-                turn.set_result(None)
-                return
+    def _release(self, client: str) -> None:
         self._free += 1
+        self._running[client] -= 1
+        if not self._running[client]:
+            del self._running[client]
+        self._give_turns()
+
+    def _give_turns(self) -> None:
+        while self._free and (waiting := self._waiting.pop(self._may_run)) is not None:
+            client, turn = waiting
+            if not turn.done():  # else it was cancelled
+                self._free -= 1
+                self._running[client] += 1
+                turn.set_result(None)
+
+    def _may_run(self, client: str) -> bool:
+        return self._running[client] < self._max_of_client
