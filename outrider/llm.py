@@ -61,6 +61,19 @@ def _reserved_memory(config: DrafterConfig, options: Mapping[str, Any]) -> Reser
         return sum((reserved_memory_of(each.model, vocab=each.vocab) for each in here), ReservedMemory())
 
 
+def _read_drafter(drafter: str | DrafterConfig) -> DrafterConfig:
+    """A drafter's configuration, given as one or by name. ConfigError for anything else."""
+    if isinstance(drafter, str):
+        return parse_drafter(drafter)
+    if isinstance(drafter, type):
+        name = drafter.__name__
+        raise ConfigError(f"LLM: drafter is the class {name}; give an instance of it, such as {name}()")
+    if not isinstance(drafter, DrafterConfig):
+        got = short_repr(drafter)
+        raise ConfigError(f"LLM: a drafter is a name such as 'suffix:k=3', or a configuration with `build`; got {got}")
+    return drafter
+
+
 @contextmanager
 def _draft_errors() -> Iterator[None]:
     """Within, errors say that they are about the draft model."""
@@ -96,7 +109,7 @@ class LLM:
         A model that is loaded already takes none of them.
         """
         verifier = make_verifier(mode, rule)
-        config = parse_drafter(drafter) if isinstance(drafter, str) else drafter
+        config = _read_drafter(drafter)
         if isinstance(model, str | os.PathLike):
             for name in {"max_draft", "reserved"} & options.keys():
                 raise ConfigError(f"LLM: {name} follows from the drafter; set that one's options, as in 'suffix:k=3'")

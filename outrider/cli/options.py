@@ -117,7 +117,7 @@ PREDICTION_DRAFTER = "suffix+prediction"  # cheap, and drafts from a `prediction
 class DraftingOptions:
     """Drafting."""
 
-    drafter: str | None = option(None, "NAME:KEY=VALUE,... or A+B (suffix)", metavar="SPEC")
+    drafter: str | None = option(None, "NAME:KEY=VALUE,..., A+B or MODULE:CLASS (suffix)", metavar="SPEC")
     speculative_config: str | None = option(None, "vLLM's, in place of --drafter", metavar="JSON")
     mode: str = option("seeded", "seeded or distribution", metavar="MODE")
     rule: str | None = option(None, "Of distribution: block or token (block)")

@@ -66,7 +66,9 @@ class ServeOptions:
 class ServeDraftingOptions(DraftingOptions):
     """Drafting."""
 
-    drafter: str | None = option(None, f"NAME:KEY=VALUE,... or A+B ({PREDICTION_DRAFTER})", metavar="SPEC")
+    drafter: str | None = option(
+        None, f"NAME:KEY=VALUE,..., A+B or MODULE:CLASS ({PREDICTION_DRAFTER})", metavar="SPEC"
+    )
 
 
 def serve(served: ServeOptions, drafting: ServeDraftingOptions, model: ModelOptions) -> None:

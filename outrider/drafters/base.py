@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from outrider.core.draft import Draft, Verdict
 from outrider.core.sequence import Sequence, Span
@@ -139,6 +139,7 @@ class DrafterContext:
     """Max tokens that a drafter's own model reads in one round."""
 
 
+@runtime_checkable
 class DrafterConfig(Protocol):
     """The options of one drafter: frozen, checked when made. Nothing is loaded before `build`."""
 

@@ -9,6 +9,8 @@ import pytest
 
 from outrider.core.errors import ConfigError, RequestError
 from outrider.core.sampling import SamplingParams
+from outrider.drafters.none import NoDraft
+from outrider.drafters.suffix import SuffixConfig
 from outrider.engine.request import Request
 from outrider.llm import LLM
 from outrider.loading.load import LoadedModel
@@ -85,6 +87,21 @@ def test_calls_that_are_nearly_right(call: Any, words: list[str]):
 def test_models_that_are_none(model: Any, options: dict[str, Any], words: str):
     with pytest.raises(ConfigError) as told:
         LLM(model, **options)
+    assert words in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "words"),
+    [
+        (SuffixConfig, "drafter is the class SuffixConfig; give an instance of it, such as SuffixConfig()"),
+        (NoDraft(), "a drafter is a name such as 'suffix:k=3', or a configuration with `build`"),
+        (None, "got None"),
+        ({"method": "ngram"}, "got {'method': 'ngram'}"),
+    ],
+)
+def test_drafters_that_are_no_configuration(drafter: Any, words: str):
+    with pytest.raises(ConfigError) as told:
+        LLM("demo", drafter=drafter)
     assert words in str(told.value)
 
 

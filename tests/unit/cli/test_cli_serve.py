@@ -67,8 +67,9 @@ def test_a_model_that_cannot_be_fetched_is_told_once(cli, bound, monkeypatch, ca
 
 def test_help_names_the_drafter_that_is_used(cli):
     def drafter(verb: str) -> str:
-        (line,) = re.findall(r"--drafter +SPEC.*\n", cli(verb, "--help").out)
-        return line
+        (lines,) = re.findall(r"--drafter +SPEC.*\n.*\n", cli(verb, "--help").out)
+        assert "MODULE:CLASS" in lines
+        return lines
 
     assert "(suffix+prediction)" in drafter("serve")
     assert "(suffix)" in drafter("run")
