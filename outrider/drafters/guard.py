@@ -16,9 +16,11 @@ from torch import Tensor, cat, float32, strided
 
 from outrider.core.device_row import DeviceRow
 from outrider.core.draft import EMPTY, Draft, Verdict
+from outrider.core.errors import LosslessError
 from outrider.core.sampling import is_finite, is_int
 from outrider.core.sequence import Sequence, SequenceView
 from outrider.drafters.base import Drafter, RoundView, TargetPass, Traits
+from outrider.runners.device_state import DeviceState
 
 _log = logging.getLogger("outrider.drafters")
 MAX_SUM_ERROR = 0.02
@@ -51,7 +53,7 @@ class GuardedDrafter:
     def propose(self, view: RoundView) -> list[Draft] | None:
         """A well-formed draft for each sequence, at most its budget; None only where the drafter may return it."""
         drafts: Any = None
-        with self._guarded("propose", view.seqs) as failed:
+        with self._guarded("propose", view.seqs, _tensors_of(view.state)) as failed:
             drafts = self.drafter.propose(RoundView(self._read_only(view.seqs), tuple(view.budgets), view.state))
             drafts = [*drafts] if isinstance(drafts, Seq) else drafts
         if failed:
@@ -65,7 +67,8 @@ class GuardedDrafter:
         return [self._checked(*each) for each in zip(drafts, view.seqs, view.budgets, strict=True)]
 
     def process(self, work: TargetPass) -> None:
-        with self._guarded("process", work.seqs):
+        shown = [work.scores.logits, *(work.scores.features or ()), *_tensors_of(work.state)]
+        with self._guarded("process", work.seqs, shown):
             self.drafter.process(replace(work, seqs=self._read_only(work.seqs), spans=tuple(work.spans)))
 
     def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
@@ -94,14 +97,24 @@ class GuardedDrafter:
         return view
 
     @contextmanager
-    def _guarded(self, method: str, seqs: Seq[Sequence]) -> Iterator[list[Exception]]:
-        """Catch what the drafter raises: the list then holds it. Interrupts pass."""
+    def _guarded(self, method: str, seqs: Seq[Sequence], shown: Seq[Tensor] = ()) -> Iterator[list[Exception]]:
+        """Catch what the drafter raises: the list then holds it. Interrupts pass.
+
+        LosslessError where it wrote to what it was shown: the target's own choices may be wrong by now.
+        """
         raised: list[Exception] = []
+        before = _versions(shown)
         try:
             yield raised
+        except LosslessError:  # of a mix's member
+            raise
         except Exception as error:  # whatever it is, the texts continue without this drafter
             raised.append(error)
             self._fail(seqs, f"{method} raised {type(error).__name__}", error)
+        if _versions(shown) != before:
+            raise LosslessError(
+                f"drafter {self.traits.name}: {method} wrote to the target's tensors; clone what it changes"
+            )
 
     def _fail(self, seqs: Seq[Sequence], kind: str, error: Exception | None = None) -> None:
         self.failures.update(seq.id for seq in seqs)
@@ -125,6 +138,16 @@ class GuardedDrafter:
             over = count == budget
             self._fail([seq], "a draft is longer than its budget" if over else "a draft names no token of the model")
         return draft.first_nodes(count)
+
+
+def _tensors_of(state: DeviceState | None) -> list[Tensor]:
+    held = () if state is None else (state.lengths, state.last, state.tokens, state.accepted, state.features)
+    return [each for each in held if each is not None]
+
+
+def _versions(tensors: Seq[Tensor]) -> list[int]:
+    """How often each was written to. Those of inference mode are not counted: PyTorch refuses writes outside of it."""
+    return [each._version for each in tensors if not each.is_inference()]
 
 
 def _copied(draft: Any) -> tuple[Any, str]:

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import count
 
+from torch import cat
+
 from outrider.core.draft import EMPTY, Draft, Verdict
 from outrider.core.errors import OutriderError, RequestError
 from outrider.core.sampling import Token, derive_seeds
@@ -269,9 +271,16 @@ class Engine:
         verdict_of = [next(judged) if span.wanted else None for span in spans]
         live = [i for i, span in enumerate(spans) if span.seq_id in self._live]  # the pages of others may be closed
         rows = [i for i in live if not isinstance(verdict_of[i], RequestError)]
+        if not rows:
+            return
         scores, features = done.scores, done.scores.features
+        logits = scores.logits
+        if len(rows) < len(spans):
+            parts = logits.split([span.rows for span in spans])
+            logits = cat([parts[i] for i in rows])
         scores = replace(
             scores,
+            logits=logits,
             spans=[scores.spans[i] for i in rows],
             features=None if features is None else [features[i] for i in rows],
         )

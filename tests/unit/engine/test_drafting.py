@@ -8,6 +8,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import fields
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -15,16 +16,19 @@ import torch
 
 from outrider.core.device_row import DeviceRow
 from outrider.core.draft import EMPTY, Draft, Verdict
+from outrider.core.errors import LosslessError
 from outrider.core.host_copy import HostCopy
 from outrider.core.sampling import SamplingParams, Token
-from outrider.core.sequence import Sequence, SequenceView
+from outrider.core.sequence import Sequence, SequenceView, Span
 from outrider.drafters.base import Drafter, RoundView, TargetPass, Traits
 from outrider.drafters.guard import GuardedDrafter
+from outrider.drafters.mix import Mix
 from outrider.drafters.none import NoDraft
 from outrider.engine.drafting import Drafting
 from outrider.engine.engine import Engine
 from outrider.engine.request import EngineLimits, Request
 from outrider.engine.stats import Stats
+from outrider.runners.base import Scores
 from outrider.runners.device_state import DeviceState
 from outrider.testing.toy import ByteTokenizer, ToyRunner
 from outrider.verify.base import make_verifier
@@ -309,6 +313,89 @@ def test_a_failure_is_logged_once_a_kind_and_then_once_a_second(
         guard.propose(RoundView([seq], [4]))
     assert len(caplog.records) == 3
     assert (guard.take_failures(5), guard.take_failures(5)) == (10, 0)
+
+
+# --- tensors ------------------------------------------------------------------------------------
+
+
+def a_state() -> DeviceState:
+    return DeviceState(torch.tensor([3]), torch.tensor([[1, 2]]), features=torch.zeros(1, 1, 2))
+
+
+WRITES: dict[str, Callable[[DeviceState, torch.Tensor], object]] = {
+    "a length": lambda state, logits: state.lengths.add_(1),
+    "tokens": lambda state, logits: state.last.fill_(5),
+    "a feature, by a view": lambda state, logits: state.features[0, 0].fill_(1),  # pyright: ignore[reportOptionalSubscript]
+    "logits": lambda state, logits: logits.zero_(),
+}
+
+
+class Writing(Once):
+    """Writes to what it is shown."""
+
+    def __init__(self, write: Callable[[DeviceState, torch.Tensor], object]) -> None:
+        super().__init__()
+        self.write = write
+
+    def propose(self, view: RoundView) -> list[Draft]:
+        if view.state is not None:
+            self.write(view.state, torch.zeros(1))
+        return super().propose(view)
+
+    def process(self, work: TargetPass) -> None:
+        self.write(work.state or a_state(), work.scores.logits)
+
+
+@pytest.mark.parametrize("write", [name for name in WRITES if name != "logits"])
+def test_a_drafter_that_writes_to_the_devices_state_ends_the_engine(write: str):
+    seq = Sequence(0, [1, 2, 3], 3, SamplingParams(), 0)
+    guard = GuardedDrafter(Writing(WRITES[write]), VOCAB)
+    with pytest.raises(LosslessError, match=r"drafter once: propose wrote to the target's tensors; clone"):
+        guard.propose(RoundView([seq], [4], a_state()))
+    whole = GuardedDrafter(Mix([Once(), Writing(WRITES[write])], VOCAB), VOCAB)
+    with pytest.raises(LosslessError):
+        whole.propose(RoundView([seq], [4], a_state()))
+
+
+def test_a_drafter_that_writes_to_logits_ends_the_engine():
+    with pytest.raises(LosslessError, match="process wrote to the target's tensors"):
+        answers(Writing(WRITES["logits"]))
+
+
+def test_a_write_to_a_models_logits_is_a_failure_like_others():
+    class Inferring(ToyRunner):
+        @torch.inference_mode()
+        def score(self, spans: Seq[Span], after: DeviceState | None = None) -> Scores:
+            return super().score(spans, after)
+
+    told = answers(Writing(WRITES["logits"]), runner=Inferring(VOCAB))
+    assert [tokens for tokens, _ in told] == PLAIN
+    assert min(stats.draft_failures for _, stats in told) > 5
+
+
+def test_what_the_drafter_is_shown_of_a_round_is_of_the_texts_that_go_on():
+    """A text that fails is left out, with its logits; of no text nothing is shown."""
+
+    class Broken(ToyRunner):
+        def score(self, spans: Seq[Span], after: DeviceState | None = None) -> Scores:
+            scores = super().score(spans, after)
+            ends = list(accumulate((span.rows for span in spans), initial=0))
+            for span, start in zip(spans, ends, strict=False):
+                if span.tokens and (span.tokens[-1] in BAD or len(spans) == 1):
+                    scores.logits[start : start + span.rows] = float("nan")
+            return scores
+
+    class Noting(Once):
+        def process(self, work: TargetPass) -> None:
+            seen.append((len(work.seqs), len(work.scores.logits) - sum(span.rows for span in work.spans)))
+            assert not work.scores.logits.isnan().any()
+
+    seen: list[tuple[int, int]] = []
+    told = answers(Noting(), runner=Broken(VOCAB))
+    assert told[1][0] == list(BAD)
+    assert [stats.draft_failures for _, stats in told] == [0, 0, 0]
+    assert {gap for _, gap in seen} == {0}
+    assert min(count for count, _ in seen) > 0
 
 
 # --- what the device knows already --------------------------------------------------------------
