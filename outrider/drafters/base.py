@@ -38,6 +38,10 @@ class Traits:
     """A proposal costs about as much as it may save: `mix` asks such a drafter last."""
     drafts_ahead: bool = False
     """It can propose from a DeviceState, before the host knows the outcome of the round in flight."""
+    pays_budget: bool = False
+    """A pass is as wide as its budget, however few tokens it drafts: the host does not see them first."""
+    watches: bool = False
+    """`watch` is called in rounds in which it is not asked."""
     follows_target: bool = False
     """`process` is called after every pass of the target."""
     taps: tuple[int, ...] = ()
@@ -80,6 +84,16 @@ class TargetPass:
     """Of the sequences whose spans are `wanted`, in their order; None where there are none, or no layer is tapped."""
 
 
+class Evidence(NamedTuple):
+    """A draft that was not scored, judged by the text that came."""
+
+    seq_id: int
+    length: int
+    """Its tokens, at least 1."""
+    accepted: int
+    """How many of them came."""
+
+
 class Drafter(ABC):
     """Proposes what comes next. It may be wrong: a bad draft costs time, never correctness.
 
@@ -89,6 +103,12 @@ class Drafter(ABC):
     """
 
     traits: Traits
+    parts: tuple[Drafter, ...] = ()
+    """Drafters that a controller may ask one by one in its place; empty: it is asked itself."""
+    model: Runner | None = None
+    """The model of its own that it runs for every token of a draft, if it does."""
+    lengths: tuple[int, ...] = ()
+    """The lengths that model drafts, others being cut from the next longer; empty: any."""
 
     @abstractmethod
     def propose(self, view: RoundView) -> Seq[Draft] | None:
@@ -108,6 +128,13 @@ class Drafter(ABC):
         A member of a `mix` whose draft was not used sees an empty draft, and a verdict
         with an empty path that carries all the tokens committed, however many.
         """
+
+    def watch(self, view: RoundView) -> None:
+        """See a round in which nothing is drafted: what can be guessed at no cost may be, to be judged by the text."""
+
+    def take_evidence(self) -> Seq[Evidence]:
+        """Drafts that were not scored and that the text has judged since the last call; at no cost, or none."""
+        return ()
 
     def take_failures(self, seq_id: int) -> int:
         """How often members of this drafter failed for a forgotten sequence; the count is dropped with that."""

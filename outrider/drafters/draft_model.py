@@ -70,6 +70,7 @@ class DraftModelConfig:
             max_tokens=self.k * self.beams,
             runs_model=True,
             drafts_ahead=self.beams == 1 and not self.min_prob,
+            pays_budget=self.beams == 1 and not self.min_prob,
             follows_target=True,
             states_probs=True,
             loads=(ModelLoaded(self.model, self.device, self.vocab),),
@@ -116,6 +117,7 @@ class DraftModel(Drafter):
         self.cache = DraftCache(model, context.vocab_size, self.traits.max_tokens)
         self._beam_search = BeamSearch(self.cache, config.k, config.beams, self.mode)
         self._chain_lengths = chain_lengths(config.k)
+        self.lengths = tuple(self._chain_lengths) if model.asynchronous else ()
         self._left = self.max_round_tokens
         """Tokens of text that may still be read in this round."""
         self._mean_accepted = 1.0

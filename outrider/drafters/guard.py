@@ -19,7 +19,7 @@ from outrider.core.draft import EMPTY, Draft, Verdict
 from outrider.core.errors import LosslessError
 from outrider.core.sampling import is_finite, is_int
 from outrider.core.sequence import Sequence, SequenceView
-from outrider.drafters.base import Drafter, RoundView, TargetPass, Traits
+from outrider.drafters.base import Drafter, Evidence, RoundView, TargetPass, Traits
 from outrider.runners.device_state import DeviceState
 
 _log = logging.getLogger("outrider.drafters")
@@ -74,6 +74,15 @@ class GuardedDrafter:
     def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
         with self._guarded("observe", seqs):
             self.drafter.observe(self._read_only(seqs), tuple(drafts), tuple(verdicts))
+
+    def watch(self, view: RoundView) -> None:
+        with self._guarded("watch", view.seqs):
+            self.drafter.watch(RoundView(self._read_only(view.seqs), tuple(view.budgets), view.state))
+
+    def take_evidence(self) -> Seq[Evidence]:
+        with self._guarded("take_evidence", ()):
+            return [each for each in map(Evidence._make, self.drafter.take_evidence()) if _is_sound(each)]
+        return ()
 
     def forget(self, seq: Sequence) -> None:
         with self._guarded("forget", [seq]):
@@ -148,6 +157,10 @@ def _tensors_of(state: DeviceState | None) -> list[Tensor]:
 def _versions(tensors: Seq[Tensor]) -> list[int]:
     """How often each was written to. Those of inference mode are not counted: PyTorch refuses writes outside of it."""
     return [each._version for each in tensors if not each.is_inference()]
+
+
+def _is_sound(evidence: Evidence) -> bool:
+    return all(map(is_int, evidence)) and 0 <= evidence.accepted <= evidence.length and evidence.length > 0
 
 
 def _copied(draft: Any) -> tuple[Any, str]:

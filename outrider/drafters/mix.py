@@ -56,6 +56,8 @@ def _traits_of(members: Seq[Traits]) -> Traits:
         aliases=("mix",),
         runs_model=all(each.runs_model for each in members),
         drafts_ahead=all(each.drafts_ahead for each in members),
+        pays_budget=any(each.pays_budget for each in members),
+        watches=any(each.watches for each in members),
         follows_target=any(each.follows_target for each in members),
         taps=tuple(sorted({layer for each in members for layer in each.taps})),
         uses_prediction=any(each.uses_prediction for each in members),
@@ -114,6 +116,7 @@ class Mix(Drafter):
 
     def __init__(self, drafters: Seq[Drafter], vocab_size: int) -> None:
         self.traits = _traits_of([drafter.traits for drafter in drafters])
+        self.parts = _parts_of(drafters, vocab_size)
         self.members = [
             _Member(GuardedDrafter(drafter, vocab_size), float(drafter.traits.max_tokens))
             for drafter in sorted(drafters, key=lambda drafter: drafter.traits.runs_model)
@@ -171,6 +174,15 @@ class Mix(Drafter):
         if best.probs is not None:
             return False
         return not member.drafter.traits.runs_model or value < member.mean_accepted
+
+
+def _parts_of(drafters: Seq[Drafter], vocab_size: int) -> tuple[Drafter, ...]:
+    """Those without a model, as one that takes their best draft, and each that runs one; empty where none does."""
+    free = [drafter for drafter in drafters if not drafter.traits.runs_model]
+    models = [drafter for drafter in drafters if drafter.traits.runs_model]
+    if not models or len(drafters) == 1:
+        return ()
+    return (*(free if len(free) < 2 else [Mix(free, vocab_size)]), *models)
 
 
 def _accepted_by(draft: Draft, text: Seq[Token]) -> int | None:

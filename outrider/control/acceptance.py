@@ -1,0 +1,94 @@
+"""How likely the next draft tokens are to be accepted, by drafter, request and position in the draft.
+
+A draft of γ tokens of which a were accepted tells about positions 1 to min(a + 1, γ): those before a + 1 were accepted,
+that one rejected. A draft accepted whole says nothing of what lies beyond it. So rates are kept for each position
+among the drafts that reached it, and the probability that a token at position j survives is the product up to j.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+_REQUEST_DECAY = 0.9
+"""A request's figures remember about ten drafts."""
+_DRAFTER_DECAY = 0.998
+"""A drafter's figures remember about 500."""
+_FIRST_RATE, _FIRST_WEIGHT = 0.75, 4.0
+"""What is assumed of a drafter before it has drafted, and the number of drafts that this counts as."""
+_PRIOR_WEIGHT = 3.0
+"""The drafter's figures count as so many drafts of each request."""
+_MAX_RATE = 0.995
+
+
+class Acceptance:
+    """The acceptance of one drafter's tokens, for every live request and for all of them together."""
+
+    def __init__(self, max_tokens: int) -> None:
+        """max_tokens: the longest draft, in tokens."""
+        self.max_tokens = max(1, max_tokens)
+        self._rows: dict[int, int] = {}
+        """By sequence id, its row of the arrays."""
+        self._free: list[int] = []
+        self._reached = np.zeros((0, self.max_tokens))  # drafts that reached the position, [rows, max_tokens]
+        self._accepted = np.zeros((0, self.max_tokens))
+        self._all_reached = np.zeros(self.max_tokens)
+        self._all_accepted = np.zeros(self.max_tokens)
+        self.drafts = 0
+        """How many drafts were noted."""
+
+    def note(self, seq_ids: Seq[int], lengths: Seq[int], accepted: Seq[int]) -> None:
+        """Note drafts of these lengths, each at least 1, and how many of their tokens were accepted."""
+        if not seq_ids:
+            return
+        self.drafts += len(seq_ids)
+        place = np.arange(self.max_tokens)
+        length, right = np.asarray(lengths)[:, None], np.asarray(accepted)[:, None]
+        reached = (place < length) & (place <= right)
+        came = place < np.minimum(right, length)
+        rows = [self._row(seq_id) for seq_id in seq_ids]
+        self._reached[rows] = self._reached[rows] * _REQUEST_DECAY + reached
+        self._accepted[rows] = self._accepted[rows] * _REQUEST_DECAY + came
+        decay = _DRAFTER_DECAY ** len(seq_ids)
+        self._all_reached = self._all_reached * decay + reached.sum(0)
+        self._all_accepted = self._all_accepted * decay + came.sum(0)
+
+    def survival(self, seq_ids: Seq[int]) -> Floats:
+        """[sequences, max_tokens]: the probability that all tokens up to a position are accepted."""
+        prior = self._rates()
+        rates = np.tile(prior, (len(seq_ids), 1))
+        known = [(i, self._rows[seq_id]) for i, seq_id in enumerate(seq_ids) if seq_id in self._rows]
+        if known:
+            at, rows = map(list, zip(*known, strict=True))
+            rates[at] = (self._accepted[rows] + _PRIOR_WEIGHT * prior) / (self._reached[rows] + _PRIOR_WEIGHT)
+        return np.minimum(rates, _MAX_RATE).cumprod(1)
+
+    def _rates(self) -> Floats:
+        """[max_tokens]: the drafter's rate at each position; one that few drafts reached leans on the one before."""
+        rates = np.empty(self.max_tokens)
+        before = _FIRST_RATE
+        for j in range(self.max_tokens):
+            before = (self._all_accepted[j] + _FIRST_WEIGHT * before) / (self._all_reached[j] + _FIRST_WEIGHT)
+            rates[j] = before
+        return rates
+
+    def forget(self, seq_id: int) -> None:
+        row = self._rows.pop(seq_id, None)
+        if row is not None:
+            self._reached[row] = self._accepted[row] = 0.0
+            self._free.append(row)
+
+    def _row(self, seq_id: int) -> int:
+        if seq_id not in self._rows:
+            if not self._free:
+                count = max(8, len(self._reached))
+                self._free = list(range(len(self._reached) + count - 1, len(self._reached) - 1, -1))
+                empty = np.zeros((count, self.max_tokens))
+                self._reached = np.concatenate((self._reached, empty))
+                self._accepted = np.concatenate((self._accepted, empty))
+            self._rows[seq_id] = self._free.pop()
+        return self._rows[seq_id]

@@ -1,0 +1,158 @@
+"""Decides for every round which sequences are drafted for, by which drafter and how far; zero is a length."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from outrider.control.acceptance import Acceptance
+from outrider.control.choose import Outlook, Plan, choose_plan, plain_plan
+from outrider.control.costs import RoundCosts, RoundKind
+
+_PROBE_TOKENS = 2
+"""A probe drafts so many tokens for every sequence."""
+_PROBE_SHARE = 0.004
+"""The share of time that probing may cost."""
+_MIN_PROBE_ROUNDS, _MAX_PROBE_ROUNDS = 16, 4096
+_PLAIN_ROUNDS = 128
+"""Of so many rounds at least one is without drafts, so that it is known what they save."""
+_ACTIVE_ROUNDS = 64
+"""A drafter that no plan asked for so long need not keep up with the text."""
+_PROBES_AT_START = 3
+"""A drafter is tried so many rounds before it is judged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A drafter as the controller knows it."""
+
+    name: str
+    max_tokens: int
+    runs_model: bool = False
+    pays_budget: bool = False
+    """A round costs what the budget says, however few tokens are drafted: the host does not see them first."""
+    lengths: tuple[int, ...] = ()
+    """As in `Outlook`."""
+
+
+@dataclass(slots=True)
+class Decisions:
+    """What was decided for one request, and what it is believed to have saved."""
+
+    rounds: int = 0
+    lengths: Counter[tuple[str, int]] = field(default_factory=Counter[tuple[str, int]])
+    """How often each (drafter, length) was chosen; ("", 0) is plain decoding."""
+    saved: float = 0.0
+    """Seconds that its accepted tokens would have taken without drafts, less what the drafts cost. May be negative."""
+
+    def as_dict(self) -> dict[str, object]:
+        chosen = [{"drafter": d or "none", "length": n, "rounds": c} for (d, n), c in sorted(self.lengths.items())]
+        return {"rounds": self.rounds, "chosen": chosen, "saved_seconds": self.saved}
+
+
+class Controller:
+    """Chooses the plan of each round, from the costs and the acceptance of earlier rounds.
+
+    A drafter that does not pay is asked for nothing, which costs what plain decoding costs. Now and then it is tried
+    again, for a share of the time that is bounded; where it can guess without the target's help (`Drafter.watch`), what
+    came of those guesses is noted too, at no cost.
+    """
+
+    def __init__(self, members: Seq[Member], costs: RoundCosts, widths: Seq[int] = ()) -> None:
+        """widths: those that passes are padded to; empty where a pass costs by its rows."""
+        self.members, self.costs, self.widths = members, costs, widths
+        self.acceptance = [Acceptance(member.max_tokens) for member in members]
+        self._decisions: dict[int, Decisions] = {}
+        self._since_probe = self._since_plain = 0
+        self._probed = [0] * len(members)
+        self._idle = [0] * len(members)
+        """Rounds since each drafter was last asked."""
+
+    def plan(self, seq_ids: Seq[int], budgets: Seq[int]) -> Plan:
+        """Who drafts how far in the next round; no sequence gets more than its budget."""
+        batch = len(seq_ids)
+        if not any(budgets):
+            return plain_plan(batch, self.costs)
+        most = np.asarray(budgets, dtype=np.int64)
+        outlooks = [
+            Outlook(m.name, a.survival(seq_ids), np.minimum(most, m.max_tokens), m.runs_model, m.lengths)
+            for m, a in zip(self.members, self.acceptance, strict=True)
+        ]
+        plan = choose_plan(outlooks, self.costs, self.widths)
+        self._since_probe += 1
+        self._since_plain = self._since_plain + 1 if plan.lengths.any() else 0
+        if self._since_plain > _PLAIN_ROUNDS:
+            self._since_plain = 0
+            return plain_plan(batch, self.costs)
+        return self._probe(outlooks, plan) or plan
+
+    def note(self, seq_ids: Seq[int], plan: Plan, drafted: Seq[int], accepted: Seq[int]) -> None:
+        """Note a round of a plan: what was drafted for each sequence, and how much of it was accepted."""
+        plain = plain_plan(plan.kind.batch, self.costs).seconds
+        extra = self.costs.seconds(plan.kind) - plain
+        for i, member in enumerate(self.members):
+            rows = [r for r, who in enumerate(plan.drafters.tolist()) if who == i]
+            self._idle[i] = 0 if rows else self._idle[i] + 1
+            lengths = [int(plan.lengths[r]) if member.pays_budget else drafted[r] for r in rows]
+            rows = [r for r, length in zip(rows, lengths, strict=True) if length]
+            lengths = [length for length in lengths if length]
+            self.acceptance[i].note([seq_ids[r] for r in rows], lengths, [accepted[r] for r in rows])
+        for row, seq_id in enumerate(seq_ids):
+            chosen = self._decisions.setdefault(seq_id, Decisions())
+            who, length = int(plan.drafters[row]), int(plan.lengths[row])
+            chosen.rounds += 1
+            chosen.lengths[(self.members[who].name if who >= 0 else "", length)] += 1
+            chosen.saved += accepted[row] * plain - extra
+
+    def is_active(self, member: int) -> bool:
+        """Whether the drafter is asked these days, or has still to be tried."""
+        return self._idle[member] < _ACTIVE_ROUNDS
+
+    def note_guesses(self, member: int, seq_ids: Seq[int], lengths: Seq[int], accepted: Seq[int]) -> None:
+        """Note drafts that were not scored, judged by the text that came."""
+        self.acceptance[member].note(seq_ids, lengths, accepted)
+
+    def note_seconds(self, plan: Plan, drafted: Seq[int], seconds: float) -> None:
+        """Note what a round of a plan took, in which every sequence decodes."""
+        self.costs.observe(self._kind(plan, drafted), seconds)
+
+    def _kind(self, plan: Plan, drafted: Seq[int]) -> RoundKind:
+        """What kind of round a plan became: where the host sees drafts first, the pass is no wider than they are."""
+        if self.widths or not plan.lengths.any():
+            return plan.kind
+        rows = len(drafted) + sum(drafted)
+        return replace(plan.kind, width=1 + max(drafted), rows=rows)
+
+    def decisions(self, seq_id: int) -> Decisions:
+        return self._decisions.get(seq_id, Decisions())
+
+    def forget(self, seq_id: int) -> Decisions:
+        for each in self.acceptance:
+            each.forget(seq_id)
+        return self._decisions.pop(seq_id, Decisions())
+
+    def _probe(self, outlooks: Seq[Outlook], plan: Plan) -> Plan | None:
+        """A round that tries the drafter longest left out, where one is due; None: take the plan."""
+        used = set(plan.drafters.tolist())
+        left_out = [i for i, each in enumerate(outlooks) if i not in used and each.budgets.any()]
+        if not left_out:
+            return None
+        at = min(left_out, key=lambda i: self._probed[i])
+        lengths = np.minimum(outlooks[at].budgets, _PROBE_TOKENS)
+        width = 1 + int(lengths.max())
+        width = next((w for w in self.widths if w >= width), width)
+        batch, steps = len(lengths), outlooks[at].steps(int(lengths.max()))
+        rows = batch * width if self.widths else batch + int(lengths.sum())
+        kind = RoundKind(batch, width, rows, (outlooks[at].name,), steps)
+        seconds = self.costs.seconds(kind)
+        extra = max(0.0, seconds / self.costs.seconds(plan.kind) - 1)
+        due = min(max(extra / _PROBE_SHARE, _MIN_PROBE_ROUNDS), _MAX_PROBE_ROUNDS)
+        if self._probed[at] >= _PROBES_AT_START and self._since_probe < due:
+            return None
+        self._since_probe = 0
+        self._probed[at] += 1
+        who = np.where(lengths > 0, at, -1)
+        return Plan(kind, lengths, who, batch + float(outlooks[at].survival[:, 0].sum()), seconds)

@@ -1,0 +1,149 @@
+"""What a round costs: measured times of passes by shape, corrected by the rounds that are run.
+
+A round of plan (batch B, width W, drafter d, steps γ) takes the time of a target pass of B sequences of W rows and of
+γ draft steps. Those are measured once, at start; while the engine runs, the time of each kind of round corrects them,
+so that longer contexts, a busy machine and costs that nobody measured are in the figures after a few rounds.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+_RECENT_ROUNDS = 8
+"""Corrections are running means of about so many rounds."""
+_PRIOR_ROUNDS = 2
+"""The time that was expected counts as so many rounds: one stall alone must not rule a kind out."""
+_HALF_LIFE = 512
+"""Rounds after which half of a kind's correction is forgotten, so that it is tried again."""
+_MAX_KINDS = 4096
+_MAX_RATIO = 8.0
+"""A round slower than expected by more than this, or faster, counts as by this: a stall says nothing of its kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassTable:
+    """Seconds of one model's passes, by (sequences, rows of each). Empty: nothing is known, and a row is free."""
+
+    seconds: Mapping[tuple[int, int], float]
+    padded: bool = False
+    """Passes are padded to the measured shapes, as captured ones are; else time depends on the rows in all."""
+    row_block: int = 1
+    """Rows are computed so many at a time, so that the time is a staircase of that many rows."""
+    _rows: tuple[tuple[int, float], ...] = field(init=False, repr=False)
+    """(rows, seconds) of the shapes, by rows; where several have as many, the fastest."""
+
+    def __post_init__(self) -> None:
+        best: dict[int, float] = {}
+        for (batch, width), seconds in self.seconds.items():
+            best[batch * width] = min(seconds, best.get(batch * width, seconds))
+        object.__setattr__(self, "_rows", tuple(sorted(best.items())))
+
+    def pass_seconds(self, batch: int, width: int) -> float:
+        """Seconds of a pass of so many sequences, of so many rows each."""
+        if self.padded:
+            fits = [s for (b, w), s in self.seconds.items() if b >= batch and w >= width and b < 2 * batch]
+            if fits:
+                return min(fits)
+        return self.rows_seconds(batch * width)
+
+    def rows_seconds(self, rows: int) -> float:
+        """Seconds of a pass of so many rows in all: interpolated, and beyond the last measured one extrapolated."""
+        if not self._rows:
+            return 1.0
+        rows = -(-rows // self.row_block) * self.row_block
+        counts = [count for count, _ in self._rows]
+        at = bisect_left(counts, rows)
+        if at < len(counts) and counts[at] == rows:
+            return self._rows[at][1]
+        if at == 0 or len(counts) == 1:
+            return self._rows[0][1]
+        (low, fast), (high, slow) = self._rows[at - 1 : at + 1] if at < len(counts) else self._rows[-2:]
+        slope = max(0.0, (slow - fast) / (high - low))
+        return (fast if at < len(counts) else slow) + slope * (rows - (low if at < len(counts) else high))
+
+
+@dataclass(frozen=True, slots=True)
+class RoundKind:
+    """Rounds that cost the same."""
+
+    batch: int
+    width: int
+    """Rows of the widest sequence."""
+    rows: int
+    """Rows of all sequences."""
+    drafters: tuple[str, ...] = ()
+    """Those asked, by name."""
+    steps: int = 0
+    """Passes of the draft model among them."""
+
+    @property
+    def plain(self) -> bool:
+        return not self.drafters
+
+
+@dataclass(slots=True)
+class _Ratio:
+    """A running mean of measured over expected seconds."""
+
+    value: float = 1.0
+    count: int = _PRIOR_ROUNDS
+    last: int = 0
+    """The round of the last one."""
+
+    def at(self, now: int) -> float:
+        """The mean, leaning on 1 the longer ago the last one was."""
+        return 1 + (self.value - 1) * 0.5 ** ((now - self.last) / _HALF_LIFE)
+
+    def add(self, ratio: float, now: int) -> None:
+        self.last = now
+        self.count += 1
+        ratio = min(max(ratio, 1 / _MAX_RATIO), _MAX_RATIO)
+        self.value += (ratio - self.value) / min(self.count, _RECENT_ROUNDS)
+
+
+class RoundCosts:
+    """Expected seconds of rounds, for one target and its drafters."""
+
+    def __init__(self, target: PassTable, drafters: Mapping[str, PassTable] | None = None) -> None:
+        """drafters: the draft steps of those that run a model, by name."""
+        self.target, self.drafters = target, dict(drafters or {})
+        self._levels: dict[int, _Ratio] = {}
+        """By batch: how much slower rounds without drafts are than was measured, and so everything."""
+        self._last_batch = 0
+        self._kinds: dict[RoundKind, _Ratio] = {}
+        """Of rounds with drafts, beside the level."""
+        self._now = 0
+        """Rounds noted so far."""
+
+    def seconds(self, kind: RoundKind) -> float:
+        """Expected seconds of a round of this kind."""
+        ratio = self._kinds.get(kind)
+        return self._measured(kind) * self._level(kind.batch) * (ratio.at(self._now) if ratio else 1.0)
+
+    def observe(self, kind: RoundKind, seconds: float) -> None:
+        """Note what a round took."""
+        expected = self._measured(kind)
+        if expected <= 0 or seconds <= 0:
+            return
+        self._now += 1
+        if kind.plain:
+            self._last_batch = kind.batch
+            self._levels.setdefault(kind.batch, _Ratio(self._level(kind.batch))).add(seconds / expected, self._now)
+            return
+        own = self._kinds.setdefault(kind, _Ratio(last=self._now))
+        own.value = own.at(self._now)
+        own.add(seconds / (expected * self._level(kind.batch)), self._now)
+        if len(self._kinds) > _MAX_KINDS:
+            del self._kinds[min(self._kinds, key=lambda each: self._kinds[each].last)]
+
+    def _level(self, batch: int) -> float:
+        known = self._levels.get(batch) or self._levels.get(self._last_batch)
+        return known.value if known else 1.0
+
+    def _measured(self, kind: RoundKind) -> float:
+        table = self.target
+        verify = table.pass_seconds(kind.batch, kind.width) if table.padded else table.rows_seconds(kind.rows)
+        steps = [self.drafters[name].pass_seconds(kind.batch, 1) for name in kind.drafters if name in self.drafters]
+        return verify + kind.steps * sum(steps)
