@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
 
@@ -19,6 +19,45 @@ NO_PICKLES = (
     "pickle files can run code and are never read; load the model with Transformers once and save it with "
     "`model.save_pretrained(FOLDER)`, which writes safetensors"
 )
+
+
+GGUF_FILE = "gguf.json"
+"""Of a folder made for a GGUF file: where that file lies. Followed only in Outrider's own folder, since a model that
+was downloaded must not name files elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFReference:
+    """The GGUF file that a folder's weights are read from."""
+
+    file: str
+    size: int
+    mtime_ns: int
+    storage: str
+    """The storage type that most weights have, such as Q4_K."""
+    bits: int
+    """Bits per weight of that type."""
+
+    @staticmethod
+    def to_file(file: Path, storage: str, bits: int) -> GGUFReference:
+        found = file.stat()
+        return GGUFReference(str(file.resolve()), found.st_size, found.st_mtime_ns, storage, bits)
+
+    def write(self, folder: Path) -> None:
+        (folder / GGUF_FILE).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+
+    def checked_file(self) -> Path:
+        """The file. ConfigError where it is gone, or is another one by now."""
+        file = Path(self.file)
+        try:
+            found = file.stat()
+        except OSError as error:
+            raise ConfigError(
+                f"{file} cannot be read ({error.strerror}); name the .gguf file where it is now"
+            ) from error
+        if (found.st_size, found.st_mtime_ns) != (self.size, self.mtime_ns):
+            raise ConfigError(f"{file} has changed since it was first read; name the .gguf file itself")
+        return file
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +79,11 @@ def check_folder(folder: Path) -> Path:
         hint = "an adapter must be merged into its base model first" if adapter else "name the folder that holds it"
         raise ConfigError(f"{folder} has no config.json, so it is not a model folder; {hint}")
     files = weight_files(folder)
+    if not files and (folder / GGUF_FILE).is_file():
+        raise ConfigError(
+            f"{folder} refers to a .gguf file elsewhere, so it cannot be copied; name that file, or convert it with "
+            "`outrider pull FILE` and copy what that writes"
+        )
     if not files:
         pickled = any(next(folder.glob(pattern), None) for pattern in PICKLE_PATTERNS)
         hint = NO_PICKLES if pickled else "the weights are missing; download or save the model again"
@@ -48,19 +92,34 @@ def check_folder(folder: Path) -> Path:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The weight files of a model: those its index names, or all in the folder.
+    """The weight files of a model: those its index names, or all in the folder; or the GGUF file it refers to.
 
     Raises ConfigError where the index is broken, or a file is missing or lies outside the folder.
     """
+    if reference := gguf_of(folder):
+        return [reference.checked_file()]
     index = folder / INDEX_FILE
     found = _read_index(index) if index.is_file() else [file.name for file in folder.glob("*.safetensors")]
     return [_checked_file(folder, name) for name in sorted(found)]
+
+
+def gguf_of(folder: Path) -> GGUFReference | None:
+    """The GGUF file that a folder of Outrider's own refers to; None where it refers to none."""
+    note = folder / GGUF_FILE
+    if folder.resolve().parent != models_folder().resolve() or not note.is_file():
+        return None
+    try:
+        return GGUFReference(**json.loads(note.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{note} is damaged ({error}); delete {folder}, and name the .gguf file again") from error
 
 
 def source_bits(folder: Path) -> int:
     """Bits per weight before the model was converted to floats; 0 where the files do not say."""
     from safetensors import safe_open
 
+    if reference := gguf_of(folder):
+        return reference.bits
     for file in weight_files(folder)[:1]:
         with safe_open(file, "pt") as tensors:
             bits = (tensors.metadata() or {}).get(SOURCE_BITS, "")
@@ -124,11 +183,23 @@ def _hub_models() -> Iterator[tuple[str, Path]]:
 
 
 def _describe(name: str, folder: Path) -> InstalledModel:
-    from safetensors import SafetensorError, safe_open
-
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if not isinstance(config, dict):
         raise ConfigError(f"{folder / 'config.json'} is not a JSON object")
+    files = {*weight_files(folder), *(file for file in folder.iterdir() if file.is_file())}
+    size = sum(file.stat().st_size for file in files)
+    architectures = config.get("architectures") or [config.get("model_type", "unknown")]
+    return InstalledModel(name, folder, size, str(architectures[0]), _count_parameters(folder))
+
+
+def _count_parameters(folder: Path) -> int:
+    """Numbers in all weights; one that serves as embedding and head counts once."""
+    if reference := gguf_of(folder):
+        from outrider.checkpoints.gguf.weights import open_gguf
+
+        return sum(tensor.elements for tensor in open_gguf(reference.checked_file()).tensors.values())
+    from safetensors import SafetensorError, safe_open
+
     parameters = 0
     for file in weight_files(folder):
         try:
@@ -137,6 +208,4 @@ def _describe(name: str, folder: Path) -> InstalledModel:
                 parameters += sum(prod(weights.get_slice(name).get_shape()) for name in names)
         except SafetensorError as error:
             raise ConfigError(f"{file} is not a sound safetensors file: {error}") from error
-    size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
-    architectures = config.get("architectures") or [config.get("model_type", "unknown")]
-    return InstalledModel(name, folder, size, str(architectures[0]), parameters)
+    return parameters

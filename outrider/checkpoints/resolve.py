@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
+import logging
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
@@ -12,19 +15,20 @@ from typing import Any
 from urllib.parse import quote
 
 from outrider.checkpoints.demo import pull_demo
-from outrider.checkpoints.folder import NO_PICKLES, check_folder
-from outrider.checkpoints.gguf import convert_gguf
+from outrider.checkpoints.folder import NO_PICKLES, check_folder, gguf_of
+from outrider.checkpoints.gguf import convert_gguf, refer_to_gguf
 from outrider.checkpoints.storage import NoProgress, Progress, models_folder, outrider_home, report_growth
 from outrider.core.errors import ConfigError, FetchError
 
 # Data of known formats, from the repository's top folder only. No code, no pickle.
 ALLOW_PATTERNS = ["*.safetensors", "*.json", "tokenizer.model", "*.jinja", "*.txt"]
 IGNORE_PATTERNS = ["*/*", "consolidated*"]  # `consolidated` is a second copy of the weights in Mistral's own format
-CONVERTER_VERSION = 1  # part of a converted file's key: raise it when the conversion changes
+CONVERTER_VERSION = 2  # part of a converted file's key: raise it when the conversion changes
+log = logging.getLogger(__name__)
 
 
 def resolve(path_or_id: str, *, revision: str | None = None, progress: Progress | None = None) -> Path:
-    """The local folder of a model, downloaded or converted first where necessary.
+    """The local folder of a model, downloaded first where necessary. That of a .gguf file refers to the file.
 
     Takes `demo`, a folder, a .gguf file, the name of an installed model, or a Hugging Face
     id: `org/name` or `org/name@revision`. Raises ConfigError or FetchError where there is none.
@@ -34,7 +38,7 @@ def resolve(path_or_id: str, *, revision: str | None = None, progress: Progress 
         return pull_demo(progress=progress)
     if path := _local_path(path_or_id):
         _no_revision(path_or_id, revision)
-        return check_folder(path) if path.is_dir() else _convert_file(path, progress)
+        return check_folder(path) if path.is_dir() else _refer_to_file(path)
     repo, _, named = path_or_id.partition("@")
     if revision is not None and named and named != revision:
         raise ConfigError(f"{path_or_id} names one revision and {revision!r} is another; give one of them")
@@ -69,18 +73,44 @@ def _no_revision(name: str, revision: str | None) -> None:
         raise ConfigError(f"{name} is not a Hugging Face id and has no revision {revision!r}; leave the revision out")
 
 
-def _convert_file(file: Path, progress: Progress | None) -> Path:
-    """The folder a GGUF file is converted into. A file that has changed is converted again."""
+def convert_file(file: Path, progress: Progress | None = None) -> Path:
+    """The folder that a GGUF file is converted into, in bfloat16. It can be copied and does without the file."""
+    import torch
+
+    folder = models_folder() / f"{file.stem}-{_file_key(file, CONVERTER_VERSION)}-bf16"
+    if not folder.is_dir():
+        convert_gguf(file, folder, progress, torch.bfloat16)
+    return check_folder(folder)
+
+
+def _refer_to_file(file: Path) -> Path:
+    """The folder of a GGUF file: its config and tokenizer. The weights stay where they are."""
+    folder = models_folder() / f"{file.stem}-{_file_key(file, CONVERTER_VERSION)}"
+    if not folder.is_dir():
+        refer_to_gguf(file, folder)
+        _drop_outdated(file, folder)
+    old = models_folder() / f"{file.stem}-{_file_key(file, 1)}"
+    if old.is_dir():
+        log.warning("%s is a copy of %s by an earlier version; it is not read any more and can be deleted", old, file)
+    return check_folder(folder)
+
+
+def _drop_outdated(file: Path, folder: Path) -> None:
+    """Delete the folders that refer to what this file was before it changed. They hold no weights."""
+    for other in folder.parent.glob(f"{glob.escape(file.stem)}-*"):
+        with suppress(ConfigError):
+            reference = gguf_of(other)
+            if other != folder and reference is not None and reference.file == str(file.resolve()):
+                shutil.rmtree(other, ignore_errors=True)
+
+
+def _file_key(file: Path, version: int) -> str:
+    """Identifies a GGUF file as it is now. ConfigError for a file of another kind."""
     if file.suffix.lower() != ".gguf":
         raise ConfigError(f"{file} is a file; a model is a folder with config.json and .safetensors, or a .gguf file")
     found = file.resolve().stat()
-    key = hashlib.sha256(
-        f"{file.resolve()}|{found.st_size}|{found.st_mtime_ns}|{CONVERTER_VERSION}".encode()
-    ).hexdigest()
-    folder = models_folder() / f"{file.stem}-{key[:12]}"
-    if not folder.is_dir():
-        convert_gguf(file, folder, progress)
-    return check_folder(folder)
+    text = f"{file.resolve()}|{found.st_size}|{found.st_mtime_ns}|{version}"
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _download_snapshot(repo: str, revision: str, progress: Progress) -> Path:

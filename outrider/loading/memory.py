@@ -14,7 +14,7 @@ from outrider.checkpoints.resolve import resolve
 from outrider.core.errors import ConfigError
 from outrider.core.sequence import Span
 from outrider.models.decoder import Decoder
-from outrider.models.load import read_config
+from outrider.models.load import default_dtype, read_config, weight_bytes
 from outrider.runners.base import Runner
 from outrider.runners.native import NativeRunner
 
@@ -89,11 +89,11 @@ def reserved_memory_of(model: str, *, vocab: int = 0) -> ReservedMemory:
     """What a draft model will take, from its files; no weight is read. vocab: rows copied of its head."""
     folder = resolve(model)
     config = read_config(folder)
-    weights = sum(file.stat().st_size for file in weight_files(folder))
     if config is None:  # it runs on Transformers' code, whose cache grows as it is used
-        return ReservedMemory(weights)
-    copied = vocab * config.hidden_size * config.dtype.itemsize if vocab < config.vocab_size else 0
-    return ReservedMemory(weights + copied, config.token_bytes(config.dtype))
+        return ReservedMemory(sum(file.stat().st_size for file in weight_files(folder)))
+    dtype = default_dtype(config, torch.device("cuda"))
+    copied = vocab * config.hidden_size * dtype.itemsize if vocab < config.vocab_size else 0
+    return ReservedMemory(weight_bytes(config, dtype) + copied, config.token_bytes(dtype))
 
 
 def plan_memory(

@@ -1,20 +1,19 @@
-"""Load a Hugging Face folder into a native decoder: each tensor is checked, read, fused, and cast or quantized."""
+"""Load a model's folder into a native decoder: each tensor is checked, read, fused, and cast or quantized."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import reduce
+from math import prod
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from outrider.checkpoints.folder import check_folder, weight_files
+from outrider.checkpoints.folder import check_folder
 from outrider.checkpoints.storage import NoProgress, Progress
+from outrider.checkpoints.tensors import FLOAT_DTYPES, Tensors, open_tensors
 from outrider.core.errors import ConfigError
 from outrider.models.config import DecoderConfig
 from outrider.models.decoder import Decoder, Layer, Norm, Weights
@@ -24,7 +23,6 @@ from outrider.models.linear import Int4Linear, Int8Linear, Linear, LinearOp, Qua
 from outrider.models.rope import pair_rows
 
 EMBEDDING_NAME, FINAL_NORM_NAME, HEAD_NAME = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
-FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def load_decoder(
@@ -35,9 +33,9 @@ def load_decoder(
     quantize: Quantization | None = None,
     progress: Progress | None = None,
 ) -> Decoder:
-    """Load the checkpoint in `folder`: config.json and safetensors.
+    """Load the checkpoint in `folder`: config.json, and safetensors or the GGUF file it refers to.
 
-    dtype None is float32 on the CPU, and elsewhere what config.json says. quantize packs the
+    dtype None is `default_dtype`. quantize packs the
     weights to 4 or 8 bits, on the CPU only; the residual stream is then float32. Raises
     ConfigError where the native decoder does not support the model, or the tensors do not
     fit its config.json.
@@ -57,12 +55,24 @@ def load_decoder(
             f"the native decoder cannot run {folder}: {reason}; the Transformers fallback may, "
             "or an unquantised checkpoint of a supported family"
         ) from reason
-    if dtype is None:
-        dtype = torch.float32 if device.type == "cpu" else config.dtype
-    with _open_tensors(folder) as tensors:
+    dtype = dtype or default_dtype(config, device)
+    with open_tensors(folder) as tensors:
         _check_tensors(config, tensors, folder)
         builder = _Builder(config, tensors, device, dtype, quantize)
         return Decoder(config, builder.weights(progress or NoProgress()), dtype)
+
+
+def default_dtype(config: DecoderConfig, device: torch.device) -> torch.dtype:
+    """What a model runs in unless told otherwise: float32 on the CPU; elsewhere the checkpoint's own 16 bits, or
+    bfloat16 where it is stored in float32 or in the blocks of a GGUF file."""
+    if device.type == "cpu":
+        return torch.float32
+    return torch.bfloat16 if config.dtype is torch.float32 else config.dtype
+
+
+def weight_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
+    """Bytes of a model's weights in this dtype."""
+    return dtype.itemsize * sum(prod(shape) for shape in _expected_shapes(config).values())
 
 
 def read_config(folder: Path) -> DecoderConfig | None:
@@ -91,41 +101,6 @@ def _parse_folder(folder: Path) -> DecoderConfig:
         return parse_config(config_json)
     except FieldError as fault:
         raise ConfigError(f"{file}: {fault}; mend it, or download or save the model again") from fault
-
-
-class _Tensors:
-    """A checkpoint's tensors by name, from all its files. Each is read when it is asked for."""
-
-    def __init__(self, files: list[Any]) -> None:
-        self._files = {name: file for file in files for name in file.keys()}  # noqa: SIM118 - not a dict
-
-    def names(self) -> set[str]:
-        return set(self._files)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._files[name].get_slice(name).get_shape())
-
-    def read(self, name: str) -> Tensor:
-        tensor = self._files[name].get_tensor(name)
-        if tensor.dtype not in FLOAT_DTYPES:
-            raise ConfigError(
-                f"{name} is stored as {tensor.dtype}; it must be one of {', '.join(map(str, FLOAT_DTYPES))}"
-            )
-        return tensor
-
-
-@contextmanager
-def _open_tensors(folder: Path) -> Iterator[_Tensors]:
-    with ExitStack() as stack:
-        files: list[Any] = []
-        for file in weight_files(folder):
-            try:
-                files.append(stack.enter_context(safe_open(file, "pt")))
-            except SafetensorError as error:
-                raise ConfigError(
-                    f"{file} is not a sound safetensors file ({error}); download or save the model again"
-                ) from error
-        yield _Tensors(files)
 
 
 def _expected_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
@@ -158,7 +133,7 @@ def _expected_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _check_tensors(config: DecoderConfig, tensors: _Tensors, folder: Path) -> None:
+def _check_tensors(config: DecoderConfig, tensors: Tensors, folder: Path) -> None:
     """Raise ConfigError where a tensor is missing, of the wrong shape, or would not be used."""
     expected, found = _expected_shapes(config), tensors.names()
     if HEAD_NAME in found:
@@ -180,7 +155,7 @@ class _Builder:
     """Builds a decoder's weights from a checkpoint's tensors."""
 
     config: DecoderConfig
-    tensors: _Tensors
+    tensors: Tensors
     device: torch.device
     dtype: torch.dtype
     quantize: Quantization | None
@@ -209,41 +184,45 @@ class _Builder:
             layers.append(self._layer(i))
             progress.advance(1)
         progress.done()
-        table = self.tensors.read(EMBEDDING_NAME)
-        head = self.tensors.read(HEAD_NAME) if HEAD_NAME in self.tensors.names() else table
+        # Where weights are packed the embedding is only looked up, so it keeps the checkpoint's own precision.
+        table = self._stacked([EMBEDDING_NAME])
+        head = self._stacked([HEAD_NAME]) if HEAD_NAME in self.tensors.names() else table
+        norm = self._norm("model.norm")
         if self.quantize is not None:
-            # Only looked up, so the embedding keeps the checkpoint's own precision.
-            return Weights(table.clone(), layers, self._norm("model.norm"), Int8Linear(head), packed=True)
-        embedding = self._to_device(table)
-        same = head is table or torch.equal(head, table)
-        return Weights(
-            embedding, layers, self._norm("model.norm"), Linear(embedding if same else self._to_device(head))
-        )
+            return Weights(table, layers, norm, Int8Linear(head), packed=True)
+        return Weights(table, layers, norm, Linear(table if head is table or torch.equal(head, table) else head))
 
     def _qkv(self, prefix: str) -> LinearOp:
-        def paired(name: str) -> Tensor:
-            tensor = self.tensors.read(prefix + name)
-            return tensor if name.startswith("v_") else pair_rows(tensor, self.config.head_dim)
-
-        weight = torch.cat([paired(f"{name}_proj.weight") for name in "qkv"])
-        bias = torch.cat([paired(f"{name}_proj.bias") for name in "qkv"]) if self.config.qkv_bias else None
-        return self._make_linear(weight, bias)
+        return self._fused([f"{prefix}{name}_proj" for name in "qkv"], bias=self.config.qkv_bias)
 
     def _fused(self, names: list[str], *, bias: bool) -> LinearOp:
-        """One linear layer of all the named ones, their outputs concatenated."""
-        weights = torch.cat([self.tensors.read(f"{name}.weight") for name in names])
-        return self._make_linear(
-            weights, torch.cat([self.tensors.read(f"{name}.bias") for name in names]) if bias else None
-        )
-
-    def _make_linear(self, weight: Tensor, bias: Tensor | None) -> LinearOp:
+        """One linear layer of all the named ones, their outputs concatenated; those of q and k in pairs for RoPE."""
+        weight = self._stacked([f"{name}.weight" for name in names])
+        biases = self._stacked([f"{name}.bias" for name in names]) if bias else None
         if self.quantize is not None:
-            return (Int4Linear if self.quantize == "int4" else Int8Linear)(weight, bias)
-        return Linear(self._to_device(weight), None if bias is None else self._to_device(bias))
+            return (Int4Linear if self.quantize == "int4" else Int8Linear)(weight, biases)
+        return Linear(weight, biases)
 
-    def _to_device(self, tensor: Tensor) -> Tensor:
-        """A copy on the device in the dtype. A copy, because a memory-mapped file may change under its tensor."""
-        return tensor.to(self.device, self.dtype, copy=True)
+    def _stacked(self, names: list[str]) -> Tensor:
+        """The named tensors, one below the other, on the device: in the dtype, or as stored where they are packed next.
+
+        Read one at a time, so that no second copy of all of them is ever held.
+        """
+        dtype = self.dtype
+        if self.quantize is not None:
+            dtype = reduce(torch.promote_types, (self.tensors.dtype(name) for name in names))
+        if len(names) == 1:
+            return self._paired(names[0], dtype)
+        shapes = [self.tensors.shape(name) for name in names]
+        rows = [shape[0] for shape in shapes]
+        out = torch.empty(sum(rows), *shapes[0][1:], dtype=dtype, device=self.device)
+        for part, name in zip(out.split(rows), names, strict=True):
+            part.copy_(self._paired(name, dtype))
+        return out
+
+    def _paired(self, name: str, dtype: torch.dtype) -> Tensor:
+        tensor = self.tensors.read(name, self.device, dtype)
+        return pair_rows(tensor, self.config.head_dim) if "q_proj" in name or "k_proj" in name else tensor
 
     def _norm(self, name: str) -> Norm:
         return Norm(self._norm_weight(name), self.config.norm_eps, self.dtype)
@@ -255,5 +234,5 @@ class _Builder:
         return Norm(weight, config.norm_eps)  # float32: RoPE is applied next
 
     def _norm_weight(self, name: str) -> Tensor:
-        weight = self.tensors.read(f"{name}.weight").to(self.device, torch.float32)
+        weight = self.tensors.read(f"{name}.weight", self.device, torch.float32)
         return 1.0 + weight if self.config.unit_offset else weight

@@ -1,7 +1,9 @@
 """From what a user types to a folder. The hub is played by a double: no test touches a network."""
 
+import hashlib
 import json
 import os
+import shutil
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +11,7 @@ from types import SimpleNamespace
 import huggingface_hub
 import numpy as np
 import pytest
+import torch
 from huggingface_hub.errors import (
     GatedRepoError,
     LocalEntryNotFoundError,
@@ -16,6 +19,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from safetensors.numpy import save_file
+from safetensors.torch import load_file
 from tiny_gguf import tiny_llama
 
 from outrider.checkpoints import resolve as hub
@@ -179,20 +183,71 @@ def test_a_revision_of_what_has_none_is_refused(tmp_path):
 # --- GGUF files ---------------------------------------------------------------------------------------------------
 
 
-def test_a_gguf_file_is_converted_once_and_again_when_it_changed(tmp_path, monkeypatch):
+def test_a_gguf_file_gets_a_folder_once_and_another_when_it_changed(tmp_path, monkeypatch):
     file = tmp_path / "tiny.gguf"
     tiny_llama(file)
     calls = []
-    real = hub.convert_gguf
-    monkeypatch.setattr(hub, "convert_gguf", lambda *given: (calls.append(given[0]), real(*given)))
+    real = hub.refer_to_gguf
+    monkeypatch.setattr(hub, "refer_to_gguf", lambda *given: (calls.append(given[0]), real(*given)))
     first = resolve(str(file))
     assert first.parent == tmp_path / "home" / "models"
+    assert not list(first.glob("*.safetensors"))  # its weights stay in the file
     assert resolve(str(file)) == first
     assert len(calls) == 1
     assert resolve(first.name) == first  # the name `installed_models` gives
     os.utime(file, ns=(1, 1))
-    assert resolve(str(file)) != first
+    with pytest.raises(ConfigError, match="has changed"):
+        resolve(first.name)
+    second = resolve(str(file))
+    assert second != first
     assert len(calls) == 2
+    assert [child.name for child in first.parent.iterdir()] == [second.name]  # the outdated one is dropped
+    file.unlink()
+    with pytest.raises(ConfigError, match="cannot be read"):
+        resolve(second.name)
+
+
+def test_a_gguf_models_size_and_parameters_are_those_of_the_file(tmp_path):
+    file = tmp_path / "tiny.gguf"
+    made = tiny_llama(file)
+    folder = resolve(str(file))
+    (found,) = installed_models()
+    assert found.size == file.stat().st_size + sum(each.stat().st_size for each in folder.iterdir())
+    assert found.parameters == sum(each.numel() for each in made.parameters())
+
+
+def test_a_folder_that_refers_to_a_gguf_file_is_followed_only_at_home(tmp_path):
+    """One that was downloaded, or copied, must not name files of this machine."""
+    tiny_llama(tmp_path / "tiny.gguf")
+    folder = resolve(str(tmp_path / "tiny.gguf"))
+    copied = shutil.copytree(folder, tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match=r"cannot be copied.*outrider pull"):
+        resolve(str(copied))
+
+
+def test_a_converted_gguf_file_can_be_copied_and_does_without_the_file(tmp_path):
+    file = tmp_path / "tiny.gguf"
+    made = tiny_llama(file)
+    folder = hub.convert_file(file)
+    assert hub.convert_file(file) == folder
+    copied = shutil.copytree(folder, tmp_path / "elsewhere")
+    file.unlink()
+    assert resolve(str(copied)) == copied
+    weights = load_file(copied / "model.safetensors")
+    for name, value in made.state_dict().items():
+        if name != "lm_head.weight":
+            assert torch.equal(weights[name], value.bfloat16() if value.dim() > 1 else value), name
+
+
+def test_a_copy_by_an_earlier_version_is_left_alone_and_named(tmp_path, caplog):
+    file = tmp_path / "tiny.gguf"
+    tiny_llama(file)
+    text = f"{file.resolve()}|{file.stat().st_size}|{file.stat().st_mtime_ns}|1"
+    key = hashlib.sha256(text.encode()).hexdigest()[:12]
+    old = model_folder(tmp_path / "home" / "models" / f"tiny-{key}")
+    assert resolve(str(file)) != old
+    assert f"{old} is a copy" in caplog.text
+    assert resolve(old.name) == old
 
 
 def test_another_kind_of_file_is_refused(tmp_path):
