@@ -105,14 +105,20 @@ def _add_models(router: APIRouter, service: Service) -> None:
     created = int(time.time())
 
     def card() -> dict[str, Any]:
-        engine = service.engine_thread.engine
+        facts = service.engine_thread.engine.facts
         return {
             "id": service.settings.served_name,
             "object": "model",
             "created": created,
             "owned_by": "outrider",
-            "max_model_len": engine.facts.context,
-            "drafter": engine.facts.drafter,
+            "max_model_len": facts.context,
+            "drafter": facts.drafter,
+            "max_draft_tokens": facts.max_draft_tokens,
+            "number_format": facts.number_format,
+            "weight_bytes": facts.weight_bytes,
+            "device": facts.device,
+            "cache_tokens": facts.page_count * facts.page_size,
+            "memory": facts.memory,
         }
 
     @router.get("/v1/models", responses=_responses(response_schema.ModelList))

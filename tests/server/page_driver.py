@@ -47,12 +47,17 @@ class Page:
 
     def __init__(self, driver: Chrome, address: str) -> None:
         self.driver = driver
+        self.address = address
         self.look()
-        driver.get(address)
-        driver.execute_script("sessionStorage.clear()")
-        driver.get(address)
-        self.wait(lambda: self.text("#fact-server") not in ("", "connecting"))
+        driver.get(f"{address}/page/icon.svg")  # the page's own origin, without its scripts
+        driver.execute_script("sessionStorage.clear(); localStorage.clear()")
         self.console()  # what an earlier test left
+        self.load()
+
+    def load(self) -> None:
+        """Opens the page, or opens it again, and waits until it has heard of the server."""
+        self.driver.get(self.address)
+        self.wait(lambda: self.text("#fact-server") not in ("", "connecting"))
 
     def look(self, *, width: int = 1280, height: int = 860, dark: bool = False) -> None:
         """A window of this size, for a person with this taste."""
@@ -93,16 +98,26 @@ class Page:
     def idle(self) -> None:
         self.wait(lambda: not self.one("#send").get_property("hidden"))
 
+    def click(self, css: str) -> None:
+        """Clicks an element wherever it lies, by the page's own event."""
+        self.driver.execute_script("arguments[0].click()", self.one(css))
+
+    def focus(self, element: WebElement) -> None:
+        self.driver.execute_script("arguments[0].focus()", element)
+
+    def view(self, name: str) -> None:
+        """Shows answers as "text" or as "tokens"."""
+        self.click(f"#view-{name}")
+
     def set(self, name: str, value: str) -> None:
         """Fills in a setting."""
-        self.run("(document.getElementById('settings-panel').open = true)")
+        if not self.one("#panel").is_displayed():
+            self.click("#open-panel")
+        self.click("#tab-settings")
         field = self.one(f"#settings [name={name}]")
-        field.clear()
+        if field.tag_name != "select":
+            field.clear()
         field.send_keys(value, Keys.TAB)
-
-    def choose(self, css: str) -> None:
-        """Clicks the label of a radio button or checkbox."""
-        self.one(f"label:has({css})").click()
 
     def console(self) -> list[str]:
         """What the console said since it was last asked, warnings and errors only."""

@@ -14,8 +14,51 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+FILES = {path.name: path.read_bytes() for path in PAGE.iterdir()}
 TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
+CARD = {
+    "id": "scripted",
+    "drafter": "suffix",
+    "max_draft_tokens": 15,
+    "number_format": "int4",
+    "weight_bytes": 538_000_000,
+    "device": "cpu",
+    "max_model_len": 8192,
+    "cache_tokens": 65536,
+    "memory": "",
+}
+MARKDOWN = """# Title
+
+Some **bold**, *italic*, `code` and a [link](https://example.org/a) or [bad](javascript:alert(1)).
+
+> quoted
+> text
+
+1. one
+2. two
+   - nested
+
+| a | b |
+|---|--:|
+| 1 | 2 |
+
+```python
+def f(x):
+    return x
+```
+
+![pixel](https://example.org/i.png) <img src=x onerror="document.title='owned'">
+"""
+LONG = "First.\n\n" + "Some words in a line.\n\n" * 360 + "```\n" + "code = code\n" * 400 + "```\n" + "- item\n" * 450
 HOSTILE = ["<img src=x onerror=\"document.title='owned'\">", "<script>document.title='owned'</script>", " &amp; </div>"]
+
+PLAIN_TEXTS = {
+    "hostile": HOSTILE,
+    "markdown": [MARKDOWN[i : i + 3] for i in range(0, len(MARKDOWN), 3)],
+    "long": [LONG[i : i + 4] for i in range(0, len(LONG), 4)],
+    "undrafted": ["No", " draft", "."],
+}
+"""Answers without drafts, by the prompt."""
 
 
 def entry(token: str, origin: str, round_: int, position: int = 0, **more: Any) -> dict[str, Any]:
@@ -38,12 +81,17 @@ class Scripted(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
+        self.reset()
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def reset(self) -> None:
         self.asked: list[dict[str, Any]] = []
         self.key = ""
         self.loading = False
         self.gone = threading.Event()
         """Set when a client walks away from an endless answer."""
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        self.gate = threading.Event()
+        """Set to let the second half of a long answer go."""
 
     @property
     def address(self) -> str:
@@ -51,6 +99,7 @@ class Scripted(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"  # connections stay open, as those of the real server do
     server: Scripted  # pyright: ignore[reportIncompatibleVariableOverride]
     refusals: ClassVar[dict[str, int]] = {"busy": 429, "loading": 503, "large": 413}
 
@@ -58,14 +107,13 @@ class Handler(BaseHTTPRequestHandler):
         path = "/page/index.html" if self.path == "/" else self.path
         if path.startswith("/page/"):
             name = path.removeprefix("/page/")
-            self._send(200, (PAGE / name).read_bytes(), TYPES[name.rsplit(".", 1)[1]])
+            self._send(200, FILES[name], TYPES[name.rsplit(".", 1)[1]])
         elif self.server.key and self.headers.get("Authorization") != f"Bearer {self.server.key}":
             self._refuse(401, "no key or a wrong one")
         elif path == "/v1/models" and self.server.loading:
             self._refuse(503, "loading the model")
         elif path == "/v1/models":
-            card = {"id": "scripted", "drafter": "suffix"}
-            self._send(200, json.dumps({"data": [card]}).encode(), "application/json")
+            self._send(200, json.dumps({"data": [CARD]}).encode(), "application/json")
         else:
             self._send(200, b"outrider_requests_running 1\n", "text/plain")
 
@@ -79,16 +127,17 @@ class Handler(BaseHTTPRequestHandler):
             return self._refuse(self.refusals[word], f"scripted to be {word}")
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Connection", "close")  # which ends the stream
         self.end_headers()
         try:
-            for each in self._script(word):
+            for each in self._script(word, body["speculation"]["off"]):
                 self.wfile.write(f"data: {each}\n\n".encode())
                 self.wfile.flush()
         except OSError:
             self.server.gone.set()
         return None
 
-    def _script(self, word: str) -> Iterator[str]:
+    def _script(self, word: str, off: bool) -> Iterator[str]:
         if word == "endless":
             for i in range(1 << 20):
                 yield json.dumps(chunk([entry(f"{i} ", "plain", i)]))
@@ -96,10 +145,19 @@ class Handler(BaseHTTPRequestHandler):
         elif word == "break":
             yield json.dumps(chunk([entry("half", "plain", 0)]))
             yield json.dumps({"error": {"message": "the engine has failed", "type": "server_error"}})
-        elif word == "hostile":
-            yield json.dumps(chunk([entry(text, "plain", i) for i, text in enumerate(HOSTILE)], "stop"))
+        elif word in PLAIN_TEXTS or off:
+            texts = PLAIN_TEXTS.get(word, ["one", *[f" {word}"] * 3, " four", " five", "."])
+            for i, text in enumerate(texts):
+                if i == len(texts) // 2 and word == "long":
+                    self.server.gate.wait(20)
+                yield json.dumps(chunk([entry(text, "plain", i)], "stop" if i == len(texts) - 1 else None))
+            yield "[DONE]"
+        elif word == "rejected":
+            yield json.dumps(chunk([entry("one", "plain", 0)]))
+            yield json.dumps(chunk([entry(f" {i}", "recovered", i, drafted=10) for i in range(1, 5)], "length"))
             yield "[DONE]"
         else:
+            word = "other" if word == "differ" else word
             yield json.dumps(chunk([entry("one", "plain", 0)]))
             stood = [entry(f" {word}", "accepted", 1, i, drafted=5, draft_prob=0.5) for i in range(3)]
             yield json.dumps(chunk([*stood, entry(" four", "recovered", 1, 3, drafted=5)]))

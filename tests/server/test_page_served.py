@@ -32,6 +32,7 @@ def page(driver: Chrome, running: Running) -> Page:
     page = Page(driver, running.url)
     for name, value in (("seed", SEED), ("temperature", 0.8), ("max_tokens", TOKENS)):
         page.set(name, str(value))
+    page.view("tokens")
     return page
 
 
@@ -61,24 +62,59 @@ def test_streamed_tokens_are_the_answer(page: Page, running: Running) -> None:
     assert len(page.all("#strip g")) == int(page.text("#figure-rounds"))
     assert len(page.all("#strip .kept")) == accepted
     assert (page.text("#fact-model"), page.text("#fact-drafter")) == ("toy", running.engine_thread.engine.facts.drafter)
+    assert page.text(".summary").endswith(f"in {page.text('#figure-rounds')} passes · {speed(page)} tokens per pass")
     assert page.console() == []
+
+
+def speed(page: Page) -> str:
+    return f"{float(page.text('#figure-tokens')) / float(page.text('#figure-rounds')):.1f}"
+
+
+def test_settings_are_ones_the_server_takes(page: Page, running: Running) -> None:
+    """Every field filled in: nothing is refused, nothing is ignored."""
+    given = {"top_p": 0.9, "top_k": 20, "min_p": 0.01, "repetition_penalty": 1.1, "presence_penalty": 0.1}
+    for name, value in {**given, "frequency_penalty": 0.1, "draft_length": 3, "stop": "zzz", "system": "a"}.items():
+        page.set(name, str(value))
+    page.ask(PROMPT)
+    assert page.all(".error") == []
+    assert (
+        max(
+            int(str(drafted))
+            for drafted in page.run(
+                "[...document.querySelectorAll('#strip g')].map((g) => g.querySelectorAll('.kept, .refused').length)"
+            )
+        )
+        == 3
+    )
+
+
+def test_the_model_card_is_the_engine_s_own(page: Page, running: Running) -> None:
+    page.click("#tab-server")
+    facts = running.engine_thread.engine.facts
+    card = dict(zip(*([each.text for each in page.all(f"#model-card {tag}")] for tag in ("dt", "dd")), strict=True))
+    assert card["Format"] == facts.number_format == "float32"
+    assert card["Device"] == facts.device == "cpu"
+    assert card["Context"] == f"{facts.context} tokens"
+    assert card["Cache"] == f"{facts.page_count * facts.page_size:,} tokens"
+    assert card["Draft length"] == f"up to {facts.max_draft_tokens} tokens"
 
 
 def test_a_card_names_the_drafter_and_no_probability_that_was_not_asked_for(page: Page) -> None:
     page.ask(PROMPT)
-    page.driver.execute_script("arguments[0].focus()", page.one(".tokens .token.accepted"))
+    page.focus(page.one(".tokens .token.accepted"))
     assert page.text("#card [data-field=drafter]") == "suffix"
     assert not page.one("#card [data-field=target]").is_displayed()
 
 
-def test_side_by_side_is_the_same_text(page: Page, running: Running) -> None:
-    page.choose("#mode-compare")
+def test_both_of_a_race_are_the_same_text(page: Page, running: Running) -> None:
+    page.click("#mode-race")
     page.ask(PROMPT)
     plain, speculative = page.all(".tokens")
     assert plain.get_property("textContent") == speculative.get_property("textContent") == answer_of(running)
-    assert page.all(".side:first-child .accepted, .side:first-child .bonus") == []
-    assert len(page.all(".side:last-child .accepted")) > 5
-    assert page.text(".verdict").startswith("The same text, character for character. Speculative ")
+    assert page.all(".answer:first-child .accepted, .answer:first-child .bonus") == []
+    assert len(page.all(".answer:last-child .accepted")) > 5
+    assert page.text(".banner .chip") == "identical"
+    assert page.text(".banner p").startswith("The same text, character for character. Plain ")
 
 
 def test_charts_come_from_metrics(page: Page) -> None:
@@ -118,4 +154,4 @@ def test_locked_server_still_shows_the_page(driver: Chrome, serve: Callable[...,
     page.wait(lambda: page.text("#fact-server") == "ready")
     page.ask("a")
     assert page.all(".error") == []
-    assert page.text(".tokens") != ""
+    assert page.text(".markdown") != ""

@@ -218,6 +218,16 @@ class ModelCard(BaseModel):
     max_model_len: int
     drafter: str
     """The server's drafter."""
+    max_draft_tokens: int
+    """Max tokens drafted for one sequence in one round."""
+    number_format: str
+    weight_bytes: int
+    """Size of the weights on disk."""
+    device: str
+    cache_tokens: int
+    """Tokens that the cache holds in all."""
+    memory: str
+    """How the device's memory is divided, for people to read; empty where that is not planned."""
 
 
 class ModelList(BaseModel):

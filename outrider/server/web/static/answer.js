@@ -1,74 +1,102 @@
-// An answer on the page: one span for each token, coloured by origin, walked with the arrow keys.
+// One answer on the page: the model's name, the text as Markdown or as tokens, and what speculation did.
 
-const entries = new WeakMap(); // span -> its token's provenance
+import { copyButton } from "./clipboard.js";
+import { button, make } from "./dom.js";
+import { MarkdownView } from "./markdown_view.js";
+import { Run, withLeftover } from "./run.js";
+import { detailLine, summaryLine, whyNot } from "./summary.js";
+import { TokensView } from "./tokens_view.js";
 
-/** The provenance behind a span of an answer; undefined for anything else. */
-export function entryOf(span) {
-  return entries.get(span);
-}
+export class Answer {
+  run = new Run();
+  markdown = new MarkdownView();
+  tokens = null; // built when it is first looked at
+  race = null; // the outcome, where the same prompt was also decoded plainly
 
-export class AnswerView {
-  constructor(label) {
-    this.element = document.createElement("div");
-    this.element.className = "tokens";
-    this.element.tabIndex = 0;
-    this.element.setAttribute("role", "group");
-    this.element.setAttribute("aria-label", `${label}. Arrow keys walk through its tokens.`);
-    this.element.addEventListener("keydown", (event) => this.#walk(event));
+  /** `about`: { name, model, off, drafter }, kept with the answer; `onAgain`: called to write it again. */
+  constructor(about, { label, tokens = false, onAgain }) {
+    Object.assign(this, { about, label });
+    this.element = make("section", "answer waiting");
+    this.element.setAttribute("aria-label", label);
+    const head = make("header", "answer-head");
+    head.append(make("h3", "model", about.model), make("span", "name", about.name));
+    this.body = make("div", "body");
+    this.body.append(this.markdown.element);
+    this.summary = make("p", "summary");
+    this.detail = make("p", "detail");
+    this.actions = make("div", "actions");
+    this.actions.hidden = true;
+    this.actions.append(copyButton("Copy answer", () => this.run.text));
+    this.again = button("Regenerate", "again", onAgain);
+    this.again.classList.add("again");
+    this.actions.append(this.again);
+    this.element.append(head, this.body, this.summary, this.detail, this.actions);
+    this.show(tokens);
   }
 
-  /** Shows more tokens. What the model wrote goes in as text, never as markup. */
-  add(tokens) {
-    const spans = tokens.map((entry) => {
-      const span = document.createElement("span");
-      span.className = `token ${entry.origin}`;
-      span.textContent = entry.token;
-      if (entry.round !== undefined) {
-        span.tabIndex = -1;
-        span.dataset.round = entry.round;
-        span.setAttribute("aria-describedby", "card");
-        entries.set(span, entry);
-      }
-      return span;
-    });
-    this.element.append(...spans);
+  /** Takes one chunk of the stream. */
+  add(chunk, now) {
+    const choice = chunk.choices[0];
+    if (!choice) return;
+    const content = choice.delta?.content ?? "";
+    const pieces = this.run.add(choice.provenance ?? [], content, now);
+    this.tokens?.add(pieces);
+    this.markdown.push(content);
+    if (content || pieces.length) this.element.classList.remove("waiting");
+    if (choice.finish_reason) this.about.finish = choice.finish_reason;
   }
 
-  /** Marks the tokens of one round, or none. */
-  mark(round) {
-    for (const span of this.element.querySelectorAll(".same-round")) span.classList.remove("same-round");
-    if (round === null) return;
-    for (const span of this.element.querySelectorAll(`[data-round="${round}"]`)) span.classList.add("same-round");
+  /** Shows the text as tokens, or as Markdown. */
+  show(tokens) {
+    if (tokens && !this.tokens) {
+      this.tokens = new TokensView(this.label);
+      this.tokens.add(withLeftover(this.run.tokens, this.run.text));
+    }
+    this.body.replaceChildren(tokens ? this.tokens.element : this.markdown.element);
   }
 
-  #walk(event) {
-    const spans = [...this.element.querySelectorAll("[data-round]")];
-    const at = spans.indexOf(document.activeElement);
-    const next = step(event.key, at, spans);
-    if (event.key === "Escape" && at >= 0) this.element.focus();
-    if (next === undefined) return;
-    event.preventDefault();
-    next.focus();
+  tick(now) {
+    const figures = this.run.figures(now);
+    this.summary.textContent = summaryLine(figures, { ...this.about, race: this.race });
+    this.summary.classList.toggle("flat", whyNot(figures, this.about) !== "");
   }
-}
 
-/** The span that a key leads to from place `at` (-1: none yet); undefined where the key leads nowhere. */
-function step(key, at, spans) {
-  const round = spans[at]?.dataset.round;
-  switch (key) {
-    case "ArrowRight":
-      return spans[at + 1];
-    case "ArrowLeft":
-      return spans[at - 1];
-    case "ArrowDown":
-      return at < 0 ? spans[0] : spans.find((span, i) => i > at && span.dataset.round !== round);
-    case "ArrowUp":
-      return spans.findLast((span, i) => i < at && span.dataset.round !== round);
-    case "Home":
-      return spans[0];
-    case "End":
-      return spans.at(-1);
-    default:
-      return undefined;
+  /** The end; `about` says how it came: { seed, stopped }. */
+  close(now, about = {}) {
+    Object.assign(this.about, about);
+    this.run.end(now);
+    this.markdown.end();
+    this.tick(now);
+    this.detail.textContent = detailLine(this.run.figures(now), this.about);
+    this.element.classList.remove("waiting");
+    this.actions.hidden = !this.run.text;
+  }
+
+  /** The outcome of the race that this answer was part of. */
+  place(race) {
+    this.race = race;
+    this.tick(0);
+  }
+
+  fail(sentence) {
+    this.about.error = sentence;
+    const error = make("p", "error", sentence);
+    error.setAttribute("role", "alert");
+    this.detail.after(error);
+  }
+
+  toStored() {
+    return { ...this.about, run: this.run.toStored() };
+  }
+
+  /** An answer as it was kept. */
+  static fromStored({ run, ...about }, options) {
+    const answer = new Answer(about, options);
+    answer.run = Run.fromStored(run);
+    answer.markdown.push(run.text);
+    if (answer.tokens) answer.tokens.add(withLeftover(answer.run.tokens, run.text));
+    if (about.error) answer.fail(about.error);
+    answer.close(0);
+    return answer;
   }
 }

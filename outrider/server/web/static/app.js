@@ -1,243 +1,179 @@
-// The page: a conversation, the metrics of the current answer, and the server's metrics over time.
+// The page: puts its parts together.
 
 import { Announcer } from "./announcer.js";
 import { Api, words } from "./api.js";
 import { TokenCard } from "./card.js";
-import { Exchange, Side } from "./exchange.js";
+import { Composer } from "./composer.js";
+import { $, drawIcons, make } from "./dom.js";
+import { Drawer, Tabs } from "./drawer.js";
+import { EXAMPLES } from "./examples.js";
+import { Figures } from "./figures.js";
+import { Log } from "./log.js";
+import { showCard } from "./model_card.js";
 import { Monitor } from "./monitor.js";
-import { digits } from "./run.js";
-import { randomSeed, Settings } from "./settings.js";
-import { Strip } from "./strip.js";
+import { Session } from "./session.js";
+import { Settings } from "./settings.js";
+import { Sidebar } from "./sidebar.js";
+import { Store } from "./store.js";
 
-const $ = (id) => document.getElementById(id);
-const now = () => performance.now();
+const THEMES = ["auto", "light", "dark"];
 
-const settings = new Settings($("settings"));
+drawIcons();
+const store = new Store(() => localStorage);
+const settings = new Settings($("settings"), store);
 const api = new Api(() => settings.key);
+const figures = new Figures();
+const log = new Log($("log"));
+const panel = new Drawer($("panel"), $("open-panel"), "(width >= 1200px)");
+const drawer = new Drawer($("sidebar"), $("open-sidebar"), "(width >= 900px)");
+const tabs = new Tabs($("tabs"));
+let models = []; // the server's; empty until it has told
+
+const composer = new Composer({ onSend: send, onStop: () => session.abort(), last: () => session.lastPrompt });
 const announcer = new Announcer($("announcer"));
-const strip = new Strip($("strip"), $("strip-caption"), (round) => shown?.view.mark(round));
-const card = new TokenCard($("card"), $("log"), (span) => {
-  if (span) following = false; // a token in focus stays in view
-  const inShown = span && shown?.view.element.contains(span);
-  for (const side of sides) side.view.mark(span && side.view.element.contains(span) ? span.dataset.round : null);
-  strip.mark(inShown ? Number(span.dataset.round) : null);
+const session = new Session({ api, settings, store, figures, announcer, composer, log }, {
+  kept: showConversations,
+  busy: (on) => $("log").setAttribute("aria-busy", on),
+  needsKey: askForKey,
+  server: () => ({ model: settings.model || "model", drafter: models[0]?.drafter ?? "" }),
 });
+const sidebar = new Sidebar(store, {
+  onOpen: open,
+  onRemove: (id) => {
+    session.forget(id);
+    showConversations();
+  },
+  onRename: (id, title) => {
+    if (id === session.conversation.id) session.conversation.title = title;
+  },
+});
+const card = new TokenCard($("card"), $("log"), $("composer"), (span) => {
+  if (span) log.hold(); // a token in focus stays in view
+  const round = span ? span.dataset.round : null;
+  for (const answer of session.answers) answer.tokens?.mark(answer.element.contains(span) ? round : null);
+  figures.strip.mark(figures.answer?.element.contains(span) ? Number(round) : null);
+});
+const monitor = new Monitor($("panel"), api, tellState);
 
-const sides = []; // every answer on the page
-let history = []; // the conversation so far, as messages
-let shown = null; // the answer whose rounds and metrics are shown beside the conversation
-let exchange = null; // the last question and its answers
-let following = false; // whether the log scrolls with new text
-let greeted = false; // whether the server's model is known
-let refused = false; // whether the last request was refused for its key
-let stop = null; // the AbortController of the answers being written; null when idle
-
-/** Requests one answer and shows it as it arrives. Throws on an error; what has arrived stays shown. */
-async function answer(side, body, signal) {
-  side.run.begin(now());
-  try {
-    for await (const chunk of api.chat({ ...body, include_provenance: true }, signal)) {
-      side.add(chunk, now());
-      if (side === shown) announcer.add(chunk.choices[0]?.delta?.content ?? "");
-    }
-  } catch (error) {
-    if (error.name !== "AbortError") side.fail(words(error));
-    throw error;
-  } finally {
-    side.close(now(), { seed: body.seed, stopped: signal.aborted });
-    show(side);
+function send(prompt, kind) {
+  const wrong = settings.wrong();
+  if (wrong) {
+    openSettings();
+    wrong.reportValidity();
+    return false;
   }
+  const sent = session.send(prompt, kind);
+  showWelcome();
+  return sent;
 }
 
-/** Shows an answer's rounds and metrics beside the conversation. */
-function show(side) {
-  if (!side.element.isConnected) return; // the conversation has been cleared since
-  shown = side;
-  draw();
+/** Opens a conversation by its id; a new one where there is none. */
+function open(id) {
+  card.hide();
+  session.open(id);
+  drawer.leave();
+  showConversations();
+  composer.focus();
 }
 
-function draw() {
-  if (!shown) return;
-  shown.tick(now());
-  strip.show(shown.run.rounds);
-  const f = shown.run.figures(now());
-  const said = {
-    rate: digits(f.rate, 1),
-    alpha: digits(f.alpha, 2),
-    tau: digits(f.tau, 2),
-    tokens: f.tokens,
-    rounds: f.rounds,
-    drafted: f.drafted,
-    accepted: f.accepted,
-    first: digits(f.firstMs, 0),
-    clock: digits(f.seconds, 2),
-  };
-  for (const [name, text] of Object.entries(said)) $(`figure-${name}`).textContent = text;
+function showConversations() {
+  sidebar.show(session.conversation.id);
+  showWelcome();
 }
 
-/** Runs `work(signal)` with the Stop button in place and the clocks moving. */
-async function busy(running, work) {
-  stop = new AbortController();
-  setBusy(true);
-  following = true;
-  const timer = setInterval(() => {
-    draw();
-    if (following) exchange.follow();
-    for (const side of running) if (side.run.began !== null) side.tick(now());
-  }, 60);
-  try {
-    await work(stop.signal);
-    return true;
-  } catch (error) {
-    if (error.status === 401) askForKey();
-    return error.name === "AbortError";
-  } finally {
-    clearInterval(timer);
-    stop.abort(); // where one of two fails, the other is stopped
-    stop = null;
-    setBusy(false);
-    draw();
-    if (following) exchange.follow();
-    announcer.flush();
-  }
+function showWelcome() {
+  $("welcome").hidden = session.exchanges.length > 0;
 }
 
-function setBusy(on) {
-  const hadFocus = document.activeElement === $("stop");
-  $("send").hidden = on;
-  $("stop").hidden = !on;
-  $("log").setAttribute("aria-busy", on);
-  if (hadFocus) $("prompt").focus();
-}
-
-function messagesFor(prompt, before) {
-  const system = settings.system ? [{ role: "system", content: settings.system }] : [];
-  return [...system, ...before, { role: "user", content: prompt }];
-}
-
-async function chat(prompt) {
-  const plain = !$("speculate").checked;
-  const side = newSide(plain ? "Plain" : "Speculative", `Answer ${sides.length + 1}`);
-  exchange = new Exchange($("log"), prompt, [side]);
-  show(side);
-  const body = { ...settings.sampling(), messages: messagesFor(prompt, history), speculation: { off: plain } };
-  const went = await busy([side], (signal) => answer(side, body, signal));
-  if (!went) giveBack(prompt);
-  else if (side.run.text && side.element.isConnected) {
-    history = [...history, { role: "user", content: prompt }, { role: "assistant", content: side.run.text }];
-  }
-}
-
-/** The same prompt and seed twice, each with a cache salt of its own. */
-async function compare(prompt) {
-  const pair = ["Plain", "Speculative"].map((title) => newSide(title, `${title} answer ${sides.length + 1}`));
-  exchange = new Exchange($("log"), prompt, pair);
-  const common = { ...settings.sampling(), messages: messagesFor(prompt, []) };
-  const salt = randomSeed();
-  const bodies = pair.map((_, i) => ({ ...common, cache_salt: `page-${salt}-${i}`, speculation: { off: i === 0 } }));
-  show(pair[0]);
-  const went = await busy(pair, async (signal) => {
-    if ($("together").checked) {
-      show(pair[1]);
-      await Promise.all(pair.map((side, i) => answer(side, bodies[i], signal)));
-    } else {
-      await answer(pair[0], bodies[0], signal);
-      show(pair[1]);
-      await answer(pair[1], bodies[1], signal);
-    }
-    exchange.compare(...pair);
-  });
-  if (!went) giveBack(prompt);
-}
-
-function newSide(title, label) {
-  const side = new Side(title, label);
-  sides.push(side);
-  return side;
-}
-
-/** After an error the prompt is kept, to be sent again. */
-function giveBack(prompt) {
-  if (!$("prompt").value) $("prompt").value = prompt;
+function openSettings() {
+  panel.set(true);
+  tabs.select("tab-settings");
 }
 
 function askForKey() {
-  $("settings-panel").open = true;
+  openSettings();
   settings.field.key.focus();
 }
 
-function send() {
-  const prompt = $("prompt").value;
-  if (stop || !prompt.trim()) return;
-  const wrong = settings.wrong();
-  if (wrong) {
-    $("settings-panel").open = true;
-    wrong.reportValidity();
-    return;
+function offerExamples() {
+  for (const { title, about, prompt } of EXAMPLES) {
+    const element = make("button", "example");
+    element.type = "button";
+    element.append(make("strong", "", title), make("span", "", about));
+    element.addEventListener("click", () => composer.fill(prompt));
+    $("examples").append(element);
   }
-  $("prompt").value = "";
-  $("welcome")?.remove();
-  announcer.clear();
-  if ($("mode-compare").checked) compare(prompt);
-  else chat(prompt);
 }
 
-function startOver() {
-  stop?.abort();
-  history = [];
-  shown = null;
-  sides.length = 0;
+/** Shows answers as text or as tokens. */
+function showView() {
+  const tokens = settings.field.view.value === "tokens";
+  $(tokens ? "view-tokens" : "view-text").checked = true;
+  $("legend").hidden = !tokens;
   card.hide();
-  $("log").replaceChildren();
-  strip.show([]);
-  $("prompt").focus();
+  session.showTokens(tokens);
+}
+
+function showTheme() {
+  const theme = settings.field.theme.value;
+  document.documentElement.dataset.theme = theme;
+  $("theme").setAttribute("aria-label", `Colour scheme: ${theme}`);
+  $("theme").title = `Colour scheme: ${theme}`;
+}
+
+/** Sets a setting that has a control of its own. */
+function set(name, value) {
+  settings.field[name].value = value;
+  settings.field[name].dispatchEvent(new Event("change", { bubbles: true }));
 }
 
 /** Fetches the server's models. */
 async function greet() {
-  const models = await api.models();
+  models = await api.models();
   settings.offer(models);
-  $("fact-model").textContent = settings.field.model.value;
+  showCard($("model-card"), models[0]);
+  $("fact-model").textContent = settings.model;
   $("fact-drafter").textContent = models[0].drafter;
-  greeted = true;
 }
+
+let refused = false; // whether the last request was refused for its key
 
 /** After each scrape of /metrics: shows whether the server answers and accepts the key. */
 async function tellState(error) {
   let wrong = error;
-  if (!wrong && !greeted) await greet().catch((caught) => (wrong = caught));
+  if (!wrong && !models.length) await greet().catch((caught) => (wrong = caught));
   if (wrong?.status === 401 && !refused) askForKey();
   refused = wrong?.status === 401;
   const state = wrong ? words(wrong) : "ready";
   if ($("fact-server").textContent !== state) $("fact-server").textContent = state; // announced when it changes
-  $("fact-server").classList.toggle("bad", wrong !== null);
+  $("server").classList.toggle("bad", wrong !== null);
 }
 
-const monitor = new Monitor($("figures"), api, tellState);
-
-$("composer").addEventListener("submit", (event) => {
-  event.preventDefault();
-  send();
+$("log").addEventListener("click", (event) => {
+  const answer = session.answers.find((each) => each.element.contains(event.target));
+  if (answer && !session.stop) figures.show(answer, 0);
 });
-$("prompt").addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
-    event.preventDefault();
-    send();
-  }
-  if (event.key === "Escape") stop?.abort();
+$("new").addEventListener("click", () => open(""));
+$("theme").addEventListener("click", () => {
+  set("theme", THEMES[(THEMES.indexOf(settings.field.theme.value) + 1) % THEMES.length]);
+  showTheme();
 });
-for (const name of ["wheel", "touchmove"]) {
-  $("log").addEventListener(name, () => (following = false), { passive: true });
-}
-$("stop").addEventListener("click", () => stop?.abort());
-$("clear").addEventListener("click", startOver);
-$("settings").addEventListener("submit", (event) => event.preventDefault());
-settings.field.key.addEventListener("change", () => monitor.start());
-settings.field.model.addEventListener("change", () => ($("fact-model").textContent = settings.field.model.value));
-for (const radio of document.getElementsByName("mode")) {
-  radio.addEventListener("change", () => {
-    $("together-row").hidden = !$("mode-compare").checked;
-    $("speculate-row").hidden = $("mode-compare").checked;
+for (const view of ["text", "tokens"]) {
+  $(`view-${view}`).addEventListener("change", () => {
+    set("view", view);
+    showView();
   });
 }
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape") for (const help of document.querySelectorAll("details.help[open]")) help.open = false;
+});
+settings.field.key.addEventListener("change", () => monitor.start());
+settings.field.model.addEventListener("change", () => ($("fact-model").textContent = settings.model));
+
+$("legend").open = matchMedia("(width >= 600px)").matches; // folded on a phone
+offerExamples();
+showTheme();
+showView();
+showConversations();
 monitor.start();
+composer.focus();

@@ -6,9 +6,9 @@ import { figuresBetween, parseMetrics } from "./metrics.js";
 const EVERY = 2000; // milliseconds between scrapes
 
 const CHARTS = {
-  rate: { title: "Tokens a second", unit: "tok/s", places: 1, least: 10, lines: ["rate"] },
+  rate: { title: "Tokens per second", unit: "tok/s", places: 1, least: 10, lines: ["rate"] },
   alpha: { title: "Accepted drafts", unit: "α", places: 2, least: 1, lines: ["alpha"] },
-  tau: { title: "Tokens a pass", unit: "τ", places: 2, least: 2, lines: ["tau"] },
+  tau: { title: "Tokens per pass", unit: "τ", places: 2, least: 2, lines: ["tau"] },
   queue: { title: "Requests", unit: "", places: 0, least: 2, lines: ["running", "waiting"] },
   pages: { title: "Cache pages in use", unit: "", places: 0, least: 10, lines: ["pages"] },
 };

@@ -7,6 +7,9 @@ export const ORIGINS = {
   plain: { name: "plain", says: "no draft in this round" },
 };
 
+// What is kept of a token, in this order.
+const FIELDS = ["token", "token_id", "origin", "drafter", "round", "position", "drafted", "draft_prob", "target_prob"];
+
 /** What a round drafted and how much was accepted. */
 function newRound(number) {
   return { number, drafted: 0, accepted: 0, emitted: 0, last: "plain", drafter: "" };
@@ -21,6 +24,7 @@ export class Run {
   first = null;
   firstTokens = 0;
   ended = null;
+  times = []; // [time, tokens so far] of each chunk with tokens
 
   begin(now) {
     this.began = now;
@@ -37,11 +41,37 @@ export class Run {
     }
     for (const entry of entries) this.#count(entry);
     this.tokens.push(...entries);
+    this.times.push([now, this.tokens.length]);
     return shown;
   }
 
   end(now) {
     this.ended ??= now;
+  }
+
+  /** How many tokens had arrived so many milliseconds after the beginning. */
+  tokensAt(elapsed) {
+    return this.times.findLast(([time]) => time - this.began <= elapsed)?.[1] ?? 0;
+  }
+
+  /** The answer as plain data, to be kept. */
+  toStored() {
+    const [began, first, ended] = [this.began ?? 0, this.first, this.ended ?? this.began ?? 0];
+    return {
+      text: this.text,
+      seconds: (ended - began) / 1000,
+      firstMs: first === null ? null : first - began,
+      firstTokens: this.firstTokens,
+      tokens: this.tokens.map((entry) => FIELDS.map((field) => entry[field] ?? null)),
+    };
+  }
+
+  /** The answer out of what `toStored` returned. */
+  static fromStored({ text, seconds, firstMs, firstTokens, tokens }) {
+    const run = new Run();
+    run.tokens = tokens.map((values) => Object.fromEntries(FIELDS.map((field, i) => [field, values[i]])));
+    for (const entry of run.tokens) run.#count(entry);
+    return Object.assign(run, { text, firstTokens, began: 0, first: firstMs, ended: seconds * 1000 });
   }
 
   #count(entry) {
@@ -81,7 +111,7 @@ function ratio(part, whole) {
 }
 
 /** The entries, and one more without origin for text that no token claims (held back when a text ends early). */
-function withLeftover(entries, content) {
+export function withLeftover(entries, content) {
   const claimed = entries.map((entry) => entry.token).join("");
   const left = content.startsWith(claimed) ? content.slice(claimed.length) : "";
   return left ? [...entries, { token: left, origin: "plain" }] : entries;

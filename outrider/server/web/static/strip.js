@@ -3,7 +3,7 @@
 import { ORIGINS } from "./run.js";
 import { svg } from "./svg.js";
 
-const COLUMN = [4, 9]; // min and max pixels from one round to the next
+const COLUMN = [4, 14]; // min and max pixels from one round to the next
 const HEIGHT = 88; // of the drafts
 const FOOT = 8; // of the target's own token, below them
 const TALLEST = 11; // pixels of one drafted token, at most
@@ -25,6 +25,7 @@ export class Strip {
     });
     element.addEventListener("keydown", (event) => this.#walk(event));
     this.show([]);
+    new ResizeObserver(() => this.show(this.rounds)).observe(element); // it has no width while it is hidden
   }
 
   /** Draws these rounds; call again as they grow. */
@@ -91,7 +92,7 @@ export class Strip {
 function sentence(round) {
   const own = round.last === "accepted" ? "" : `, then ${ORIGINS[round.last].name}`;
   const who = round.drafter ? ` by ${round.drafter}` : "";
-  return `Round ${round.number}: ${round.drafted} drafted${who}, ${round.accepted} accepted${own}`;
+  return `Round ${round.number + 1}: ${round.drafted} drafted${who}, ${round.accepted} accepted${own}`;
 }
 
 /** One round: accepted tokens filled from the line up, rejected ones hollow above, the target's own below. */
