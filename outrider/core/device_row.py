@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from typing import overload
 
 from outrider.core.host_copy import HostCopy
 
 
 class DeviceRow(Sequence[int]):
-    """The first `count` numbers of one row of a block [rows, columns]. Reading them waits for the copy."""
+    """The first `count` numbers of one row of a block [rows, columns]. Reading them waits for the copy.
 
-    def __init__(self, block: HostCopy, row: int, count: int) -> None:
-        self.block, self.row, self._count = block, row, count
+    padded: only the device knows how many there are. Of the `count` numbers those at the end may be negative,
+    which is no token: no choice of the target equals it.
+    """
+
+    def __init__(self, block: HostCopy, row: int, count: int, *, padded: bool = False) -> None:
+        self.block, self.row, self.padded, self._count = block, row, padded, count
 
     def __len__(self) -> int:
         return self._count
@@ -26,5 +31,9 @@ class DeviceRow(Sequence[int]):
     def __getitem__(self, index: slice) -> Sequence[int]: ...
     def __getitem__(self, index: int | slice) -> int | Sequence[int]:
         if isinstance(index, slice) and index.start in (None, 0) and index.step in (None, 1):
-            return DeviceRow(self.block, self.row, len(range(self._count)[index]))
+            return DeviceRow(self.block, self.row, len(range(self._count)[index]), padded=self.padded)
         return tuple(self)[index]
+
+    def without_padding(self) -> Sequence[int]:
+        """The numbers that are there. Waits for them where the row is padded."""
+        return tuple(takewhile(lambda number: number >= 0, self)) if self.padded else self

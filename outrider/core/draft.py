@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from outrider.core.device_row import DeviceRow
 from outrider.core.sampling import Token
 
 TokenPath = tuple[Token, ...]  # draft tokens from the first level of a draft down to one of its nodes
@@ -21,7 +22,8 @@ class Draft:
     hold different tokens.
 
     Tokens and parents may be `DeviceRow`s: made on a device and still there. Their
-    number is known; reading them waits for them.
+    number is known; reading them waits for them. The tokens of a chain may be padded,
+    see `DeviceRow`: so many rows are scored, and what is padding is never accepted.
     """
 
     tokens: Seq[Token] = ()
@@ -78,6 +80,13 @@ class Draft:
             parents=None if self.parents is None else self.parents[:count],
             probs=None if self.probs is None else self.probs[:count],
         )
+
+    def without_padding(self) -> Draft:
+        """The draft as the device made it. Waits for it where its tokens are padded."""
+        if not isinstance(self.tokens, DeviceRow) or not self.tokens.padded:
+            return self
+        tokens = self.tokens.without_padding()
+        return replace(self, tokens=tokens) if tokens else EMPTY
 
     def first_chain(self) -> Draft:
         """The chain of first children: what a runner that scores no trees can check."""

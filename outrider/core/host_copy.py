@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,7 +27,11 @@ class HostCopy:
     def list(self) -> list[Any]:
         """The tokens as nested lists, shaped as the tensor is. Waits until they have arrived."""
         if self._list is None:
-            if self._arrived is not None and not self._arrived.query():
-                self._arrived.synchronize()
-            self._list = self._host.tolist()
+            self._list = self.array().tolist()
         return self._list
+
+    def array(self) -> np.ndarray:
+        """The same as an array, to be read only."""
+        if self._arrived is not None and not self._arrived.query():
+            self._arrived.synchronize()
+        return self._host.numpy()

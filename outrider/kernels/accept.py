@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 
-def accept_chains(ids: Tensor, starts: Tensor, widths: Tensor, choices: Tensor) -> tuple[Tensor, Tensor]:
-    """Each sequence's length [B] and its last two tokens [B, 2] once the round is committed.
+def accept_chains(ids: Tensor, starts: Tensor, widths: Tensor, choices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Each sequence's length [B], its last two tokens [B, 2] and accepted [B] once the round is committed.
 
-    ids [B, W]: a sequence's last token, then its draft, a chain. starts [B]: tokens cached before the pass.
+    ids [B, W]: a sequence's last token, then its draft, a chain. A negative id is no token, and never accepted.
+    starts [B]: tokens cached before the pass.
     widths [B]: how many of a sequence's rows are real. choices [sum of widths]: the target's token after each real
     row, sequence by sequence; negative where none can be chosen. After an accepted token the sequence then steps back
     to that token, which is read again in the next round, as in the verifier; after its own last token the
@@ -27,7 +28,8 @@ def accept_chains(ids: Tensor, starts: Tensor, widths: Tensor, choices: Tensor) 
     step_back = (token < 0) & (accepted > 0)
     token = torch.where(step_back, ids.gather(1, accepted), token)
     accepted = accepted - step_back.long()
-    return starts + 2 + accepted[:, 0], torch.cat([ids.gather(1, accepted), token], 1).clamp(min=0)
+    last = torch.cat([ids.gather(1, accepted), token], 1).clamp(min=0)
+    return starts + 2 + accepted[:, 0], last, accepted[:, 0]
 
 
 def tree_rows(parents: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:

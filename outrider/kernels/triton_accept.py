@@ -34,7 +34,9 @@ def _parent_rows(parents, w, nodes):
 
 
 @triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["ids", "starts", "widths", "choices"])
-def _accept_chain(ids, starts, widths, choices, lengths, last, width, SEQUENCES: tl.constexpr, WIDTH: tl.constexpr):
+def _accept_chain(
+    ids, starts, widths, choices, lengths, last, kept, width, SEQUENCES: tl.constexpr, WIDTH: tl.constexpr
+):
     b = tl.program_id(0)
     w = tl.arange(0, WIDTH)
     own, chosen = _chosen_tokens(widths, choices, b, w, SEQUENCES)
@@ -44,6 +46,7 @@ def _accept_chain(ids, starts, widths, choices, lengths, last, width, SEQUENCES:
     step_back = (token < 0) & (accepted > 0)  # nothing can follow the last accepted token: it is read again
     token = tl.where(step_back, tl.load(ids + b * width + accepted), token)
     accepted = tl.where(step_back, accepted - 1, accepted)
+    tl.store(kept + b, accepted.to(tl.int64))
     tl.store(lengths + b, tl.load(starts + b) + 2 + accepted)
     tl.store(last + 2 * b, tl.maximum(tl.load(ids + b * width + accepted), 0))
     tl.store(last + 2 * b + 1, tl.maximum(token, 0))
@@ -130,12 +133,14 @@ def _compact_kept(
                 tl.store(values + goal, tl.load(values + source, mask=inside), mask=inside)
 
 
-def accept_chains(ids: Tensor, starts: Tensor, widths: Tensor, choices: Tensor) -> tuple[Tensor, Tensor]:
+def accept_chains(ids: Tensor, starts: Tensor, widths: Tensor, choices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """As the plain `accept_chains`; at most MAX_SEQUENCES sequences of MAX_WIDTH rows, all contiguous."""
     count, width = _size(ids)
-    lengths, last = _ints(ids, count), _ints(ids, count, 2)
-    _accept_chain[(count,)](ids, starts, widths, choices, lengths, last, width, MAX_SEQUENCES, MAX_WIDTH, num_warps=1)
-    return lengths, last
+    lengths, last, accepted = _ints(ids, count), _ints(ids, count, 2), _ints(ids, count)
+    _accept_chain[(count,)](
+        ids, starts, widths, choices, lengths, last, accepted, width, MAX_SEQUENCES, MAX_WIDTH, num_warps=1
+    )  # fmt: skip
+    return lengths, last, accepted
 
 
 def tree_rows(parents: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:

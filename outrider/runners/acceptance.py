@@ -26,9 +26,9 @@ def accept_plainly(model: PagedModel, scores: Scores, choices: Tensor) -> Device
     table_ids = torch.tensor(model.tables.table_ids([span.seq_id for span in spans]))
     for keys, values in model.groups:
         compact_kept(keys, values, model.tables.pages, table_ids, starts, path, accepted, page=model.pool.size)
-    if scores.features is None:
-        return DeviceState(lengths, last)
     rows = torch.cat([torch.zeros_like(starts)[:, None], path.clamp(min=0) + 1], 1)
+    if scores.features is None:
+        return DeviceState(lengths, last, ids.gather(1, rows), accepted)
     kept = pad_sequence(list(scores.features), batch_first=True)
     kept = kept.gather(1, rows[:, :, None].expand(-1, -1, kept.shape[-1]))
     model.keep_page_ends(table_ids, starts, accepted + 1, kept)

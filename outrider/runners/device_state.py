@@ -17,7 +17,9 @@ class DeviceState:
 
     lengths: Tensor  # int64 [B]: tokens of each text; all but the last are cached
     last: Tensor  # int64 [B, 2]: its last two tokens
-    tokens: Tensor | None = None  # int64 [B, W]: the tokens read and kept: the text's last, then the accepted
+    # int64 [B, W]: the tokens read and kept: the text's last, then the accepted; valid until the next pass. None after
+    # trees where no layer is tapped, which nobody reads
+    tokens: Tensor | None = None
     accepted: Tensor | None = None  # int64 [B]: how many those are; columns beyond 1 + accepted are undefined
     features: Tensor | None = None  # [B, W, taps * hidden]: the tapped outputs at those tokens
 

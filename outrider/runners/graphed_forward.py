@@ -1,9 +1,10 @@
 """One captured forward pass: its inputs, its buffers, and the launches in between.
 
 The same sums as `Decoder.forward` and `logits`, with the fused kernels: six launches a layer, none of
-them waited for by the host. A pass takes B sequences of W rows each, both padded to a few sizes; padding
-rows write to a page of their own. One captured pass serves texts of every length. graph_runner.py decides
-which shapes are captured, and replays them.
+them waited for by the host; or, for a few rows of a small model, one launch for all (persistent_forward.py).
+A pass takes B sequences of W rows each, both padded to a few sizes; padding rows write to a page of their
+own. One captured pass serves texts of every length. graph_runner.py decides which shapes are captured, and
+replays them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor
 from outrider.core.device_row import DeviceRow
 from outrider.core.sequence import Span
 from outrider.kernels.batch import AttentionBatch, AttentionWorkspace, RowPlaces
+from outrider.kernels.persistent_pass import PassArguments
 from outrider.kernels.triton_accept import accept_chains, accept_trees, compact_kept, tree_rows
 from outrider.kernels.triton_attention import MAX_ROW_SPLITS, attend_pages, choose_kv_splits
 from outrider.kernels.triton_linear import LinearWorkspace, linear, linear_rope
@@ -29,6 +31,7 @@ from outrider.models.linear import Linear
 from outrider.runners.cuda_graphs import BatchShape, PinnedInputs, copy_rows
 from outrider.runners.device_state import DeviceState
 from outrider.runners.paged_model import LayerCache, PagedModel
+from outrider.runners.persistent_forward import persistent_pass
 
 PINNED_SPLITS = 32
 PINNED_ROWS_PER_PROGRAM = 8
@@ -57,6 +60,7 @@ class ActivationBuffers:
         self.attention = AttentionWorkspace(MAX_ROW_SPLITS, heads, dim, device)
         self.linear = LinearWorkspace(device)
         self.places = [RowPlaces.empty(rows, dim, device) for _ in config.ropes]
+        self.persistent = persistent_pass(model, self.features)
 
 
 class GraphedForward:
@@ -77,15 +81,30 @@ class GraphedForward:
         )  # fmt: skip
         self._trees = False
         """Ancestors and depths are those of trees, not of chains."""
+        self._tokens: Tensor | None = None
+        """bool [batch, width]: which ids are tokens, where drafts are padded; None: all."""
         self.x, self.qkv, self.q = buffers.x[:n], buffers.qkv[:n], buffers.q[:n]
         self.attended, self.wide = buffers.attended[:n], buffers.wide[:n]
         self.features = buffers.features[:n]
         self.reduced = model.heads.reduced(shape.outputs)
         self.head = cast(Linear, model.decoder.weights.head if self.reduced is None else self.reduced.rows).weight
         self.logits = buffers.logits.view(-1)[: n * len(self.head)].view(n, len(self.head))
+        self._whole_pass = None if pinned else self._persistent_arguments()
         self._padding = np.zeros(len(self.inputs.ints), dtype=np.int64)  # chains in no page of anybody's
         self._padding[n : n + nodes] = [*range(-1, width - 2)] * batch
         self._padding[n + nodes + 2 * batch :] = model.tables.spare
+
+    def _persistent_arguments(self) -> PassArguments | None:
+        """What one kernel for the whole pass takes; None where it takes no such pass."""
+        model, buffers, kernel = self.model, self.buffers, self.buffers.persistent
+        if kernel is None or not kernel.supports(*self.logits.shape):
+            return None
+        weights = model.decoder.weights
+        return kernel.arguments(
+            self.batch, self.ids, (weights.embedding, weights.norm.weight, self.head), self.logits,
+            (buffers.x, buffers.q, buffers.attended, buffers.wide),
+            scratch_slot=model.scratch_slot, tapped_stride=model.features_width,
+        )  # fmt: skip
 
     def load(self, spans: Seq[Span], after: DeviceState | None = None) -> None:
         """Bring a batch's inputs to the device: one copy, not waited for. after: the state of its sequences."""
@@ -116,6 +135,10 @@ class GraphedForward:
         self.inputs.send()
         copy_rows(self.ids, device_tokens)
         copy_rows(self.parents, device_parents)
+        self._tokens = None
+        if any(row.padded for _, _, row in device_tokens):
+            self._tokens = self.ids >= 0
+            self.ids.clamp_(min=0)  # padding is read as some token, and never accepted
         if after is not None:
             self.ids[:count, 0].copy_(after.last[:, 1])
             torch.sub(after.lengths, 1, out=self.batch.starts[:count])
@@ -131,12 +154,13 @@ class GraphedForward:
         The accepted nodes of trees are moved together in the cache.
         """
         batch, ids = self.batch, self.ids[:count]
+        if self._tokens is not None:
+            ids = torch.where(self._tokens[:count], ids, -1)
         starts, widths = batch.starts[:count], batch.widths[:count]
         if not self._trees:
-            lengths, last = accept_chains(ids, starts, widths, choices)
-            if not self.model.taps:
-                return DeviceState(lengths, last)
-            return self._with_features(DeviceState(lengths, last, ids.clone(), lengths - starts - 2), None)
+            lengths, last, accepted = accept_chains(ids, starts, widths, choices)
+            state = DeviceState(lengths, last, ids, accepted)
+            return self._with_features(state, None) if self.model.taps else state
         lengths, last, path, accepted = accept_trees(ids, self.parents[:count], starts, widths, choices)
         for keys, values in self.model.groups:
             table_ids, page = batch.table_ids[:count], self.model.pool.size
@@ -177,6 +201,9 @@ class GraphedForward:
 
     def forward(self) -> None:
         """Launch everything: from the inputs to the logits [N, vocab], or as many as a reduced head has."""
+        if self.buffers.persistent is not None and self._whole_pass is not None:
+            self.buffers.persistent.launch(self._whole_pass)
+            return
         model, x = self.model, self.x
         weights, config, page = model.decoder.weights, model.config, model.pool.size
         torch.index_select(weights.embedding, 0, self.ids.view(-1), out=x)

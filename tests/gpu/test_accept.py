@@ -54,9 +54,10 @@ class Round:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_chains_are_accepted_as_by_the_verifier(seed):
     made = Round(seed, chain=True)
-    lengths, last = accept.accept_chains(made.ids, made.starts, made.widths, made.flat)
+    lengths, last, accepted = accept.accept_chains(made.ids, made.starts, made.widths, made.flat)
     for b in range(len(made.ids)):
-        assert (int(lengths[b]), last[b].tolist()) == made.judge(b)[:2]
+        length, tokens, kept = made.judge(b)
+        assert (int(lengths[b]), last[b].tolist(), int(accepted[b])) == (length, tokens, len(kept))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -77,6 +78,7 @@ def test_a_chain_as_a_tree_is_accepted_as_a_chain(seed):
     as_chain = accept.accept_chains(made.ids, made.starts, made.widths, made.flat)
     assert torch.equal(lengths, as_chain[0])
     assert torch.equal(last, as_chain[1])
+    assert torch.equal(accepted, as_chain[2])
     for b, count in enumerate(accepted.tolist()):
         assert path[b].tolist() == [*range(count)] + [-1] * (path.shape[1] - count)
 

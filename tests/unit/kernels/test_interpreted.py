@@ -16,6 +16,7 @@ PARTS = [  # file, which of its tests, how many those are at least
     ("sample_kernel", "", 20),
     ("attention_bits", "", 2),
     ("accept", "", 85),
+    ("lookup_kernels", "", 17),
     ("reduced_head", "kernel", 3),
     ("graphed_forward_on_cpu", "", 10),
 ]

@@ -1,0 +1,127 @@
+"""Where the end of a text occurred before, in plain PyTorch: the reference of triton_lookup.py, on any device.
+
+Texts are rows of int32 [slots, columns]. A *place* is the index of a token that followed a match. Each of B sequences
+is described by a row of int64 [B, LIMITS + 2 * (max match + 1)], whose columns are named below.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+SLOT, SHIFT, END, AIM, OWNER, BUDGET, LENGTH, LIMITS = range(8)
+"""The row of its text; the index of the text's first token there (what comes before is a text of its own to match);
+the first place that is not looked at, negative: where the text ends; how far before the text's end the place is
+expected, 0 prefers the most recent; whose answers it may read; max tokens to draft; the text's length, where the host
+knows it; max tokens after a match of each length, 0 to max match, in its own row and then in the history."""
+
+NO_TOKEN = -1
+"""Ends an answer in the history, pads drafts, and stands before a text that is matched from its first token on."""
+_DISTANCE_BITS = 33
+_MAX_DISTANCE = (1 << 32) - 1
+
+
+class History(NamedTuple):
+    """Finished answers in a ring of H tokens, a NO_TOKEN after each."""
+
+    tokens: Tensor  # int32 [H]
+    owners: Tensor  # int32 [H]: whose answer a token is of
+    head: int
+    """Where the next answer begins; H - 1 tokens on lies the newest token."""
+    used: int
+    """How many of the newest tokens are looked at; all of the answers they are of."""
+
+
+class Found(NamedTuple):
+    """The columns of what `draft` returns, k the most tokens drafted."""
+
+    drafts: slice  # k tokens to propose, padded with NO_TOKEN
+    continuations: slice  # k tokens that followed the match, padded
+    match: int  # how long it is; 0: none
+    source: int  # 1: its own row, 0: the history
+    wanted: int  # how many of the tokens the limits allow, whatever the budget
+    distance: int  # of the place from the end of the text
+
+    @staticmethod
+    def of(k: int) -> Found:
+        return Found(slice(0, k), slice(k, 2 * k), 2 * k, 2 * k + 1, 2 * k + 2, 2 * k + 3)
+
+
+def append(texts: Tensor, rows: Tensor, lengths: Tensor, last: Tensor, tokens: Tensor, accepted: Tensor) -> None:
+    """Write what a round gave each text behind it: tokens[b, 1 : 1 + accepted[b]], then last[b, 1].
+
+    lengths int64 [B], last int64 [B, 2], tokens int64 [B, W], accepted int64 [B]: as in `DeviceState`.
+    """
+    texts[rows[:, SLOT], rows[:, SHIFT] + lengths - 1] = last[:, 1].int()
+    steps = torch.arange(1, tokens.shape[1], device=texts.device)
+    b, step = torch.where(steps <= accepted[:, None])
+    at = rows[b, SHIFT] + lengths[b] - 2 - accepted[b] + steps[step]
+    texts[rows[b, SLOT], at] = tokens[b, steps[step]].int()
+
+
+def find(texts: Tensor, history: History, rows: Tensor, lengths: Tensor, max_match: int) -> Tensor:
+    """The best place for each sequence, as a key int64 [B] for `draft`; 0: no match.
+
+    The longest match wins, its own row before the history, then the nearest to where it is expected.
+    """
+    own, ends = texts[rows[:, SLOT]], lengths + rows[:, SHIFT]
+    stops = torch.where(rows[:, END] < 0, ends, rows[:, END])
+    match = _matches(own, own, ends, stops, max_match)
+    best = _keys(match, 1, ends - rows[:, AIM]).amax(1)
+    size, used = len(history.tokens), history.used
+    if used:
+        newest = (history.head + torch.arange(size - used, size, device=texts.device)) % size
+        ring = history.tokens[newest].expand(len(rows), -1)
+        match = _matches(ring, own, ends, torch.full_like(ends, used), max_match)
+        match = match * (history.owners[newest] == rows[:, OWNER, None])
+        best = torch.maximum(best, _keys(match, 0, torch.full_like(ends, used)).amax(1))
+    return best
+
+
+def draft(texts: Tensor, history: History, rows: Tensor, lengths: Tensor, keys: Tensor, k: int) -> Tensor:
+    """What followed each match, and how much of it to propose: int64 [B, 2 * k + 4], see `Found`.
+
+    A continuation that reaches the end of its own text goes on with its own tokens, as a repetition would.
+    """
+    ends, steps, size = lengths + rows[:, SHIFT], torch.arange(k, device=texts.device), len(history.tokens)
+    match, own = keys >> (_DISTANCE_BITS + 1), (keys >> _DISTANCE_BITS) & 1
+    low = keys & ((1 << _DISTANCE_BITS) - 1)
+    offset = torch.where((low & 1) == 1, 1, -1) * (_MAX_DISTANCE - (low >> 1))
+    place = torch.where(match > 0, ends - rows[:, AIM] + offset, 1)
+    period = torch.where(rows[:, END] < 0, ends - place, k).clamp(min=1)
+    at = (place[:, None] + steps % period[:, None]).clamp(0, texts.shape[1] - 1)
+    tokens = texts[rows[:, SLOT]].gather(1, at)
+    if size:
+        age = size + torch.where(own == 0, offset, 0)[:, None] + steps
+        ring = torch.where(age < size, history.tokens[(history.head + age) % size], NO_TOKEN)
+        tokens = torch.where(own[:, None] == 1, tokens, ring)
+    there = (tokens >= 0) & (match > 0)[:, None]
+    there = there.long().cumprod(1)
+    tokens = torch.where(there == 1, tokens, NO_TOKEN).long()
+    limits = rows[:, LIMITS:].unflatten(1, (2, -1))[torch.arange(len(rows), device=texts.device), 1 - own]
+    wanted = torch.minimum(limits.gather(1, match[:, None])[:, 0], there.sum(1))
+    count = torch.minimum(wanted, rows[:, BUDGET])
+    drafts = torch.where(steps < count[:, None], tokens, NO_TOKEN)
+    distance = torch.where(own == 1, ends - place, -offset) * (match > 0)
+    return torch.cat([drafts, tokens, torch.stack([match, own, wanted, distance], 1)], 1)
+
+
+def _matches(tokens: Tensor, texts: Tensor, ends: Tensor, stops: Tensor, max_match: int) -> Tensor:
+    """[B, N]: how many tokens before each place of tokens [B, N], below stops, are the last ones of texts[:, :ends]."""
+    places = torch.arange(tokens.shape[1], device=tokens.device)
+    alive = places < stops[:, None]
+    match = torch.zeros_like(alive, dtype=torch.int64)
+    for j in range(max_match):
+        at, tail = places - 1 - j, (ends - 1 - j)[:, None]
+        alive = alive & (at >= 0) & (tail >= 0) & (tokens[:, at.clamp(min=0)] == texts.gather(1, tail.clamp(min=0)))
+        match += alive
+    return match
+
+
+def _keys(match: Tensor, source: int, targets: Tensor) -> Tensor:
+    """Of two places the better one has the greater key: match, source, distance from the target, then the later one."""
+    offset = torch.arange(match.shape[1], device=match.device) - targets[:, None]
+    near = (_MAX_DISTANCE - offset.abs()) << 1 | (offset > 0).long()
+    return torch.where(match > 0, match << (_DISTANCE_BITS + 1) | source << _DISTANCE_BITS | near, 0)

@@ -1,0 +1,162 @@
+"""Lookups: the plain functions against a search written out in Python, the kernels against the plain ones."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+import torch
+
+from outrider.kernels import lookup
+from outrider.kernels.lookup import NO_TOKEN, Found, History
+
+DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
+SEEDS = range(16)
+
+
+class Texts:
+    """Random texts of few different tokens, so that much matches, and a ring of answers, overwritten in part."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = rng = random.Random(seed)
+        self.k, self.max_match = rng.choice([1, 5, 15]), rng.choice([1, 4, 16])
+        self.batch, columns, vocab = rng.choice([1, 3, 9]), rng.choice([40, 1500]), rng.choice([2, 3, 40])
+        self.texts = torch.randint(vocab, (self.batch + 2, columns), generator=self._generator()).int()
+        self.lengths = [rng.choice([1, 2, 7, columns - 16]) for _ in range(self.batch)]
+        self.slots = rng.sample(range(self.batch + 2), self.batch)
+        self.shifts, self.ends = [0] * self.batch, [-1] * self.batch
+        for b in range(self.batch):
+            if rng.random() < 0.4:  # something to match before the text
+                before = rng.randrange(2, columns - self.lengths[b] - 7)
+                self.shifts[b], self.ends[b] = before, before - 1
+                self.texts[self.slots[b], [0, before - 1]] = NO_TOKEN
+        self.aims = [0 if end < 0 else rng.randrange(columns) for end in self.ends]
+        self.budgets = [rng.randrange(self.k + 1) for _ in range(self.batch)]
+        self.owners = [rng.randrange(2) for _ in range(self.batch)]
+        self.limits = [[rng.randrange(self.k + 1) for _ in range(2 * self.max_match + 2)] for _ in range(self.batch)]
+        self.history = self._ring(vocab)
+
+    def _generator(self) -> torch.Generator:
+        return torch.Generator().manual_seed(self.rng.randrange(1 << 30))
+
+    def _ring(self, vocab: int) -> History:
+        size = self.rng.choice([0, 8, 60, 2500])
+        ring = torch.zeros(size).int()
+        owners, sizes, head = torch.zeros_like(ring), [], 0
+        for _ in range(self.rng.choice([0, 3, 9]) if size else 0):
+            answer = [self.rng.randrange(vocab) for _ in range(self.rng.randrange(1, size - 1))]
+            at = [(head + i) % size for i in range(len(answer) + 1)]
+            ring[at] = torch.tensor([*answer, NO_TOKEN]).int()
+            owners[at] = self.rng.randrange(2)
+            head = (head + len(at)) % size
+            sizes.append(len(at))
+        while sum(sizes) > size:
+            sizes.pop(0)
+        return History(ring, owners, head, sum(sizes))
+
+    @property
+    def rows(self) -> torch.Tensor:
+        columns = [self.slots, self.shifts, self.ends, self.aims, self.owners, self.budgets, self.lengths]
+        return torch.cat([torch.tensor(columns).t(), torch.tensor(self.limits)], 1).contiguous()
+
+
+def longest_match(made: Texts, b: int) -> tuple[int, int, list[int]]:
+    """Length of match, source and what followed it, one place after the other."""
+    text, end = made.texts[made.slots[b]].tolist(), made.lengths[b] + made.shifts[b]
+    tail, stop = text[:end], end if made.ends[b] < 0 else made.ends[b]
+    found: list[tuple[tuple[int, ...], list[int]]] = [((0, 0), [])]
+    for place in range(1, stop):
+        match = common_end(text[:place], tail, made.max_match)
+        offset = place - (end - made.aims[b])
+        after = text[place:stop] * (made.k if made.ends[b] < 0 else 1) if match else []
+        found.append(((match, int(match > 0), -abs(offset), offset), after[: made.k]))
+    size, head = len(made.history.tokens), made.history.head
+    newest = [(head + i) % size for i in range(size - made.history.used, size)]
+    ring, owners = made.history.tokens[newest].tolist(), made.history.owners[newest].tolist()
+    for place in range(1, len(ring)):
+        match = common_end(ring[:place], tail, made.max_match) if owners[place] == made.owners[b] else 0
+        found.append(((match, 0, place), ring[place : place + made.k]))
+    (match, source, *_), tokens = max(found)
+    return match, source, tokens[: tokens.index(NO_TOKEN)] if NO_TOKEN in tokens else tokens
+
+
+def common_end(a: list[int], b: list[int], most: int) -> int:
+    count = 0
+    while count < min(most, len(a), len(b)) and a[-1 - count] == b[-1 - count]:
+        count += 1
+    return count
+
+
+def looked_up(made: Texts, module, device: str) -> torch.Tensor:
+    texts, rows = made.texts.to(device), made.rows.to(device)
+    history = made.history._replace(tokens=made.history.tokens.to(device), owners=made.history.owners.to(device))
+    lengths = torch.tensor(made.lengths, device=device)
+    keys = module.find(texts, history, rows, lengths, made.max_match)
+    return module.draft(texts, history, rows, lengths, keys, made.k).cpu()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_plain_functions_find_what_a_search_finds(seed):
+    made = Texts(seed)
+    columns, block = Found.of(made.k), looked_up(made, lookup, "cpu").tolist()
+    for b, row in enumerate(block):
+        match, source, tokens = longest_match(made, b)
+        assert row[columns.match] == match
+        if not match:
+            assert set(row[: 2 * made.k]) == {NO_TOKEN}
+            assert row[columns.wanted] == 0
+            continue
+        assert row[columns.source] == source
+        assert row[columns.continuations] == tokens + [NO_TOKEN] * (made.k - len(tokens))
+        limit = made.limits[b][match if source else made.max_match + 1 + match]
+        assert row[columns.wanted] == min(limit, len(tokens))
+        drafted = tokens[: min(limit, made.budgets[b])]
+        assert row[columns.drafts] == drafted + [NO_TOKEN] * (made.k - len(drafted))
+        if source:
+            place = made.lengths[b] + made.shifts[b] - row[columns.distance]
+            assert made.texts[made.slots[b], place] == tokens[0] if tokens else True
+
+
+def appended(seed: int, module, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Texts before and after a round's tokens were written behind them."""
+    made = Texts(seed)
+    width = made.rng.choice([1, 4, 8])
+    tokens = torch.randint(100, 200, (made.batch, width), generator=made._generator())
+    accepted = torch.tensor([made.rng.randrange(width) for _ in range(made.batch)])
+    last = torch.randint(200, 300, (made.batch, 2), generator=made._generator())
+    lengths = torch.tensor(made.lengths) + 1 + accepted
+    texts = made.texts.clone().to(device)
+    module.append(texts, *(t.to(device) for t in (made.rows, lengths, last, tokens, accepted)))
+    expected = made.texts.clone()
+    for b in range(made.batch):
+        kept = [*tokens[b, 1 : 1 + accepted[b]].tolist(), int(last[b, 1])]
+        start = made.shifts[b] + made.lengths[b]
+        expected[made.slots[b], start : start + len(kept)] = torch.tensor(kept).int()
+    return texts.cpu(), expected
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_a_round_kept_is_written_behind_the_text(seed):
+    texts, expected = appended(seed, lookup, "cpu")
+    assert torch.equal(texts, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_kernels_do_as_the_plain_functions(seed):
+    from outrider.kernels import triton_lookup
+
+    texts, expected = appended(seed, triton_lookup, DEVICE)
+    assert torch.equal(texts, expected)
+    made = Texts(seed)
+    assert torch.equal(looked_up(made, triton_lookup, DEVICE), looked_up(made, lookup, "cpu"))
+
+
+@pytest.mark.gpu
+def test_a_draft_as_wide_as_a_pass_is_refused():
+    from outrider.kernels import triton_lookup
+
+    made = Texts(0)
+    with pytest.raises(ValueError, match="at most 31 tokens, got 32"):
+        triton_lookup.draft(made.texts, made.history, made.rows, torch.tensor(made.lengths), torch.zeros(1), 32)
