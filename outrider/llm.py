@@ -9,17 +9,21 @@ from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from platform import processor
 from types import TracebackType
 from typing import Any, Literal, cast, overload
 
 import torch
 
+from outrider.checkpoints.storage import outrider_home
+from outrider.control.controller import Controller
 from outrider.core.errors import ConfigError, OutriderError, RequestError
 from outrider.core.outputs import TokenLogprob
 from outrider.core.sampling import SamplingParams, Token, derive_seeds, short_repr
 from outrider.core.sequence import Constraint
 from outrider.drafters.base import DrafterConfig, DrafterContext
 from outrider.drafters.registry import parse_drafter
+from outrider.engine.adaptive import make_controller
 from outrider.engine.arguments import (
     Conversation,
     Message,
@@ -101,10 +105,14 @@ class LLM:
         rule: Literal["block", "token"] = "block",
         max_batch: int = 8,
         max_round_tokens: int | None = None,
+        adaptive: bool = True,
         progress: Any = None,
         **options: Any,
     ) -> None:
-        """`options` are those of `outrider.load`: device, dtype, quantize, context, cache_tokens, pinned, revision.
+        """adaptive: draft where and as far as measured costs and acceptance promise a gain; else always.
+
+        `options` are those of `outrider.load`: device, dtype, quantize, context, cache_tokens, pinned, threads,
+        revision.
 
         A model that is loaded already takes none of them.
         """
@@ -127,7 +135,7 @@ class LLM:
             raise ConfigError(f"LLM: a model is a folder, a Hugging Face id, a .gguf file or demo; got {got}")
         elif options:
             raise ConfigError(f"LLM: {', '.join(options)}: this model is loaded already; give load such options")
-        self.loaded = model
+        self.loaded, self._threads = model, options.get("threads")
         target, self.tokenizer = self.loaded.target, self.loaded.tokenizer
         if max_round_tokens is None:
             max_round_tokens = 128 if target.device.type == "cpu" else 2048
@@ -148,6 +156,7 @@ class LLM:
         self.max_batch, self.mode, self.rule = max_batch, mode, rule
         self.drafter = config.build(context)
         target.tap(self.drafter.traits.taps)
+        self._capture(progress)
         self.engine = Engine(
             target,
             self.drafter,
@@ -155,8 +164,8 @@ class LLM:
             self.tokenizer,
             eos_ids=self.tokenizer.eos_ids,
             limits=limits,
+            controller=self._controller() if adaptive else None,
         )
-        self._capture(progress)
         self.closed = False
         self._salts = 0
         self._inbox: dict[int, list[Event]] = {}
@@ -325,6 +334,18 @@ class LLM:
         if progress is not None and self.loaded.target.asynchronous:
             progress.done()
 
+    def _controller(self) -> Controller | None:
+        """Of times measured now, or kept from a start of the same model on the same machine."""
+        loaded, device = self.loaded, self.loaded.target.device
+        machine = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{processor()} {os.cpu_count()}"
+        return make_controller(
+            loaded.target,
+            self.drafter,
+            max_batch=self.max_batch,
+            folder=outrider_home() / "costs",
+            facts=(torch.__version__, machine, loaded.folder, loaded.format, loaded.pinned),
+        )
+
     def _cold(self, request: Request) -> Request:
         """The same request, with a salt that no cache has seen."""
         self._salts += 1
@@ -432,6 +453,7 @@ class LLM:
                 dtype=dtype,
                 quantize=quantize,
                 cache_tokens=pool.count * pool.size,
+                threads=self._threads,
                 max_batch=self.max_batch,
                 max_round_tokens=self.max_round_tokens,
                 max_draft=1,  # of a decoding sequence it reads at most the last two tokens

@@ -56,7 +56,9 @@ class Plan:
 
     def lengths_of(self, drafter: int) -> list[int]:
         """For each sequence the tokens that this drafter is asked for."""
-        return [n if who == drafter else 0 for n, who in zip(self.lengths.tolist(), self.drafters.tolist(), strict=True)]
+        return [
+            n if who == drafter else 0 for n, who in zip(self.lengths.tolist(), self.drafters.tolist(), strict=True)
+        ]
 
     def within(self, budgets: Seq[int]) -> Plan:
         """The plan, no longer for any sequence than its budget."""

@@ -48,6 +48,11 @@ class Decisions:
     saved: float = 0.0
     """Seconds that its accepted tokens would have taken without drafts, less what the drafts cost. May be negative."""
 
+    def add(self, other: Decisions) -> None:
+        self.rounds += other.rounds
+        self.lengths.update(other.lengths)
+        self.saved += other.saved
+
     def as_dict(self) -> dict[str, object]:
         chosen = [{"drafter": d or "none", "length": n, "rounds": c} for (d, n), c in sorted(self.lengths.items())]
         return {"rounds": self.rounds, "chosen": chosen, "saved_seconds": self.saved}
@@ -89,19 +94,23 @@ class Controller:
             return plain_plan(batch, self.costs)
         return self._probe(outlooks, plan) or plan
 
-    def note(self, seq_ids: Seq[int], plan: Plan, drafted: Seq[int], accepted: Seq[int]) -> None:
-        """Note a round of a plan: what was drafted for each sequence, and how much of it was accepted."""
+    def note(self, seq_ids: Seq[int], rows: Seq[int], plan: Plan, drafted: Seq[int], accepted: Seq[int]) -> None:
+        """Note a round of a plan: what was drafted for each sequence, and how much of it was accepted.
+
+        rows: the sequences that go on; the others ended meanwhile.
+        """
         plain = plain_plan(plan.kind.batch, self.costs).seconds
-        extra = self.costs.seconds(plan.kind) - plain
+        extra = self.costs.seconds(self._kind(plan, drafted)) - plain
         for i, member in enumerate(self.members):
-            rows = [r for r, who in enumerate(plan.drafters.tolist()) if who == i]
-            self._idle[i] = 0 if rows else self._idle[i] + 1
-            lengths = [int(plan.lengths[r]) if member.pays_budget else drafted[r] for r in rows]
-            rows = [r for r, length in zip(rows, lengths, strict=True) if length]
-            lengths = [length for length in lengths if length]
-            self.acceptance[i].note([seq_ids[r] for r in rows], lengths, [accepted[r] for r in rows])
-        for row, seq_id in enumerate(seq_ids):
-            chosen = self._decisions.setdefault(seq_id, Decisions())
+            lengths = plan.lengths_of(i)
+            self._idle[i] = 0 if any(lengths) else self._idle[i] + 1
+            # a budget that nothing was found for is a draft with no token accepted, where the pass is as wide as that
+            judged = [(r, n if member.pays_budget else drafted[r]) for r, n in enumerate(lengths) if n and r in rows]
+            judged = [(r, n) for r, n in judged if n]
+            ids = [seq_ids[r] for r, _ in judged]
+            self.acceptance[i].note(ids, [n for _, n in judged], [accepted[r] for r, _ in judged])
+        for row in rows:
+            chosen = self._decisions.setdefault(seq_ids[row], Decisions())
             who, length = int(plan.drafters[row]), int(plan.lengths[row])
             chosen.rounds += 1
             chosen.lengths[(self.members[who].name if who >= 0 else "", length)] += 1

@@ -16,13 +16,12 @@ from statistics import median
 import torch
 
 from outrider.control.costs import PassTable
+from outrider.core.draft import Draft
 from outrider.core.sequence import Span
 from outrider.runners.base import Runner
 
 VERSION = 1
 """Of the file; times of another version are measured again."""
-CPU_WIDTHS = (1, 8, 4, 16, 2, 6, 12, 3, 5)
-"""Rows of one sequence, the most telling first: those that the time does not suffice for are interpolated."""
 _REPEATS = 5
 _FIRST_ID = -1_000_000
 """Sequences of measurements have ids that no request has."""
@@ -52,8 +51,8 @@ def _time_pass(runner: Runner, batch: int, width: int) -> float:
             opened.append(seq_id)
             if not runner.pool.reserve(seq_id, width):
                 raise MemoryError
-        # one row or several: all tokens of the span are read, and the last one's logits are asked for
-        spans = [Span(seq_id, 0, tuple(range(width))) for seq_id in ids]
+        draft = Draft(tuple(i % runner.vocab_size for i in range(1, width)))
+        spans = [Span(seq_id, 0, (0,), draft) for seq_id in ids]
         return _median_seconds(lambda: runner.score(spans), runner.device)
     finally:
         for seq_id in opened:

@@ -105,7 +105,7 @@ class Drafter(ABC):
     traits: Traits
     parts: tuple[Drafter, ...] = ()
     """Drafters that a controller may ask one by one in its place; empty: it is asked itself."""
-    model: Runner | None = None
+    step_model: Runner | None = None
     """The model of its own that it runs for every token of a draft, if it does."""
     lengths: tuple[int, ...] = ()
     """The lengths that model drafts, others being cut from the next longer; empty: any."""

@@ -112,6 +112,7 @@ class DraftModel(Drafter):
     ) -> None:
         """ranking: tokens, the most frequent first, where `config.vocab` leaves some out; the rest rank by id."""
         self.model, self.config, self.traits = model, config, config.traits
+        self.step_model = model
         self.mode: Mode = context.mode
         self.target_vocab, self.max_round_tokens = context.vocab_size, context.max_round_tokens
         self.cache = DraftCache(model, context.vocab_size, self.traits.max_tokens)

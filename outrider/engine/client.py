@@ -24,6 +24,8 @@ class EngineFacts:
     """Identifies the weights: a commit, or the name of the folder or file they come from."""
     number_format: str
     """float32, bfloat16, float16, int8 or int4."""
+    stored_format: str = ""
+    """The format of the weights on disk, such as Q4_K or float32; empty where it is not known."""
     device: str
     pinned: bool
     """Whether speculation leaves the text bit-identical on CUDA."""
@@ -31,6 +33,8 @@ class EngineFacts:
     """Size of the weights on disk."""
     memory: str
     """How the device's memory is divided, for people to read; empty where that is not planned."""
+    threads: str = ""
+    """The CPU threads that passes begin with, for people to read; empty where passes run elsewhere."""
     vocab_size: int
     context: int
     """Max tokens of one sequence that the model supports, prompt included."""

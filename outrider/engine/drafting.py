@@ -1,15 +1,33 @@
-"""Where drafts come in: forced tokens, then the drafter's, checked and cut to what the target scores."""
+"""Where drafts come in: forced tokens, then the drafters', as far as the controller allows and the target scores."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
 
+from outrider.control.choose import Plan
+from outrider.control.controller import Controller, Decisions
 from outrider.core.draft import EMPTY, Draft, Verdict
 from outrider.core.sequence import Sequence
 from outrider.drafters import grammar
-from outrider.drafters.base import Drafter, RoundView, TargetPass, Traits
+from outrider.drafters.base import Drafter, RoundView, TargetPass
 from outrider.drafters.guard import GuardedDrafter, legal_nodes
 from outrider.runners.base import Runner
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What is scored in a round."""
+
+    drafts: list[Draft]
+    plan: Plan | None = None
+    """As the controller decided it, in the order of the drafts; None without one."""
+
+    @property
+    def lengths(self) -> list[int]:
+        """How many tokens drafters drafted for each sequence; forced ones do not count."""
+        return [0 if draft.source == grammar.NAME else len(draft) for draft in self.drafts]
 
 
 class Drafting:
@@ -18,48 +36,124 @@ class Drafting:
     Where a constraint forces tokens they are the draft, and the drafter is not asked; it observes an empty
     draft and all the tokens committed, as a member of a `mix` does. Whether tokens are forced depends
     on the text alone, so no draft is dropped for what it holds.
+
+    A controller decides who is asked, for which sequences and how far; without one the drafter is asked for all that
+    a round has room for.
     """
 
-    def __init__(self, drafter: Drafter, runner: Runner) -> None:
-        self.runner = runner
-        self.drafter = GuardedDrafter(drafter, runner.vocab_size)
+    def __init__(self, drafter: Drafter, runner: Runner, controller: Controller | None = None) -> None:
+        """controller: of the drafter's parts, in their order, or of the drafter itself."""
+        self.runner, self.traits, self.controller = runner, drafter.traits, controller
+        parts = (drafter.parts if controller is not None else ()) or (drafter,)
+        self.members = [GuardedDrafter(part, runner.vocab_size) for part in parts]
+        self._undecided: tuple[list[int], Plan] | None = None
+        """The plan of a round that waits for the one in flight, and its sequences."""
 
     @property
-    def traits(self) -> Traits:
-        return self.drafter.traits
+    def plans_ahead(self) -> bool:
+        """Whether a round can be launched behind another, were it only one without drafts."""
+        return self.traits.drafts_ahead or self.controller is not None
 
-    def propose(self, view: RoundView) -> list[Draft] | None:
+    def propose(self, view: RoundView) -> Proposal | None:
         """A draft for each sequence; None, only where `view.state` is given: the round in flight comes first."""
-        if view.state is not None:  # such sequences have no constraint
-            proposed = self.drafter.propose(view)
-            return None if proposed is None else [self._scorable(draft) for draft in proposed]
-        drafts = [self._forced(seq, budget) for seq, budget in zip(view.seqs, view.budgets, strict=True)]
-        rows = [i for i, budget in enumerate(view.budgets) if budget > 0 and not drafts[i]]
-        if rows:
-            for i, draft in zip(rows, self.drafter.propose(view.take(rows)) or (), strict=True):
-                drafts[i] = self._scorable(draft)
-        return [self._trimmed(draft) for draft in drafts] if len(drafts) == 1 else drafts
+        forced = [EMPTY] * len(view.seqs)
+        if view.state is None:  # else the sequences have no constraint
+            forced = [self._forced(seq, budget) for seq, budget in zip(view.seqs, view.budgets, strict=True)]
+            budgets = [0 if draft else budget for draft, budget in zip(forced, view.budgets, strict=True)]
+            view = replace(view, budgets=budgets)
+        plan = self._plan(view)
+        drafts = self._ask(view, plan)
+        if drafts is None:
+            return None
+        self._undecided = None
+        drafts = [first or self._scorable(draft) for first, draft in zip(forced, drafts, strict=True)]
+        if view.state is None and len(drafts) == 1:
+            drafts = [self._trimmed(draft) for draft in drafts]
+        return Proposal(drafts, plan)
 
     def process(self, work: TargetPass) -> None:
-        """Show the drafter what the target has read; only for one that follows the target."""
-        self.drafter.process(work)
+        """Show drafters that follow the target what it has read."""
+        for i, member in enumerate(self.members):
+            # one that taps layers sees every pass, since their outputs do not last
+            if member.traits.follows_target and (member.traits.taps or self._is_active(i)):
+                member.process(work)
 
-    def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
-        """Show the drafter what became of its drafts, and what was committed where tokens were forced."""
-        own = [draft.source != grammar.NAME for draft in drafts]
-        self.drafter.observe(
-            seqs,
-            [draft if mine else EMPTY for draft, mine in zip(drafts, own, strict=True)],
-            [verdict if mine else Verdict(verdict.tokens) for verdict, mine in zip(verdicts, own, strict=True)],
-        )
+    def observe(
+        self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict], drafters: Seq[int] | None = None
+    ) -> None:
+        """Show drafters what became of their drafts, and what was committed where another drafted.
 
-    def forget(self, seq: Sequence) -> None:
-        """Let the drafter drop a finished sequence. `take_failures` comes after."""
-        self.drafter.forget(seq)
+        drafters: which member drafted for each sequence; None: the only one.
+        """
+        drafters = [0] * len(seqs) if drafters is None else drafters
+        for i, member in enumerate(self.members):
+            own = [d.source != grammar.NAME and by == i for d, by in zip(drafts, drafters, strict=True)]
+            member.observe(
+                seqs,
+                [draft if mine else EMPTY for draft, mine in zip(drafts, own, strict=True)],
+                [verdict if mine else Verdict(verdict.tokens) for verdict, mine in zip(verdicts, own, strict=True)],
+            )
+
+    def account(self, proposal: Proposal, verdicts: Mapping[int, Verdict], seq_ids: Seq[int], seconds: float) -> None:
+        """Tell the controller what came of a round.
+
+        verdicts: of the live sequences, by id. seq_ids: all of the round. seconds: what it took; 0 where it says
+        nothing, since prompts were read in it.
+        """
+        if self.controller is None or proposal.plan is None:
+            return
+        drafted = proposal.lengths
+        accepted = [verdicts[i].accepted if i in verdicts and n else 0 for i, n in zip(seq_ids, drafted, strict=True)]
+        rows = [row for row, seq_id in enumerate(seq_ids) if seq_id in verdicts]
+        self.controller.note(seq_ids, rows, proposal.plan, drafted, accepted)
+        self.controller.note_seconds(proposal.plan, drafted, seconds)
+        for i, member in enumerate(self.members):
+            evidence = [each for each in member.take_evidence() if each.seq_id in verdicts]
+            self.controller.note_guesses(
+                i, [e.seq_id for e in evidence], [e.length for e in evidence], [e.accepted for e in evidence]
+            )
+
+    def forget(self, seq: Sequence) -> Decisions | None:
+        """Let drafters drop a finished sequence; returns what was decided for it. `take_failures` comes after."""
+        for member in self.members:
+            member.forget(seq)
+        return None if self.controller is None else self.controller.forget(seq.id)
 
     def take_failures(self, seq_id: int) -> int:
-        """How often the drafter failed for a sequence; the count is dropped with that."""
-        return self.drafter.take_failures(seq_id)
+        """How often drafters failed for a sequence; the count is dropped with that."""
+        return sum(member.take_failures(seq_id) for member in self.members)
+
+    def _plan(self, view: RoundView) -> Plan | None:
+        """The controller's plan; one that was made for the same round before it had to wait is kept."""
+        if self.controller is None:
+            return None
+        ids = [seq.id for seq in view.seqs]
+        if self._undecided is None or self._undecided[0] != ids:
+            self._undecided = ids, self.controller.plan(ids, view.budgets)
+        plan = self._undecided[1]
+        return plan.within(view.budgets)
+
+    def _ask(self, view: RoundView, plan: Plan | None) -> list[Draft] | None:
+        """The members' drafts; None where one of them needs the round in flight to complete first."""
+        drafts = [EMPTY] * len(view.seqs)
+        for i, member in enumerate(self.members):
+            budgets = list(view.budgets) if plan is None else plan.lengths_of(i)
+            rows = [row for row, budget in enumerate(budgets) if budget > 0]
+            if not rows:
+                if member.traits.watches:
+                    member.watch(view)
+                continue
+            if view.state is not None and plan is not None and not member.traits.drafts_ahead:
+                return None
+            made = member.propose(replace(view, budgets=budgets).take(rows))
+            if made is None:
+                return None if view.state is not None else drafts
+            for row, draft in zip(rows, made, strict=True):
+                drafts[row] = draft
+        return drafts
+
+    def _is_active(self, member: int) -> bool:
+        return self.controller is None or self.controller.is_active(member)
 
     def _forced(self, seq: Sequence, budget: int) -> Draft:
         draft = grammar.forced_tokens(seq, budget)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from outrider.core.draft import Draft
 from outrider.core.host_copy import HostCopy
 from outrider.core.sequence import Sequence, Span
+from outrider.engine.drafting import Proposal
 from outrider.engine.scheduler import ScheduledSequence
 from outrider.engine.stats import Times
 from outrider.runners.base import Scores
@@ -19,7 +20,7 @@ class InFlightRound:
     """A round that was launched and has not completed."""
 
     scheduled: list[ScheduledSequence]
-    drafts: list[Draft]
+    proposal: Proposal
     scores: Scores
     launched: float
     """When scoring began."""
@@ -30,10 +31,21 @@ class InFlightRound:
     """Where the round leaves its sequences, on the device; None where only the host can compute it."""
 
     @property
+    def drafts(self) -> list[Draft]:
+        return self.proposal.drafts
+
+    @property
     def decoding(self) -> tuple[list[Sequence], list[Draft]]:
         """The sequences that get tokens in this round, and their drafts."""
         pairs = [(each.seq, draft) for each, draft in zip(self.scheduled, self.drafts, strict=True) if each.complete]
         return [seq for seq, _ in pairs], [draft for _, draft in pairs]
+
+    def drafters_of(self, seq_ids: Seq[int]) -> list[int] | None:
+        """Which drafter was asked for each of these sequences; None where there is but one."""
+        if self.proposal.plan is None:
+            return None
+        asked = dict(zip((each.seq.id for each in self.scheduled), self.proposal.plan.drafters.tolist(), strict=True))
+        return [asked[seq_id] for seq_id in seq_ids]
 
     @property
     def can_be_followed(self) -> bool:

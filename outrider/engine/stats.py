@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from outrider.control.controller import Decisions
 from outrider.core.draft import Draft, Verdict
 
 
@@ -142,6 +143,8 @@ class Stats:
     first_tokens: int = 0
     """Tokens of the first round that had any."""
     ended: float = 0.0
+    decisions: Decisions | None = None
+    """What the controller decided; None without one."""
 
     def count(self, draft: Draft, verdict: Verdict) -> None:
         self.all.count(draft, verdict)
@@ -163,6 +166,9 @@ class Stats:
         for name, tally in other.drafters.items():
             self.drafters.setdefault(name, Tally()).add(tally)
         self.times.add(other.times)
+        if other.decisions is not None:
+            self.decisions = self.decisions or Decisions()
+            self.decisions.add(other.decisions)
         self.started = min(filter(None, (self.started, other.started)), default=0.0)
         self.first = min(filter(None, (self.first, other.first)), default=0.0)
         self.ended = max(self.ended, other.ended)
@@ -220,6 +226,7 @@ class Stats:
             "read_seconds": self.times.read,
             "tokens_per_second": self.tokens_per_second,
             "decode_tokens_per_second": self.decode_tokens_per_second,
+            **({} if self.decisions is None else {"decisions": self.decisions.as_dict()}),
         }
 
 

@@ -20,6 +20,9 @@ from outrider.kvcache.pages import PagePool
 from outrider.runners.device_state import DeviceState
 from outrider.runners.reduced_head import ReducedHead
 
+TELLING_ROWS = (1, 8, 4, 16, 2, 6, 12, 3, 5)
+"""Rows of passes that are timed where none is captured; those between are interpolated."""
+
 
 @dataclass(frozen=True, slots=True)
 class Scores:
@@ -123,6 +126,13 @@ class Runner(ABC):
         Yields what is ready, piece by piece. Afterwards no pass of any such size does so again.
         """
         return iter(())
+
+    def pass_shapes(self, batch: int, width: int) -> list[tuple[int, int]]:
+        """The (sequences, rows of each) of passes whose times tell those of all others, the most telling first.
+
+        Where passes are captured: every shape that is, for up to `batch` sequences of up to `width` rows.
+        """
+        return [(1, rows) for rows in TELLING_ROWS if rows <= max(width, 2)]
 
     # what a draft model's runner does besides
 

@@ -24,7 +24,7 @@ from outrider.drafters.base import Drafter, RoundView, TargetPass, Traits
 from outrider.drafters.guard import GuardedDrafter
 from outrider.drafters.mix import Mix
 from outrider.drafters.none import NoDraft
-from outrider.engine.drafting import Drafting
+from outrider.engine.drafting import Drafting, Proposal
 from outrider.engine.engine import Engine
 from outrider.engine.request import EngineLimits, Request
 from outrider.engine.stats import Stats
@@ -416,7 +416,7 @@ def test_tokens_on_the_device_are_cut_and_not_read():
     seq = Sequence(0, list(BAD), 3, SamplingParams(), 0)
     drafting = Drafting(drafter, ToyRunner(VOCAB))
     for state in (None, DeviceState(torch.tensor([3]), torch.tensor([[2, 3]]))):
-        (draft,) = drafting.propose(RoundView([seq], [3], state)) or (EMPTY,)
+        (draft,) = (drafting.propose(RoundView([seq], [3], state)) or Proposal([EMPTY])).drafts
         assert len(draft) == 3
         assert isinstance(draft.tokens, DeviceRow)
     assert drafting.take_failures(0) == 2  # one token more than asked for, twice
