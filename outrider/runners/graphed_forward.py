@@ -1,10 +1,9 @@
 """One captured forward pass: its inputs, its buffers, and the launches in between.
 
 The same sums as `Decoder.forward` and `logits`, with the fused kernels: six launches a layer, none of
-them waited for by the host; or, for a few rows of a small model, one launch for all (persistent_forward.py).
-A pass takes B sequences of W rows each, both padded to a few sizes; padding rows write to a page of their
-own. One captured pass serves texts of every length. graph_runner.py decides which shapes are captured, and
-replays them.
+them waited for by the host. A pass takes B sequences of W rows each, both padded to a few sizes; padding
+rows write to a page of their own. One captured pass serves texts of every length. graph_runner.py decides
+which shapes are captured, and replays them.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from torch import Tensor
 from outrider.core.device_row import DeviceRow
 from outrider.core.sequence import Span
 from outrider.kernels.batch import AttentionBatch, AttentionWorkspace, RowPlaces
-from outrider.kernels.persistent_pass import PassArguments
 from outrider.kernels.triton_accept import accept_chains, accept_trees, compact_kept, tree_rows
 from outrider.kernels.triton_attention import MAX_ROW_SPLITS, attend_pages, choose_kv_splits
 from outrider.kernels.triton_linear import LinearWorkspace, linear, linear_rope
@@ -31,7 +29,6 @@ from outrider.models.linear import Linear
 from outrider.runners.cuda_graphs import BatchShape, PinnedInputs, copy_rows
 from outrider.runners.device_state import DeviceState
 from outrider.runners.paged_model import LayerCache, PagedModel
-from outrider.runners.persistent_forward import persistent_pass
 
 PINNED_SPLITS = 32
 PINNED_ROWS_PER_PROGRAM = 8
@@ -60,7 +57,6 @@ class ActivationBuffers:
         self.attention = AttentionWorkspace(MAX_ROW_SPLITS, heads, dim, device)
         self.linear = LinearWorkspace(device)
         self.places = [RowPlaces.empty(rows, dim, device) for _ in config.ropes]
-        self.persistent = persistent_pass(model, self.features)
 
 
 class GraphedForward:
@@ -89,22 +85,9 @@ class GraphedForward:
         self.reduced = model.heads.reduced(shape.outputs)
         self.head = cast(Linear, model.decoder.weights.head if self.reduced is None else self.reduced.rows).weight
         self.logits = buffers.logits.view(-1)[: n * len(self.head)].view(n, len(self.head))
-        self._whole_pass = None if pinned else self._persistent_arguments()
         self._padding = np.zeros(len(self.inputs.ints), dtype=np.int64)  # chains in no page of anybody's
         self._padding[n : n + nodes] = [*range(-1, width - 2)] * batch
         self._padding[n + nodes + 2 * batch :] = model.tables.spare
-
-    def _persistent_arguments(self) -> PassArguments | None:
-        """What one kernel for the whole pass takes; None where it takes no such pass."""
-        model, buffers, kernel = self.model, self.buffers, self.buffers.persistent
-        if kernel is None or not kernel.supports(*self.logits.shape):
-            return None
-        weights = model.decoder.weights
-        return kernel.arguments(
-            self.batch, self.ids, (weights.embedding, weights.norm.weight, self.head), self.logits,
-            (buffers.x, buffers.q, buffers.attended, buffers.wide),
-            scratch_slot=model.scratch_slot, tapped_stride=model.features_width,
-        )  # fmt: skip
 
     def load(self, spans: Seq[Span], after: DeviceState | None = None) -> None:
         """Bring a batch's inputs to the device: one copy, not waited for. after: the state of its sequences."""
@@ -201,9 +184,6 @@ class GraphedForward:
 
     def forward(self) -> None:
         """Launch everything: from the inputs to the logits [N, vocab], or as many as a reduced head has."""
-        if self.buffers.persistent is not None and self._whole_pass is not None:
-            self.buffers.persistent.launch(self._whole_pass)
-            return
         model, x = self.model, self.x
         weights, config, page = model.decoder.weights, model.config, model.pool.size
         torch.index_select(weights.embedding, 0, self.ids.view(-1), out=x)
