@@ -10,12 +10,13 @@ from itertools import count
 
 from torch import cat
 
-from outrider.core.draft import EMPTY, Draft, Verdict
+from outrider.control.controller import Controller
+from outrider.core.draft import Verdict
 from outrider.core.errors import OutriderError, RequestError
 from outrider.core.sampling import Token, derive_seeds
 from outrider.core.sequence import Sequence, Span
 from outrider.drafters.base import Drafter, RoundView, TargetPass
-from outrider.engine.drafting import Drafting
+from outrider.engine.drafting import Drafting, Proposal
 from outrider.engine.events import Event, Live, Outcome, describe, extend, logprobs_of
 from outrider.engine.request import CheckedRequest, EngineLimits, Request, draw_nonce, validate_request
 from outrider.engine.round import InFlightRound, spans_of
@@ -39,10 +40,12 @@ class Engine:
         *,
         eos_ids: Iterable[Token] = (),
         limits: EngineLimits | None = None,
+        controller: Controller | None = None,
     ) -> None:
+        """controller: decides when to draft and how far; None drafts all that the drafter proposes."""
         limits = limits or EngineLimits()
         self.target, self.drafter, self.verifier, self.tokenizer = target, drafter, verifier, tokenizer
-        self.drafting = Drafting(drafter, target)
+        self.drafting = Drafting(drafter, target, controller)
         self.eos_ids = frozenset(eos_ids)
         self.scheduler = Scheduler(target, max_batch=limits.max_batch, max_round_tokens=limits.max_round_tokens)
         self.stats = Stats()
@@ -94,15 +97,15 @@ class Engine:
         if not scheduled:
             return None
         proposing = time.perf_counter()
-        drafts = self._propose(scheduled, state)
-        if drafts is None:
+        proposal = self._propose(scheduled, state)
+        if proposal is None:
             return None
         scoring = time.perf_counter()
         times = Times(rounds=1)
         if after is None:  # else the device is busy meanwhile
             times.host, times.draft = proposing - began, scoring - proposing
-        spans = spans_of(scheduled, drafts)
-        launched = InFlightRound(scheduled, drafts, self.target.score(spans, state), scoring, times)
+        spans = spans_of(scheduled, proposal.drafts)
+        launched = InFlightRound(scheduled, proposal, self.target.score(spans, state), scoring, times)
         if self.target.asynchronous:
             self._decide(launched, spans)
         return launched
@@ -115,17 +118,15 @@ class Engine:
             for seq in self.scheduler.preempted:
                 self._live[seq.id].stats.preemptions += 1
             return scheduled, None
-        if after.state is None or not after.can_be_followed or not self.drafting.traits.drafts_ahead:
+        if after.state is None or not after.can_be_followed or not self.drafting.plans_ahead:
             return [], None
         rows = [i for i, each in enumerate(after.scheduled) if each.seq.id in self._live]
         scheduled = self.scheduler.next_round_after([after.scheduled[i] for i in rows], max_draft)
         return scheduled, after.state.take(rows) if scheduled else None
 
-    def _propose(self, scheduled: list[ScheduledSequence], state: DeviceState | None) -> list[Draft] | None:
+    def _propose(self, scheduled: list[ScheduledSequence], state: DeviceState | None) -> Proposal | None:
         """A draft for each scheduled sequence; None where the round in flight must complete first."""
         budgets = [each.budget for each in scheduled]
-        if not any(budgets):
-            return [EMPTY] * len(scheduled)
         return self.drafting.propose(RoundView([each.seq for each in scheduled], budgets, state))
 
     def _decide(self, launched: InFlightRound, spans: list[Span]) -> None:
@@ -160,8 +161,8 @@ class Engine:
                     outcomes.append(self._commit(span, verdict, done, row))
                 row += span.rows
             self._process(done, spans, verdicts)
-            self._observe(outcomes)
-            self._account(done)
+            self._observe(outcomes, done)
+            self._account(done, outcomes)
         finally:  # what is committed is returned, whatever interrupts the rest
             self._outcomes += outcomes
             for outcome in outcomes:
@@ -288,15 +289,20 @@ class Engine:
         seqs = [done.scheduled[i].seq for i in rows]
         self.drafting.process(TargetPass(seqs, [spans[i] for i in rows], scores, state))
 
-    def _observe(self, outcomes: list[Outcome]) -> None:
+    def _observe(self, outcomes: list[Outcome], done: InFlightRound) -> None:
         seen = [(o.live.seq, o.draft, o.verdict) for o in outcomes if o.verdict is not None]
         if seen:
-            self.drafting.observe([s for s, _, _ in seen], [d for _, d, _ in seen], [v for _, _, v in seen])
+            drafters = done.drafters_of([seq.id for seq, _, _ in seen])
+            self.drafting.observe([s for s, _, _ in seen], [d for _, d, _ in seen], [v for _, _, v in seen], drafters)
 
-    def _account(self, done: InFlightRound) -> None:
+    def _account(self, done: InFlightRound, outcomes: list[Outcome]) -> None:
         times = done.times
         if not self._in_flight:  # else the device works meanwhile
             times.host += time.perf_counter() - self._completed
+        verdicts = {o.live.seq.id: o.verdict for o in outcomes if o.verdict is not None}
+        decodes = all(each.decodes for each in done.scheduled)
+        ids = [each.seq.id for each in done.scheduled]
+        self.drafting.account(done.proposal, verdicts, ids, times.total if decodes else 0.0)
         for each in done.scheduled:
             if each.seq.id in self._live:
                 stats = self._live[each.seq.id].stats
@@ -310,7 +316,7 @@ class Engine:
         self.scheduler.remove(live.seq)
         if live.seq.id in self.target.pool:
             self.target.release(live.seq.id, unpublish=live.seq.finish == "error")
-        self.drafting.forget(live.seq)
+        live.stats.decisions = self.drafting.forget(live.seq)
         live.stats.draft_failures += self.drafting.take_failures(live.seq.id)
         if not self._live:  # nobody is left for the rounds in flight
             self._in_flight.clear()
