@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING, Any
+
+from outrider.core.openmp import bound_spinning
 
 if TYPE_CHECKING:
     from outrider.async_llm import AsyncLLM
@@ -22,6 +26,8 @@ _HOMES = {
     "SamplingParams": "core.sampling",
     "load": "loading.load",
 }
+
+bound_spinning(os.environ, sys.modules)
 
 
 def __getattr__(name: str) -> Any:

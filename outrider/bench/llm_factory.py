@@ -11,7 +11,8 @@ from outrider.drafters.registry import parse_drafter
 from outrider.llm import LLM
 from outrider.loading.load import LoadedModel
 from outrider.models.decoder import Decoder
-from outrider.runners.native import NativeRunner
+from outrider.runners.native import NativeRunner, decode_one
+from outrider.runners.threads import threads_of
 from outrider.testing.synthetic import SyntheticPair
 
 DRAFT_MODEL = "draft-model:model=synthetic"
@@ -36,11 +37,21 @@ class LoadedDraftConfig:
 class LLMFactory:
     """Makes LLMs over the same pair. They share caches and captured graphs, so only one may run at a time."""
 
-    def __init__(self, pair: SyntheticPair, *, cache_tokens: int, context: int, pinned: bool = False) -> None:
+    def __init__(
+        self,
+        pair: SyntheticPair,
+        *,
+        cache_tokens: int,
+        context: int,
+        pinned: bool = False,
+        threads: int | None = None,
+    ) -> None:
+        """The keywords are as in LoadOptions."""
         self.pair, self.context = pair, context
 
         def loaded(name: str, decoder: Decoder, tokens: int, pinned: bool) -> LoadedModel:
-            target = NativeRunner(decoder, tokens, context=context, pinned=pinned)
+            chooser = threads_of(decoder.device, threads, lambda: decode_one(decoder))
+            target = NativeRunner(decoder, tokens, context=context, pinned=pinned, threads=chooser)
             return LoadedModel(name, Path(name), target, pair.tokenizer, str(decoder.dtype).removeprefix("torch."))
 
         self.target = loaded("synthetic", pair.target, cache_tokens, pinned)

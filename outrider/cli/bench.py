@@ -95,7 +95,7 @@ def _synthetic(options: BenchOptions, drafting: DraftingOptions, model: ModelOpt
         raise ConfigError("--prompt: a synthetic model gets random tokens; leave it out, or name another model")
     if model.quantize not in ("auto", "none"):
         raise ConfigError(f"--quantize {model.quantize} packs a model from disk; a synthetic one has float weights")
-    given = LoadOptions(context=model.context, cache_tokens=model.cache_tokens)
+    given = LoadOptions(context=model.context, cache_tokens=model.cache_tokens, threads=model.threads)
     shape = model.model.partition(":")[2] or "tiny"
     pair = synthetic_pair(shape, device=choose_device(model.device), dtype=choose_dtype(model.dtype))
     own = pair.target.config.max_positions
@@ -103,7 +103,7 @@ def _synthetic(options: BenchOptions, drafting: DraftingOptions, model: ModelOpt
     enough = min(length + max(options.max_tokens, 4096), own)
     context = choose_context(enough if given.context is None else given.context, own, model.model)
     tokens = options.batch * context if given.cache_tokens is None else given.cache_tokens
-    factory = LLMFactory(pair, cache_tokens=tokens, context=context, pinned=model.pinned)
+    factory = LLMFactory(pair, cache_tokens=tokens, context=context, pinned=model.pinned, threads=model.threads)
     no_drafter = drafting.drafter is None and drafting.speculative_config is None
     llm = factory.llm(DRAFT_MODEL if no_drafter else drafting.config(), **engine_options(drafting, model))
     return llm, random_prompts(options.batch, length, pair.target.config.vocab_size, first=EOS + 1)

@@ -101,6 +101,7 @@ class RuntimeOptions:
     quantize: str = option("auto", "int8 or int4 weights on the CPU, or none")
     context: int | None = option(None, "Max tokens of one sequence (the model's limit)")
     cache_tokens: int | None = option(None, "Tokens the cache holds (by free memory)")
+    threads: int | None = option(None, "CPU threads of a pass (measured)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,6 +198,7 @@ def build_llm(model: ModelOptions, drafting: DraftingOptions, progress: Progress
         quantize=model.quantize,
         context=model.context,
         cache_tokens=model.cache_tokens,
+        threads=model.threads,
         revision=model.revision,
         pinned=model.pinned,
     )

@@ -121,7 +121,9 @@ def _check_loading(model: ModelOptions, drafting: DraftingOptions) -> None:
     from outrider.drafters.registry import parse_drafter
     from outrider.loading.load import LoadOptions, choose_device, choose_dtype
 
-    LoadOptions(max_batch=model.max_batch, context=model.context, cache_tokens=model.cache_tokens)
+    LoadOptions(
+        max_batch=model.max_batch, context=model.context, cache_tokens=model.cache_tokens, threads=model.threads
+    )
     choose_device(model.device)
     choose_dtype(model.dtype)
     config = drafting.config()
@@ -174,6 +176,7 @@ def _say_ready(screen: Screen, facts: EngineFacts, settings: Settings) -> None:
         "drafter": f"{facts.drafter}, up to {facts.max_draft_tokens} tokens a round, mode {facts.mode}",
         "weights": f"{facts.weight_bytes / 1e6:.0f} MB on disk",
         **({"memory": facts.memory} if facts.memory else {}),
+        **({"threads": facts.threads} if facts.threads else {}),
         "cache": f"{tokens} tokens in {facts.page_count} pages, context {facts.context}",
         "batch": f"{facts.max_batch} texts at once, {settings.max_queue} may wait",
         "address": f"{settings.address}/v1, page at /"

@@ -21,7 +21,8 @@ from outrider.models.linear import Quantization
 from outrider.models.load import load_decoder, read_config
 from outrider.models.tokenizer import Tokenizer
 from outrider.runners.base import Runner
-from outrider.runners.native import NativeRunner
+from outrider.runners.native import NativeRunner, decode_one
+from outrider.runners.threads import MAX_THREADS, threads_of, use_threads
 
 MAX_CACHE_TOKENS = 1 << 30
 DEFAULT_MEMORY = 8 << 30  # bytes taken to be free where the system does not say
@@ -41,6 +42,8 @@ class LoadedModel:
     """How a CUDA device's memory is divided; None on other devices."""
     pinned: bool = False
     """Whether its text is bit-identical with and without speculation; see LoadOptions."""
+    threads: str = ""
+    """The CPU threads that its passes begin with, for people to read; empty where they run elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +64,8 @@ class LoadOptions:
     """Bit-identical text with and without speculation on CUDA, at some cost; refused where it is impossible."""
     max_batch: int = 8
     """Max sequences at once; an unset cache_tokens is at most this many times the context."""
+    threads: int | None = None
+    """CPU threads of loading and of passes on the CPU; None measures which number is fastest, also while it runs."""
     max_round_tokens: int = 2048
     """Max tokens in one forward pass; on CUDA, what the workspace is measured for."""
     max_draft: int | None = None
@@ -77,6 +82,7 @@ class LoadOptions:
             ("context", 2, MAX_CACHE_TOKENS),
             ("cache_tokens", MIN_CACHE_TOKENS, MAX_CACHE_TOKENS),
             ("max_draft", 0, MAX_TOKENS),
+            ("threads", 1, MAX_THREADS),
         )
         for name, low, high in optional:
             if getattr(self, name) is not None:
@@ -93,6 +99,11 @@ def load(
     if options is not None and given:
         raise ConfigError(f"load: {', '.join(given)} beside LoadOptions: put all options in one of the two")
     options = options or LoadOptions(**_check_names(given))
+    with use_threads(options.threads):
+        return _load(model, options, progress)
+
+
+def _load(model: str, options: LoadOptions, progress: Progress | None) -> LoadedModel:
     device, dtype = choose_device(options.device), choose_dtype(options.dtype)
     folder = resolve(model, revision=options.revision, progress=progress)
     config = read_config(folder)
@@ -113,8 +124,10 @@ def load(
             f"{model}: a cache of {tokens} tokens cannot hold one sequence of {context}; "
             f"a token takes {bytes_per_token} bytes: lower context or raise cache_tokens"
         )
-    target = NativeRunner(decoder, tokens, context=context, pinned=options.pinned)
-    return LoadedModel(model, folder, target, tokenizer, quantize or _dtype_name(decoder.dtype), plan, options.pinned)
+    threads = threads_of(device, options.threads, lambda: decode_one(decoder))
+    target = NativeRunner(decoder, tokens, context=context, pinned=options.pinned, threads=threads)
+    name = quantize or _dtype_name(decoder.dtype)
+    return LoadedModel(model, folder, target, tokenizer, name, plan, options.pinned, threads.told)
 
 
 def _plan_cuda(decoder: Decoder, context: int, max_tokens: int, options: LoadOptions) -> MemoryPlan:
@@ -146,7 +159,8 @@ def _load_fallback(
     tokens = 4096 * options.max_batch if options.cache_tokens is None else options.cache_tokens
     target = FallbackRunner.load(folder, device=device, dtype=dtype, cache_tokens=tokens)
     target.context = choose_context(options.context, target.context, model)
-    return LoadedModel(model, folder, target, tokenizer, _dtype_name(dtype))
+    target.threads = threads_of(device, options.threads, target.decode_one)
+    return LoadedModel(model, folder, target, tokenizer, _dtype_name(dtype), threads=target.threads.told)
 
 
 def choose_device(name: str) -> torch.device:

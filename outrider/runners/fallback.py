@@ -21,6 +21,7 @@ from outrider.core.sequence import Span
 from outrider.kvcache.pages import PagePool
 from outrider.runners.base import Runner, Scores
 from outrider.runners.device_state import DeviceState
+from outrider.runners.threads import ThreadChooser
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +47,8 @@ class FallbackRunner(Runner):
         self.device = model.device
         self.context = context_of(model.config)
         self.pool = PagePool(-(-cache_tokens // page_size), page_size, share=False)
+        self.threads = ThreadChooser(())
+        """Chooses the CPU threads of passes; by default they have torch's own number."""
         self._takes = frozenset(inspect.signature(model.forward).parameters)
         self._cache_name = next((name for name in CACHES if name in self._takes), "")
         self._texts: dict[int, _Text] = {}
@@ -99,6 +102,11 @@ class FallbackRunner(Runner):
         self._texts.pop(seq_id, None)
         self.pool.close(seq_id, unpublish=unpublish)
 
+    @torch.inference_mode()
+    def decode_one(self) -> None:
+        """A pass of one row, to be timed."""
+        self._forward(_Text(), [0], 1)
+
     def _score(self, span: Span) -> Tensor:
         """[span.rows, vocab], leaving text and draft in the cache."""
         text = self._texts.setdefault(span.seq_id, _Text())
@@ -136,7 +144,8 @@ class FallbackRunner(Runner):
             options["position_ids"] = torch.arange(text.length, text.length + len(tokens), device=self.device)[None]
         if text.cache is not None:
             options[self._cache_name] = text.cache
-        out = self.model(input_ids=torch.tensor([tokens], device=self.device), **options)
+        with self.threads.run_pass(len(tokens)):
+            out = self.model(input_ids=torch.tensor([tokens], device=self.device), **options)
         text.cache = out.get(self._cache_name)
         text.length += len(tokens)
         logits = out.logits[0]  # [at least rows, vocab]

@@ -21,6 +21,7 @@ from outrider.runners.cuda_graphs import PinnedInputs, capture, capture_batches,
 from outrider.runners.device_state import DeviceState
 from outrider.runners.layout import lay_out
 from outrider.runners.paged_model import PagedModel
+from outrider.runners.threads import use_threads
 
 
 class HeadDraft(NamedTuple):
@@ -83,7 +84,8 @@ class HeadRunner:
         """
         texts = [(span, i) for i, span in enumerate(spans) if len(span.tokens) > 1 or not span.wanted]
         if texts and features is not None:
-            self._feed_texts([span for span, _ in texts], [features[i] for _, i in texts])
+            with use_threads(self.model.threads.count):
+                self._feed_texts([span for span, _ in texts], [features[i] for _, i in texts])
         decoding = [span for span in spans if span.wanted]
         if decoding and state is not None:
             ids = self.model.tables.table_ids([span.seq_id for span in decoding])
@@ -92,7 +94,8 @@ class HeadRunner:
                 if fed is None or fed.table_id != table_id:  # all but one token were found in shared pages
                     self.outputs[table_id] = self._outputs_before(span, table_id)
                 self._fed[span.seq_id] = FedText(table_id, None)
-            self._batch(len(decoding)).feed(ids, state)
+            with use_threads(self.model.threads.count):
+                self._batch(len(decoding)).feed(ids, state)
 
     def ready(self, seqs: Seq[Sequence]) -> list[int]:
         """Which of these sequences were fed whole, so that the head can draft for them."""
@@ -104,7 +107,8 @@ class HeadRunner:
     def draft(self, seqs: Seq[Sequence], state: DeviceState | None) -> HeadDraft:
         """A draft for each of these sequences, all `ready`. state: theirs, where the host is a round behind."""
         ids = self.model.tables.table_ids([seq.id for seq in seqs])
-        return self._batch(len(seqs)).draft(ids, seqs, state)
+        with use_threads(self.model.threads.count):
+            return self._batch(len(seqs)).draft(ids, seqs, state)
 
     def forget(self, seq: Sequence) -> None:
         self._fed.pop(seq.id, None)

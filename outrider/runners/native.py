@@ -25,6 +25,7 @@ from outrider.runners.device_state import DeviceState, resolve_spans, row_positi
 from outrider.runners.layout import lay_out
 from outrider.runners.paged_model import PagedModel
 from outrider.runners.reduced_head import ReducedHead
+from outrider.runners.threads import ThreadChooser
 
 if TYPE_CHECKING:
     from outrider.runners.graph_runner import GraphRunner
@@ -35,12 +36,20 @@ class NativeRunner(Runner):
     """Scores spans with a Decoder. Rollback is a length; only a tree's accepted branch is moved."""
 
     def __init__(
-        self, decoder: Decoder, cache_tokens: int, *, context: int = 0, pinned: bool = False, page_size: int = 16
+        self,
+        decoder: Decoder,
+        cache_tokens: int,
+        *,
+        context: int = 0,
+        pinned: bool = False,
+        page_size: int = 16,
+        threads: ThreadChooser | None = None,
     ) -> None:
         """context: max tokens of one text; 0 takes the model's own limit.
 
         pinned: a row's bits do not depend on the other rows of the pass. ConfigError where that cannot
         be promised. Packed weights on the CPU always keep to it.
+        threads: chooses the CPU threads of its passes; None leaves torch's own number.
         """
         config = decoder.config
         self.vocab_size, self.context = config.vocab_size, context or config.max_positions
@@ -48,7 +57,7 @@ class NativeRunner(Runner):
         if self.device.type != "cpu":  # there forward does it as texts grow
             decoder.reserve(self.context + MAX_WIDTH)  # padding rows have positions too
         self.pool = PagePool(-(-cache_tokens // page_size), page_size)
-        self.model = PagedModel(decoder, self.pool, self.context)
+        self.model = PagedModel(decoder, self.pool, self.context, threads)
         self._tainted: set[int] = set()
         """Pages where a pass wrote keys or values that are no numbers."""
         self.graphs = _graphs(self.model, pinned)
@@ -155,9 +164,10 @@ class NativeRunner(Runner):
             parts = [self._plain(spans[i : i + MAX_SEQUENCES]) for i in range(0, len(spans), MAX_SEQUENCES)]
             features = [each for part in parts for each in part.features or ()]
             return Scores(torch.cat([part.logits for part in parts]), spans, features if self.model.taps else None)
-        logits, features, broken = self._forward(spans)
-        if broken:
-            logits = self._without_drafts(logits, spans, broken)
+        with self.model.threads.run_pass(sum(span.width for span in spans)):
+            logits, features, broken = self._forward(spans)
+            if broken:
+                logits = self._without_drafts(logits, spans, broken)
         return Scores(logits, spans, features)
 
     def _forward(self, spans: Seq[Span]) -> tuple[Tensor, list[Tensor] | None, list[int]]:
@@ -220,6 +230,13 @@ class NativeRunner(Runner):
                     self.model.clear(slice(page * size + free, (page + 1) * size))
                     if free == 0:
                         self._tainted.remove(page)
+
+
+@torch.inference_mode()
+def decode_one(decoder: Decoder) -> None:
+    """A pass of one row that attends to nothing, to be timed."""
+    zero = torch.zeros(1, dtype=torch.int64, device=decoder.device)
+    decoder.logits(decoder.forward(zero, zero, lambda layer, q, k, v: q.reshape(len(q), -1)))
 
 
 def _graphs(model: PagedModel, pinned: bool) -> GraphRunner | None:

@@ -15,6 +15,7 @@ from outrider.kvcache.block_tables import BlockTables
 from outrider.kvcache.pages import PagePool
 from outrider.models.decoder import Decoder
 from outrider.runners.reduced_head import OutputHeads
+from outrider.runners.threads import ThreadChooser
 
 LayerCache = tuple[Tensor, Tensor]
 """One layer's keys and values, each [slots, kv_heads, head_dim]."""
@@ -27,12 +28,14 @@ class PagedModel:
     with the same prefixes and rolled back by the same length.
     """
 
-    def __init__(self, decoder: Decoder, pool: PagePool, context: int) -> None:
+    def __init__(self, decoder: Decoder, pool: PagePool, context: int, threads: ThreadChooser | None = None) -> None:
         config = decoder.config
         self.decoder, self.config, self.device, self.pool = decoder, config, decoder.device, pool
         self.context = context
         self.fused = False
         """Whether the fused CUDA kernels compute all that this decoder does."""
+        self.threads = threads or ThreadChooser(())
+        """Chooses the CPU threads of passes; by default they have torch's own number."""
         self.heads = OutputHeads(decoder)
         self.groups: list[LayerCache] = []
         """Keys and values by geometry, each [layers, slots, kv_heads, head_dim]: the model's own first."""

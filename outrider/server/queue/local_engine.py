@@ -62,6 +62,7 @@ def _facts(llm: LLM) -> EngineFacts:
         pinned=loaded.pinned,
         weight_bytes=sum(file.stat().st_size for file in loaded.folder.glob("*.safetensors")),
         memory=str(loaded.memory or ""),
+        threads=loaded.threads,
         vocab_size=target.vocab_size,
         context=target.context,
         page_count=target.pool.count,
