@@ -171,8 +171,9 @@ def _warm_up(llm: LLM) -> None:
 def _say_ready(screen: Screen, facts: EngineFacts, settings: Settings) -> None:
     """Print what is served, where, and the memory it takes."""
     tokens = facts.page_count * facts.page_size
+    stored = f" (stored as {facts.stored_format})" if facts.stored_format not in ("", facts.number_format) else ""
     lines = {
-        "model": f"{facts.model} as {settings.served_name}, {facts.number_format} on {facts.device}",
+        "model": f"{facts.model} as {settings.served_name}, {facts.number_format}{stored} on {facts.device}",
         "drafter": f"{facts.drafter}, up to {facts.max_draft_tokens} tokens a round, mode {facts.mode}",
         "weights": f"{facts.weight_bytes / 1e6:.0f} MB on disk",
         **({"memory": facts.memory} if facts.memory else {}),

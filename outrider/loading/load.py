@@ -9,7 +9,7 @@ from typing import Any, cast, get_args
 
 import torch
 
-from outrider.checkpoints.folder import source_bits
+from outrider.checkpoints.folder import gguf_of, source_bits, weight_files
 from outrider.checkpoints.resolve import resolve
 from outrider.checkpoints.storage import Progress
 from outrider.core.errors import ConfigError
@@ -44,6 +44,13 @@ class LoadedModel:
     """Whether its text is bit-identical with and without speculation; see LoadOptions."""
     threads: str = ""
     """The CPU threads that its passes begin with, for people to read; empty where they run elsewhere."""
+    stored: str = ""
+    """The format of its weights on disk, such as Q4_K or float32; empty where it is not known."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Size of the weights on disk."""
+        return sum(file.stat().st_size for file in weight_files(self.folder))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +60,8 @@ class LoadOptions:
     device: str = "auto"
     """cpu, cuda or cuda:1; auto takes CUDA where there is one. mps is refused: it has no float64."""
     dtype: str = "auto"
-    """float32, bfloat16 or float16; auto is float32 on the CPU, the checkpoint's own elsewhere."""
+    """float32, bfloat16 or float16; auto is float32 on the CPU. Elsewhere it is the checkpoint's own 16 bits, or
+    bfloat16 where the checkpoint is a GGUF file or in float32; Transformers' code runs in float32."""
     quantize: str = "auto"
     """int4 or int8 weights on the CPU, or none; auto packs weights that were stored in 4 or 8 bits."""
     context: int | None = None
@@ -109,6 +117,12 @@ def _load(model: str, options: LoadOptions, progress: Progress | None) -> Loaded
     config = read_config(folder)
     quantize = _choose_quantize(options.quantize, folder, config is not None, device, dtype)
     tokenizer = Tokenizer.from_folder(folder)
+    reference = gguf_of(folder)
+    if config is None and reference is not None:
+        raise ConfigError(
+            f"{model} runs on Transformers' code, which does not read it in place; convert it with "
+            f"`outrider pull {reference.file}`, and name the folder that writes"
+        )
     if config is None:
         return _load_fallback(model, folder, tokenizer, device, dtype, options)
     context = choose_context(options.context, config.max_positions, model)
@@ -127,7 +141,8 @@ def _load(model: str, options: LoadOptions, progress: Progress | None) -> Loaded
     threads = threads_of(device, options.threads, lambda: decode_one(decoder))
     target = NativeRunner(decoder, tokens, context=context, pinned=options.pinned, threads=threads)
     name = quantize or _dtype_name(decoder.dtype)
-    return LoadedModel(model, folder, target, tokenizer, name, plan, options.pinned, threads.told)
+    stored = reference.storage if reference else _dtype_name(config.dtype)
+    return LoadedModel(model, folder, target, tokenizer, name, plan, options.pinned, threads.told, stored)
 
 
 def _plan_cuda(decoder: Decoder, context: int, max_tokens: int, options: LoadOptions) -> MemoryPlan:

@@ -58,9 +58,10 @@ def _facts(llm: LLM) -> EngineFacts:
         model=loaded.name,
         revision=loaded.folder.name,  # named for the commit it was fetched at, or the file it was converted from
         number_format=loaded.format,
+        stored_format=loaded.stored,
         device=str(target.device),
         pinned=loaded.pinned,
-        weight_bytes=sum(file.stat().st_size for file in loaded.folder.glob("*.safetensors")),
+        weight_bytes=loaded.weight_bytes,
         memory=str(loaded.memory or ""),
         threads=loaded.threads,
         vocab_size=target.vocab_size,
