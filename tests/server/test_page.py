@@ -176,7 +176,7 @@ def test_why_speculation_did_not_help(page: Page, server: Scripted) -> None:
     page.ask("word")
     assert server.asked[-1]["speculation"] == {"off": True}
     assert [line.text for line in page.all(".answer .summary")] == [
-        "3 tokens in 3 passes · nothing was drafted: no repeated text to draft from",
+        "3 tokens in 3 passes · nothing was drafted: no repeated text worth drafting",
         "5 tokens in 5 passes · drafts were rejected: 0 of 40 accepted",
         "7 tokens in 7 passes · drafting is off",
     ]

@@ -23,7 +23,7 @@ test("what speculation did, in one line", () => {
 test("and why it did not help", () => {
   const none = figures(70, 70, 0, 0);
   assert.equal(summaryLine(none, { off: true, drafter: "suffix" }), "70 tokens in 70 passes · drafting is off");
-  const copied = "70 tokens in 70 passes · nothing was drafted: no repeated text to draft from";
+  const copied = "70 tokens in 70 passes · nothing was drafted: no repeated text worth drafting";
   assert.equal(summaryLine(none, { drafter: "suffix+prediction" }), copied);
   assert.equal(summaryLine(none, { drafter: "draft-model" }), "70 tokens in 70 passes · nothing was drafted");
   const rejected = "70 tokens in 67 passes · drafts were rejected: 3 of 40 accepted";

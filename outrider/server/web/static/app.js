@@ -32,6 +32,7 @@ let models = []; // the server's; empty until it has told
 const composer = new Composer({ onSend: send, onStop: () => session.abort(), last: () => session.lastPrompt });
 const announcer = new Announcer($("announcer"));
 const session = new Session({ api, settings, store, figures, announcer, composer, log }, {
+  ready,
   kept: showConversations,
   busy: (on) => $("log").setAttribute("aria-busy", on),
   needsKey: askForKey,
@@ -56,15 +57,18 @@ const card = new TokenCard($("card"), $("log"), $("composer"), (span) => {
 const monitor = new Monitor($("panel"), api, tellState);
 
 function send(prompt, kind) {
-  const wrong = settings.wrong();
-  if (wrong) {
-    openSettings();
-    wrong.reportValidity();
-    return false;
-  }
   const sent = session.send(prompt, kind);
   showWelcome();
   return sent;
+}
+
+/** Whether the settings can be sent; shows the first that cannot. */
+function ready() {
+  const wrong = settings.wrong();
+  if (!wrong) return true;
+  openSettings();
+  wrong.reportValidity();
+  return false;
 }
 
 /** Opens a conversation by its id; a new one where there is none. */

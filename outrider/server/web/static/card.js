@@ -57,7 +57,7 @@ export class TokenCard {
     this.field[name].parentElement.hidden = value === null;
   }
 
-  /** Below the token, or above where there is no room; never outside the window, nor over the prompt. */
+  /** Below the token, or above where there is no room; never outside the conversation, nor over the prompt. */
   #place() {
     const token = this.span.getClientRects()[0];
     const [room, card] = [this.log.getBoundingClientRect(), this.element.getBoundingClientRect()];
@@ -65,7 +65,7 @@ export class TokenCard {
       this.hide(); // scrolled out of view
       return;
     }
-    const left = Math.min(token.left, window.innerWidth - card.width - MARGIN);
+    const left = Math.min(token.left, room.right - card.width - MARGIN);
     const below = token.bottom + MARGIN;
     const floor = this.floor.getBoundingClientRect().top - MARGIN;
     const above = Math.min(token.top - MARGIN, floor) - card.height;

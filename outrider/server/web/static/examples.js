@@ -47,10 +47,10 @@ Helena`,
   },
   {
     title: "Reformat a list",
-    about: "Books as bullet points",
-    prompt: `Write this as a Markdown bullet list: one book on each line, the title in bold, then the author and the year.
+    about: "Books as a numbered list",
+    prompt: `Write these books as a numbered list, one on each line:
 
-Pride and Prejudice, Jane Austen, 1813; Moby-Dick, Herman Melville, 1851; Middlemarch, George Eliot, 1871; Dracula, Bram Stoker, 1897; The Time Machine, H. G. Wells, 1895`,
+Pride and Prejudice by Jane Austen, Moby-Dick by Herman Melville, Middlemarch by George Eliot, Dracula by Bram Stoker, The Time Machine by H. G. Wells`,
   },
   {
     title: "CSV to a table",

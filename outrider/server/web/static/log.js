@@ -13,12 +13,12 @@ export class Log {
       this.following = element.scrollHeight - element.scrollTop - element.clientHeight < NEAR;
       $("to-end").hidden = this.following;
     }, { passive: true });
-    $("to-end").addEventListener("click", () => this.#end());
+    $("to-end").addEventListener("click", () => this.toEnd());
   }
 
   append(exchange, follow) {
     this.element.append(exchange);
-    if (follow) this.#end();
+    if (follow) this.toEnd();
   }
 
   follow() {
@@ -30,7 +30,7 @@ export class Log {
     this.following = false;
   }
 
-  #end() {
+  toEnd() {
     this.following = true;
     this.follow();
   }

@@ -20,7 +20,7 @@ export class Session {
   /** `page` holds { api, settings, store, figures, announcer, composer, log }; `on` the callbacks of app.js. */
   constructor(page, on) {
     Object.assign(this, page);
-    this.on = on; // { kept(), busy(boolean), needsKey(), server() -> { model, drafter } }
+    this.on = on; // { ready() -> boolean, kept(), busy(boolean), needsKey(), server() -> { model, drafter } }
   }
 
   get answers() {
@@ -31,9 +31,9 @@ export class Session {
     return this.exchanges.at(-1)?.prompt ?? "";
   }
 
-  /** Sends a prompt; false where an answer is still being written. */
+  /** Sends a prompt; false where an answer is still being written, or a setting is out of range. */
   send(prompt, kind) {
-    if (this.stop) return false;
+    if (this.stop || !this.on.ready()) return false;
     this.#drop(this.exchanges.filter((exchange) => exchange.failed));
     this.announcer.clear();
     if (kind === "race") this.#race(prompt);
@@ -47,7 +47,7 @@ export class Session {
 
   /** Drops an exchange and those after it, and sends a prompt in its place. */
   resend(exchange, prompt) {
-    if (this.stop) return;
+    if (this.stop || !this.on.ready()) return;
     this.#drop(this.exchanges.slice(this.exchanges.indexOf(exchange)));
     this.send(prompt, exchange.race ? "race" : "chat");
   }
@@ -60,6 +60,7 @@ export class Session {
     this.exchanges = [];
     for (const turn of this.conversation.turns) this.#restore(turn);
     this.figures.show(this.answers.at(-1) ?? null, 0);
+    this.log.toEnd();
   }
 
   /** A conversation was deleted. */

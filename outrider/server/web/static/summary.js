@@ -25,7 +25,7 @@ export function summaryLine(figures, { off = false, drafter = "", race = null } 
 /** Why drafting did not help; empty where it did. */
 export function whyNot({ tau, drafted, accepted }, { off = false, drafter = "" }) {
   if (off) return "drafting is off";
-  if (!drafted) return COPYING.test(drafter) ? "nothing was drafted: no repeated text to draft from" : "nothing was drafted";
+  if (!drafted) return COPYING.test(drafter) ? "nothing was drafted: no repeated text worth drafting" : "nothing was drafted";
   if (tau < LITTLE_GAIN && accepted < drafted * FEW_ACCEPTED) {
     return `drafts were rejected: ${accepted} of ${drafted} accepted`;
   }
