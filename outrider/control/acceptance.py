@@ -92,3 +92,27 @@ class Acceptance:
                 self._accepted = np.concatenate((self._accepted, empty))
             self._rows[seq_id] = self._free.pop()
         return self._rows[seq_id]
+
+
+class Calibration:
+    """How many tokens of a drafter's drafts are accepted for each that it expects to be."""
+
+    def __init__(self) -> None:
+        self._all = [_PRIOR_WEIGHT, _PRIOR_WEIGHT]  # accepted, expected
+        self._requests: dict[int, list[float]] = {}
+
+    def note(self, seq_id: int, expected: float, accepted: int) -> None:
+        for sums, decay in (
+            (self._all, _DRAFTER_DECAY),
+            (self._requests.setdefault(seq_id, [0.0, 0.0]), _REQUEST_DECAY),
+        ):
+            sums[0] = sums[0] * decay + accepted
+            sums[1] = sums[1] * decay + expected
+
+    def ratio(self, seq_id: int) -> float:
+        accepted, expected = self._requests.get(seq_id, (0.0, 0.0))
+        prior = self._all[0] / self._all[1]
+        return (accepted + _PRIOR_WEIGHT * prior) / (expected + _PRIOR_WEIGHT)
+
+    def forget(self, seq_id: int) -> None:
+        self._requests.pop(seq_id, None)

@@ -89,6 +89,22 @@ def choose_plan(outlooks: Seq[Outlook], costs: RoundCosts, widths: Seq[int] = ()
     return best if best.rate >= MIN_GAIN * plain.rate else plain
 
 
+def choose_drafts(expected: Seq[float], lengths: Seq[int], planned: RoundKind, costs: RoundCosts) -> list[bool]:
+    """Which of these drafts, whose tokens are known, to score: those of most expected tokens a row first.
+
+    planned: the round with all of them.
+    """
+    order = sorted((i for i, n in enumerate(lengths) if n), key=lambda i: -expected[i] / lengths[i])
+    rows, width, tokens = planned.batch, 1, float(planned.batch)
+    best, best_rate = 0, tokens / costs.seconds(replace(planned, width=1, rows=rows))
+    for count, i in enumerate(order, 1):
+        rows, width, tokens = rows + lengths[i], max(width, 1 + lengths[i]), tokens + expected[i]
+        rate = tokens / costs.seconds(replace(planned, width=width, rows=rows))
+        if rate > best_rate:
+            best, best_rate = count, rate
+    return [i in order[:best] for i in range(len(lengths))]
+
+
 def _groups(outlooks: Seq[Outlook]) -> Iterator[list[int]]:
     """Sets of drafters to try together: those without a model, and with each one that runs one."""
     free = [i for i, each in enumerate(outlooks) if not each.runs_model]

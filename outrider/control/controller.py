@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from outrider.control.acceptance import Acceptance
-from outrider.control.choose import Outlook, Plan, choose_plan, plain_plan
+from outrider.control.acceptance import Acceptance, Calibration
+from outrider.control.choose import Ints, Outlook, Plan, choose_drafts, choose_plan, plain_plan
 from outrider.control.costs import RoundCosts, RoundKind
 
 _PROBE_TOKENS = 2
@@ -33,7 +33,10 @@ class Member:
     max_tokens: int
     runs_model: bool = False
     pays_budget: bool = False
-    """A round costs what the budget says, however few tokens are drafted: the host does not see them first."""
+    """A round costs what the budget says, however few tokens are drafted: the host does not see them first.
+
+    Else it is asked for all there is room for, at next to no cost, and what it drafts is scored where that pays.
+    """
     lengths: tuple[int, ...] = ()
     """As in `Outlook`."""
 
@@ -70,6 +73,7 @@ class Controller:
         """widths: those that passes are padded to; empty where a pass costs by its rows."""
         self.members, self.costs, self.widths = members, costs, widths
         self.acceptance = [Acceptance(member.max_tokens) for member in members]
+        self.calibration = [Calibration() for _ in members]
         self._decisions: dict[int, Decisions] = {}
         self._since_probe = self._since_plain = 0
         self._probed = [0] * len(members)
@@ -87,12 +91,42 @@ class Controller:
             for m, a in zip(self.members, self.acceptance, strict=True)
         ]
         plan = choose_plan(outlooks, self.costs, self.widths)
+        if not self.widths:
+            plan = self._ask_free(plan, most)
         self._since_probe += 1
         self._since_plain = self._since_plain + 1 if plan.lengths.any() else 0
         if self._since_plain > _PLAIN_ROUNDS:
             self._since_plain = 0
             return plain_plan(batch, self.costs)
         return self._probe(outlooks, plan) or plan
+
+    def _ask_free(self, plan: Plan, budgets: Ints) -> Plan:
+        """The plan, with all that there is room for from a drafter whose drafts can be seen before they are scored."""
+        at = next((i for i, m in enumerate(self.members) if not (m.runs_model or m.pays_budget)), None)
+        if at is None:
+            return plan
+        mine = (plan.drafters == at) | (plan.drafters == -1)
+        lengths = np.where(mine, np.minimum(budgets, self.members[at].max_tokens), plan.lengths)
+        return replace(plan, lengths=lengths, drafters=np.where(lengths > 0, np.where(mine, at, plan.drafters), -1))
+
+    def review(self, seq_ids: Seq[int], plan: Plan, drafted: Seq[int], expected: Seq[float]) -> list[bool]:
+        """Which drafts to score, now that they are known; those of drafters that pay for their budgets always.
+
+        expected: tokens that the drafter expects to be accepted; 0 where it does not say.
+        """
+        who = plan.drafters.tolist()
+        seen = [w >= 0 and not (self.members[w].runs_model or self.members[w].pays_budget) for w in who]
+        if self.widths or not any(seen):
+            return [True] * len(who)
+        worth = [self._worth(*each) if each[2] else 0.0 for each in zip(who, seq_ids, drafted, expected, strict=True)]
+        kept = choose_drafts(worth, drafted, self._kind(plan, drafted), self.costs)
+        return [keep or not free for keep, free in zip(kept, seen, strict=True)]
+
+    def _worth(self, member: int, seq_id: int, length: int, expected: float) -> float:
+        """Tokens of a draft that should be accepted."""
+        if expected > 0:
+            return min(length, expected * self.calibration[member].ratio(seq_id))
+        return float(self.acceptance[member].survival([seq_id])[0, :length].sum())
 
     def note(self, seq_ids: Seq[int], rows: Seq[int], plan: Plan, drafted: Seq[int], accepted: Seq[int]) -> None:
         """Note a round of a plan: what was drafted for each sequence, and how much of it was accepted.
@@ -112,8 +146,10 @@ class Controller:
         for row in rows:
             chosen = self._decisions.setdefault(seq_ids[row], Decisions())
             who, length = int(plan.drafters[row]), int(plan.lengths[row])
+            if who >= 0 and not self.members[who].pays_budget:
+                length = drafted[row]
             chosen.rounds += 1
-            chosen.lengths[(self.members[who].name if who >= 0 else "", length)] += 1
+            chosen.lengths[(self.members[who].name if length else "", length)] += 1
             chosen.saved += accepted[row] * plain - extra
 
     def is_active(self, member: int) -> bool:
@@ -123,6 +159,10 @@ class Controller:
     def note_guesses(self, member: int, seq_ids: Seq[int], lengths: Seq[int], accepted: Seq[int]) -> None:
         """Note drafts that were not scored, judged by the text that came."""
         self.acceptance[member].note(seq_ids, lengths, accepted)
+
+    def note_expected(self, member: int, seq_id: int, expected: float, accepted: int) -> None:
+        """Note how many tokens a drafter expected of a draft, and how many came."""
+        self.calibration[member].note(seq_id, expected, accepted)
 
     def note_seconds(self, plan: Plan, drafted: Seq[int], seconds: float) -> None:
         """Note what a round of a plan took, in which every sequence decodes."""
@@ -139,7 +179,7 @@ class Controller:
         return self._decisions.get(seq_id, Decisions())
 
     def forget(self, seq_id: int) -> Decisions:
-        for each in self.acceptance:
+        for each in (*self.acceptance, *self.calibration):
             each.forget(seq_id)
         return self._decisions.pop(seq_id, Decisions())
 

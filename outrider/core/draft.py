@@ -106,6 +106,19 @@ class Draft:
 EMPTY = Draft()
 
 
+def accepted_by(draft: Draft, text: Seq[Token]) -> int | None:
+    """How many tokens of a draft a text that came agrees with; None where that is open yet."""
+    children = draft.children(-1)
+    for accepted, token in enumerate(text):
+        node = next((child for child in children if draft.tokens[child] == token), None)
+        if node is None:
+            return accepted
+        children = draft.children(node)
+        if not children:
+            return accepted + 1
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What the target made of a draft: the accepted tokens, then one of its own."""

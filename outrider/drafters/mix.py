@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
-from outrider.core.draft import EMPTY, Draft, Verdict
+from outrider.core.draft import EMPTY, Draft, Verdict, accepted_by
 from outrider.core.errors import ConfigError
-from outrider.core.sampling import Token
 from outrider.core.sequence import Sequence
 from outrider.drafters.base import Drafter, DrafterConfig, DrafterContext, RoundView, TargetPass, Traits
 from outrider.drafters.guard import GuardedDrafter
@@ -94,7 +93,7 @@ class _Member:
         if seq.id not in self.open:
             return
         start, draft = self.open[seq.id]
-        accepted = _accepted_by(draft, seq.tokens[start:])
+        accepted = accepted_by(draft, seq.tokens[start:])
         if accepted is not None:
             del self.open[seq.id]
             self.accepted = self.accepted * _DRAFT_DECAY + accepted
@@ -183,16 +182,3 @@ def _parts_of(drafters: Seq[Drafter], vocab_size: int) -> tuple[Drafter, ...]:
     if not models or len(drafters) == 1:
         return ()
     return (*(free if len(free) < 2 else [Mix(free, vocab_size)]), *models)
-
-
-def _accepted_by(draft: Draft, text: Seq[Token]) -> int | None:
-    """How many tokens of a draft a text that came agrees with; None where that is open yet."""
-    children = draft.children(-1)
-    for accepted, token in enumerate(text):
-        node = next((child for child in children if draft.tokens[child] == token), None)
-        if node is None:
-            return accepted
-        children = draft.children(node)
-        if not children:
-            return accepted + 1
-    return None

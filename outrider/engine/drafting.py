@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from typing import cast
 
 from outrider.control.choose import Plan
 from outrider.control.controller import Controller, Decisions
-from outrider.core.draft import EMPTY, Draft, Verdict
+from outrider.core.draft import EMPTY, Draft, Verdict, accepted_by
 from outrider.core.sequence import Sequence
 from outrider.drafters import grammar
 from outrider.drafters.base import Drafter, RoundView, TargetPass
@@ -48,6 +49,8 @@ class Drafting:
         self.members = [GuardedDrafter(part, runner.vocab_size) for part in parts]
         self._undecided: tuple[list[int], Plan] | None = None
         """The plan of a round that waits for the one in flight, and its sequences."""
+        self._unscored: dict[int, tuple[int, int, Draft]] = {}
+        """By sequence: a draft that was left out, until the text judges it; whose it is, and where it starts."""
 
     @property
     def plans_ahead(self) -> bool:
@@ -66,7 +69,10 @@ class Drafting:
         if drafts is None:
             return None
         self._undecided = None
-        drafts = [first or self._scorable(draft) for first, draft in zip(forced, drafts, strict=True)]
+        drafts = [self._scorable(draft) for draft in drafts]
+        if plan is not None:
+            drafts = self._review(view.seqs, plan, drafts)
+        drafts = [first or draft for first, draft in zip(forced, drafts, strict=True)]
         if view.state is None and len(drafts) == 1:
             drafts = [self._trimmed(draft) for draft in drafts]
         return Proposal(drafts, plan)
@@ -94,6 +100,9 @@ class Drafting:
                 [verdict if mine else Verdict(verdict.tokens) for verdict, mine in zip(verdicts, own, strict=True)],
             )
 
+        if self.controller is not None:
+            self._judge(seqs, drafts, verdicts, drafters)
+
     def account(self, proposal: Proposal, verdicts: Mapping[int, Verdict], seq_ids: Seq[int], seconds: float) -> None:
         """Tell the controller what came of a round.
 
@@ -115,6 +124,7 @@ class Drafting:
 
     def forget(self, seq: Sequence) -> Decisions | None:
         """Let drafters drop a finished sequence; returns what was decided for it. `take_failures` comes after."""
+        self._unscored.pop(seq.id, None)
         for member in self.members:
             member.forget(seq)
         return None if self.controller is None else self.controller.forget(seq.id)
@@ -132,6 +142,33 @@ class Drafting:
             self._undecided = ids, self.controller.plan(ids, view.budgets)
         plan = self._undecided[1]
         return plan.within(view.budgets)
+
+    def _review(self, seqs: Seq[Sequence], plan: Plan, drafts: list[Draft]) -> list[Draft]:
+        """The drafts that are worth scoring. One that was sampled always is: leaving it out would bias the text."""
+        if self.controller is None or not any(drafts):
+            return drafts
+        ids, lengths = [seq.id for seq in seqs], list(map(len, drafts))
+        kept = self.controller.review(ids, plan, lengths, [draft.expected for draft in drafts])
+        for row, (seq, draft) in enumerate(zip(seqs, drafts, strict=True)):
+            if draft and not kept[row] and draft.probs is None:
+                self._unscored.setdefault(seq.id, (int(plan.drafters[row]), len(seq.tokens), draft))
+                drafts[row] = EMPTY
+        return drafts
+
+    def _judge(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict], drafters: Seq[int]) -> None:
+        """Tell the controller how drafts fared that state what they expect, and those that were left out."""
+        controller = cast(Controller, self.controller)
+        for seq, draft, verdict, by in zip(seqs, drafts, verdicts, drafters, strict=True):
+            if by >= 0 and draft.expected > 0 and draft.source != grammar.NAME:
+                controller.note_expected(by, seq.id, draft.expected, verdict.accepted)
+            if seq.id not in self._unscored:
+                continue
+            member, start, left_out = self._unscored[seq.id]
+            accepted = accepted_by(left_out, seq.tokens[start:])
+            if accepted is not None:
+                del self._unscored[seq.id]
+                controller.note_guesses(member, [seq.id], [len(left_out)], [accepted])
+                controller.note_expected(member, seq.id, left_out.expected, accepted)
 
     def _ask(self, view: RoundView, plan: Plan | None) -> list[Draft] | None:
         """The members' drafts; None where one of them needs the round in flight to complete first."""

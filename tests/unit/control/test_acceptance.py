@@ -1,0 +1,76 @@
+"""Acceptance by position, request and drafter, against draws of a known law."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from outrider.control.acceptance import Acceptance, Calibration
+
+
+def accepted_of(rates: list[float], length: int, rng: random.Random) -> int:
+    return next((j for j in range(length) if rng.random() >= rates[j]), length)
+
+
+def test_rates_are_those_of_the_law_whatever_the_lengths():
+    """Short drafts that are accepted whole must not count against positions they did not reach."""
+    rng, rates = random.Random(1), [0.9, 0.7, 0.5, 0.3]
+    acceptance = Acceptance(4)
+    for _ in range(6000):
+        length = rng.choice((1, 2, 4))
+        acceptance.note([rng.randrange(50)], [length], [accepted_of(rates, length, rng)])
+    found = acceptance.survival([-1])[0]  # of a request that nothing is known of
+    survival = [0.9, 0.9 * 0.7, 0.9 * 0.7 * 0.5, 0.9 * 0.7 * 0.5 * 0.3]
+    assert found == pytest.approx(survival, abs=0.06)
+
+
+def test_a_full_acceptance_is_censored():
+    acceptance = Acceptance(4)
+    before = acceptance.survival([1])[0]
+    acceptance.note([1], [2], [2])
+    after = acceptance.survival([1])[0]
+    conditional = after[2] / after[1], before[2] / before[1]
+    assert after[0] > before[0]
+    assert conditional[0] >= conditional[1]  # position 3 was not reached: no less likely than before
+
+
+def test_requests_differ_and_lean_on_the_others_at_first():
+    acceptance = Acceptance(2)
+    for _ in range(30):
+        acceptance.note([1, 2], [2, 2], [2, 0])
+    good, bad, new = acceptance.survival([1, 2, 3])[:, 0]
+    assert good > 0.85
+    assert bad < 0.2
+    assert bad < new < good
+
+
+def test_a_request_that_changes_is_believed_soon():
+    acceptance = Acceptance(1)
+    for _ in range(200):
+        acceptance.note([1], [1], [1])
+    for _ in range(20):
+        acceptance.note([1], [1], [0])
+    assert acceptance.survival([1])[0, 0] < 0.4
+
+
+def test_forgotten_rows_are_used_again_and_hold_nothing():
+    acceptance = Acceptance(1)
+    for seq_id in range(100):
+        acceptance.note([seq_id], [1], [0])
+        acceptance.forget(seq_id)
+    assert len(acceptance._reached) == 8
+    other = Acceptance(1)
+    other._all_reached, other._all_accepted = acceptance._all_reached, acceptance._all_accepted
+    assert acceptance.survival([500])[0, 0] == other.survival([500])[0, 0]
+
+
+def test_calibration_is_the_ratio_of_accepted_to_expected():
+    calibration = Calibration()
+    assert calibration.ratio(1) == 1.0
+    for _ in range(200):
+        calibration.note(1, 4.0, 1)
+    assert calibration.ratio(1) == pytest.approx(0.25, abs=0.02)
+    assert calibration.ratio(2) < 0.6  # another request leans on this one
+    calibration.forget(1)
+    assert calibration.ratio(1) == calibration.ratio(2)

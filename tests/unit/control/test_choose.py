@@ -1,0 +1,100 @@
+"""The chosen plan is the best of all plans, by enumeration."""
+
+from __future__ import annotations
+
+import random
+from itertools import product
+
+import numpy as np
+import pytest
+
+from outrider.control.choose import MIN_GAIN, Outlook, choose_drafts, choose_plan, plain_plan
+from outrider.control.costs import PassTable, RoundCosts, RoundKind
+
+
+def outlook(name: str, rates: list[list[float]], budgets: list[int], **more) -> Outlook:
+    return Outlook(name, np.array(rates).cumprod(1), np.array(budgets), **more)
+
+
+def costs_of(slope: float, batch: int = 64, **draft: PassTable) -> RoundCosts:
+    return RoundCosts(PassTable({(1, 1): 1.0, (1, batch): 1.0 + slope * (batch - 1)}), draft)
+
+
+def test_every_sequence_gets_the_tokens_that_pay_by_enumeration():
+    rng = random.Random(3)
+    for _ in range(40):
+        rates = [[rng.random() for _ in range(3)] for _ in range(3)]
+        budgets = [rng.randrange(4) for _ in range(3)]
+        costs = costs_of(rng.choice((0.02, 0.1, 0.3, 0.8)))
+        found = choose_plan([outlook("lookup", rates, budgets)], costs)
+        best = 0.0
+        for lengths in product(*(range(b + 1) for b in budgets)):
+            tokens = 3 + sum(float(np.cumprod(r)[:n].sum()) for r, n in zip(rates, lengths, strict=True))
+            best = max(best, tokens / costs.target.rows_seconds(3 + sum(lengths)))
+        plain = plain_plan(3, costs).rate
+        assert found.rate == pytest.approx(best if best >= MIN_GAIN * plain else plain)
+        assert (found.lengths <= budgets).all()
+
+
+def test_padded_widths_by_enumeration():
+    rng = random.Random(4)
+    widths = (1, 2, 4, 8)
+    for _ in range(40):
+        table = PassTable({(2, w): 1 + 0.05 * w * rng.random() for w in widths}, padded=True)
+        costs = RoundCosts(table)
+        rates = [[rng.random() for _ in range(6)] for _ in range(2)]
+        found = choose_plan([outlook("lookup", rates, [6, 5])], costs, widths)
+        best = plain = plain_plan(2, costs).rate
+        for width in widths[1:]:
+            own = [min(width - 1, 6), min(width - 1, 5)]
+            tokens = 2 + sum(float(np.cumprod(r)[:n].sum()) for r, n in zip(rates, own, strict=True))
+            best = max(best, tokens / table.pass_seconds(2, width))
+        assert found.rate == pytest.approx(best if best >= MIN_GAIN * plain else plain)
+
+
+@pytest.mark.parametrize("widths", [(), (1, 2, 4, 8)])
+def test_what_never_stands_is_not_drafted(widths: tuple[int, ...]):
+    table = PassTable({(4, w): 1 + 0.01 * w for w in (1, 2, 4, 8)} | {(1, 1): 1.0}, padded=bool(widths))
+    plan = choose_plan([outlook("lookup", [[0.001] * 7] * 4, [7] * 4)], RoundCosts(table), widths)
+    assert not plan.lengths.any()
+    assert (plan.drafters == -1).all()
+    assert plan.kind.plain
+
+
+def test_a_draft_model_is_asked_only_where_its_steps_pay():
+    free = outlook("lookup", [[0.2] * 5] * 2, [5, 5])
+    model = outlook("model", [[0.9] * 5] * 2, [5, 5], runs_model=True, lengths=(1, 2, 5))
+    table = PassTable({(2, w): 1 + 0.01 * w for w in (1, 2, 4, 6)}, padded=True)
+    cheap, dear = (PassTable({(2, 1): seconds}) for seconds in (0.1, 1.5))
+    widths = (1, 2, 4, 6)
+    plan = choose_plan([free, model], RoundCosts(table, {"model": cheap}), widths)
+    assert plan.drafters.tolist() == [1, 1]
+    assert plan.kind.steps == 5
+    plan = choose_plan([free, model], RoundCosts(table, {"model": dear}), widths)
+    assert 1 not in plan.drafters.tolist()
+
+
+def test_each_sequence_takes_the_drafter_that_knows_it():
+    free = outlook("lookup", [[0.95] * 5, [0.05] * 5], [5, 5])
+    model = outlook("model", [[0.5] * 5, [0.8] * 5], [5, 5], runs_model=True)
+    table = PassTable({(2, w): 1 + 0.01 * w for w in (1, 2, 4, 6)}, padded=True)
+    plan = choose_plan([free, model], RoundCosts(table, {"model": PassTable({(2, 1): 0.01})}), (1, 2, 4, 6))
+    assert plan.drafters.tolist() == [0, 1]
+    assert plan.kind.drafters == ("lookup", "model")
+
+
+def rate(mask, expected: list[float], lengths: list[int], costs: RoundCosts) -> float:
+    tokens = 4 + sum(e for e, m in zip(expected, mask, strict=True) if m)
+    rows = 4 + sum(n for n, m in zip(lengths, mask, strict=True) if m)
+    return tokens / costs.target.rows_seconds(rows)
+
+
+def test_known_drafts_are_scored_where_that_pays_by_enumeration():
+    rng = random.Random(5)
+    for _ in range(60):
+        lengths = [rng.randrange(4) for _ in range(4)]
+        expected = [rng.random() * n for n in lengths]
+        costs = costs_of(rng.choice((0.05, 0.2, 0.5)))
+        kept = choose_drafts(expected, lengths, RoundKind(4, 4, 16, ("lookup",)), costs)
+        best = max(rate(mask, expected, lengths, costs) for mask in product((False, True), repeat=4))
+        assert rate(kept, expected, lengths, costs) == pytest.approx(best)

@@ -1,0 +1,126 @@
+"""The controller, driven round by round with a drafter of known acceptance and rounds of known cost."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from outrider.control.controller import Controller, Member
+from outrider.control.costs import PassTable, RoundCosts, RoundKind
+
+WIDTHS = (1, 2, 4, 6, 8)
+
+
+def true_seconds(kind: RoundKind) -> float:
+    return 1 + 0.02 * (kind.width - 1) + 0.3 * kind.steps
+
+
+def controller(*members: Member) -> Controller:
+    table = PassTable({(4, w): 1 + 0.02 * (w - 1) for w in WIDTHS}, padded=True)
+    return Controller(members, RoundCosts(table, {"model": PassTable({(4, 1): 0.3})}), WIDTHS)
+
+
+def drive(control: Controller, rounds: int, rate: dict[str, float], seed: int = 1) -> tuple[float, float, list]:
+    """Tokens, seconds and plans of so many rounds of four sequences whose drafters have these rates."""
+    rng = random.Random(seed)
+    tokens, seconds, plans = 0.0, 0.0, []
+    for _ in range(rounds):
+        plan = control.plan([0, 1, 2, 3], [7] * 4)
+        accepted = []
+        for who, length in zip(plan.drafters.tolist(), plan.lengths.tolist(), strict=True):
+            p = rate[control.members[who].name] if who >= 0 else 0.0
+            accepted.append(next((j for j in range(length) if rng.random() >= p), length))
+        took = true_seconds(plan.kind)
+        control.note([0, 1, 2, 3], [0, 1, 2, 3], plan, plan.lengths.tolist(), accepted)
+        control.note_seconds(plan, plan.lengths.tolist(), took)
+        tokens, seconds = tokens + 4 + sum(accepted), seconds + took
+        plans.append(plan)
+    return tokens, seconds, plans
+
+
+LOOKUP = Member("lookup", 7, pays_budget=True)
+MODEL = Member("model", 5, runs_model=True, pays_budget=True, lengths=(1, 2, 3, 5))
+
+
+def test_drafts_that_never_stand_cost_next_to_nothing():
+    tokens, seconds, plans = drive(controller(LOOKUP, MODEL), 3000, {"lookup": 0.0, "model": 0.0})
+    assert tokens / seconds > 0.985 * 4  # plain decoding yields 4 a second
+    assert not any(plan.lengths.any() for plan in plans[-12:])
+
+
+def test_good_drafts_are_used_and_long():
+    tokens, seconds, plans = drive(controller(LOOKUP), 600, {"lookup": 0.9})
+    assert np.mean([plan.lengths.max() for plan in plans[50:]]) > 5
+    best = 4 * (1 - 0.9**8) / 0.1 / (1 + 0.02 * 7)
+    assert tokens / seconds > 0.95 * best
+
+
+@pytest.mark.parametrize(("lookup", "model", "winner"), [(0.1, 0.9, "model"), (0.8, 0.82, "lookup")])
+def test_the_better_drafter_wins(lookup: float, model: float, winner: str):
+    control = controller(LOOKUP, MODEL)
+    _, _, plans = drive(control, 400, {"lookup": lookup, "model": model})
+    names = [control.members[int(p.drafters[0])].name for p in plans[100:] if p.lengths.any()]
+    assert names.count(winner) > 0.9 * len(names)
+
+
+def test_a_drafter_that_was_bad_is_found_out_when_it_becomes_good():
+    control = controller(LOOKUP)
+    drive(control, 500, {"lookup": 0.0})
+    _, _, plans = drive(control, 1500, {"lookup": 0.9}, seed=2)
+    assert np.mean([plan.lengths.max() for plan in plans[-100:]]) > 4
+
+
+def test_guesses_that_cost_nothing_wake_it_sooner():
+    control = controller(LOOKUP)
+    drive(control, 500, {"lookup": 0.0})
+    for _ in range(12):
+        control.note_guesses(0, [0, 1, 2, 3], [7] * 4, [7] * 4)
+    assert control.plan([0, 1, 2, 3], [7] * 4).lengths.any()
+
+
+def test_costs_that_nobody_measured_are_learned():
+    """Rounds with drafts take twice what the table says: the gain is gone, and so are the drafts."""
+    control = controller(LOOKUP)
+    rng = random.Random(5)
+    plans = []
+    for _ in range(400):
+        plan = control.plan([0, 1, 2, 3], [7] * 4)
+        accepted = [next((j for j in range(n) if rng.random() >= 0.4), n) for n in plan.lengths.tolist()]
+        control.note([0, 1, 2, 3], [0, 1, 2, 3], plan, plan.lengths.tolist(), accepted)
+        control.note_seconds(plan, plan.lengths.tolist(), true_seconds(plan.kind) * (1 if plan.kind.plain else 2))
+        plans.append(plan)
+    assert np.mean([bool(plan.lengths.any()) for plan in plans[-200:]]) < 0.1
+
+
+def test_budgets_hold_and_none_means_plain():
+    control = controller(LOOKUP)
+    plan = control.plan([0, 1, 2, 3], [0, 2, 7, 0])
+    assert (plan.lengths <= [0, 2, 7, 0]).all()
+    assert not control.plan([0, 1], [0, 0]).lengths.any()
+    assert plan.within([0, 1, 7, 0]).lengths[1] <= 1
+
+
+def test_decisions_are_told():
+    control = controller(LOOKUP)
+    tokens, seconds, _ = drive(control, 200, {"lookup": 0.9})
+    told = control.forget(0)
+    assert told.rounds == 200
+    assert sum(told.lengths.values()) == 200
+    saved = sum(control.forget(i).saved for i in (1, 2, 3)) + told.saved
+    assert saved / 4 == pytest.approx(tokens / 4 - seconds, rel=0.15)  # plain: a second a token
+    assert control.forget(0).rounds == 0
+
+
+def test_known_drafts_are_reviewed():
+    """On a CPU the drafter is asked, and its draft scored only where its expectation pays."""
+    table = PassTable({(1, 1): 1.0, (1, 8): 2.4})
+    control = Controller([Member("lookup", 7)], RoundCosts(table))
+    plan = control.plan([0], [7])
+    assert plan.lengths.tolist() == [7]  # asking costs nothing
+    assert control.review([0], plan, [7], [5.0]) == [True]
+    assert control.review([0], plan, [7], [0.3]) == [False]
+    for _ in range(40):
+        control.note_expected(0, 0, 5.0, 0)
+    assert control.review([0], plan, [7], [5.0]) == [False]  # it promised too much before

@@ -1,0 +1,81 @@
+"""Costs of rounds: measured times, interpolated, and corrected by the rounds that are run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from outrider.control.costs import PassTable, RoundCosts, RoundKind
+
+
+def test_rows_between_measured_ones_are_interpolated_and_beyond_extrapolated():
+    table = PassTable({(1, 1): 1.0, (1, 4): 1.6, (1, 8): 2.8})
+    assert table.rows_seconds(1) == 1.0
+    assert table.rows_seconds(2) == pytest.approx(1.2)
+    assert table.rows_seconds(6) == pytest.approx(2.2)
+    assert table.rows_seconds(16) == pytest.approx(2.8 + 8 * 0.3)
+    assert table.pass_seconds(4, 2) == table.rows_seconds(8)
+
+
+def test_a_staircase_of_row_blocks():
+    table = PassTable({(1, 4): 1.0, (1, 8): 1.5}, row_block=4)
+    assert [table.rows_seconds(rows) for rows in (1, 4, 5, 8)] == [1.0, 1.0, 1.5, 1.5]
+
+
+def test_padded_passes_cost_the_captured_shape_that_takes_them():
+    table = PassTable({(1, 1): 1.0, (1, 4): 1.2, (2, 1): 1.1, (4, 1): 1.3, (4, 4): 2.0}, padded=True)
+    assert table.pass_seconds(1, 3) == 1.2
+    assert table.pass_seconds(3, 1) == 1.3
+    assert table.pass_seconds(3, 2) == 2.0
+    assert table.pass_seconds(2, 1) == 1.1
+
+
+def test_nothing_measured_means_that_rows_are_free():
+    table = PassTable({})
+    assert table.pass_seconds(1, 1) == table.pass_seconds(8, 16)
+
+
+def test_draft_steps_are_added():
+    costs = RoundCosts(PassTable({(1, 1): 1.0, (1, 8): 1.7}), {"model": PassTable({(1, 1): 0.2})})
+    plain, drafted = RoundKind(1, 1, 1), RoundKind(1, 4, 4, ("lookup", "model"), 3)
+    assert costs.seconds(drafted) == pytest.approx(1.3 + 3 * 0.2)
+    assert costs.seconds(plain) == 1.0
+
+
+PLAIN, DRAFTED = RoundKind(1, 1, 1), RoundKind(1, 8, 8, ("lookup",))
+
+
+def run(costs: RoundCosts, rounds: int, seconds: Callable[[RoundKind], float], kinds=(PLAIN, DRAFTED)) -> None:
+    for _ in range(rounds):
+        for kind in kinds:
+            costs.observe(kind, seconds(kind))
+
+
+def test_a_slower_machine_makes_every_kind_slower():
+    costs = RoundCosts(PassTable({(1, 1): 1.0, (1, 8): 2.0}))
+    run(costs, 40, lambda _: 3.0, kinds=(PLAIN,))
+    assert costs.seconds(PLAIN) == pytest.approx(3.0, rel=0.02)
+    assert costs.seconds(DRAFTED) == pytest.approx(6.0, rel=0.02)  # never run: only the level is known
+
+
+def test_a_kind_that_costs_more_than_measured_is_corrected_alone():
+    costs = RoundCosts(PassTable({(1, 1): 1.0, (1, 8): 2.0}))
+    run(costs, 60, lambda kind: 1.0 if kind.plain else 5.0)
+    assert costs.seconds(PLAIN) == pytest.approx(1.0, rel=0.02)
+    assert costs.seconds(DRAFTED) == pytest.approx(5.0, rel=0.05)
+
+
+def test_one_stall_does_not_rule_a_kind_out_and_corrections_fade():
+    costs = RoundCosts(PassTable({(1, 1): 1.0, (1, 8): 2.0}))
+    costs.observe(DRAFTED, 1000.0)
+    stalled = costs.seconds(DRAFTED)
+    assert stalled < 10.0
+    run(costs, 4000, lambda _: 1.0, kinds=(PLAIN,))
+    assert costs.seconds(DRAFTED) == pytest.approx(2.0, rel=0.02)
+
+
+def test_rounds_that_say_nothing_are_ignored():
+    costs = RoundCosts(PassTable({(1, 1): 1.0}))
+    costs.observe(PLAIN, 0.0)
+    assert costs.seconds(PLAIN) == 1.0
