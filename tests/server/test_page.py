@@ -244,6 +244,31 @@ def test_what_is_written_stays_as_it_is_while_more_comes(page: Page, server: Scr
     assert len(page.all(".tokens .token")) >= 4000
 
 
+def test_the_log_follows_until_it_is_scrolled(page: Page, server: Scripted) -> None:
+    left = "(({ scrollHeight, scrollTop, clientHeight }) => scrollHeight - scrollTop - clientHeight)"
+    server.gate.set()
+    page.ask("long")
+    assert page.run(f"{left}(document.getElementById('log'))") < 2
+    page.run("document.getElementById('log').scrollTop = 0")
+    page.wait(lambda: page.one("#to-end").is_displayed())
+    page.one("#to-end").click()
+    page.wait(lambda: not page.one("#to-end").is_displayed())
+    assert page.run(f"{left}(document.getElementById('log'))") < 2
+
+
+def test_a_long_prompt_is_folded_and_an_answer_clicked_shows_its_figures(page: Page) -> None:
+    page.ask("word " * 120)
+    page.ask("undrafted")
+    fold = page.one(".question button")
+    folded = page.one(".said").rect["height"]
+    page.driver.execute_script("arguments[0].click()", fold)
+    assert (fold.text, fold.get_attribute("aria-expanded")) == ("Show less", "true")
+    assert page.one(".said").rect["height"] > folded
+    assert page.text("#figure-tokens") == "3"
+    page.click(".exchange:first-of-type .answer")
+    assert page.text("#figure-tokens") == "7"
+
+
 def test_origins_differ_in_more_than_colour(page: Page) -> None:
     answered(page)
     lines = {

@@ -17,7 +17,9 @@ export class Sidebar {
       menu.open = false;
       menu.firstElementChild.focus();
     });
-    window.addEventListener("storage", () => this.show(this.current)); // another tab
+    window.addEventListener("storage", () => { // another tab wrote
+      if (!this.list.querySelector("input")) this.show(this.current);
+    });
   }
 
   /** Lists the conversations; `current` is the id of the one on the page. */
@@ -81,7 +83,9 @@ export class Sidebar {
     input.addEventListener("blur", () => leave(true));
     input.addEventListener("keydown", (event) => {
       if (event.key === "Enter") leave(true);
-      if (event.key === "Escape") leave(false);
+      if (event.key !== "Escape") return;
+      event.stopPropagation(); // the list stays open
+      leave(false);
     });
     row.replaceChildren(input);
     input.select();
