@@ -73,7 +73,11 @@ def _num_splits(end, SPLITS: tl.constexpr, CHUNK: tl.constexpr):
     return tl.minimum(tl.cdiv(end, CHUNK), SPLITS)
 
 
-@triton.jit(do_not_specialize=["width", "groups"])
+# inputs of a pass are parts of one tensor: their alignment must not compile another variant for each shape
+@triton.jit(
+    do_not_specialize=["width", "pages", "groups"],
+    do_not_specialize_on_alignment=["table_ids", "starts", "widths", "ancestors", "depths"],
+)
 def _attend_split(
     q, keys, values, block_tables, table_ids, starts, widths, ancestors, depths, out, parts, peaks, sums,
     scale, softcap, window, width, pages, groups,
@@ -140,7 +144,7 @@ def _attend_split(
             tl.store(sums + part, total, mask=real)
 
 
-@triton.jit(do_not_specialize=["width"])
+@triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["starts", "widths"])
 def _combine_splits(
     parts, peaks, sums, starts, widths, out, width,
     HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, CHUNK: tl.constexpr,

@@ -15,7 +15,7 @@ from outrider.kernels.triton_attention import KEY_BLOCK, attention_scores, load_
 QUERY_TILE = 128  # rows of one program
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pages"])
 def _attend_prompt(
     q, keys, values, block_tables, tiles, out, scale, softcap, window, pages,
     HEADS: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr,

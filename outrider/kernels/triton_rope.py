@@ -17,7 +17,10 @@ from outrider.kernels.batch import AttentionBatch, RowPlaces
 HEADS_PER_PROGRAM = 8  # heads that one program rotates
 
 
-@triton.jit(do_not_specialize=["width", "nowhere"])
+@triton.jit(
+    do_not_specialize=["width", "pages", "scratch_slot"],
+    do_not_specialize_on_alignment=["table_ids", "starts", "widths", "depths"],
+)
 def _locate_row(
     block_tables, table_ids, starts, widths, depths, cos_sin, slots, row_cos_sin, width, pages, scratch_slot,
     DIM: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr,

@@ -26,7 +26,8 @@ def _splitmix64(x):
     return x ^ (x >> 31)
 
 
-@triton.jit
+# columns of one tensor, at any address: their alignment must not compile another variant
+@triton.jit(do_not_specialize_on_alignment=["temperatures", "seeds", "positions", "cutoffs", "ids"])
 def _best_of_part(
     logits, temperatures, seeds, positions, cutoffs, ids, values, tokens, columns, stride,
     PARTS: tl.constexpr, SAMPLED: tl.constexpr, CUT: tl.constexpr, NAMED: tl.constexpr, BLOCK: tl.constexpr,

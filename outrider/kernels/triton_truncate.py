@@ -127,7 +127,9 @@ def _row_mass_and_mean(
 
 
 # rows of one tensor, at any address: their alignment must not compile another variant
-@triton.jit(do_not_specialize_on_alignment=["top_ks", "top_ps", "typical_ps", "lows", "highs"])
+@triton.jit(
+    do_not_specialize_on_alignment=["temperatures", "top_ks", "top_ps", "min_ps", "typical_ps", "lows", "highs"]
+)
 def _cutoffs(
     logits, top_logits, temperatures, top_ks, top_ps, min_ps, typical_ps, lows, highs, vocab, stride, num_top,
     TOP_BLOCK: tl.constexpr, BLOCK: tl.constexpr,

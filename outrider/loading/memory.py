@@ -178,7 +178,8 @@ def _held_logits(graphs: GraphRunner, work: Workload) -> list[Tensor]:
 
 def _shapes_by_rows(graphs: GraphRunner, work: Workload) -> list[BatchShape]:
     """Every batch shape that will be captured, the largest last."""
-    return sorted(graphs.shapes(work.max_batch, work.max_width), key=lambda shape: shape.rows)
+    shapes = [*graphs.shapes(work.max_batch, work.max_width), *graphs.prompt_shapes(work.max_width)]
+    return sorted(shapes, key=lambda shape: shape.rows)
 
 
 def _free_bytes(device: torch.device) -> int:

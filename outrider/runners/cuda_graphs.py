@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from outrider.core.device_row import DeviceRow
 from outrider.kernels.batch import MAX_SEQUENCES, MAX_WIDTH
+from outrider.runners.compile_counter import COUNTER
 
 WIDTHS = (1, 2, 4, 6, 8, 12, 16, MAX_WIDTH)
 MIN_ROWS = 256
@@ -60,14 +62,36 @@ def capture_shapes(batch: int, width: int, max_rows: int = MAX_ROWS) -> list[Bat
     return [BatchShape(b, w) for b in capture_batches(batch) for w in WIDTHS if w <= widest and b * w <= max_rows]
 
 
+def prompt_shapes(width: int) -> list[BatchShape]:
+    """Every shape that a single short prompt needs beyond those of decoding sequences of up to `width` rows."""
+    return [BatchShape(1, w) for w in WIDTHS if w > padded_shape(1, min(width, WIDTHS[-1])).width]
+
+
+def split_round(widths: Seq[int], max_decode: int, *, pinned: bool) -> list[tuple[list[int], bool]]:
+    """How spans of so many rows are divided between passes: the spans of each, and whether it is a captured one.
+
+    Spans of up to `max_decode` rows share a captured pass, the last one. A single short prompt has one of its own;
+    other prompts share a plain one. pinned: every span must be captured, so each short prompt has a pass of its own.
+    """
+    decoding = [i for i, width in enumerate(widths) if width <= max_decode]
+    prompts = [i for i, width in enumerate(widths) if width > max_decode]
+    alone = pinned or (len(prompts) == 1 and widths[prompts[0]] <= WIDTHS[-1])
+    groups = [([i], True) for i in prompts] if alone else [(prompts, False)]
+    return [group for group in (*groups, (decoding, True)) if group[0]]
+
+
 @cache
 def _side_stream(device: int) -> torch.cuda.Stream:
     """The one stream of warm-ups: libraries keep a workspace of tens of megabytes for every stream they have seen."""
     return torch.cuda.Stream(device)
 
 
-def capture(work: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
-    """A graph of `work`, which is run twice before: kernels are compiled and libraries warmed up then."""
+def capture(work: Callable[[], None], pool: Any, name: str = "a pass") -> torch.cuda.CUDAGraph:
+    """A graph of `work`, which is run twice before: kernels are compiled and libraries warmed up then.
+
+    name: says what is captured, where that is counted after start-up.
+    """
+    COUNTER.note(f"capture of {name}")
     stream = _side_stream(torch.cuda.current_device())
     stream.wait_stream(torch.cuda.current_stream())
     with torch.inference_mode(), torch.cuda.stream(stream):

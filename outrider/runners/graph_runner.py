@@ -21,7 +21,18 @@ from outrider.kernels.batch import MAX_SEQUENCES
 from outrider.models.decoder import Decoder, Norm
 from outrider.models.linear import Linear
 from outrider.runners.base import Scores
-from outrider.runners.cuda_graphs import MAX_ROWS, MIN_ROWS, WIDTHS, BatchShape, capture, capture_shapes, padded_shape
+from outrider.runners.compile_counter import watch_triton
+from outrider.runners.cuda_graphs import (
+    MAX_ROWS,
+    MIN_ROWS,
+    WIDTHS,
+    BatchShape,
+    capture,
+    capture_shapes,
+    padded_shape,
+    prompt_shapes,
+    split_round,
+)
 from outrider.runners.device_state import DeviceState
 from outrider.runners.graphed_forward import ActivationBuffers, GraphedForward
 from outrider.runners.paged_model import PagedModel
@@ -50,6 +61,10 @@ class GraphRunner:
         """pinned: every row by one path of arithmetic, so that its bits do not depend on the other rows."""
         self.model, self.pinned = model, pinned
         self.max_rows = PINNED_ROWS if pinned else MIN_ROWS
+        self.max_decode = WIDTHS[-1]
+        """Max rows of a sequence in a pass of several. `capture` sets it, so that no other shapes are needed later."""
+        self._accepts_trees = False
+        watch_triton()
         for layer in model.decoder.weights.layers:
             _fold(layer.attention_norm, cast(Linear, layer.qkv))
             _fold(layer.mlp_norm, cast(Linear, layer.gate_up))
@@ -68,15 +83,19 @@ class GraphRunner:
         max_rows = self.max_rows if self.pinned else MAX_ROWS
         return [replace(shape, outputs=self.model.heads.size) for shape in capture_shapes(batch, width, max_rows)]
 
+    def prompt_shapes(self, width: int) -> list[BatchShape]:
+        """What `capture` captures besides, for single short prompts."""
+        return [replace(shape, outputs=self.model.heads.size) for shape in prompt_shapes(width)]
+
     def make_room(self, shapes: Seq[BatchShape]) -> None:
         """Let passes captured from now on have as many rows as these. Earlier ones keep the buffers they have."""
         rows = max(shape.rows for shape in shapes)
         if rows > self.max_rows:
             self.max_rows, self._buffers = rows, None
 
-    def takes(self, span: Span) -> bool:
-        """Whether the span is small enough: a decoding sequence, not a prompt being read."""
-        return span.width <= WIDTHS[-1]
+    def split(self, spans: Seq[Span]) -> list[tuple[list[int], bool]]:
+        """As `split_round`: prompts being read are not captured, but for a single short one."""
+        return split_round([span.width for span in spans], self.max_decode, pinned=self.pinned)
 
     def read_ahead(self, span: Span) -> tuple[Span, list[Tensor]]:
         """What is left of a span to score: all but a prompt's end is read here, by the path that pinned rows take.
@@ -108,11 +127,12 @@ class GraphRunner:
     def capture(self, batch: int, width: int) -> Iterator[BatchShape]:
         """Capture every shape that passes of up to so many sequences and rows need; yields each once it is there."""
         self.check_width(width)
-        shapes = self.shapes(batch, width)
+        shapes = [*self.shapes(batch, width), *self.prompt_shapes(width)]
         self.make_room(shapes)
         for shape in shapes:
             self.captured_pass(shape)
             yield shape
+        self.max_decode = padded_shape(1, min(width, WIDTHS[-1])).width
 
     def score(self, spans: Seq[Span], after: DeviceState | None = None) -> Scores:
         """As `Runner.score`, for spans it takes; in several passes where one would have too many rows."""
@@ -155,8 +175,12 @@ class GraphRunner:
         """The pass of this shape, captured now where it was not before."""
         if shape not in self.captured:
             forward = self.forward_of(shape)
-            self.captured[shape] = forward, capture(forward.forward, self.graph_pool)
+            name = f"a pass of {shape.batch} x {shape.width} rows, {shape.outputs or 'all'} outputs"
+            self.captured[shape] = forward, capture(forward.forward, self.graph_pool, name)
             forward.accept(shape.batch, forward.ids.view(-1))  # compiled now, not in the first round
+            if not self._accepts_trees and shape.width > 1 and not self.pinned:
+                forward.accept_empty_trees()
+                self._accepts_trees = True
         return self.captured[shape]
 
 

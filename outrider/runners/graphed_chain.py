@@ -39,7 +39,7 @@ class GraphedChain:
         self.seeds, self.lengths, temperatures = self.inputs.ints.split(batch)
         self.temperatures = temperatures.view(torch.float64)
         self.tokens = torch.zeros(batch, steps, dtype=torch.int64, device=model.device)
-        self.graph = capture(self._loop, graphs.graph_pool)
+        self.graph = capture(self._loop, graphs.graph_pool, f"chains of {batch} x {steps}")
 
     @torch.inference_mode()
     def run(self, starts: Seq[ChainStart], after: DeviceState | None = None) -> list[DeviceRow]:

@@ -153,6 +153,13 @@ class GraphedForward:
         rows = torch.cat([torch.zeros_like(starts)[:, None], path.clamp(min=0) + 1], 1)  # [count, W]
         return self._with_features(DeviceState(lengths, last, ids.gather(1, rows), accepted), rows)
 
+    def accept_empty_trees(self) -> None:
+        """Compile what trees need: as after a round of trees without nodes."""
+        tree_rows(self.parents, self.batch.widths - 1)
+        self._trees = True
+        self.accept(self.shape.batch, self.ids.view(-1))
+        self._trees = False
+
     def _with_features(self, state: DeviceState, rows: Tensor | None) -> DeviceState:
         """The state with the tapped outputs at the rows that were kept, which also go to their pages' ends."""
         count = len(state)

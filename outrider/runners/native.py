@@ -91,27 +91,31 @@ class NativeRunner(Runner):
         return self._keep_ends(scores)
 
     def _score(self, spans: Seq[Span], after: DeviceState | None, graphs: GraphRunner) -> Scores:
-        """Decoding sequences by a captured pass, prompts by a plain one."""
-        captured = [graphs.takes(span) for span in spans]
-        if all(captured):
-            return graphs.score(spans, after)
-        if not any(captured):
-            return self._plain(spans)
-        logits: dict[bool, list[Tensor]] = {}
-        features: dict[bool, list[Tensor]] = {}
-        for kind, score in ((False, self._plain), (True, graphs.score)):  # the captured one's features last
-            chosen = [span for span, mine in zip(spans, captured, strict=True) if mine is kind]
-            part = score(chosen)
-            logits[kind] = list(part.logits.split([span.rows for span in chosen]))
-            features[kind] = list(part.features or ())
-        merged = [features[mine].pop(0) for mine in captured] if self.model.taps else None
-        return Scores(torch.cat([logits[mine].pop(0) for mine in captured]), spans, merged)
+        """Decoding sequences by a captured pass, prompts by a plain one, or a captured one of their own."""
+        groups = graphs.split(spans)
+        if len(groups) == 1:
+            return graphs.score(spans, after) if groups[0][1] else self._plain(spans)
+        logits: dict[int, Tensor] = {}
+        features: dict[int, Tensor] = {}
+        for rows, captured in groups:
+            chosen = [spans[i] for i in rows]
+            part = graphs.score(chosen) if captured else self._plain(chosen)
+            logits.update(zip(rows, part.logits.split([span.rows for span in chosen]), strict=True))
+            last = rows is groups[-1][0]  # the next captured pass overwrites what is in the buffers
+            features.update(zip(rows, (each if last else each.clone() for each in part.features or ()), strict=False))
+        merged = [features[i] for i in range(len(spans))] if self.model.taps else None
+        return Scores(torch.cat([logits[i] for i in range(len(spans))]), spans, merged)
 
     def capture(self, batch: int, width: int) -> Iterator[str]:
         if self.graphs is None:
             return
         for shape in self.graphs.capture(batch, width):
             yield f"passes of {shape.batch} x {shape.width}"
+
+    def pass_shapes(self, batch: int, width: int) -> list[tuple[int, int]]:
+        if self.graphs is None:
+            return super().pass_shapes(batch, width)
+        return [(shape.batch, shape.width) for shape in self.graphs.shapes(batch, width)]
 
     @torch.inference_mode()
     def advance(self, scores: Scores, choices: Tensor) -> DeviceState | None:

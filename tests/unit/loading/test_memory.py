@@ -29,7 +29,10 @@ class FakeRecorder:
         self.room = 0
 
     def shapes(self, batch: int, width: int) -> list[SimpleNamespace]:
-        return [*self.all_shapes]
+        return self.all_shapes[1:]
+
+    def prompt_shapes(self, width: int) -> list[SimpleNamespace]:
+        return self.all_shapes[:1]
 
     def make_room(self, shapes: list[SimpleNamespace]) -> None:
         self.room = max(shape.rows for shape in shapes)

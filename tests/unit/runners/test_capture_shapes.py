@@ -1,5 +1,6 @@
 """Which shapes of pass are captured, and that whatever is served goes into one of them."""
 
+import random
 from math import ceil, log2
 
 import pytest
@@ -8,7 +9,16 @@ pytest.importorskip("triton")
 
 from outrider.kernels.batch import MAX_SEQUENCES, MAX_WIDTH
 from outrider.kernels.triton_attention import MAX_ROW_SPLITS, choose_kv_splits
-from outrider.runners.cuda_graphs import MAX_ROWS, MIN_ROWS, WIDTHS, BatchShape, capture_shapes, padded_shape
+from outrider.runners.cuda_graphs import (
+    MAX_ROWS,
+    MIN_ROWS,
+    WIDTHS,
+    BatchShape,
+    capture_shapes,
+    padded_shape,
+    prompt_shapes,
+    split_round,
+)
 
 CASES = [(1, 1), (1, 6), (3, 2), (8, 6), (32, 16), (100, 6), (128, 6), (128, 17), (256, 2), (500, 9), (7, 65)]
 
@@ -52,3 +62,31 @@ def test_what_passes_are_made_of_has_room_for_the_largest():
             assert splits >= 1
             assert chunk >= 1
             assert shape.rows * splits <= MAX_ROW_SPLITS
+
+
+@pytest.mark.parametrize("width", [1, 2, 6, 7, 16, 32, 65])
+def test_whatever_a_round_reads_is_captured_or_plain_and_never_captured_anew(width: int):
+    """Rounds of up to 4 spans of any width: each span in one pass, each captured pass of a shape that is there."""
+    there = {*capture_shapes(4, width), *prompt_shapes(width)}
+    max_decode = padded_shape(1, min(width, WIDTHS[-1])).width
+    rng = random.Random(width)
+    for _ in range(500):
+        rows = [rng.choice([1, 1, 2, 5, 8, 13, 20, 32, 33, 200]) for _ in range(rng.randint(1, 4))]
+        groups = split_round(rows, max_decode, pinned=False)
+        assert sorted(i for spans, _ in groups for i in spans) == [*range(len(rows))]
+        for spans, captured in groups:
+            widest = max(rows[i] for i in spans)
+            assert not captured or padded_shape(len(spans), widest) in there
+            assert captured or widest > max_decode
+
+
+def test_a_single_short_prompt_is_captured_beside_texts_that_decode_and_several_share_a_plain_pass():
+    assert split_round([1, 20, 3], 4, pinned=False) == [([1], True), ([0, 2], True)]
+    assert split_round([20], 4, pinned=False) == [([0], True)]
+    assert split_round([1, 20, 30], 4, pinned=False) == [([1, 2], False), ([0], True)]
+    assert split_round([1, 40], 4, pinned=False) == [([1], False), ([0], True)]
+    assert split_round([1, 4], 4, pinned=False) == [([0, 1], True)]
+
+
+def test_pinned_rows_are_always_captured():
+    assert split_round([1, 20, 30], 4, pinned=True) == [([1], True), ([2], True), ([0], True)]
