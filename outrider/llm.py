@@ -16,14 +16,13 @@ from typing import Any, Literal, cast, overload
 import torch
 
 from outrider.checkpoints.storage import outrider_home
-from outrider.control.controller import Controller
 from outrider.core.errors import ConfigError, OutriderError, RequestError
 from outrider.core.outputs import TokenLogprob
 from outrider.core.sampling import SamplingParams, Token, derive_seeds, short_repr
 from outrider.core.sequence import Constraint
 from outrider.drafters.base import DrafterConfig, DrafterContext
 from outrider.drafters.registry import parse_drafter
-from outrider.engine.adaptive import make_controller
+from outrider.engine.adaptive import CostMeter
 from outrider.engine.arguments import (
     Conversation,
     Message,
@@ -140,6 +139,8 @@ class LLM:
         if max_round_tokens is None:
             max_round_tokens = 128 if target.device.type == "cpu" else 2048
         self.max_round_tokens = max_round_tokens
+        self.max_batch, self.mode, self.rule = max_batch, mode, rule
+        meter = self._cost_meter() if adaptive and config.traits.max_tokens else None
         limits = EngineLimits(max_batch=max_batch, max_round_tokens=max_round_tokens)
         context = DrafterContext(
             vocab_size=target.vocab_size,
@@ -152,8 +153,8 @@ class LLM:
             target=target,
             max_batch=max_batch,
             max_round_tokens=max_round_tokens,
+            row_price=meter.row_price(1 + config.traits.max_tokens) if meter else None,
         )
-        self.max_batch, self.mode, self.rule = max_batch, mode, rule
         self.drafter = config.build(context)
         target.tap(self.drafter.traits.taps)
         self._capture(progress)
@@ -164,7 +165,7 @@ class LLM:
             self.tokenizer,
             eos_ids=self.tokenizer.eos_ids,
             limits=limits,
-            controller=self._controller() if adaptive else None,
+            controller=meter.controller(self.drafter) if meter else None,
         )
         self.closed = False
         self._salts = 0
@@ -334,17 +335,12 @@ class LLM:
         if progress is not None and self.loaded.target.asynchronous:
             progress.done()
 
-    def _controller(self) -> Controller | None:
+    def _cost_meter(self) -> CostMeter:
         """Of times measured now, or kept from a start of the same model on the same machine."""
         loaded, device = self.loaded, self.loaded.target.device
         machine = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{processor()} {os.cpu_count()}"
-        return make_controller(
-            loaded.target,
-            self.drafter,
-            max_batch=self.max_batch,
-            folder=outrider_home() / "costs",
-            facts=(torch.__version__, machine, loaded.folder, loaded.format, loaded.pinned),
-        )
+        facts = (torch.__version__, machine, loaded.folder, loaded.format, loaded.pinned)
+        return CostMeter(loaded.target, self.max_batch, outrider_home() / "costs", facts)
 
     def _cold(self, request: Request) -> Request:
         """The same request, with a salt that no cache has seen."""

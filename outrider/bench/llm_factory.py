@@ -61,7 +61,9 @@ class LLMFactory:
     def llm(self, spec: str | DrafterConfig = "none", **options: Any) -> LLM:
         """A new engine and a new drafter over the same weights, caches and captured graphs.
 
-        `options` are those of LLM for the engine: mode, rule, max_batch, max_round_tokens.
+        `options` are those of LLM for the engine: mode, rule, max_batch, max_round_tokens, adaptive (here off unless
+        given, so that what is measured is what is named).
         """
+        options.setdefault("adaptive", False)
         config = parse_drafter(spec) if isinstance(spec, str) else spec
         return LLM(self.target, drafter=LoadedDraftConfig(config, self.draft), **options)

@@ -120,6 +120,7 @@ class DraftingOptions:
 
     drafter: str | None = option(None, "NAME:KEY=VALUE,..., A+B or MODULE:CLASS (suffix)", metavar="SPEC")
     speculative_config: str | None = option(None, "vLLM's, in place of --drafter", metavar="JSON")
+    fixed: bool = option(False, "Draft always, not only where it is measured to gain")
     mode: str = option("seeded", "seeded or distribution", metavar="MODE")
     rule: str | None = option(None, "Of distribution: block or token (block)")
 
@@ -206,7 +207,12 @@ def build_llm(model: ModelOptions, drafting: DraftingOptions, progress: Progress
 
 def engine_options(drafting: DraftingOptions, model: ModelOptions) -> dict[str, Any]:
     """The options of LLM that do not depend on the drafter."""
-    return {"mode": drafting.mode, "rule": drafting.rule or "block", "max_batch": model.max_batch}
+    return {
+        "mode": drafting.mode,
+        "rule": drafting.rule or "block",
+        "max_batch": model.max_batch,
+        "adaptive": not drafting.fixed,
+    }
 
 
 def read_text(option_name: str, file: Path) -> str:

@@ -17,6 +17,7 @@ _PRIOR_ROUNDS = 2
 """The time that was expected counts as so many rounds: one stall alone must not rule a kind out."""
 _HALF_LIFE = 512
 """Rounds after which half of a kind's correction is forgotten, so that it is tried again."""
+TELLING_PRICE_ROWS = 8
 _MAX_KINDS = 4096
 _MAX_RATIO = 8.0
 """A round slower than expected by more than this, or faster, counts as by this: a stall says nothing of its kind."""
@@ -39,6 +40,12 @@ class PassTable:
         for (batch, width), seconds in self.seconds.items():
             best[batch * width] = min(seconds, best.get(batch * width, seconds))
         object.__setattr__(self, "_rows", tuple(sorted(best.items())))
+
+    @property
+    def row_price(self) -> float:
+        """What a further row costs, in passes of one row: the mean over the first few."""
+        rows = max(TELLING_PRICE_ROWS, self.row_block + 1)
+        return (self.rows_seconds(rows) / self.rows_seconds(1) - 1) / (rows - 1)
 
     def pass_seconds(self, batch: int, width: int) -> float:
         """Seconds of a pass of so many sequences, of so many rows each."""

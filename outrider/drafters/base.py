@@ -164,6 +164,8 @@ class DrafterContext:
     """Max sequences it is asked for at once."""
     max_round_tokens: int = 512
     """Max tokens that a drafter's own model reads in one round."""
+    row_price: float | None = None
+    """What a further row of a target pass costs, in passes of one row; None where it is not measured."""
 
 
 @runtime_checkable

@@ -18,6 +18,7 @@ from outrider.core.errors import ConfigError
 from outrider.drafters.base import DrafterConfig
 
 _MODULES = {
+    "auto": "auto:AutoConfig",
     "none": "none:NoDraftConfig",
     "prompt-lookup": "prompt_lookup:PromptLookupConfig",
     "suffix": "suffix:SuffixConfig",

@@ -15,43 +15,44 @@ MEASURE_SECONDS = 1.0
 """No pass is timed after so long; on a GPU all that are captured take about as long."""
 
 
-def make_controller(
-    target: Runner, drafter: Drafter, *, max_batch: int, folder: Path | None = None, facts: Seq[object] = ()
-) -> Controller | None:
-    """A controller for this drafter; None where nothing is ever drafted.
+class CostMeter:
+    """Times the passes of a target and its drafters, or takes the times of an earlier start."""
 
-    folder: where times are kept, for machines and models of the same `facts`.
-    """
-    if drafter.traits.max_tokens < 1:
-        return None
-    parts = drafter.parts or (drafter,)
-    width = 1 + max(part.traits.max_tokens for part in parts)
-    tables = {part.traits.name: part.step_model for part in parts if part.step_model is not None}
-    costs = RoundCosts(
-        _pass_table(target, max_batch, width, folder, (*facts, "target")),
-        {name: _pass_table(model, max_batch, 1, folder, (*facts, name)) for name, model in tables.items()},
-    )
-    members = [
-        Member(
-            part.traits.name,
-            part.traits.max_tokens,
-            part.traits.runs_model,
-            part.traits.pays_budget and target.asynchronous,
-            part.lengths,
+    def __init__(self, target: Runner, max_batch: int, folder: Path | None, facts: Seq[object]) -> None:
+        """folder: where times are kept, for machines and models of the same `facts`; None: nowhere."""
+        self.target, self.max_batch, self._folder, self._facts = target, max_batch, folder, facts
+
+    def row_price(self, width: int) -> float | None:
+        """What a further row costs; None where passes are captured, which happens after drafters are made."""
+        return None if self.target.asynchronous else self._table(self.target, width, "target").row_price
+
+    def controller(self, drafter: Drafter) -> Controller | None:
+        """A controller for this drafter; None where nothing is ever drafted."""
+        if drafter.traits.max_tokens < 1:
+            return None
+        target, parts = self.target, drafter.parts or (drafter,)
+        width = 1 + drafter.traits.max_tokens
+        models = {part.traits.name: part.step_model for part in parts if part.step_model is not None}
+        costs = RoundCosts(
+            self._table(target, width, "target"),
+            {name: self._table(model, 1, name) for name, model in models.items()},
         )
-        for part in parts
-    ]
-    widths = sorted({w for _, w in target.pass_shapes(max_batch, width)}) if target.asynchronous else ()
-    return Controller(members, costs, widths)
+        widths = sorted({w for _, w in target.pass_shapes(self.max_batch, width)}) if target.asynchronous else ()
+        return Controller([_member(part, target) for part in parts], costs, widths)
+
+    def _table(self, runner: Runner, width: int, what: str) -> PassTable:
+        shapes = runner.pass_shapes(self.max_batch, width)
+        key = key_of(*self._facts, what, runner.device, shapes)
+        known = load_table(self._folder, key, runner) if self._folder is not None else None
+        if known is not None:
+            return known
+        table = measure_passes(runner, shapes, MEASURE_SECONDS)
+        if self._folder is not None:
+            save_table(self._folder, key, table)
+        return table
 
 
-def _pass_table(runner: Runner, batch: int, width: int, folder: Path | None, facts: Seq[object]) -> PassTable:
-    shapes = runner.pass_shapes(batch, width)
-    key = key_of(*facts, runner.device, shapes)
-    known = load_table(folder, key, runner) if folder is not None else None
-    if known is not None:
-        return known
-    table = measure_passes(runner, shapes, MEASURE_SECONDS)
-    if folder is not None:
-        save_table(folder, key, table)
-    return table
+def _member(drafter: Drafter, target: Runner) -> Member:
+    traits = drafter.traits
+    pays = traits.pays_budget and target.asynchronous
+    return Member(traits.name, traits.max_tokens, traits.runs_model, pays, drafter.lengths)

@@ -99,14 +99,16 @@ class Scheduler:
             return []
         self.preempted = []
         behind: list[ScheduledSequence] = []
+        drafts = self.max_round_tokens - len(scheduled)
         for each in scheduled:
             seq, rows = each.seq, each.chunk + each.budget
             left = seq.room - each.budget - 2  # were the whole draft accepted
-            budget = max(0, min(_max_draft(seq, max_draft), left, self.target.max_width - 1))
+            budget = max(0, min(_max_draft(seq, max_draft), left, self.target.max_width - 1, drafts))
             if not self.pool.reserve(seq.id, seq.cached + rows + 1 + budget):
                 return []
             behind.append(ScheduledSequence(seq, 1, budget, complete=True))
-        return behind if sum(1 + each.budget for each in behind) <= self.max_round_tokens else []
+            drafts -= budget
+        return behind
 
     def _schedule(self, seq: Sequence, chunk: int, most: int) -> ScheduledSequence | None:
         complete = chunk == seq.pending

@@ -27,7 +27,7 @@ KNOWS: dict[str, set[str]] = {
     "drafters": {"core", "models", "runners", "verify"},
     "testing": {"core", "drafters", "kvcache", "models", "runners"},
     "engine": {"control", "core", "drafters", "runners", "verify"},
-    "llm": {"checkpoints", "control", "core", "drafters", "engine", "grammar", "loading", "models", "verify"},
+    "llm": {"checkpoints", "core", "drafters", "engine", "grammar", "loading", "models", "verify"},
     "bench": {"core", "drafters", "engine", "llm", "loading", "models", "runners", "testing"},
     "server": {"core", "engine", "grammar", "llm"},
     "async_llm": {"core", "engine", "llm", "loading", "models", "server"},
