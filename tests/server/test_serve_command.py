@@ -69,7 +69,8 @@ def test_from_loading_to_sigterm(process: Process, folder: Path):
     assert first.status_code in (200, 503)
     process.until_ready()
     said = "".join(process.said)
-    for part in ("tiny, float32 on cpu", "drafter", "weights", "2048 tokens in 128 pages, context 512", "/v1"):
+    parts = "tiny, float32 on cpu", "drafter", "weights", "2048 tokens in 128 pages, context 512", "threads  1\n", "/v1"
+    for part in parts:
         assert part in said, said
     assert process.http.get("/v1/models").json()["data"][0]["id"] == "tiny"
 

@@ -140,7 +140,7 @@ def test_a_failed_request_ends_with_1(cli, stage):
 
 def test_options_reach_the_loader(cli, stage):
     words = ["--model", "org/name", "--revision", "v1", "--device", "cpu", "--dtype", "float32", "--quantize", "none"]
-    words += ["--context", "64", "--cache-tokens", "128", "--max-batch", "3", "--pinned"]
+    words += ["--context", "64", "--cache-tokens", "128", "--max-batch", "3", "--pinned", "--threads", "2"]
     assert cli("run", ASK, "--json", *words).code == 0
     del stage.asked["progress"], stage.asked["reserved"]
     assert stage.asked == {
@@ -155,6 +155,7 @@ def test_options_reach_the_loader(cli, stage):
         "context": 64,
         "cache_tokens": 128,
         "max_batch": 3,
+        "threads": 2,
     }
 
 
