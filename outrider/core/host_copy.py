@@ -26,9 +26,9 @@ class HostCopy:
 
     def list(self) -> list[Any]:
         """The tokens as nested lists, shaped as the tensor is. Waits until they have arrived."""
-        if self._list is None:
-            self._list = self.array().tolist()
-        return self._list
+        values = self.array().tolist() if self._list is None else self._list
+        self._list = values
+        return values
 
     def array(self) -> np.ndarray:
         """The same as an array, to be read only."""

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from outrider.core.sampling import Token
 
+Integers = NDArray[np.int64]
 MISS_PROBS = (0.8, 0.74, 0.53, 0.4, 0.22, 0.11, 0.06, 0.03)
 """By grade: probability that a token which once followed such a match does not follow it again."""
 _MAX_SEEN = 8
@@ -90,3 +94,41 @@ class Confidence:
         self._right[g] = self._right[g] * _TOKEN_DECAY + came
         self._expected[g] = self._expected[g] * _TOKEN_DECAY + prior
         self._ratio[g] = self._right[g] / self._expected[g]
+
+
+class BatchConfidence:
+    """`Confidence` for many sequences at once: of each slot two, in continuations of its own text and of others.
+
+    The probability before correction depends on the length of the match alone.
+    """
+
+    def __init__(self, slots: int, priors: Seq[float], start: tuple[float, float]) -> None:
+        """priors: by length of match, up to the longest and a whole draft. start: as for `Confidence`, of each."""
+        self._priors, self._start = np.array(priors), np.array(start)[:, None]
+        self._grades = np.array([grade(match) for match in range(len(priors))])
+        self._right = np.zeros((slots, 2, len(MISS_PROBS)))
+        self._expected = np.ones_like(self._right)
+        self.reset(np.arange(slots))
+
+    def reset(self, slots: Integers | int) -> None:
+        """Forget what was seen of these slots."""
+        self._right[slots] = _START_TOKENS * self._start
+        self._expected[slots] = _START_TOKENS
+
+    def judge(self, slots: Integers, kinds: Integers, matches: Integers, came: Integers, missed: Integers) -> None:
+        """Note a continuation for each slot: its first `came` tokens came and, where `missed`, the next one did not.
+
+        kinds: 0 where it is of the text itself, 1 of another. missed: 0 or 1.
+        """
+        for step in range(int((came + missed).max(initial=0))):
+            rows = came + missed > step
+            lengths = matches[rows] + step
+            at = slots[rows], kinds[rows], self._grades[lengths]
+            self._right[at] = self._right[at] * _TOKEN_DECAY + (came[rows] > step)
+            self._expected[at] = self._expected[at] * _TOKEN_DECAY + self._priors[lengths]
+
+    def paths(self, slots: Integers, max_match: int, k: int) -> NDArray[np.float64]:
+        """[slots, 2, 1 + max_match, k]: the probability that so many tokens come after a match of each length."""
+        ratios = (self._right[slots] / self._expected[slots])[:, :, self._grades]
+        probs = np.minimum(_MAX_PROB, self._priors * ratios)
+        return np.lib.stride_tricks.sliding_window_view(probs, k, axis=2)[:, :, : max_match + 1].cumprod(-1)

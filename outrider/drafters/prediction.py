@@ -13,6 +13,7 @@ from outrider.core.sampling import Token
 from outrider.core.sequence import Sequence
 from outrider.drafters.base import Drafter, DrafterContext, RoundView, Traits
 from outrider.drafters.confidence import Confidence, Continuation, grade
+from outrider.drafters.device_lookup import DeviceLookup, LookupRules, looks_up_on_device
 from outrider.drafters.ngram_index import MAX_INDEXED
 from outrider.drafters.options import check_options, default_min_prob
 
@@ -46,8 +47,21 @@ class PredictionConfig:
     def traits(self) -> Traits:
         return Traits(name="prediction", max_tokens=self.k, uses_prediction=True)
 
-    def build(self, context: DrafterContext) -> Prediction:
-        return Prediction(self, default_min_prob(self.min_prob, context))
+    def build(self, context: DrafterContext) -> Drafter:
+        min_prob, target = default_min_prob(self.min_prob, context), looks_up_on_device(context)
+        if target is None:
+            return Prediction(self, min_prob)
+        return DeviceLookup(self.rules(min_prob), target, context.max_batch)
+
+    def rules(self, min_prob: float) -> LookupRules:
+        """What a lookup on the device does in place of `Prediction`: after a difference, what matches decides."""
+        return LookupRules(
+            traits=self.traits,
+            priors=[_FOLLOW_PROBS[grade(match)] for match in range(_MAX_COMPARED + self.k)],
+            limits=[0, *[self.k] * _MAX_COMPARED],
+            min_prob=min_prob,
+            predicted=True,
+        )
 
 
 class _PairIndex:

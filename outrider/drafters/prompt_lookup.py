@@ -10,6 +10,7 @@ from outrider.core.sampling import Token
 from outrider.core.sequence import Sequence
 from outrider.drafters.base import Drafter, DrafterContext, RoundView, Traits
 from outrider.drafters.confidence import Confidence, Continuation, prior_prob
+from outrider.drafters.device_lookup import DeviceLookup, LookupRules, looks_up_on_device
 from outrider.drafters.ngram_index import MAX_INDEXED
 from outrider.drafters.options import check_options, default_min_prob
 
@@ -36,8 +37,20 @@ class PromptLookupConfig:
     def traits(self) -> Traits:
         return Traits(name="prompt-lookup", max_tokens=self.k)
 
-    def build(self, context: DrafterContext) -> PromptLookup:
-        return PromptLookup(self, default_min_prob(self.min_prob, context))
+    def build(self, context: DrafterContext) -> Drafter:
+        min_prob, target = default_min_prob(self.min_prob, context), looks_up_on_device(context)
+        if target is None:
+            return PromptLookup(self, min_prob)
+        return DeviceLookup(self.rules(min_prob), target, context.max_batch)
+
+    def rules(self, min_prob: float) -> LookupRules:
+        """What a lookup on the device does in place of `PromptLookup`."""
+        return LookupRules(
+            traits=self.traits,
+            priors=[prior_prob(match, 1, 1) for match in range(self.max_match + self.k)],
+            limits=[self.k if match >= self.min_match else 0 for match in range(self.max_match + 1)],
+            min_prob=min_prob,
+        )
 
 
 @dataclass(slots=True)

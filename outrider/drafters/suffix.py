@@ -11,12 +11,15 @@ from outrider.core.sampling import Token
 from outrider.core.sequence import Sequence
 from outrider.drafters.base import Drafter, DrafterContext, RoundView, Traits
 from outrider.drafters.confidence import Confidence, Continuation, prior_prob
+from outrider.drafters.device_lookup import DeviceLookup, LookupRules, looks_up_on_device
 from outrider.drafters.ngram_index import MAX_INDEXED, NgramIndex
 from outrider.drafters.options import check_options, default_min_prob
 from outrider.drafters.tree_builder import DraftTree, TreeLimits, build_tree
 
 _MAX_OCCURRENCES = 16
 """Most occurrences counted, the most recent ones."""
+_MAX_DEVICE_MATCH = 16
+"""The longest match looked for on a device: a longer one counts as that."""
 _ANSWERS_RATIO = 0.5
 """At first a continuation from another text counts this much of one from the text itself (measured on chat)."""
 
@@ -39,6 +42,8 @@ class SuffixConfig:
     """Finished answers to draft from, the oldest dropped first; 0 drafts from the text itself only."""
     cached_tokens: int = 262_144
     """Max tokens those answers may have in all."""
+    device_tokens: int = 65_536
+    """Of those, max tokens where matches are looked for on a CUDA device, which compares with every one of them."""
 
     def __post_init__(self) -> None:
         check_options(
@@ -51,6 +56,7 @@ class SuffixConfig:
             width=(1, 16),
             cached_requests=(0, 1 << 24),
             cached_tokens=(0, 1 << 28),
+            device_tokens=(0, 1 << 20),
         )
 
     def draft_limit(self, match: int) -> int:
@@ -61,8 +67,24 @@ class SuffixConfig:
     def traits(self) -> Traits:
         return Traits(name="suffix", max_tokens=self.k)
 
-    def build(self, context: DrafterContext) -> Suffix:
-        return Suffix(self, default_min_prob(self.min_prob, context))
+    def build(self, context: DrafterContext) -> Drafter:
+        min_prob, target = default_min_prob(self.min_prob, context), looks_up_on_device(context)
+        if target is None or self.width > 1:
+            return Suffix(self, min_prob)
+        return DeviceLookup(self.rules(min_prob), target, context.max_batch)
+
+    def rules(self, min_prob: float) -> LookupRules:
+        """What a lookup on the device does in place of `Suffix`: only the longest match counts, and its last place."""
+        longest = min(_MAX_DEVICE_MATCH, self.max_depth - 1)
+        return LookupRules(
+            traits=self.traits,
+            priors=[prior_prob(match, 1, 1) for match in range(longest + self.k)],
+            limits=[min(self.k, self.draft_limit(match)) for match in range(longest + 1)],
+            min_prob=min_prob,
+            start=(1.0, _ANSWERS_RATIO),
+            ring_tokens=min(self.cached_tokens, self.device_tokens),
+            ring_answers=self.cached_requests,
+        )
 
 
 @dataclass(slots=True)

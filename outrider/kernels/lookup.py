@@ -61,12 +61,13 @@ def append(texts: Tensor, rows: Tensor, lengths: Tensor, last: Tensor, tokens: T
     texts[rows[b, SLOT], at] = tokens[b, steps[step]].int()
 
 
-def find(texts: Tensor, history: History, rows: Tensor, lengths: Tensor, max_match: int) -> Tensor:
+def find(texts: Tensor, history: History, rows: Tensor, lengths: Tensor, max_match: int, columns: int = 0) -> Tensor:
     """The best place for each sequence, as a key int64 [B] for `draft`; 0: no match.
 
     The longest match wins, its own row before the history, then the nearest to where it is expected.
+    columns: how many of a row of texts are in use; 0: all.
     """
-    own, ends = texts[rows[:, SLOT]], lengths + rows[:, SHIFT]
+    own, ends = texts[rows[:, SLOT], : columns or None], lengths + rows[:, SHIFT]
     stops = torch.where(rows[:, END] < 0, ends, rows[:, END])
     match = _matches(own, own, ends, stops, max_match)
     best = _keys(match, 1, ends - rows[:, AIM]).amax(1)

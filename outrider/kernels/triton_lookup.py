@@ -129,7 +129,7 @@ def append(texts: Tensor, rows: Tensor, lengths: Tensor, last: Tensor, tokens: T
 
 
 def find(texts: Tensor, history: History, rows: Tensor, lengths: Tensor, max_match: int, columns: int = 0) -> Tensor:
-    """As the plain `find`; all contiguous. columns: how many of a row are looked at, where fewer than all are used."""
+    """As the plain `find`; all contiguous."""
     keys = torch.zeros(len(rows), dtype=torch.int64, device=texts.device)
     ring, owners, head, used = history
     size = len(ring)

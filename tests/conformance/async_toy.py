@@ -46,7 +46,8 @@ class AsyncToyRunner(ToyRunner):
             kept = [self.slots[self._slot(span.seq_id, span.start + 1 + node)] for node in nodes[:count]]
             for i, token in enumerate(kept):
                 self.slots[self._slot(span.seq_id, span.start + 1 + i)] = token
-        return DeviceState(lengths, last)
+        rows = torch.cat([torch.zeros_like(starts)[:, None], path.clamp(min=0) + 1], 1)
+        return DeviceState(lengths, last, ids.gather(1, rows), accepted)
 
     def draft_chains(self, starts: Seq[ChainStart], steps: int, after: DeviceState | None = None) -> list[list[Token]]:
         chains: list[list[Token]] = []

@@ -1,0 +1,285 @@
+"""Lookups on the device: the model-free drafters where rounds are launched before the host knows the last one's tokens.
+
+The device finds the longest match and decides by its length how far to draft, from a table that the host keeps by what
+came of earlier continuations. The host sees matches and drafts when their round completes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.core.device_row import DeviceRow
+from outrider.core.draft import EMPTY, Draft, Verdict
+from outrider.core.host_copy import HostCopy
+from outrider.core.sampling import Token
+from outrider.core.sequence import Sequence
+from outrider.drafters.base import Drafter, DrafterContext, Evidence, RoundView, Traits
+from outrider.drafters.confidence import BatchConfidence, Integers
+from outrider.drafters.evidence import OpenGuesses
+from outrider.runners.base import Runner
+from outrider.runners.text_store import AnswerRing, TextStore
+
+MAX_WRITTEN = 16_384
+"""Max tokens of texts brought to the device in one round: other sequences wait meanwhile."""
+_WATCH_ROUNDS = 4
+"""Of so many rounds without drafts, one is looked up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookupRules:
+    """What is looked up, and how far is drafted after a match."""
+
+    traits: Traits
+    priors: Seq[float]
+    """By length of match, up to the longest and a whole draft: the probability that the next token follows again."""
+    limits: Seq[int]
+    """By length of match, from 0 to the longest looked for: max tokens drafted after it."""
+    min_prob: float
+    """A token is drafted while its probability of acceptance is at least this."""
+    start: tuple[float, float] = (1.0, 1.0)
+    """The ratio assumed at first of tokens that come to those expected to: in the text itself, and in other answers."""
+    ring_tokens: int = 0
+    """Max tokens of finished answers to draft from."""
+    ring_answers: int = 0
+    predicted: bool = False
+    """The answer is looked up in `Sequence.prediction`, and nowhere else."""
+
+
+def looks_up_on_device(context: DrafterContext) -> Runner | None:
+    """The target, where lookups are made on its device: rounds overlap there, and drafts may not wait for the host."""
+    target = context.target
+    if context.mode != "seeded" or target is None or not target.asynchronous or target.device.type != "cuda":
+        return None
+    return target
+
+
+@dataclass(slots=True)
+class _Text:
+    """A sequence whose text is on the device."""
+
+    slot: int
+    base: tuple[Token, ...]
+    """What is before the text in its row."""
+    begin: int
+    """The first token of the text that is there."""
+    written: int = 0
+    """How many tokens of its row the device has, as far as the host knows."""
+    appended: int = -1
+    """The round, as `Sequence.round` counts, up to which the device itself has written what came."""
+    open: dict[int, tuple[HostCopy, int, bool]] = field(default_factory=dict[int, tuple[HostCopy, int, bool]])
+    """By the value of `Sequence.round` once that round is observed: a lookup, its row of it, and if it was drafted."""
+
+    @property
+    def shift(self) -> int:
+        return len(self.base) - self.begin
+
+    def missing(self, seq: Sequence, most: int) -> list[Token]:
+        """The next tokens that the device lacks."""
+        first = max(0, self.written - len(self.base)) + self.begin
+        return [*self.base[self.written :], *seq.tokens[first : first + most]][:most]
+
+
+class DeviceLookup(Drafter):
+    """Drafts what followed the longest match of a text's end, found on the device.
+
+    With a state, drafts stay there and are padded to their budget; without one they are waited for, and exact. A
+    sequence is drafted for no farther than a match lately called for: a wide pass for nothing costs time.
+    """
+
+    def __init__(self, rules: LookupRules, target: Runner, max_batch: int) -> None:
+        self.k = min(rules.traits.max_tokens, target.max_width - 1)
+        self.rules = rules
+        self.traits = replace(rules.traits, max_tokens=self.k, drafts_ahead=True, pays_budget=True, watches=True)
+        self.max_match = len(rules.limits) - 1
+        self._target = target
+        self.ring = AnswerRing(rules.ring_tokens, rules.ring_answers, target.device)
+        self.store = TextStore(max_batch, self.ring, k=self.k, max_match=self.max_match, device=target.device)
+        self._texts: dict[int, _Text] = {}
+        self._free = list(range(max_batch))
+        self._confidence = BatchConfidence(max_batch, rules.priors, rules.start)
+        self._limits = np.zeros((max_batch, 2, self.max_match + 1), dtype=np.int64)
+        self._reach = np.zeros(max_batch, dtype=np.int64)
+        """How far each slot was lately to be drafted for; halved with every round in which it was not."""
+        self._expected = np.zeros(max_batch)
+        """How many tokens each slot's lookups lately expected to be accepted; halved likewise."""
+        self._distance = np.zeros(max_batch, dtype=np.int64)
+        """Of the last place in a prediction from the end of its row."""
+        self._answers: list[tuple[str, list[Token]]] = []
+        """Finished, and not on the device yet."""
+        self._guesses = OpenGuesses()
+        self._since_watch = 0
+
+    def propose(self, view: RoundView) -> list[Draft] | None:
+        if view.state is not None and view.state.tokens is None:
+            return None
+        texts = self._ready(view)
+        drafts, rows = [EMPTY] * len(view.seqs), [i for i, text in enumerate(texts) if text is not None]
+        if not rows:
+            return drafts
+        view, found = view.take(rows), [text for text in texts if text is not None]
+        slots = np.array([text.slot for text in found])
+        budgets = np.minimum(np.array(view.budgets), self.k)
+        if view.state is not None:
+            budgets = np.minimum(budgets, self._reach[slots])
+        block = self._look_up(view, found, budgets)
+        made = self._on_device(block, slots, budgets) if view.state is not None else self._on_host(block, slots)
+        for at, i in enumerate(rows):
+            drafts[i] = made[at]
+        return drafts
+
+    def watch(self, view: RoundView) -> None:
+        self._since_watch += 1
+        if self._since_watch < _WATCH_ROUNDS or (view.state is not None and view.state.tokens is None):
+            return
+        self._since_watch = 0
+        texts = self._ready(view)
+        rows = [i for i, text in enumerate(texts) if text is not None]
+        if rows:
+            self._look_up(view.take(rows), [text for text in texts if text is not None], np.zeros(len(rows), np.int64))
+
+    def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
+        seen: list[tuple[_Text, np.ndarray, Seq[Token]]] = []
+        for seq, verdict in zip(seqs, verdicts, strict=True):
+            text = self._texts.get(seq.id)
+            entry = text.open.pop(seq.round, None) if text is not None else None
+            if text is None or entry is None:
+                continue
+            block, row, drafted = entry
+            found = block.array()[row]
+            seen.append((text, found, verdict.tokens))
+            if not drafted and seq.finish is None:
+                self._guess(seq, found, len(verdict.tokens))
+        if seen:
+            self._judge(seen)
+
+    def take_evidence(self) -> Seq[Evidence]:
+        return self._guesses.take()
+
+    def forget(self, seq: Sequence) -> None:
+        """Free the sequence's slot, and keep its answer for others of its salt."""
+        self._guesses.forget(seq.id)
+        text = self._texts.pop(seq.id, None)
+        if text is not None:
+            self._free.append(text.slot)
+        if self.ring.size and seq.generated:
+            self._answers.append((seq.salt, seq.tokens[max(seq.prompt_len, len(seq.tokens) - self.ring.size) :]))
+
+    def _ready(self, view: RoundView) -> list[_Text | None]:
+        """The texts that the device has whole by now; of the others, what a round may write is written."""
+        left = MAX_WRITTEN
+        while self._answers and left > 0:
+            salt, answer = self._answers.pop(0)
+            self.ring.add(salt, answer)
+            left -= len(answer)
+        texts: list[_Text | None] = []
+        pieces: list[tuple[int, int, list[Token]]] = []
+        wanted = {seq.id for seq in view.seqs}
+        for seq in view.seqs:
+            text = self._text(seq, wanted) if seq.prediction or not self.rules.predicted else None
+            if text is not None:
+                length = len(seq.tokens) + text.shift
+                text.written = length if text.appended >= seq.round else text.written
+                text.appended = -1 if view.state is None else seq.round + 1
+                if text.written < length and left > 0:
+                    tokens = text.missing(seq, left)
+                    pieces.append((text.slot, text.written, tokens))
+                    text.written, left = text.written + len(tokens), left - len(tokens)
+                if text.written < length:
+                    text.appended, text = -1, None
+            texts.append(text)
+        self.store.write(pieces)
+        return texts
+
+    def _text(self, seq: Sequence, wanted: set[int]) -> _Text:
+        """The sequence's place on the device; where none is free, that of one that is not asked for now."""
+        text = self._texts.get(seq.id)
+        if text is None:
+            if not self._free:
+                idle = next(seq_id for seq_id in self._texts if seq_id not in wanted)
+                self._free.append(self._texts.pop(idle).slot)
+            base = (-1, *seq.prediction, -1) if self.rules.predicted else ()
+            text = _Text(self._free.pop(), base, seq.prompt_len if base else 0)
+            self._texts[seq.id] = text
+            slot = text.slot
+            self._reach[slot] = self._expected[slot] = 0
+            self._distance[slot] = len(base) - 1
+            self._confidence.reset(slot)
+            self._set_limits(np.array([slot]))
+        return text
+
+    def _look_up(self, view: RoundView, texts: Seq[_Text], budgets: Integers) -> HostCopy:
+        """Launch the lookup of these texts' ends, and note it to be judged when the round is observed."""
+        slots = np.array([text.slot for text in texts])
+        aims = self._distance[slots] if self.rules.predicted else np.zeros_like(slots)
+        rows = [
+            (t.slot, t.shift, len(t.base) - 1 if t.base else -1, aim, self.ring.owner(s.salt), len(s.tokens))
+            for t, s, aim in zip(texts, view.seqs, aims.tolist(), strict=True)
+        ]
+        rows = self.store.rows(np.array(rows), budgets, self._limits[slots])
+        block = self.store.look_up(rows, view.state)
+        ahead = 1 if view.state is None else 2
+        for at, (text, seq) in enumerate(zip(texts, view.seqs, strict=True)):
+            text.open[seq.round + ahead] = block, at, bool(budgets[at])
+        return block
+
+    def _on_device(self, block: HostCopy, slots: Integers, budgets: Integers) -> list[Draft]:
+        expected = np.minimum(self._expected[slots], budgets).tolist()
+        return [
+            Draft(DeviceRow(block, row, count, padded=True), None, None, self.traits.name, expected[row], known=True)
+            if count
+            else EMPTY
+            for row, count in enumerate(budgets.tolist())
+        ]
+
+    def _on_host(self, block: HostCopy, slots: Integers) -> list[Draft]:
+        """The drafts themselves; what is known of their matches says how much they expect."""
+        found, columns = block.array(), self.store.columns
+        self._reach[slots] = found[:, columns.wanted]
+        tokens = found[:, columns.drafts]
+        counts = (tokens >= 0).sum(1)
+        expected, counts = self._expect(slots, found, counts).tolist(), counts.tolist()
+        return [
+            Draft(tuple(tokens[row, :count].tolist()), source=self.traits.name, expected=expected[row])
+            if count
+            else EMPTY
+            for row, count in enumerate(counts)
+        ]
+
+    def _guess(self, seq: Sequence, found: np.ndarray, committed: int) -> None:
+        """Keep what would have been drafted until the text judges it: where nothing was found, a draft of nothing."""
+        columns = self.store.columns
+        tokens = found[columns.continuations][: found[columns.wanted]].tolist()
+        self._guesses.note(seq, len(seq.tokens) - committed, tokens)
+
+    def _judge(self, seen: Seq[tuple[_Text, np.ndarray, Seq[Token]]]) -> None:
+        """Compare continuations with the tokens of their round, whether they were drafted or not."""
+        columns, found = self.store.columns, np.stack([row for _, row, _ in seen])
+        slots = np.array([text.slot for text, _, _ in seen])
+        tokens = found[:, columns.continuations]
+        came = np.full_like(tokens, -2)
+        for row, (_, _, committed) in enumerate(seen):
+            came[row, : len(committed)] = committed[: self.k]
+        right = (tokens == came).cumprod(1).sum(1)
+        missed = (right < np.minimum((tokens >= 0).sum(1), (came > -2).sum(1))).astype(np.int64)
+        matches, wanted = found[:, columns.match], found[:, columns.wanted]
+        self._confidence.judge(slots, 1 - found[:, columns.source], matches, right, missed)
+        self._set_limits(slots)
+        self._reach[slots] = np.maximum(wanted, self._reach[slots] // 2)
+        self._expected[slots] = np.maximum(self._expect(slots, found, wanted), self._expected[slots] / 2)
+        self._distance[slots] = np.where(matches > 0, found[:, columns.distance], self._distance[slots])
+
+    def _expect(self, slots: Integers, found: Integers, counts: Integers) -> NDArray[np.float64]:
+        """How many of so many tokens after each match should be accepted."""
+        columns, rows = self.store.columns, np.arange(len(slots))
+        paths = self._confidence.paths(slots, self.max_match, self.k)
+        chosen = paths[rows, 1 - found[:, columns.source], found[:, columns.match]]
+        return np.where(np.arange(self.k) < counts[:, None], chosen, 0).sum(1)
+
+    def _set_limits(self, slots: Integers) -> None:
+        """How far these slots are drafted for after a match of each length."""
+        likely = self._confidence.paths(slots, self.max_match, self.k) >= self.rules.min_prob
+        self._limits[slots] = np.minimum(likely.sum(-1), np.array(self.rules.limits))
