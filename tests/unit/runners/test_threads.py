@@ -106,6 +106,9 @@ def test_it_follows_a_machine_that_gets_busy_and_quiet():
     machine = Machine(QUIET)
     chooser = ThreadChooser((2, 1), clock=machine.clock)
     machine.run(chooser, 1000)
+    while machine.run(chooser, 1) != [1]:
+        pass
+    assert set(machine.run(chooser, 150)[2:]) == {2}, "no trial is due for long"
     machine.speed = BUSY
     assert machine.run(chooser, 12)[-1] == 1, "a slow pass is noticed at once"
     machine.run(chooser, 1000)
@@ -124,6 +127,14 @@ def test_of_many_counts_the_best_is_reached_step_by_step():
     assert chooser.count == 16
 
 
+def test_a_move_is_not_taken_for_a_change_of_the_machine():
+    machine = Machine({2: 0.03, 1: 0.01})
+    chooser = ThreadChooser((2, 1), clock=machine.clock)
+    while chooser.count != 1:
+        machine.run(chooser, 1)
+    assert set(machine.run(chooser, 20)) == {1}, "a faster pass would have called for a trial"
+
+
 def test_a_hopeless_trial_is_a_single_pass():
     machine = Machine({2: 0.01, 1: 0.5})
     chooser = ThreadChooser((2, 1), clock=machine.clock)
@@ -140,6 +151,17 @@ def test_only_passes_that_can_be_compared_are_tried():
     assert set(seen) == {2}, "each of these has a number of rows not seen before"
     assert set(machine.run(chooser, 500, MAX_ROWS + 1)) == {2}
     assert machine.run(chooser, 2, 1)[-1] == 1
+
+
+def test_what_was_known_before_a_change_is_no_measure():
+    machine = Machine(QUIET)
+    chooser = ThreadChooser((2, 1), clock=machine.clock)
+    machine.run(chooser, 3, rows=5)
+    machine.run(chooser, 3)
+    machine.speed = BUSY
+    assert set(machine.run(chooser, 7)) == {2}, "until the usual time has followed"
+    assert machine.run(chooser, 1, rows=5) == [2], "its usual time is that of a quiet machine"
+    assert machine.run(chooser, 1) == [1]
 
 
 def test_a_pass_that_raises_is_not_counted():
