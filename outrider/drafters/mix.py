@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from outrider.core.draft import EMPTY, Draft, Verdict, accepted_by
 from outrider.core.errors import ConfigError
 from outrider.core.sequence import Sequence
-from outrider.drafters.base import Drafter, DrafterConfig, DrafterContext, RoundView, TargetPass, Traits
+from outrider.drafters.base import Drafter, DrafterConfig, DrafterContext, Evidence, RoundView, TargetPass, Traits
 from outrider.drafters.guard import GuardedDrafter
 from outrider.drafters.prediction import PredictionConfig
 from outrider.drafters.prompt_lookup import PromptLookupConfig
@@ -109,7 +109,8 @@ class Mix(Drafter):
     only for sequences where the best draft so far expects fewer accepted tokens than that member's
     drafts had on average; the average starts at the most it could be, so that it is tried.
     A draft that states the probabilities it was sampled from is never dropped for another: choosing
-    by what was sampled would bias the output. Members whose draft did not win observe an empty draft
+    by what was sampled would bias the output. With a state the host sees no draft: what members expect is what
+    theirs were worth lately for that sequence. Members whose draft did not win observe an empty draft
     and all the tokens committed. A member that fails affects no other.
     """
 
@@ -158,6 +159,14 @@ class Mix(Drafter):
                 member.judge(seq)
                 seen.append((draft, verdict) if winner is member else (EMPTY, Verdict(verdict.tokens)))
             member.drafter.observe(seqs, [draft for draft, _ in seen], [verdict for _, verdict in seen])
+
+    def watch(self, view: RoundView) -> None:
+        for member in self.members:
+            if member.drafter.traits.watches:
+                member.drafter.watch(view)
+
+    def take_evidence(self) -> list[Evidence]:
+        return [each for member in self.members for each in member.drafter.take_evidence()]
 
     def forget(self, seq: Sequence) -> None:
         self._winners.pop(seq.id, None)

@@ -86,7 +86,8 @@ def test_a_text_that_breaks_ends_where_plain_decoding_ends(drafter: str):
 def test_the_state_of_a_broken_text_is_where_the_host_leaves_it():
     """5 and 6 are accepted and nothing follows 6: it steps back to its last good token, 6, and reads it again."""
     ids, widths = torch.tensor([[4, 5, 6, 7], [4, 5, 6, 7]]), torch.tensor([4, 4])
-    lengths, last, accepted = accept_chains(ids, torch.tensor([10, 10]), widths, torch.tensor([5, 6, -1, 9, 5, 6, 7, 8]))
+    choices = torch.tensor([5, 6, -1, 9, 5, 6, 7, 8])
+    lengths, last, accepted = accept_chains(ids, torch.tensor([10, 10]), widths, choices)
     assert lengths.tolist() == [13, 15]
     assert last.tolist() == [[5, 6], [7, 8]]
     assert accepted.tolist() == [1, 3]

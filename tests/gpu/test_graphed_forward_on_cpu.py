@@ -28,6 +28,7 @@ from outrider.runners.base import Scores
 from outrider.runners.cuda_graphs import BatchShape
 from outrider.runners.native import NativeRunner
 from outrider.testing.synthetic import synthetic_pair
+from outrider.verify.seeded import accept_draft
 
 pytestmark = [
     pytest.mark.gpu,
@@ -109,6 +110,30 @@ def test_a_captured_pass_is_the_plain_one_and_knows_where_sequences_stand(target
     assert state is not None
     assert state.lengths.tolist() == [3 + 2 + 2, 8 + 2, 13 + 2]
     assert state.last.tolist() == [[6, 100], [2, 200], [3, 300]]
+
+
+def test_padding_of_a_draft_is_scored_and_never_accepted(target: NativeRunner):
+    """Read as token 0, which the target chooses there: accepted on the device, the host would not know of it."""
+    block = HostCopy(torch.tensor([[5, -1, -1], [-1, -1, -1], [7, 0, 8]]))
+    drafts = [Draft(DeviceRow(block, row, 3, padded=True), known=True) for row in range(3)]
+    spans, plain = read(target, 3, [Draft((5, 0, 0)), Draft((0, 0, 0)), Draft((7, 0, 8))])
+    got = target.score([replace(span, draft=draft) for span, draft in zip(spans, drafts, strict=True)])
+    torch.testing.assert_close(got.logits, plain, rtol=1e-4, atol=1e-4)
+    choices = [[5, 0, 0, 9], [0, 0, 0, 9], [7, 0, 8, 9]]
+    state = target.advance(got, torch.tensor(choices).flatten())
+    assert state is not None
+    assert state.accepted is not None
+    assert state.tokens is not None
+    assert state.accepted.tolist() == [1, 0, 3]
+    assert state.lengths.tolist() == [3 + 2 + 1, 8 + 2, 13 + 2 + 3]
+    assert state.last.tolist() == [[5, 0], [2, 0], [8, 9]]
+    assert [row[: 1 + n] for row, n in zip(state.tokens.tolist(), [1, 0, 3], strict=True)] == [
+        [1, 5],
+        [2],
+        [3, 7, 0, 8],
+    ]
+    for draft, own, accepted in zip(drafts, choices, [1, 0, 3], strict=True):
+        assert accept_draft(draft, own).accepted == accepted  # as the host sees it
 
 
 TREES = [

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from async_toy import ASYNC_TOY, AsyncToyRunner, target
 from drafter_cast import Loud
+from lookup_checks import CheckedLookup
 from plain_decoding import assert_same, request, run
 from test_cancellation import assert_begins
 from test_rounds_behind_rounds import Schedule, at_random
 from testbed import CONTEXT, TOKENIZER, VOCAB
 
-from outrider.core.draft import Draft, Verdict
-from outrider.core.sequence import Sequence
 from outrider.drafters.base import Drafter, DrafterContext, RoundView
 from outrider.drafters.device_lookup import DeviceLookup
 from outrider.drafters.draft_model import DraftModel, DraftModelConfig
@@ -26,7 +24,6 @@ from outrider.drafters.prompt_lookup import PromptLookupConfig
 from outrider.drafters.suffix import SuffixConfig
 from outrider.engine.engine import Engine
 from outrider.engine.request import EngineLimits, Request
-from outrider.testing.drafters import BrokenContract
 from outrider.verify.base import make_verifier
 
 RULES = {
@@ -102,33 +99,10 @@ def test_at_random(name: str):
     assert followed > 50
 
 
-class Checked(DeviceLookup):
-    """Compares every draft, once its round is over, with a search of the text that it was made for."""
-
-    drafted = 0
-
-    def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
-        for seq, draft, verdict in zip(seqs, drafts, verdicts, strict=True):
-            self.drafted += len(draft)
-            text = seq.tokens[: len(seq.tokens) - len(verdict.tokens)]
-            if seq.finish is None and list(draft.tokens) != continuation(text, self.max_match)[: len(draft)]:
-                raise BrokenContract(f"{draft.tokens} drafted after {text}")
-        super().observe(seqs, drafts, verdicts)
-
-
-def continuation(text: list[int], max_match: int) -> list[int]:
-    """What followed the most recent of the longest matches of a text's end, repeated."""
-    for match in range(max_match, 0, -1):
-        for place in range(len(text) - 1, match - 1, -1):
-            if text[place - match : place] == text[-match:]:
-                return text[place:] * 9
-    return []
-
-
 @pytest.mark.parametrize("cache_tokens", [4096, 256], ids=["roomy", "preempted"])
 def test_drafts_are_what_a_search_of_the_text_finds(cache_tokens: int):
     rng, runner = random.Random(3), target(cache_tokens)
-    tried = Checked(PromptLookupConfig(k=5).rules(0.0), runner, max_batch=3)  # texts take each other's slots
+    tried = CheckedLookup(PromptLookupConfig(k=5).rules(0.0), runner, max_batch=3)  # texts take each other's slots
     limits: Any = EngineLimits(max_batch=3, max_round_tokens=40)
     made = Engine(runner, Loud(tried), make_verifier("seeded"), TOKENIZER, eos_ids=TOKENIZER.eos_ids, limits=limits)
     asked = [at_random(rng) for _ in range(20)] + repetitive(4)

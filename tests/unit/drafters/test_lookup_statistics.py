@@ -1,0 +1,112 @@
+"""What lookups on the device keep on the host: confidence of many sequences, guesses to be judged, the ring."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import torch
+
+from outrider.core.device_row import DeviceRow
+from outrider.core.draft import EMPTY, Draft
+from outrider.core.host_copy import HostCopy
+from outrider.core.sampling import SamplingParams
+from outrider.core.sequence import Sequence
+from outrider.drafters.base import DrafterContext, Evidence
+from outrider.drafters.confidence import BatchConfidence, Confidence, Continuation, prior_prob
+from outrider.drafters.evidence import OpenGuesses
+from outrider.drafters.suffix import Suffix, SuffixConfig
+from outrider.runners.text_store import AnswerRing
+
+K, MATCH = 6, 9
+CPU = torch.device("cpu")
+
+
+def test_confidence_of_many_is_that_of_each():
+    """Continuations at random for three sequences, from their own texts and from others: the same probabilities."""
+    rng = random.Random(7)
+    priors = [prior_prob(match, 1, 1) for match in range(MATCH + K)]
+    single = {(slot, kind): Confidence((1.0, 0.5)[kind]) for slot in range(3) for kind in range(2)}
+    many = BatchConfidence(3, priors, (1.0, 0.5))
+    for _ in range(200):
+        slots = rng.sample(range(3), rng.randint(1, 3))
+        kinds, matches = [rng.randrange(2) for _ in slots], [rng.randint(1, MATCH) for _ in slots]
+        came = [rng.randint(0, K) for _ in slots]
+        missed = [int(count < K and rng.random() < 0.7) for count in came]
+        for slot, kind, match, right, wrong in zip(slots, kinds, matches, came, missed, strict=True):
+            tokens = tuple(range(K))
+            text = [*tokens[:right], *[99] * wrong]
+            single[slot, kind].judge(Continuation(0, match, tokens, tuple(priors[match : match + K])), text)
+        many.judge(*(np.array(each) for each in (slots, kinds, matches, came, missed)))
+    paths = many.paths(np.arange(3), MATCH, K)
+    assert paths.shape == (3, 2, MATCH + 1, K)
+    for (slot, kind), confidence in single.items():
+        for match in range(MATCH + 1):
+            expected = np.cumprod([confidence.prob(match + i, priors[match + i]) for i in range(K)])
+            np.testing.assert_allclose(paths[slot, kind, match], expected, rtol=1e-12)
+
+
+def text(*tokens: int) -> Sequence:
+    return Sequence(4, list(tokens), 1, SamplingParams(), 0)
+
+
+def test_a_guess_is_judged_once_the_text_decides_it():
+    guesses, seq = OpenGuesses(), text(1, 2)
+    guesses.note(seq, 2, [5, 6, 7])
+    guesses.note(seq, 2, [9])  # one is open
+    assert guesses.take() == []
+    seq.tokens += [5, 6]
+    assert guesses.take() == []
+    seq.tokens.append(8)
+    assert guesses.take() == [Evidence(4, 3, 2)]
+    guesses.note(seq, 5, [3, 3])
+    seq.tokens += [3, 3]
+    assert guesses.take() == [Evidence(4, 2, 2)]
+    guesses.note(seq, 7, [])
+    assert guesses.take() == [Evidence(4, 1, 0)]  # nothing found is a token that does not come
+    guesses.note(seq, 7, [1])
+    guesses.forget(4)
+    seq.tokens.append(1)
+    assert guesses.take() == []
+
+
+def test_the_ring_holds_the_newest_answers_whole():
+    ring = AnswerRing(10, 3, CPU)
+    for salt, answer in (("a", [1, 2]), ("b", [3, 4]), ("a", [5])):
+        ring.add(salt, answer)
+    assert contents(ring) == [1, 2, -1, 3, 4, -1, 5, -1]
+    assert ring.owner("a") != ring.owner("b")
+    ring.add("c", [6, 7])  # the first one's place, and a fourth answer
+    assert contents(ring) == [3, 4, -1, 5, -1, 6, 7, -1]
+    assert ring.owner("none") == -1
+    ring.add("d", list(range(10, 30)))  # of a long one, the end
+    assert contents(ring) == [*range(21, 30), -1]
+    assert ring.owner("a") == ring.owner("c") == -1
+
+
+def contents(ring: AnswerRing) -> list[int]:
+    history = ring.history
+    size = len(history.tokens)
+    newest = [(history.head + i) % size for i in range(size - history.used, size)]
+    return history.tokens[newest].tolist()
+
+
+def test_no_ring_where_no_answer_is_kept():
+    for ring in (AnswerRing(100, 0, CPU), AnswerRing(0, 5, CPU)):
+        ring.add("", [1, 2, 3])
+        assert ring.history.used == 0
+
+
+def test_a_padded_draft_is_what_comes_before_the_padding():
+    block = HostCopy(torch.tensor([[5, 6, -1, -1], [-1, -1, -1, -1], [1, 2, 3, 4]]))
+    drafts = [Draft(DeviceRow(block, row, 3, padded=True), source="x", known=True) for row in range(3)]
+    assert [len(draft) for draft in drafts] == [3, 3, 3]  # as many rows are scored
+    known = [draft.without_padding() for draft in drafts]
+    assert known == [Draft((5, 6), source="x", known=True), EMPTY, Draft((1, 2, 3), source="x", known=True)]
+    assert drafts[2].first_nodes(2).without_padding().tokens == (1, 2)
+    whole = Draft(DeviceRow(block, 2, 4))
+    assert whole.without_padding() is whole
+
+
+def test_without_a_device_it_is_the_host_that_looks_up():
+    assert isinstance(SuffixConfig().build(DrafterContext(vocab_size=9, context=64)), Suffix)
