@@ -22,6 +22,7 @@ class HostCopy:
             self._host.copy_(tokens, non_blocking=True)
             self._arrived = torch.cuda.Event()
             self._arrived.record()
+        self._array: np.ndarray | None = None
         self._list: list[Any] | None = None
 
     def list(self) -> list[Any]:
@@ -32,6 +33,8 @@ class HostCopy:
 
     def array(self) -> np.ndarray:
         """The same as an array, to be read only."""
-        if self._arrived is not None and not self._arrived.query():
-            self._arrived.synchronize()
-        return self._host.numpy()
+        if self._array is None:
+            if self._arrived is not None and not self._arrived.query():
+                self._arrived.synchronize()
+            self._array = self._host.numpy()
+        return self._array

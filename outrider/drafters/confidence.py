@@ -127,8 +127,8 @@ class BatchConfidence:
             self._right[at] = self._right[at] * _TOKEN_DECAY + (came[rows] > step)
             self._expected[at] = self._expected[at] * _TOKEN_DECAY + self._priors[lengths]
 
-    def paths(self, slots: Integers, max_match: int, k: int) -> NDArray[np.float64]:
-        """[slots, 2, 1 + max_match, k]: the probability that so many tokens come after a match of each length."""
-        ratios = (self._right[slots] / self._expected[slots])[:, :, self._grades]
-        probs = np.minimum(_MAX_PROB, self._priors * ratios)
-        return np.lib.stride_tricks.sliding_window_view(probs, k, axis=2)[:, :, : max_match + 1].cumprod(-1)
+    def paths(self, slots: Integers, kinds: Integers, max_match: int, k: int) -> NDArray[np.float64]:
+        """[slots, 1 + max_match, k]: the probability that so many tokens come after a match of each length."""
+        ratios = self._right[slots, kinds] / self._expected[slots, kinds]
+        probs = np.minimum(_MAX_PROB, self._priors * ratios[:, self._grades])
+        return np.lib.stride_tricks.sliding_window_view(probs, k, axis=1)[:, : max_match + 1].cumprod(-1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,8 +65,10 @@ class _Text:
     slot: int
     base: tuple[Token, ...]
     """What is before the text in its row."""
-    begin: int
-    """The first token of the text that is there."""
+    shift: int
+    """The column of the text's first token, were all of it there: of a prediction's row only the answer is."""
+    stop: int
+    """The first column that is not looked at; negative: where the text ends."""
     written: int = 0
     """How many tokens of its row the device has, as far as the host knows."""
     appended: int = -1
@@ -73,14 +76,20 @@ class _Text:
     open: dict[int, tuple[HostCopy, int, bool]] = field(default_factory=dict[int, tuple[HostCopy, int, bool]])
     """By the value of `Sequence.round` once that round is observed: a lookup, its row of it, and if it was drafted."""
 
-    @property
-    def shift(self) -> int:
-        return len(self.base) - self.begin
-
     def missing(self, seq: Sequence, most: int) -> list[Token]:
         """The next tokens that the device lacks."""
-        first = max(0, self.written - len(self.base)) + self.begin
+        first = max(self.written, len(self.base)) - self.shift
         return [*self.base[self.written :], *seq.tokens[first : first + most]][:most]
+
+
+class _Ready(NamedTuple):
+    """A sequence whose text the device has whole."""
+
+    row: int
+    """In the view."""
+    text: _Text
+    length: int
+    round: int
 
 
 class DeviceLookup(Drafter):
@@ -95,13 +104,13 @@ class DeviceLookup(Drafter):
         self.rules = rules
         self.traits = replace(rules.traits, max_tokens=self.k, drafts_ahead=True, pays_budget=True, watches=True)
         self.max_match = len(rules.limits) - 1
-        self._target = target
         self.ring = AnswerRing(rules.ring_tokens, rules.ring_answers, target.device)
         self.store = TextStore(max_batch, self.ring, k=self.k, max_match=self.max_match, device=target.device)
         self._texts: dict[int, _Text] = {}
         self._free = list(range(max_batch))
         self._confidence = BatchConfidence(max_batch, rules.priors, rules.start)
         self._limits = np.zeros((max_batch, 2, self.max_match + 1), dtype=np.int64)
+        self._max_limits = np.array(rules.limits)
         self._reach = np.zeros(max_batch, dtype=np.int64)
         """How far each slot was lately to be drafted for; halved with every round in which it was not."""
         self._expected = np.zeros(max_batch)
@@ -116,19 +125,17 @@ class DeviceLookup(Drafter):
     def propose(self, view: RoundView) -> list[Draft] | None:
         if view.state is not None and view.state.tokens is None:
             return None
-        texts = self._ready(view)
-        drafts, rows = [EMPTY] * len(view.seqs), [i for i, text in enumerate(texts) if text is not None]
-        if not rows:
+        drafts, ready = [EMPTY] * len(view.seqs), self._ready(view)
+        if not ready:
             return drafts
-        view, found = view.take(rows), [text for text in texts if text is not None]
-        slots = np.array([text.slot for text in found])
-        budgets = np.minimum(np.array(view.budgets), self.k)
+        slots = np.array([each.text.slot for each in ready])
+        budgets = np.minimum(np.array([view.budgets[each.row] for each in ready]), self.k)
         if view.state is not None:
             budgets = np.minimum(budgets, self._reach[slots])
-        block = self._look_up(view, found, budgets)
+        block = self._look_up(view, ready, budgets)
         made = self._on_device(block, slots, budgets) if view.state is not None else self._on_host(block, slots)
-        for at, i in enumerate(rows):
-            drafts[i] = made[at]
+        for each, draft in zip(ready, made, strict=True):
+            drafts[each.row] = draft
         return drafts
 
     def watch(self, view: RoundView) -> None:
@@ -136,10 +143,9 @@ class DeviceLookup(Drafter):
         if self._since_watch < _WATCH_ROUNDS or (view.state is not None and view.state.tokens is None):
             return
         self._since_watch = 0
-        texts = self._ready(view)
-        rows = [i for i, text in enumerate(texts) if text is not None]
-        if rows:
-            self._look_up(view.take(rows), [text for text in texts if text is not None], np.zeros(len(rows), np.int64))
+        ready = self._ready(view)
+        if ready:
+            self._look_up(view, ready, np.zeros(len(ready), np.int64))
 
     def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
         seen: list[tuple[_Text, np.ndarray, Seq[Token]]] = []
@@ -168,62 +174,67 @@ class DeviceLookup(Drafter):
         if self.ring.size and seq.generated:
             self._answers.append((seq.salt, seq.tokens[max(seq.prompt_len, len(seq.tokens) - self.ring.size) :]))
 
-    def _ready(self, view: RoundView) -> list[_Text | None]:
+    def _ready(self, view: RoundView) -> list[_Ready]:
         """The texts that the device has whole by now; of the others, what a round may write is written."""
         left = MAX_WRITTEN
         while self._answers and left > 0:
             salt, answer = self._answers.pop(0)
             self.ring.add(salt, answer)
             left -= len(answer)
-        texts: list[_Text | None] = []
+        ready: list[_Ready] = []
         pieces: list[tuple[int, int, list[Token]]] = []
-        wanted = {seq.id for seq in view.seqs}
-        for seq in view.seqs:
-            text = self._text(seq, wanted) if seq.prediction or not self.rules.predicted else None
-            if text is not None:
-                length = len(seq.tokens) + text.shift
-                text.written = length if text.appended >= seq.round else text.written
-                text.appended = -1 if view.state is None else seq.round + 1
-                if text.written < length and left > 0:
-                    tokens = text.missing(seq, left)
-                    pieces.append((text.slot, text.written, tokens))
-                    text.written, left = text.written + len(tokens), left - len(tokens)
-                if text.written < length:
-                    text.appended, text = -1, None
-            texts.append(text)
+        behind = view.state is not None
+        for row, seq in enumerate(view.seqs):
+            if self.rules.predicted and not seq.prediction:
+                continue
+            text, tokens, number = self._texts.get(seq.id) or self._begin(seq, view.seqs), len(seq.tokens), seq.round
+            length = tokens + text.shift
+            if text.appended >= number:
+                text.written = length
+            if text.written < length and left > 0:
+                piece = text.missing(seq, left)
+                pieces.append((text.slot, text.written, piece))
+                text.written, left = text.written + len(piece), left - len(piece)
+            whole = text.written >= length
+            text.appended = number + 1 if behind and whole else -1
+            if whole:
+                ready.append(_Ready(row, text, tokens, number))
         self.store.write(pieces)
-        return texts
+        return ready
 
-    def _text(self, seq: Sequence, wanted: set[int]) -> _Text:
-        """The sequence's place on the device; where none is free, that of one that is not asked for now."""
-        text = self._texts.get(seq.id)
-        if text is None:
-            if not self._free:
-                idle = next(seq_id for seq_id in self._texts if seq_id not in wanted)
-                self._free.append(self._texts.pop(idle).slot)
-            base = (-1, *seq.prediction, -1) if self.rules.predicted else ()
-            text = _Text(self._free.pop(), base, seq.prompt_len if base else 0)
-            self._texts[seq.id] = text
-            slot = text.slot
-            self._reach[slot] = self._expected[slot] = 0
-            self._distance[slot] = len(base) - 1
-            self._confidence.reset(slot)
-            self._set_limits(np.array([slot]))
+    def _begin(self, seq: Sequence, asked: Seq[Sequence]) -> _Text:
+        """A place on the device for a sequence; where none is free, that of one that is not asked for now."""
+        if not self._free:
+            wanted = {each.id for each in asked}
+            idle = next(seq_id for seq_id in self._texts if seq_id not in wanted)
+            self._free.append(self._texts.pop(idle).slot)
+        base = (-1, *seq.prediction, -1) if self.rules.predicted else ()
+        shift = len(base) - seq.prompt_len if base else 0
+        text = self._texts[seq.id] = _Text(self._free.pop(), base, shift, len(base) - 1)
+        slot = text.slot
+        self._reach[slot] = self._expected[slot] = 0
+        self._distance[slot] = len(base) - 1
+        self._confidence.reset(slot)
+        for kind in range(2):
+            self._learn(np.array([slot]), np.array([kind]))
         return text
 
-    def _look_up(self, view: RoundView, texts: Seq[_Text], budgets: Integers) -> HostCopy:
+    def _look_up(self, view: RoundView, ready: Seq[_Ready], budgets: Integers) -> HostCopy:
         """Launch the lookup of these texts' ends, and note it to be judged when the round is observed."""
-        slots = np.array([text.slot for text in texts])
-        aims = self._distance[slots] if self.rules.predicted else np.zeros_like(slots)
-        rows = [
-            (t.slot, t.shift, len(t.base) - 1 if t.base else -1, aim, self.ring.owner(s.salt), len(s.tokens))
-            for t, s, aim in zip(texts, view.seqs, aims.tolist(), strict=True)
+        texts = [
+            (t.slot, t.shift, t.stop, 0, self.ring.owner(view.seqs[row].salt) if self.ring.size else -1, length)
+            for row, t, length, _ in ready
         ]
-        rows = self.store.rows(np.array(rows), budgets, self._limits[slots])
-        block = self.store.look_up(rows, view.state)
-        ahead = 1 if view.state is None else 2
-        for at, (text, seq) in enumerate(zip(texts, view.seqs, strict=True)):
-            text.open[seq.round + ahead] = block, at, bool(budgets[at])
+        rows = np.array(texts)
+        slots = rows[:, 0]
+        if self.rules.predicted:
+            rows[:, 3] = self._distance[slots]
+        whole = len(ready) == len(view.seqs)
+        state = view.state if whole or view.state is None else view.state.take([each.row for each in ready])
+        block = self.store.look_up(self.store.rows(rows, budgets, self._limits[slots]), state)
+        ahead = 1 if state is None else 2
+        for at, (each, budget) in enumerate(zip(ready, budgets.tolist(), strict=True)):
+            each.text.open[each.round + ahead] = block, at, budget > 0
         return block
 
     def _on_device(self, block: HostCopy, slots: Integers, budgets: Integers) -> list[Draft]:
@@ -241,12 +252,14 @@ class DeviceLookup(Drafter):
         self._reach[slots] = found[:, columns.wanted]
         tokens = found[:, columns.drafts]
         counts = (tokens >= 0).sum(1)
-        expected, counts = self._expect(slots, found, counts).tolist(), counts.tolist()
+        kinds = 1 - found[:, columns.source]
+        paths = self._confidence.paths(slots, kinds, self.max_match, self.k)
+        expected = _sum_first(paths, found[:, columns.match], counts).tolist()
         return [
             Draft(tuple(tokens[row, :count].tolist()), source=self.traits.name, expected=expected[row])
             if count
             else EMPTY
-            for row, count in enumerate(counts)
+            for row, count in enumerate(counts.tolist())
         ]
 
     def _guess(self, seq: Sequence, found: np.ndarray, committed: int) -> None:
@@ -265,21 +278,24 @@ class DeviceLookup(Drafter):
             came[row, : len(committed)] = committed[: self.k]
         right = (tokens == came).cumprod(1).sum(1)
         missed = (right < np.minimum((tokens >= 0).sum(1), (came > -2).sum(1))).astype(np.int64)
-        matches, wanted = found[:, columns.match], found[:, columns.wanted]
-        self._confidence.judge(slots, 1 - found[:, columns.source], matches, right, missed)
-        self._set_limits(slots)
+        matches, wanted, kinds = found[:, columns.match], found[:, columns.wanted], 1 - found[:, columns.source]
+        self._confidence.judge(slots, kinds, matches, right, missed)
         self._reach[slots] = np.maximum(wanted, self._reach[slots] // 2)
-        self._expected[slots] = np.maximum(self._expect(slots, found, wanted), self._expected[slots] / 2)
-        self._distance[slots] = np.where(matches > 0, found[:, columns.distance], self._distance[slots])
+        self._expected[slots] /= 2
+        rows = matches > 0
+        slots, kinds, matches = slots[rows], kinds[rows], matches[rows]
+        self._distance[slots] = found[rows, columns.distance]
+        worth = _sum_first(self._learn(slots, kinds), matches, wanted[rows])
+        self._expected[slots] = np.maximum(worth, self._expected[slots])
 
-    def _expect(self, slots: Integers, found: Integers, counts: Integers) -> NDArray[np.float64]:
-        """How many of so many tokens after each match should be accepted."""
-        columns, rows = self.store.columns, np.arange(len(slots))
-        paths = self._confidence.paths(slots, self.max_match, self.k)
-        chosen = paths[rows, 1 - found[:, columns.source], found[:, columns.match]]
-        return np.where(np.arange(self.k) < counts[:, None], chosen, 0).sum(1)
+    def _learn(self, slots: Integers, kinds: Integers) -> NDArray[np.float64]:
+        """Set how far these slots are drafted for after a match of each length; returns the probabilities."""
+        paths = self._confidence.paths(slots, kinds, self.max_match, self.k)
+        self._limits[slots, kinds] = np.minimum((paths >= self.rules.min_prob).sum(-1), self._max_limits)
+        return paths
 
-    def _set_limits(self, slots: Integers) -> None:
-        """How far these slots are drafted for after a match of each length."""
-        likely = self._confidence.paths(slots, self.max_match, self.k) >= self.rules.min_prob
-        self._limits[slots] = np.minimum(likely.sum(-1), np.array(self.rules.limits))
+
+def _sum_first(paths: NDArray[np.float64], matches: Integers, counts: Integers) -> NDArray[np.float64]:
+    """How many of the first `counts` tokens after each match should be accepted."""
+    chosen = paths[np.arange(len(paths)), matches]
+    return np.where(np.arange(chosen.shape[1]) < counts[:, None], chosen, 0).sum(1)
