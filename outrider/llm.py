@@ -37,6 +37,7 @@ from outrider.engine.arguments import (
 )
 from outrider.engine.engine import Engine
 from outrider.engine.events import Event
+from outrider.engine.prepare import LateWork, ReadyMark, prepare, start_up
 from outrider.engine.progress_line import ProgressLine, is_shown
 from outrider.engine.request import EngineLimits, Request, encode_prediction, validate_request
 from outrider.engine.results import Comparison, Result, build_result
@@ -99,7 +100,7 @@ class LLM:
         self,
         model: str | os.PathLike[str] | LoadedModel,
         *,
-        drafter: str | DrafterConfig = "suffix",
+        drafter: str | DrafterConfig = "auto",
         mode: Literal["seeded", "distribution"] = "seeded",
         rule: Literal["block", "token"] = "block",
         max_batch: int = 8,
@@ -155,18 +156,20 @@ class LLM:
             max_round_tokens=max_round_tokens,
             row_price=meter.row_price(1 + config.traits.max_tokens) if meter else None,
         )
-        self.drafter = config.build(context)
-        target.tap(self.drafter.traits.taps)
-        self._capture(progress)
-        self.engine = Engine(
-            target,
-            self.drafter,
-            verifier,
-            self.tokenizer,
-            eos_ids=self.tokenizer.eos_ids,
-            limits=limits,
-            controller=meter.controller(self.drafter) if meter else None,
-        )
+        with start_up():
+            self.drafter = config.build(context)
+            target.tap(self.drafter.traits.taps)
+            prepare(target, self.drafter, verifier, self.tokenizer, limits, progress)
+            self.engine = Engine(
+                target,
+                self.drafter,
+                verifier,
+                self.tokenizer,
+                eos_ids=self.tokenizer.eos_ids,
+                limits=limits,
+                controller=meter.controller(self.drafter) if meter else None,
+            )
+        self._ready = ReadyMark(target.device)
         self.closed = False
         self._salts = 0
         self._inbox: dict[int, list[Event]] = {}
@@ -297,6 +300,11 @@ class LLM:
         self._check_open()
         return self.engine.stats
 
+    @property
+    def late_work(self) -> LateWork:
+        """What was compiled, captured or allocated on a CUDA device since this LLM was made: nothing, normally."""
+        return self._ready.late_work
+
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
         return self.tokenizer
@@ -324,16 +332,6 @@ class LLM:
             return "<LLM: closed>"
         loaded, drafter = self.loaded, self.drafter.traits.name
         return f"<LLM: {loaded.name}, {loaded.format} on {loaded.target.device}, drafter {drafter}, mode {self.mode}>"
-
-    def _capture(self, progress: Any) -> None:
-        """Compile, capture and allocate now what rounds will need, where the runner does such things."""
-        for i, what in enumerate(self.loaded.target.capture(self.max_batch, self.drafter.traits.max_tokens + 1)):
-            if progress is not None and i == 0:
-                progress.start(f"capturing {what.split()[0]}", None)
-            if progress is not None:
-                progress.advance(1)
-        if progress is not None and self.loaded.target.asynchronous:
-            progress.done()
 
     def _cost_meter(self) -> CostMeter:
         """Of times measured now, or kept from a start of the same model on the same machine."""

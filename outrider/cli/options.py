@@ -8,7 +8,7 @@ import io
 import json
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -111,14 +111,11 @@ class ModelOptions(RuntimeOptions, ModelName):
     max_batch: int = option(8, "Max sequences at once")
 
 
-PREDICTION_DRAFTER = "suffix+prediction"  # cheap, and drafts from a `prediction` too
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftingOptions:
     """Drafting."""
 
-    drafter: str | None = option(None, "NAME:KEY=VALUE,..., A+B or MODULE:CLASS (suffix)", metavar="SPEC")
+    drafter: str | None = option(None, "NAME:KEY=VALUE,..., A+B or MODULE:CLASS (auto)", metavar="SPEC")
     speculative_config: str | None = option(None, "vLLM's, in place of --drafter", metavar="JSON")
     fixed: bool = option(False, "Draft always, not only where it is measured to gain")
     mode: str = option("seeded", "seeded or distribution", metavar="MODE")
@@ -133,15 +130,10 @@ class DraftingOptions:
             if self.mode != "distribution":
                 raise ConfigError(f"--rule {self.rule} belongs to --mode distribution; mode seeded has one rule")
 
-    def with_default(self, drafter: str) -> DraftingOptions:
-        """The same options, with this drafter where none is given."""
-        given = self.drafter is not None or self.speculative_config is not None
-        return self if given else replace(self, drafter=drafter)
-
     def config(self) -> str | DrafterConfig:
         """The `drafter` argument of LLM."""
         if self.speculative_config is None:
-            return self.drafter or "suffix"
+            return self.drafter or "auto"
         from outrider.drafters.speculative_config import from_vllm
 
         return from_vllm(self.speculative_config)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.table import Table
 
 from outrider.cli.options import (
-    PREDICTION_DRAFTER,
     DraftingOptions,
     ModelOptions,
     SamplingOptions,
@@ -126,14 +125,11 @@ def run(
 ) -> None:
     """Answer or complete one prompt, each token coloured by where it came from.
 
-    A model with a chat template answers; --raw completes the text. Defaults are in brackets.
-    `outrider drafters` lists what --drafter takes.
+    A chat model answers; --raw completes. Defaults are in brackets; see also `outrider drafters`.
     """
     _check_output(output)
     params = sampling.params(n=output.n, logprobs=output.logprobs)
     text, options = prompt.read(), prompt.options()
-    if prompt.prediction is not None:
-        drafting = drafting.with_default(PREDICTION_DRAFTER)
     screen = Screen(no_color=output.no_color)
     with progress_bars(screen.notes) as progress:
         llm = build_llm(model, drafting, progress)

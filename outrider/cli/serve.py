@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from outrider.cli.options import PREDICTION_DRAFTER, DraftingOptions, ModelOptions, argument, build_llm, option
+from outrider.cli.options import DraftingOptions, ModelOptions, argument, build_llm, option
 from outrider.cli.screen import Screen, progress_bars
 from outrider.core.errors import ConfigError
 from outrider.server.settings import DEADLINE, DRAIN_TIMEOUT, MAX_QUEUE
@@ -62,16 +62,7 @@ class ServeOptions:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeDraftingOptions(DraftingOptions):
-    """Drafting."""
-
-    drafter: str | None = option(
-        None, f"NAME:KEY=VALUE,..., A+B or MODULE:CLASS ({PREDICTION_DRAFTER})", metavar="SPEC"
-    )
-
-
-def serve(served: ServeOptions, drafting: ServeDraftingOptions, model: ModelOptions) -> None:
+def serve(served: ServeOptions, drafting: DraftingOptions, model: ModelOptions) -> None:
     """Serve a model to OpenAI's clients, with a page at /.
 
     Listens at once; /health says 503 until the model is loaded. Defaults are in brackets.
@@ -81,8 +72,7 @@ def serve(served: ServeOptions, drafting: ServeDraftingOptions, model: ModelOpti
         if model.model not in ("demo", served.name):
             raise ConfigError(f"MODEL {served.name} and --model {model.model} each name a model; give one of them")
         model = replace(model, model=served.name)
-    with_drafter = drafting.with_default(PREDICTION_DRAFTER)
-    _check_loading(model, with_drafter)
+    _check_loading(model, drafting)
     settings = served.settings(model.model)
 
     from outrider.server.app import create_app
@@ -97,7 +87,7 @@ def serve(served: ServeOptions, drafting: ServeDraftingOptions, model: ModelOpti
 
     def load() -> LocalEngine:
         with progress_bars(screen.notes) as progress:
-            llm = build_llm(model, with_drafter, progress)
+            llm = build_llm(model, drafting, progress)
             progress.start("warming up", None)
             _warm_up(llm)
             progress.done()

@@ -18,7 +18,6 @@ from outrider.core.errors import ConfigError
 from outrider.drafters.base import DrafterConfig
 
 _MODULES = {
-    "auto": "auto:AutoConfig",
     "none": "none:NoDraftConfig",
     "prompt-lookup": "prompt_lookup:PromptLookupConfig",
     "suffix": "suffix:SuffixConfig",
@@ -26,6 +25,7 @@ _MODULES = {
     "grammar": "grammar:GrammarConfig",
     "draft-model": "draft_model:DraftModelConfig",
     "mix": "mix:MixConfig",
+    "auto": "auto:AutoConfig",
 }
 _ALIASES = {"ngram": "prompt-lookup", "off": "none"}
 ENTRY_POINT_GROUP = "outrider.drafters"

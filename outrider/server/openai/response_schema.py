@@ -38,6 +38,22 @@ class Usage(BaseModel):
     completion_tokens_details: CompletionDetails
 
 
+class ChosenLength(BaseModel):
+    drafter: str
+    """`none`: a round without a draft."""
+    length: int
+    rounds: int
+
+
+class DraftDecisions(BaseModel):
+    """What the controller decided for one response."""
+
+    rounds: int
+    chosen: list[ChosenLength]
+    saved_seconds: float
+    """What drafting is believed to have saved, by measured costs; negative where it cost time."""
+
+
 class SpeculativeDecoding(BaseModel):
     """What was drafted for one response and how much was accepted, named as in vLLM."""
 
@@ -55,6 +71,8 @@ class SpeculativeDecoding(BaseModel):
     num_target_passes: int
     drafters: dict[str, int]
     """Accepted tokens of each drafter."""
+    decisions: DraftDecisions | None = None
+    """None where drafts are of a fixed length."""
 
 
 class ResponseMetrics(BaseModel):

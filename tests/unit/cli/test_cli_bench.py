@@ -9,7 +9,7 @@ import pytest
 
 
 def test_plain_and_speculative_side_by_side(cli):
-    done = cli("bench", "synthetic", "--batch", "2", "--max-tokens", "64", "--device", "cpu")
+    done = cli("bench", "synthetic", "--batch", "2", "--max-tokens", "64", "--device", "cpu", "--fixed")
     assert done.code == 0, done.err
     lines = {line.split("  ")[0].strip(): line for line in done.out.splitlines()}
     assert "2 of 2" in lines["identical"]
@@ -19,7 +19,7 @@ def test_plain_and_speculative_side_by_side(cli):
 
 
 def test_json_of_both(cli):
-    done = cli("bench", "synthetic:tiny", "--max-tokens", "30", "--device", "cpu", "--json")
+    done = cli("bench", "synthetic:tiny", "--max-tokens", "30", "--device", "cpu", "--json", "--fixed")
     told = json.loads(done.out)
     assert told["identical"] == 1.0
     assert (told["plain"]["tau"], told["plain"]["gamma"]) == (1.0, 0.0)
@@ -32,7 +32,7 @@ def test_json_of_both(cli):
 
 def test_the_rows_agree_as_they_are_printed(cli):
     """The same identities in the table, where each number is rounded, and in JSON, where none is."""
-    words = ("bench", "synthetic", "--batch", "2", "--max-tokens", "64", "--device", "cpu")
+    words = ("bench", "synthetic", "--batch", "2", "--max-tokens", "64", "--device", "cpu", "--fixed")
     rows = {}
     for line in cli(*words).out.splitlines()[1:]:
         name, *numbers = re.split(r" {2,}", line.strip())
@@ -56,11 +56,11 @@ def test_another_drafter_may_be_named(cli):
 
 
 def test_profile_names_operators(cli):
-    done = cli("bench", "synthetic", "--profile", "--rounds", "2", "--device", "cpu")
+    done = cli("bench", "synthetic", "--profile", "--rounds", "2", "--device", "cpu", "--fixed")
     assert done.code == 0, done.err
     assert "operators of a round" in done.out
     assert "aten::mm" in done.out
-    told = json.loads(cli("bench", "synthetic", "--profile", "--rounds", "2", "--device", "cpu", "--json").out)
+    told = json.loads(cli("bench", "synthetic", "--profile", "--rounds", "2", "--device", "cpu", "--json", "--fixed").out)
     assert (told["model"], told["rounds"], told["device"]) == ("synthetic", 2, "cpu")
     assert told["tokens"] == 6.0  # five accepted draft tokens, and one token of the target's own
     assert any(cost["name"] == "aten::mm" for cost in told["costs"])
@@ -73,7 +73,7 @@ def test_profile_names_operators(cli):
         (["synthetic", "--batch", "0"], "--batch must be 1 to 1024"),
         (["synthetic", "--max-tokens", "1"], "--max-tokens must be 2 to"),
         (["synthetic", "--max-tokens", "2", "--device", "cpu"], "a sequence finishes before all 1 decode together"),
-        (["synthetic", "--batch", "2", "--max-tokens", "24", "--device", "cpu"], "with speculative decoding"),
+        (["synthetic", "--batch", "2", "--max-tokens", "24", "--device", "cpu", "--fixed"], "with speculative decoding"),
         (["synthetic", "--profile", "--rounds", "900"], "at most 211"),
         (["synthetic", "--prompt", "a"], "gets random tokens"),
         (["synthetic", "--quantize", "int4"], "float weights"),

@@ -71,7 +71,7 @@ def test_help_names_the_drafter_that_is_used(cli):
         assert "MODULE:CLASS" in lines
         return lines
 
-    assert "(suffix+prediction)" in drafter("serve")
-    assert "(suffix)" in drafter("run")
-    assert "(suffix)" in drafter("chat")
+    assert "(auto)" in drafter("serve")
+    assert "(auto)" in drafter("run")
+    assert "(auto)" in drafter("chat")
     assert "unless another drafter" not in cli("serve", "--help").out
