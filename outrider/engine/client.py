@@ -10,6 +10,7 @@ from outrider.core.outputs import TokenLogprob
 from outrider.core.prompt import RenderedChat
 from outrider.core.sampling import Token
 from outrider.engine.events import Event
+from outrider.engine.prepare import LateWork
 from outrider.engine.request import CheckedRequest, Request
 from outrider.engine.stats import Stats
 from outrider.engine.text import Detokenizer
@@ -130,6 +131,10 @@ class EngineClient(Protocol):
 
     @property
     def pages_used(self) -> int: ...
+    @property
+    def late_work(self) -> LateWork:
+        """What was compiled, captured or allocated after start-up. Any thread may ask."""
+        ...
     @property
     def busy(self) -> bool:
         """Whether any sequence waits or runs."""

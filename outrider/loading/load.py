@@ -11,7 +11,7 @@ import torch
 
 from outrider.checkpoints.folder import gguf_of, source_bits, weight_files
 from outrider.checkpoints.resolve import resolve
-from outrider.checkpoints.storage import Progress
+from outrider.checkpoints.storage import Progress, outrider_home
 from outrider.core.errors import ConfigError
 from outrider.core.sampling import MAX_BATCH, MAX_TOKENS, check_int
 from outrider.loading.memory import MIN_CACHE_TOKENS, MemoryPlan, ReservedMemory, Workload, plan_memory
@@ -21,6 +21,7 @@ from outrider.models.linear import Quantization
 from outrider.models.load import load_decoder, read_config
 from outrider.models.tokenizer import Tokenizer
 from outrider.runners.base import Runner
+from outrider.runners.compile_counter import COUNTER
 from outrider.runners.native import NativeRunner, decode_one
 from outrider.runners.threads import MAX_THREADS, threads_of, use_threads
 
@@ -107,12 +108,14 @@ def load(
     if options is not None and given:
         raise ConfigError(f"load: {', '.join(given)} beside LoadOptions: put all options in one of the two")
     options = options or LoadOptions(**_check_names(given))
-    with use_threads(options.threads):
+    with use_threads(options.threads), COUNTER.start_up():
         return _load(model, options, progress)
 
 
 def _load(model: str, options: LoadOptions, progress: Progress | None) -> LoadedModel:
     device, dtype = choose_device(options.device), choose_dtype(options.dtype)
+    if device.type == "cuda":
+        keep_compiled_kernels()
     folder = resolve(model, revision=options.revision, progress=progress)
     config = read_config(folder)
     quantize = _choose_quantize(options.quantize, folder, config is not None, device, dtype)
@@ -176,6 +179,12 @@ def _load_fallback(
     target.context = choose_context(options.context, target.context, model)
     target.threads = threads_of(device, options.threads, target.decode_one)
     return LoadedModel(model, folder, target, tokenizer, _dtype_name(dtype), threads=target.threads.told)
+
+
+def keep_compiled_kernels() -> None:
+    """Let Triton keep compiled kernels in Outrider's folder for the next start, unless its own variables say where."""
+    if not {"TRITON_CACHE_DIR", "TRITON_HOME"} & os.environ.keys():
+        os.environ["TRITON_CACHE_DIR"] = str(outrider_home() / "triton")
 
 
 def choose_device(name: str) -> torch.device:

@@ -15,6 +15,7 @@ from server_world import END, VOCAB, Running, make_llm, make_tokenizer
 from outrider.core.outputs import Provenance, TokenLogprob
 from outrider.engine.client import EngineClient, EngineFacts
 from outrider.engine.events import Event
+from outrider.engine.prepare import LateWork
 from outrider.engine.request import CheckedRequest, Request, validate_request
 from outrider.engine.stats import Stats
 from outrider.server.app import create_app
@@ -67,7 +68,7 @@ class EchoEngine:
             max_draft_tokens=0,
             uses_prediction=False,
         )
-        self.pages_used = 0
+        self.pages_used, self.late_work = 0, LateWork(3, 2, ("a kernel",))
         self.submitted: list[CheckedRequest] = []
         self.error: Event | None = None
         self._running: dict[int, int] = {}
@@ -140,7 +141,10 @@ def test_another_engine_can_stand_behind_the_server(echo: tuple[EchoEngine, http
     ] == [None, -1.0, -1.0]
     assert http.post(CHAT, json={"messages": MESSAGES, "max_tokens": 2, "stream": True}).text.endswith("[DONE]\n\n")
     assert http.get("/v1/models").json()["data"][0]["max_model_len"] == 64
-    assert "outrider_pages_total 4.0" in http.get("/metrics").text
+    metrics = http.get("/metrics").text
+    assert "outrider_pages_total 4.0" in metrics
+    assert "outrider_compilations_since_ready_total 3.0" in metrics
+    assert "outrider_device_allocations_since_ready_total 2.0" in metrics
 
 
 def test_the_server_knows_no_engine_but_through_its_client():

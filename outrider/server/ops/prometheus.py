@@ -55,6 +55,15 @@ def _gauges(now: QueueSnapshot) -> Iterator[Metric]:
         ("pages_total", now.pages_total, "Cache pages in all."),
     ):
         yield GaugeMetricFamily(f"outrider_{name}", meaning, value=value)
+    for name, value, meaning in (
+        (
+            "compilations",
+            now.late_work.compilations,
+            "Kernels compiled and passes captured since the engine was ready.",
+        ),
+        ("device_allocations", now.late_work.device_allocations, "Allocations of device memory since then."),
+    ):
+        yield CounterMetricFamily(f"outrider_{name}_since_ready", meaning, value=value)
 
 
 def _request_metrics(values: ServerMetrics) -> Iterator[Metric]:

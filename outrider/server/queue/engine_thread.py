@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from outrider.core.errors import ConfigError, ModelError, RequestError
 from outrider.engine.client import EngineClient, PromptScoring
 from outrider.engine.events import Event
+from outrider.engine.prepare import LateWork
 from outrider.server.queue.fair_queue import FairQueue
 from outrider.server.queue.jobs import (
     DeadlineExceeded,
@@ -129,6 +130,7 @@ class EngineThread:
             waiting=waiting,
             pages_used=engine.pages_used if engine else 0,
             pages_total=engine.facts.page_count if engine else 0,
+            late_work=engine.late_work if engine else LateWork(),
         )
 
     def _check_room(self, count: int, client: str) -> None:

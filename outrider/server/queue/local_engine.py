@@ -6,6 +6,7 @@ from collections.abc import Sequence as Seq
 
 from outrider.engine.client import EngineFacts, EngineTokenizer
 from outrider.engine.events import Event
+from outrider.engine.prepare import LateWork
 from outrider.engine.request import CheckedRequest, Request, validate_request
 from outrider.engine.scoring import Scoring
 from outrider.engine.stats import Stats
@@ -46,6 +47,10 @@ class LocalEngine:
     @property
     def pages_used(self) -> int:
         return self.llm.engine.target.pool.used
+
+    @property
+    def late_work(self) -> LateWork:
+        return self.llm.late_work
 
     @property
     def busy(self) -> bool:

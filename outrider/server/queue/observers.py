@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from outrider.engine.events import Event
+from outrider.engine.prepare import LateWork
 
 EngineState = Literal["loading", "ready", "draining", "dead"]
 
@@ -43,3 +44,5 @@ class QueueSnapshot:
     waiting: int
     pages_used: int
     pages_total: int
+    late_work: LateWork
+    """What was compiled, captured or allocated after start-up."""
