@@ -60,7 +60,8 @@ def test_profile_names_operators(cli):
     assert done.code == 0, done.err
     assert "operators of a round" in done.out
     assert "aten::mm" in done.out
-    told = json.loads(cli("bench", "synthetic", "--profile", "--rounds", "2", "--device", "cpu", "--json", "--fixed").out)
+    done = cli("bench", "synthetic", "--profile", "--rounds", "2", "--device", "cpu", "--json", "--fixed")
+    told = json.loads(done.out)
     assert (told["model"], told["rounds"], told["device"]) == ("synthetic", 2, "cpu")
     assert told["tokens"] == 6.0  # five accepted draft tokens, and one token of the target's own
     assert any(cost["name"] == "aten::mm" for cost in told["costs"])
@@ -73,7 +74,10 @@ def test_profile_names_operators(cli):
         (["synthetic", "--batch", "0"], "--batch must be 1 to 1024"),
         (["synthetic", "--max-tokens", "1"], "--max-tokens must be 2 to"),
         (["synthetic", "--max-tokens", "2", "--device", "cpu"], "a sequence finishes before all 1 decode together"),
-        (["synthetic", "--batch", "2", "--max-tokens", "24", "--device", "cpu", "--fixed"], "with speculative decoding"),
+        (
+            ["synthetic", "--batch", "2", "--max-tokens", "24", "--device", "cpu", "--fixed"],
+            "with speculative decoding",
+        ),
         (["synthetic", "--profile", "--rounds", "900"], "at most 211"),
         (["synthetic", "--prompt", "a"], "gets random tokens"),
         (["synthetic", "--quantize", "int4"], "float weights"),

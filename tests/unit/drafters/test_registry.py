@@ -94,7 +94,7 @@ def test_every_name_is_a_class_that_its_own_name_makes(context):
         if name not in ("draft-model", "mix", "auto"):  # needs a model to load, or goes by its members' names
             assert DRAFTERS[name]().build(context).traits.name == name
     assert DRAFTERS["mix"]().build(context).traits.name == "suffix+prompt-lookup+prediction"
-    assert len(DRAFTERS) == len(list(DRAFTERS)) == 7
+    assert len(DRAFTERS) == len(list(DRAFTERS)) == 8
 
 
 def test_every_drafter_and_every_option_is_described():
