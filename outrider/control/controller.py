@@ -129,25 +129,24 @@ class Controller:
         return float(self.acceptance[member].survival([seq_id])[0, :length].sum())
 
     def note(self, seq_ids: Seq[int], rows: Seq[int], plan: Plan, drafted: Seq[int], accepted: Seq[int]) -> None:
-        """Note a round of a plan: what was drafted for each sequence, and how much of it was accepted.
+        """Note a round of a plan: how many tokens of each sequence's draft were scored, and how many accepted.
 
+        A draft that only the device knows is scored at the length that was asked for, found or not.
         rows: the sequences that go on; the others ended meanwhile.
         """
         plain = plain_plan(plan.kind.batch, self.costs).seconds
         extra = self.costs.seconds(self._kind(plan, drafted)) - plain
-        for i, member in enumerate(self.members):
+        going_on = set(rows)
+        for i, acceptance in enumerate(self.acceptance):
             lengths = plan.lengths_of(i)
             self._idle[i] = 0 if any(lengths) else self._idle[i] + 1
-            # a budget that nothing was found for is a draft with no token accepted, where the pass is as wide as that
-            judged = [(r, n if member.pays_budget else drafted[r]) for r, n in enumerate(lengths) if n and r in rows]
-            judged = [(r, n) for r, n in judged if n]
+            judged = [(r, drafted[r]) for r, n in enumerate(lengths) if n and drafted[r] and r in going_on]
             ids = [seq_ids[r] for r, _ in judged]
-            self.acceptance[i].note(ids, [n for _, n in judged], [accepted[r] for r, _ in judged])
+            acceptance.note(ids, [n for _, n in judged], [accepted[r] for r, _ in judged])
         for row in rows:
             chosen = self._decisions.setdefault(seq_ids[row], Decisions())
             who, length = int(plan.drafters[row]), int(plan.lengths[row])
-            if who >= 0 and not self.members[who].pays_budget:
-                length = drafted[row]
+            length = min(length, drafted[row])
             chosen.rounds += 1
             chosen.lengths[(self.members[who].name if length else "", length)] += 1
             chosen.saved += accepted[row] * plain - extra
@@ -169,11 +168,13 @@ class Controller:
         self.costs.observe(self._kind(plan, drafted), seconds)
 
     def _kind(self, plan: Plan, drafted: Seq[int]) -> RoundKind:
-        """What kind of round a plan became: where the host sees drafts first, the pass is no wider than they are."""
-        if self.widths or not plan.lengths.any():
-            return plan.kind
-        rows = len(drafted) + sum(drafted)
-        return replace(plan.kind, width=1 + max(drafted), rows=rows)
+        """What kind of round a plan became: a pass is no wider than what was drafted."""
+        width, rows = 1 + max(drafted, default=0), len(drafted) + sum(drafted)
+        if self.widths:
+            width = next((w for w in self.widths if w >= width), width)
+            rows = len(drafted) * width
+        steps = plan.kind.steps if any(drafted) else 0
+        return replace(plan.kind, width=width, rows=rows, steps=steps)
 
     def decisions(self, seq_id: int) -> Decisions:
         return self._decisions.get(seq_id, Decisions())
