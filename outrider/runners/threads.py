@@ -17,7 +17,7 @@ import torch
 
 MAX_THREADS = 4096
 MAX_ROWS = 64  # passes of more rows are not timed: few are alike
-TRIAL_PASSES = 3
+TRIAL_PASSES = 5
 MAX_RATIO = 0.93  # a trial succeeds where its passes take at most so much of the usual time
 CHANGED_RATIO = 1.4  # a pass that takes so much longer or shorter than usual calls for a trial
 HOPELESS_RATIO = 2.0  # a trial's pass that takes longer than this ends it
