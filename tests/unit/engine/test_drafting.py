@@ -24,7 +24,7 @@ from outrider.drafters.base import Drafter, RoundView, TargetPass, Traits
 from outrider.drafters.guard import GuardedDrafter
 from outrider.drafters.mix import Mix
 from outrider.drafters.none import NoDraft
-from outrider.engine.drafting import Drafting, Proposal
+from outrider.engine.drafting import Drafting
 from outrider.engine.engine import Engine
 from outrider.engine.request import EngineLimits, Request
 from outrider.engine.stats import Stats
@@ -411,12 +411,18 @@ class Unread(HostCopy):
         raise AssertionError("waited for")
 
 
+def proposed(drafting: Drafting, view: RoundView) -> list[Draft]:
+    proposal = drafting.propose(view)
+    assert proposal is not None
+    return proposal.drafts
+
+
 def test_tokens_on_the_device_are_cut_and_not_read():
     drafter = Once(Draft(DeviceRow(Unread(), 0, 4), DeviceRow(Unread(), 0, 4), known=True))
     seq = Sequence(0, list(BAD), 3, SamplingParams(), 0)
     drafting = Drafting(drafter, ToyRunner(VOCAB))
     for state in (None, DeviceState(torch.tensor([3]), torch.tensor([[2, 3]]))):
-        (draft,) = (drafting.propose(RoundView([seq], [3], state)) or Proposal([EMPTY])).drafts
+        (draft,) = proposed(drafting, RoundView([seq], [3], state))
         assert len(draft) == 3
         assert isinstance(draft.tokens, DeviceRow)
     assert drafting.take_failures(0) == 2  # one token more than asked for, twice
@@ -432,7 +438,7 @@ def test_with_a_state_none_is_an_answer_and_a_failure_is_none():
     drafting = Drafting(Ahead(), ToyRunner(VOCAB))
     assert drafting.propose(RoundView([seq], [3], state)) is None
     assert drafting.take_failures(0) == 0
-    assert Drafting(Ahead(fails="yes"), ToyRunner(VOCAB)).propose(RoundView([seq], [3], state)) == [EMPTY]
+    assert proposed(Drafting(Ahead(fails="yes"), ToyRunner(VOCAB)), RoundView([seq], [3], state)) == [EMPTY]
 
 
 # --- forced tokens and runners of chains --------------------------------------------------------
@@ -463,7 +469,7 @@ def test_forced_tokens_come_first_and_the_drafter_is_not_asked():
     drafting = Drafting(drafter, ToyRunner(VOCAB))
     free, bound, idle = (Sequence(i, [1, 2, i], 1, SamplingParams(), 0) for i in range(3))
     bound.constraint = Forced()  # pyright: ignore[reportAttributeAccessIssue]
-    drafts = drafting.propose(RoundView([free, bound, idle], [3, 3, 0])) or []
+    drafts = proposed(drafting, RoundView([free, bound, idle], [3, 3, 0]))
     assert drafts == [Draft((11,) * 3, source="once"), Draft((21, 22), source="grammar", expected=2.0), EMPTY]
     assert drafter.asked == [0]
     verdicts = [Verdict((11, 5), (0,)), Verdict((21, 22, 5), (0, 1))]
@@ -478,6 +484,6 @@ def test_a_runner_without_trees_gets_the_first_chain():
     tree = Draft((1, 2, 3, 4), (-1, -1, 0, 1))
     seq = Sequence(0, list(BAD), 3, SamplingParams(), 0)
     for runner, tokens in ((ToyRunner(VOCAB), (1, 2, 3, 4)), (Chains(VOCAB), (1, 3))):
-        (draft,) = Drafting(Once(tree), runner).propose(RoundView([seq], [4])) or (EMPTY,)
+        (draft,) = proposed(Drafting(Once(tree), runner), RoundView([seq], [4]))
         assert draft.tokens == tokens
     assert [tokens for tokens, _ in answers(Once(tree), runner=Chains(VOCAB))] == PLAIN
