@@ -21,7 +21,7 @@ from outrider.core.sequence import Sequence
 from outrider.llm import LLM
 from outrider.testing.synthetic import synthetic_pair
 
-DRAFTERS = ("none", "suffix", "prompt-lookup")
+DRAFTERS = ("none", "suffix", "prompt-lookup", "auto", "draft-model:model=synthetic,k=5")
 
 
 def start(llm: LLM, prompts: list[list[int]], tokens: int, salt: str) -> list[Sequence]:
@@ -57,18 +57,20 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=3, help="the fastest counts")
-    parser.add_argument("--adaptive", action="store_true", help="with the controller, which drafts where it pays")
+    parser.add_argument("--drafters", nargs="+", default=DRAFTERS)
+    parser.add_argument("--fixed", action="store_true", help="without the controller, which drafts where it pays")
+    parser.add_argument("--agreement", type=float, default=0.01, help="how often draft model and target agree")
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    pair = synthetic_pair(options.shape, device=device)
+    pair = synthetic_pair(options.shape, agreement=options.agreement, device=device)
     context, rng = options.prompt + options.tokens + 64, random.Random(0)
     factory = LLMFactory(pair, cache_tokens=max(options.batches) * (context + 64), context=context)
     vocab = pair.target.config.vocab_size
-    print(f"{'batch':>5} {'drafter':>14} {'tok/s':>9} {'of plain':>8} {'waits':>6} {'accepted':>8}")
+    print(f"{'batch':>5} {'drafter':>31} {'tok/s':>9} {'of plain':>8} {'waits':>6} {'accepted':>8}")
     for batch in options.batches:
         plain = 0.0
-        for name in DRAFTERS:
-            llm = factory.llm(name, max_batch=batch, max_round_tokens=max(2048, batch * 16), adaptive=options.adaptive)
+        for name in options.drafters:
+            llm = factory.llm(name, max_batch=batch, max_round_tokens=max(2048, batch * 16), adaptive=not options.fixed)
             runs = [
                 [[rng.randrange(vocab) for _ in range(options.prompt)] for _ in range(batch)]
                 for _ in range(options.repeats + 1)
@@ -79,7 +81,7 @@ def main() -> None:
             found = max(speed(llm, start(llm, run, options.tokens, f"{name} {batch}")) for run in runs[1:])
             plain = plain or found
             share, accepted = found / plain, llm.engine.stats.all.accepted
-            print(f"{batch:>5} {name:>14} {found:>9.0f} {share:>8.2f} {waits.count / rounds:>6.1f} {accepted:>8}")
+            print(f"{batch:>5} {name:>31} {found:>9.0f} {share:>8.3f} {waits.count / rounds:>6.1f} {accepted:>8}")
 
 
 if __name__ == "__main__":
