@@ -42,6 +42,7 @@ OPTIONS: tuple[Mapping[str, Any], ...] = (
 )
 NEW_TOKENS = 4
 SHORT = 20  # tokens of a short prompt
+MAX_SEQUENCES = 256  # of one batch: larger ones are scored in several passes
 
 
 def start_up() -> AbstractContextManager[None]:
@@ -103,7 +104,7 @@ def warm_up_batches(target: Runner, limits: EngineLimits) -> list[list[Request]]
     Those of one batch run together.
     """
     room = min(target.context, target.pool.count * target.pool.size) - NEW_TOKENS - 1
-    vocab, most = target.vocab_size, limits.max_batch
+    vocab, most = target.vocab_size, min(limits.max_batch, MAX_SEQUENCES)
     lengths = sorted({min(length, room) for length in (*PROMPT_LENGTHS, limits.max_round_tokens)})
     short = _tokens(min(SHORT, room), vocab)
     batches = [[_request(_tokens(length, vocab), {}, f"length {length}")] for length in lengths]
