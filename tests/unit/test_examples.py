@@ -26,6 +26,9 @@ from process_world import (  # noqa: E402 - found by the line above  # pyright: 
 from outrider import LLM, SamplingParams  # noqa: E402
 from outrider.checkpoints.demo import demo_folder  # noqa: E402
 
+sys.path.append(str(ROOT / "examples"))
+from chat import SAMPLE  # noqa: E402 - found by the line above  # pyright: ignore[reportMissingImports]
+
 needs_demo = pytest.mark.skipif(demo_folder() is None, reason="the demo model is not here: outrider pull demo")
 
 
@@ -64,7 +67,7 @@ def at(server: Process) -> tuple[str, ...]:
         ("code_completion.py", [], "no server at http://127.0.0.1:9/v1/completions; start one: outrider serve demo"),
         ("game_dialogue.py", [], "no server at http://127.0.0.1:9/v1/chat/completions; start one: outrider serve demo"),
         ("code_completion.py", ["--file", "no-such-file"], "No such file or directory: 'no-such-file'; --file is a"),
-        ("batch_documents.py", ["--document", "no-such-file"], "No such file or directory: 'no-such-file'"),
+        ("batch_documents.py", ["--documents", "no-such-file"], "No such file or directory: 'no-such-file'"),
         ("batch_documents.py", ["--model", "demooo"], "there is no file or folder 'demooo'"),
     ],
 )
@@ -78,16 +81,20 @@ def test_what_is_missing_is_said_in_one_line(script: str, words: list[str], says
     assert done.stderr.count("\n") == 1
 
 
-def test_chat_remembers_what_was_said(server: Process, offline: LLM):
+@pytest.mark.parametrize("sample", [False, True])
+def test_chat_remembers_what_was_said(server: Process, offline: LLM, sample: bool):
     words = (*at(server), "--seed", "5", "--max-tokens", "30", "--temperature", "0.8")
-    said = run("chat.py", *words, stdin="who goes there\nand you\n")
+    questions = SAMPLE if sample else ("who goes there", "and you")
+    said = run("chat.py", *words, *(["--sample"] if sample else []), stdin="" if sample else "\n".join(questions))
     messages = [{"role": "system", "content": "You are a helpful assistant."}]
     params = SamplingParams(temperature=0.8, seed=5, max_tokens=30)
-    for question in ("who goes there", "and you"):
+    for question in questions:
         messages.append({"role": "user", "content": question})
         result = offline.chat(messages, params)
         assert f"{result.text}\n[{len(result.tokens)} tokens in " in said
         messages.append({"role": "assistant", "content": result.text})
+    assert said.count(" passes, the same text; ") == len(questions)
+    assert "without drafts" not in run("chat.py", *words, "--once", stdin="hello\n")
 
 
 def test_code_completion_counts_what_the_prediction_brought(folder: Path, offline: LLM, tmp_path: Path):
@@ -115,29 +122,33 @@ def test_code_completion_counts_what_the_prediction_brought(folder: Path, offlin
     assert int(passes[2]) <= int(passes[1]) - accepted
 
 
-def test_batch_documents_reads_the_document_once(folder: Path, offline: LLM, tmp_path: Path):
-    document = tmp_path / "document.txt"
-    document.write_text("The outrider rides ahead of the column and comes back with news.\n" * 20)
-    words = ("--model", str(folder), "--document", str(document), "--max-tokens", "20")
-    said = run("batch_documents.py", *words)
-    question = "What is this document about?"
-    messages = [{"role": "user", "content": f"{document.read_text()}\n\n{question}"}]
-    first = offline.chat(messages, SamplingParams(max_tokens=20))
-    assert f"{question}\n    {first.text.strip()}\n" in said
-    figures = re.search(r"prompts: (\d+) tokens, (\d+) of them read only once", said)
-    assert figures
-    length = len(document.read_text())
-    assert int(figures[2]) >= 7 * (length - 16)  # to within a page, for all questions but the first
+def test_batch_documents_reads_the_examples_once(folder: Path, tmp_path: Path):
+    """The texts are the offline engine's, without drafts; the beginning that all prompts share is read once."""
+    documents = tmp_path / "documents.txt"
+    documents.write_text("Choir on Sunday.\nBaking on Monday.\nChess on Friday.\n")
+    said = run("batch_documents.py", "--model", str(folder), "--documents", str(documents), "--max-tokens", "40")
+    assert [line for line in said.splitlines() if line.endswith(".")] == documents.read_text().splitlines()
+    answers = [line.strip() for line in said.splitlines() if line.startswith("    {")]
+    assert len(answers) == 3
+    assert all(each.startswith('{"name_of_course": "') for each in answers)
+    assert "identical: yes" in said
+    prompts = re.search(r"prompts: (\d+) tokens, (\d+) of them found in the cache", said)
+    passes = re.search(r"passes: (\d+) without drafts, (\d+) with them", said)
+    assert prompts
+    assert passes
+    assert int(prompts[2]) > 0.5 * int(prompts[1])  # all but the ends of the second and the third
+    assert int(passes[2]) < int(passes[1]) - 3 * 5  # the first name of a field alone is forced
 
 
 def test_game_dialogue_can_be_played_again(server: Process):
     words = (*at(server), "--deadline", "60", "--max-tokens", "800")
     games = [run("game_dialogue.py", *words, "--seed", seed) for seed in ("7", "7", "8")]
-    spoken = [[line for line in game.splitlines() if not line.startswith("[turn")] for game in games]
+    spoken = [[line for line in game.splitlines() if not line.startswith("[")] for game in games]
     assert spoken[0] == spoken[1] != spoken[2]
     said = re.compile(r"^(Mira|Tam|Odo) \((friendly|wary|afraid), (nods|points|steps back|shrugs)\): ", re.MULTILINE)
     assert len(said.findall(games[0])) == 9
     assert games[0].count(", 0 had nothing to say in time]") == 3
+    assert games[0].count(" s, the same replies]") == 3
 
 
 def test_game_dialogue_goes_on_without_those_who_are_late(server: Process):
