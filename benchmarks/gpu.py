@@ -176,6 +176,7 @@ def bars_of(bench: Bench, facts: dict[str, Any]) -> list[Bar]:
     equal = [r.equal for r in bench.rows if r.name.startswith("pinned: equal") and r.equal is not None]
     pinned, first = find("pinned", "pinned plain"), find("start", "start to graphs")
     ours, theirs = find("small", "small model, plain"), find("small", "small model, Transformers")
+    small, step = find("small", "plain, qwen-1.5b"), find("small", "draft step")
     limit = facts["limit_tokens_per_second"]
     wanted: list[tuple[str, float | None, float, float, bool]] = [
         ("plain, batch 1, of the limit", (rate(plain) or 0) / limit or None, 0.85, 0.92, True),
@@ -191,6 +192,8 @@ def bars_of(bench: Bench, facts: dict[str, Any]) -> list[Bar]:
         ("start to first token and graphs, s", first and first.seconds, 60, 25, False),
         ("pinned: texts equal", max(equal, default=None) if len(equal) < 2 else min(equal), 1, 1, True),
         ("pinned / plain, batch 1", rate(pinned) / rate(plain) if pinned and plain else None, 0, 0.95, True),
+        ("plain, 1.5B shape, of the limit", small and small.of_limit, 0.65, 0.78, True),
+        ("draft step, 0.5B shape, ms", step and step.round_ms, 0.5, 0.35, False),
         ("small model / Transformers", rate(ours) / rate(theirs) if ours and theirs else None, 6, 6, True),
     ]
     return [(what, value, must, goal, more) for what, value, must, goal, more in wanted if value is not None]

@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 
 from gpu_frame import Bench, Row, clock_ms, median_ms, replays, replays_within, row_of
-from gpu_others import small, start, transformers
+from gpu_others import small as small_model
+from gpu_others import start, transformers
 
 from outrider import SamplingParams
 from outrider.bench.llm_factory import DRAFT_MODEL, LLMFactory
@@ -15,13 +16,17 @@ from outrider.bench.syncs import SyncCounter
 from outrider.core.draft import Draft
 from outrider.core.sequence import Span
 from outrider.drafters.reduced_vocab import RECENT_SHARE
-from outrider.testing.synthetic import rare_tokens
+from outrider.runners.base import ChainStart
+from outrider.runners.native import NativeRunner
+from outrider.testing.synthetic import rare_tokens, synthetic_pair, weight_bytes
 
 SPEC = f"{DRAFT_MODEL},k=5"
 REDUCED_VOCAB = 32_768
 REDUCED_VOCAB_BATCHES = (1, 8, 32)
 WAIT_ROUNDS = 12
 ALONE = 1 << 30  # a sequence id outside any engine
+SMALL_TARGET, SMALL_DRAFT = "qwen-1.5b", "qwen-0.5b"
+CHAINS = (1, 9)  # tokens of the chains whose difference is the time of a draft step
 
 
 def decode(
@@ -165,6 +170,54 @@ def widths(bench: Bench) -> None:
             bench.add(row)
     finally:
         target.release(ALONE, unpublish=True)
+
+
+# --- small models -----------------------------------------------------------------------------
+
+
+def small(bench: Bench) -> None:
+    """A real small model against Transformers; then shapes whose launches cost as much time as their weights."""
+    small_model(bench)
+    bench.check_time()
+    small_plain(bench)
+    draft_step(bench)
+
+
+def small_plain(bench: Bench) -> None:
+    plan = bench.plan
+    shape = "tiny" if plan.shape == "tiny" else SMALL_TARGET
+    pair = synthetic_pair(shape, device=plan.device)
+    tokens = plan.prompt + plan.new + 64
+    found = decode(bench, LLMFactory(pair, cache_tokens=tokens, context=tokens), "none", 1, plan.prompt, plan.new)
+    row = row_of(bench, "small", f"plain, {shape}", found, plan.prompt)
+    cached = (plan.prompt + found.tokens / 2) * pair.target.config.token_bytes(pair.target.dtype)
+    read = weight_bytes(pair.target) + cached
+    row.of_limit = 1000 * read / bench.bandwidth / found.round_ms
+    bench.add(row)
+
+
+def draft_step(bench: Bench) -> None:
+    """One step of a chain of a draft model: its pass, the token sampled, and what it leaves for the next."""
+    plan = bench.plan
+    shape = "tiny" if plan.shape == "tiny" else SMALL_DRAFT
+    decoder = synthetic_pair(shape, device=plan.device).target
+    runner = NativeRunner(decoder, plan.prompt + 64, context=plan.prompt + 64)
+    text = tuple(bench.prompts(1, plan.prompt)[0])
+    runner.pool.open(ALONE, text, "steps")
+    runner.pool.reserve(ALONE, plan.prompt + CHAINS[-1] + 1)
+    runner.score([Span(ALONE, 0, text)])
+    start, times = ChainStart(ALONE, 0, 0.0, len(text), text[-2:]), list[float]()
+    for steps in CHAINS:
+        with replays() as graphs:
+            runner.draft_chains([start], steps)
+        times += [median_ms(graph.replay, plan.device) for graph in graphs]
+    row = Row(section="small", name=f"draft step, {shape}", context=plan.prompt)
+    row.note = "nothing is captured here"
+    if len(times) == len(CHAINS):
+        row.round_ms = (times[1] - times[0]) / (CHAINS[1] - CHAINS[0])
+        row.of_limit = 1000 * weight_bytes(decoder) / bench.bandwidth / row.round_ms
+        row.note = f"chain of {CHAINS[0]} {times[0]:.3f} ms, of {CHAINS[1]} {times[1]:.3f} ms"
+    bench.add(row)
 
 
 # --- pinned -----------------------------------------------------------------------------------

@@ -52,6 +52,9 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen-1.5b": {"model_type": "qwen2", "vocab_size": 151_936, "max_position_embeddings": 32_768}
     | {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "rms_norm_eps": 1e-6}
     | {"num_attention_heads": 12, "num_key_value_heads": 2, "rope_theta": 1e6, "tie_word_embeddings": True},
+    "qwen-0.5b": {"model_type": "qwen2", "vocab_size": 151_936, "max_position_embeddings": 32_768}
+    | {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "rms_norm_eps": 1e-6}
+    | {"num_attention_heads": 14, "num_key_value_heads": 2, "rope_theta": 1e6, "tie_word_embeddings": True},
     "tiny": _LLAMA_3
     | {"vocab_size": 512, "max_position_embeddings": 4096, "rope_theta": 10_000.0}
     | {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4}

@@ -144,7 +144,8 @@ def test_tokenizer_reads_bytes_and_names_every_other_id():
 def test_named_shapes_have_the_published_sizes(shape: str):
     from outrider.models.families import parse_config
 
-    parameters = {"llama-8b": 8.03e9, "llama-1b": 1.24e9, "smollm2-135m": 134.5e6, "qwen-1.5b": 1.54e9, "tiny": 213e3}
+    parameters = {"llama-8b": 8.03e9, "llama-1b": 1.24e9, "smollm2-135m": 134.5e6, "tiny": 213e3}
+    parameters |= {"qwen-1.5b": 1.54e9, "qwen-0.5b": 494e6}
     config = parse_config(SHAPES[shape])
     assert _parameters(config) == pytest.approx(parameters[shape], rel=0.01)
 
