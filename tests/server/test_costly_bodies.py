@@ -43,8 +43,8 @@ def problem(response: Any) -> dict[str, Any]:
 
 REFUSED = [
     (URL, CompletionRequest, {"prompt": ["a"] * MANY}, "prompt: List should have at most 1024 items"),
-    (URL, CompletionRequest, {"prompt": [None] * MANY}, "prompt: Input should be a valid string"),
-    (URL, CompletionRequest, {"prompt": [1] * MANY + ["a"]}, "prompt: Input should be a valid string"),
+    (URL, CompletionRequest, {"prompt": [None] * MANY}, "prompt.0: Input should be a valid integer, or: "),
+    (URL, CompletionRequest, {"prompt": [1] * MANY + ["a"]}, "prompt: Input should be a valid integer, or: "),
     (URL, CompletionRequest, {"prompt": [["a"] * 100] * 1000}, "Input should be a valid integer"),
     (URL, CompletionRequest, {"prompt": "a", "banned_token_ids": ["x"] * 4096}, "banned_token_ids.0"),
     (URL, CompletionRequest, {"prompt": "a", "allowed_token_ids": ["x"] * 4096}, "allowed_token_ids.0"),

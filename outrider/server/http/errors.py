@@ -109,8 +109,10 @@ def _place(found: Mapping[str, Any]) -> list[Any]:
 
 
 def _index(found: Mapping[str, Any]) -> list[int]:
-    """The index in a list, if the field is one; pydantic may name the type that it takes the field for before it."""
-    return [part for part in _place(found)[1:3] if isinstance(part, int)][:1]
+    """The index in a list, if the field is one; pydantic may name a type, `list[...]`, before it."""
+    inside = _place(found)[1:]
+    inside = inside[1:] if inside and "[" in str(inside[0]) else inside
+    return [part for part in inside[:1] if isinstance(part, int)]
 
 
 def _field(found: Mapping[str, Any]) -> str:
