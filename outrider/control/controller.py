@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
@@ -150,6 +151,14 @@ class Controller:
             chosen.rounds += 1
             chosen.lengths[(self.members[who].name if length else "", length)] += 1
             chosen.saved += accepted[row] * plain - extra
+
+    def note_plain(self, plan: Plan, seq_ids: Iterable[int], seconds: float) -> None:
+        """Note a round without drafts that nobody was asked for, and what it took."""
+        for seq_id in seq_ids:
+            chosen = self._decisions.setdefault(seq_id, Decisions())
+            chosen.rounds += 1
+            chosen.lengths["", 0] += 1
+        self.costs.observe(plan.kind, seconds)
 
     def is_active(self, member: int) -> bool:
         """Whether the drafter is asked these days, or has still to be tried."""

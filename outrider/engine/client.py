@@ -135,6 +135,7 @@ class EngineClient(Protocol):
     def late_work(self) -> LateWork:
         """What was compiled, captured or allocated after start-up. Any thread may ask."""
         ...
+
     @property
     def busy(self) -> bool:
         """Whether any sequence waits or runs."""

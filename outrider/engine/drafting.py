@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import cast
 
-from outrider.control.choose import Plan
+from outrider.control.choose import Plan, plain_plan
 from outrider.control.controller import Controller, Decisions
 from outrider.core.draft import EMPTY, Draft, Verdict, accepted_by
 from outrider.core.sequence import Sequence
@@ -15,6 +15,9 @@ from outrider.drafters import grammar
 from outrider.drafters.base import Drafter, RoundView, TargetPass
 from outrider.drafters.guard import GuardedDrafter, legal_nodes
 from outrider.runners.base import Runner
+
+_SEQUENCES_PER_REST = 16
+"""After a plan without drafts for so many sequences, or a multiple, as many rounds are without drafts unasked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,8 @@ class Proposal:
     drafts: list[Draft]
     plan: Plan | None = None
     """As the controller decided it, in the order of the drafts; None without one."""
+    observed: bool = True
+    """A drafter was asked, or watched: it sees what became of the round."""
 
     @property
     def lengths(self) -> list[int]:
@@ -49,6 +54,8 @@ class Drafting:
         self.members = [GuardedDrafter(part, runner.vocab_size) for part in parts]
         self._undecided: tuple[list[int], Plan] | None = None
         """The plan of a round that waits for the one in flight, and its sequences."""
+        self._rest = 0, 0
+        """So many more rounds of so many sequences are without drafts before the controller is asked again."""
         self._unscored: dict[int, tuple[int, int, Draft]] = {}
         """By sequence: a draft that was left out, until the text judges it; whose it is, and where it starts."""
 
@@ -64,6 +71,9 @@ class Drafting:
             forced = [self._forced(seq, budget) for seq, budget in zip(view.seqs, view.budgets, strict=True)]
             budgets = [0 if draft else budget for draft, budget in zip(forced, view.budgets, strict=True)]
             view = replace(view, budgets=budgets)
+        rested = self._rest_on(view)
+        if rested is not None:
+            return Proposal([first or EMPTY for first in forced], rested, observed=False)
         plan = self._plan(view)
         drafts = self._ask(view, plan)
         if drafts is None:
@@ -72,10 +82,21 @@ class Drafting:
         drafts = [self._scorable(draft) for draft in drafts]
         if plan is not None:
             drafts = self._review(view.seqs, plan, drafts)
+            # of a large batch each round costs the host time, and a single one tells little
+            self._rest = 0 if plan.lengths.any() else len(view.seqs) // _SEQUENCES_PER_REST, len(view.seqs)
         drafts = [first or draft for first, draft in zip(forced, drafts, strict=True)]
         if view.state is None and len(drafts) == 1:
             drafts = [self._trimmed(draft) for draft in drafts]
-        return Proposal(drafts, plan)
+        observed = plan is None or bool(plan.lengths.any()) or any(m.traits.watches for m in self.members)
+        return Proposal(drafts, plan, observed)
+
+    def _rest_on(self, view: RoundView) -> Plan | None:
+        """The plan of a round without drafts, where the last one was without and the batch is as large as then."""
+        rounds, batch = self._rest
+        if self.controller is None or not rounds or batch != len(view.seqs):
+            return None
+        self._rest = rounds - 1, batch
+        return plain_plan(batch, self.controller.costs)
 
     def process(self, work: TargetPass) -> None:
         """Show drafters that follow the target what it has read."""
@@ -110,6 +131,9 @@ class Drafting:
         nothing, since prompts were read in it.
         """
         if self.controller is None or proposal.plan is None:
+            return
+        if not proposal.observed:
+            self.controller.note_plain(proposal.plan, verdicts, seconds)
             return
         drafted = proposal.lengths
         accepted = [verdicts[i].accepted if i in verdicts and n else 0 for i, n in zip(seq_ids, drafted, strict=True)]

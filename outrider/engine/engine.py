@@ -290,6 +290,8 @@ class Engine:
         self.drafting.process(TargetPass(seqs, [spans[i] for i in rows], scores, state))
 
     def _observe(self, outcomes: list[Outcome], done: InFlightRound) -> None:
+        if not done.proposal.observed:
+            return
         seen = [(o.live.seq, o.draft, o.verdict) for o in outcomes if o.verdict is not None]
         if seen:
             drafters = done.drafters_of([seq.id for seq, _, _ in seen])
