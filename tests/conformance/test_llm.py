@@ -31,7 +31,7 @@ LONG = SamplingParams(max_tokens=30, temperature=0.7, seed=3, ignore_eos=True)
 
 def llm(drafter: str = "suffix", made: ToyRunner | None = None, **options: Any) -> LLM:
     loaded = LoadedModel("toy", Path("toy"), made or target(), TOKENIZER, "float32")  # pyright: ignore[reportArgumentType]
-    return LLM(loaded, drafter=drafter, **options)
+    return LLM(loaded, drafter=drafter, **({"adaptive": False} | options))
 
 
 def judged(text: str | Seq[Token], params: SamplingParams = LONG) -> list[Told]:

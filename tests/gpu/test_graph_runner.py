@@ -385,7 +385,8 @@ def test_what_is_got_ready_is_all_a_run_needs():
     captured, reserved = set(target.graphs.captured), torch.cuda.memory_reserved()
     for i in range(5):
         serve(str(i))
-    assert set(target.graphs.captured) == captured == {s for s in captured if s.batch <= 4 and s.width <= 6}
+    assert set(target.graphs.captured) == captured
+    assert all(s.batch <= 4 and s.width <= 6 for s in captured if s.batch > 1)  # of one: short prompts too
     assert torch.cuda.memory_reserved() == reserved
 
 

@@ -50,7 +50,7 @@ class ChatBytes(ByteTokenizer):
 def toy_llm(target: ToyRunner | None = None, drafter: str = "suffix") -> LLM:
     made = target or ToyRunner(257, context=512, cache_tokens=4096, order=1)
     loaded = LoadedModel("toy", Path("toy"), made, ChatBytes(), "float32")  # pyright: ignore[reportArgumentType]
-    return LLM(loaded, drafter=drafter, max_batch=4)
+    return LLM(loaded, drafter=drafter, max_batch=4, adaptive=False)
 
 
 class Heard(logging.Handler):

@@ -118,7 +118,7 @@ class Running:
 
 def make_llm(target: ToyWriter | None = None, *, drafter: str = "suffix+prediction", max_batch: int = 4) -> LLM:
     loaded = LoadedModel(NAME, Path(NAME), target or ToyWriter(), make_tokenizer(), "float32")
-    return LLM(loaded, drafter=drafter, max_batch=max_batch)
+    return LLM(loaded, drafter=drafter, max_batch=max_batch, adaptive=False)
 
 
 def start(

@@ -43,7 +43,7 @@ class Told(ByteTokenizer):
 
 def llm(drafter: str = "suffix", **target: Any) -> LLM:
     loaded = LoadedModel("toy", Path("toy"), ToyRunner(**target), Told(), "float32")  # pyright: ignore[reportArgumentType]
-    return LLM(loaded, drafter=drafter)
+    return LLM(loaded, drafter=drafter, adaptive=False)
 
 
 @pytest.mark.parametrize(

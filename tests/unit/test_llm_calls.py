@@ -91,7 +91,7 @@ def test_a_role_nobody_knows_is_refused(role: str, hint: str):
 def test_closing_frees_the_model_and_ends_all_calls():
     runner = ToyRunner()
     loaded = LoadedModel("toy", Path("toy"), runner, llm().tokenizer, "float32")
-    with LLM(loaded) as made:
+    with LLM(loaded, adaptive=False) as made:
         stream = made.stream("hi", SHORT)
         next(stream)
         assert "toy, float32 on cpu, drafter suffix" in repr(made)

@@ -39,7 +39,7 @@ class Bytes(ByteTokenizer):
 
 def llm(drafter: str = "suffix") -> LLM:
     loaded = LoadedModel("toy", Path("toy"), ToyRunner(257), Bytes(), "float32")  # pyright: ignore[reportArgumentType]
-    return LLM(loaded, drafter=drafter)
+    return LLM(loaded, drafter=drafter, adaptive=False)
 
 
 def assert_thing(text: str) -> None:
