@@ -40,7 +40,7 @@ VOCAB = 512
 class Again:
     """Takes the place of a captured graph."""
 
-    def __init__(self, work: Callable[[], None], pool: Any) -> None:
+    def __init__(self, work: Callable[[], None], pool: Any, name: str = "") -> None:
         self.work = work
 
     def replay(self) -> None:
@@ -134,6 +134,30 @@ def test_padding_of_a_draft_is_scored_and_never_accepted(target: NativeRunner):
     ]
     for draft, own, accepted in zip(drafts, choices, [1, 0, 3], strict=True):
         assert accept_draft(draft, own).accepted == accepted  # as the host sees it
+
+
+@pytest.mark.parametrize("taps", [(), (0, 1)])
+@pytest.mark.parametrize("prompts", [(20,), (3,), (20, 30), (40,), (40, 20)], ids=str)
+def test_once_captured_rounds_of_any_widths_capture_nothing_and_are_scored_as_plainly(
+    target: NativeRunner, prompts: tuple[int, ...], taps: tuple[int, ...]
+):
+    """Decoding sequences with drafts beside prompts: one short one, several, and long ones."""
+    plain = NativeRunner(target.model.decoder, 2048, context=256)
+    scores = []
+    for runner in (plain, target):
+        runner.tap(taps)
+        list(runner.capture(3, 2))
+        made = 0 if runner.graphs is None else len(runner.graphs.captured)
+        spans, _ = read(runner, 2, [Draft((5,)), EMPTY])
+        for i, length in enumerate(prompts, start=10):
+            runner.pool.open(i, (), str(i))
+            assert runner.pool.reserve(i, length)
+            spans.insert(1, Span(i, 0, tuple((5 * i + n) % VOCAB for n in range(length))))
+        scores.append(runner.score(spans))
+        assert runner.graphs is None or len(runner.graphs.captured) == made
+    torch.testing.assert_close(scores[1].logits, scores[0].logits, rtol=1e-4, atol=1e-4)
+    for own, expected in zip(scores[1].features or (), scores[0].features or (), strict=True):
+        torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-4)
 
 
 TREES = [
