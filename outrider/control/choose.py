@@ -49,6 +49,8 @@ class Plan:
     tokens: float
     """Tokens expected of the round."""
     seconds: float
+    probe: bool = False
+    """Made to learn of a drafter, not for its promise."""
 
     @property
     def rate(self) -> float:

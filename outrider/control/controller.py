@@ -14,7 +14,9 @@ from outrider.control.choose import Ints, Outlook, Plan, choose_drafts, choose_p
 from outrider.control.costs import RoundCosts, RoundKind
 
 _PROBE_TOKENS = 2
-"""A probe drafts so many tokens for every sequence."""
+"""A probe drafts so many tokens for a sequence."""
+_PROBE_SEQUENCES = 4
+"""A probe of a draft model, which may have much text to catch up with, is of so many sequences, in turn."""
 _PROBE_SHARE = 0.004
 """The share of time that probing may cost."""
 _MIN_PROBE_ROUNDS, _MAX_PROBE_ROUNDS = 16, 4096
@@ -140,7 +142,7 @@ class Controller:
         going_on = set(rows)
         for i, acceptance in enumerate(self.acceptance):
             lengths = plan.lengths_of(i)
-            self._idle[i] = 0 if any(lengths) else self._idle[i] + 1
+            self._idle[i] = 0 if any(lengths) and not plan.probe else self._idle[i] + 1
             judged = [(r, drafted[r]) for r, n in enumerate(lengths) if n and drafted[r] and r in going_on]
             ids = [seq_ids[r] for r, _ in judged]
             acceptance.note(ids, [n for _, n in judged], [accepted[r] for r, _ in judged])
@@ -200,12 +202,11 @@ class Controller:
         if not left_out:
             return None
         at = min(left_out, key=lambda i: self._probed[i])
-        lengths = np.minimum(outlooks[at].budgets, _PROBE_TOKENS)
-        width = 1 + int(lengths.max())
+        lengths = self._probe_lengths(outlooks[at], at)
+        batch, width = len(lengths), 1 + int(lengths.max())
         width = next((w for w in self.widths if w >= width), width)
-        batch, steps = len(lengths), outlooks[at].steps(int(lengths.max()))
         rows = batch * width if self.widths else batch + int(lengths.sum())
-        kind = RoundKind(batch, width, rows, (outlooks[at].name,), steps)
+        kind = RoundKind(batch, width, rows, (outlooks[at].name,), outlooks[at].steps(int(lengths.max())))
         seconds = self.costs.seconds(kind)
         extra = max(0.0, seconds / self.costs.seconds(plan.kind) - 1)
         due = min(max(extra / _PROBE_SHARE, _MIN_PROBE_ROUNDS), _MAX_PROBE_ROUNDS)
@@ -214,4 +215,15 @@ class Controller:
         self._since_probe = 0
         self._probed[at] += 1
         who = np.where(lengths > 0, at, -1)
-        return Plan(kind, lengths, who, batch + float(outlooks[at].survival[:, 0].sum()), seconds)
+        tokens = batch + float(outlooks[at].survival[lengths > 0, 0].sum())
+        return Plan(kind, lengths, who, tokens, seconds, probe=True)
+
+    def _probe_lengths(self, outlook: Outlook, member: int) -> Ints:
+        lengths = np.minimum(outlook.budgets, _PROBE_TOKENS)
+        able = np.flatnonzero(lengths)
+        if not outlook.runs_model or len(able) <= _PROBE_SEQUENCES:
+            return lengths
+        turn = np.roll(able, -_PROBE_SEQUENCES * self._probed[member])[:_PROBE_SEQUENCES]
+        chosen = np.zeros_like(lengths)
+        chosen[turn] = lengths[turn]
+        return chosen
