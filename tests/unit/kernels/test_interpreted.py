@@ -21,6 +21,13 @@ PARTS = [  # file, which of its tests, how many those are at least
     ("graphed_forward_on_cpu", "", 10),
 ]
 
+ENVIRONMENT = {
+    "TRITON_INTERPRET": "1",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": str(ROOT),
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # importing them takes 3 s of each process; no test here uses one
+}
+
 
 def run_part(root: Path, report: Path, name: str, chosen: str, expected: int) -> None:
     """Run these tests of tests/gpu under `root`; fails unless `expected` or more ran and all of them passed."""
@@ -28,7 +35,7 @@ def run_part(root: Path, report: Path, name: str, chosen: str, expected: int) ->
     done = subprocess.run(
         [*command, f"tests/gpu/test_{name}.py", *(["-k", chosen] if chosen else [])],
         cwd=root,
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        env={**os.environ, **ENVIRONMENT},
         capture_output=True,
         text=True,
         timeout=300,
