@@ -158,17 +158,20 @@ def _combine_splits(
 ):  # fmt: skip
     """[ROWS, DIM]: the splits' sums under a common peak, in order. Past the first cache, which others did not write."""
     top = tl.full((ROWS,), float("-inf"), dtype=tl.float32)
-    for first in range(0, used, STEP):
-        c = first + tl.arange(0, STEP)
-        seen = real[:, None] & (c < used)[None, :]
-        m = tl.load(peaks + at[:, None] * SPLITS + c[None, :], mask=seen, other=float("-inf"), cache_modifier=".cg")
-        top = tl.maximum(top, tl.max(m, 1))
+    none = tl.full((ROWS,), 0, dtype=tl.int32)
+    for first in range(0, used, STEP):  # no reduction over a block of splits: Triton 3.6 fails to compile one here
+        for c in tl.static_range(STEP):
+            split = none + first + c
+            m = tl.load(
+                peaks + at * SPLITS + split, mask=real & (split < used), other=float("-inf"), cache_modifier=".cg"
+            )
+            top = tl.maximum(top, m)
     top = tl.where(top == float("-inf"), 0.0, top)
     total = tl.zeros((ROWS,), dtype=tl.float32)
     acc = tl.zeros((ROWS, DIM), dtype=tl.float32)
     for first in range(0, used, STEP):
         for c in tl.static_range(STEP):
-            split = tl.full((ROWS,), 0, dtype=tl.int32) + first + c
+            split = none + first + c
             seen = real & (split < used)
             part = at * SPLITS + split
             e = tl.exp(tl.load(peaks + part, mask=seen, other=float("-inf"), cache_modifier=".cg") - top)
