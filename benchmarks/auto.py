@@ -1,0 +1,175 @@
+"""Whether `auto` is ever slower than plain decoding, and how near the best fixed choice it comes.
+
+    python benchmarks/auto.py TARGET [--draft DRAFT] [--kinds chat code ...] [--batches 1 4 16 64] [--temperatures 0 1]
+
+Prompts of five kinds, made up here, each seen for the first time: chat, code, summary, copy (edits of a given text) and
+random tokens. For each kind, batch and temperature: tokens per second of plain decoding, prompts included, and of each
+drafter over that. `fixed` drafts always; `auto` decides. `predicted` is what the controller believes to have gained,
+over what was measured. The last rows are a load of all kinds together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Iterator
+
+from outrider.core.sampling import SamplingParams
+from outrider.llm import LLM
+from outrider.loading.load import load
+
+TOPICS = (
+    "bread", "glaciers", "chess", "bicycles", "volcanoes", "honey bees", "the printing press", "violins", "lighthouses",
+    "coffee", "migration of birds", "bridges", "tides", "paper", "trains", "gardens", "maps", "clocks", "salt",
+    "whales",
+)  # fmt: skip
+CHAT = (
+    "What should a beginner know about {0}?",
+    "Explain {0} to a child of ten.",
+    "Give me three surprising facts about {0}.",
+    "Write a short letter to a friend about {0}.",
+    "Why do people care about {0}, and why did they in the past?",
+    "Compare {0} and {1} in a few sentences.",
+)
+CODE = (
+    "Write a Python class that stores facts about {0}, with methods to add, find and remove them.",
+    "Write a function in JavaScript that sorts a list of records about {0} by name and then by year, with tests.",
+    "Write a SQL schema and three queries for a database about {0} and {1}.",
+    "Write a C program that reads lines about {0} from a file and counts the words.",
+)
+SUMMARY = "Summarize this text in two sentences.\n\n{text}"
+COPY = (
+    "Write this list again, with every line numbered and nothing else changed:\n\n{text}",
+    "Repeat this text exactly, but write 'station' wherever it says 'place':\n\n{text}",
+    "Turn these lines into a JSON array of objects with the fields name, count and place:\n\n{text}",
+)
+KINDS = ("chat", "code", "summary", "copy", "random")
+Prompt = str | list[int]
+
+
+def prompts(kind: str, vocab: int, seed: int) -> Iterator[Prompt]:
+    """Endless prompts of a kind; no two are alike."""
+    rng = random.Random(f"{kind} {seed}")
+    while True:
+        first, second = rng.sample(TOPICS, 2)
+        if kind == "random":
+            yield [rng.randrange(min(vocab, 50_000)) for _ in range(rng.randrange(60, 200))]
+        elif kind in ("chat", "code"):
+            told = f" Mention the number {rng.randrange(1000, 9999)}."
+            yield rng.choice(CHAT if kind == "chat" else CODE).format(first, second) + told
+        else:
+            form = SUMMARY if kind == "summary" else rng.choice(COPY)
+            yield form.format(text=_lines(rng) if kind == "copy" else _story(rng))
+
+
+def _lines(rng: random.Random) -> str:
+    return "\n".join(f"{rng.choice(TOPICS)}: {rng.randrange(1000)} at place {rng.randrange(99)}" for _ in range(14))
+
+
+def _story(rng: random.Random) -> str:
+    verbs = ("changed", "reached", "divided", "surprised", "connected", "delayed", "fed", "inspired")
+    lines = [
+        f"In {rng.randrange(1500, 2020)} {rng.choice(TOPICS)} {rng.choice(verbs)} the town near {rng.choice(TOPICS)}, "
+        f"and {rng.randrange(3, 900)} people {rng.choice(verbs)} what {rng.choice(TOPICS)} had left behind."
+        for _ in range(10)
+    ]
+    return " ".join(lines)
+
+
+def answer(llm: LLM, batch: list[Prompt], params: SamplingParams, salt: str) -> tuple[float, float, float]:
+    """Tokens per second from submission to the end, τ, and the gain that the controller believes in."""
+    began = time.perf_counter()
+    chats = [each for each in batch if isinstance(each, str)]
+    rest = [each for each in batch if not isinstance(each, str)]
+    requests = [llm.request([{"role": "user", "content": each}], params, salt=salt) for each in chats]
+    requests += [llm.request(each, params, salt=salt) for each in rest]
+    ids = {seq_id for request in requests for seq_id in llm.engine.submit(request)}
+    stats = []
+    while llm.engine.busy:
+        stats += [event.stats for event in llm.engine.step() if event.seq_id in ids and event.stats is not None]
+    seconds = time.perf_counter() - began
+    saved = statistics.mean(each.decisions.saved if each.decisions else 0.0 for each in stats)
+    tau = sum(each.tokens for each in stats) / max(1, sum(each.all.rounds for each in stats))
+    return sum(each.tokens for each in stats) / seconds, tau, 1 + saved / seconds
+
+
+class Table:
+    """The engines compared, and the cells measured."""
+
+    def __init__(self, given: argparse.Namespace) -> None:
+        loaded = load(given.target, max_batch=max(given.batches), max_draft=15, context=given.context)
+        auto = f"auto:model={given.draft}" if given.draft else "auto"
+        choices = {"plain": ("none", False), "suffix": ("suffix", False)}
+        if given.draft:
+            choices["draft"] = (f"draft-model:model={given.draft},k={given.k}", False)
+        choices["auto"] = (auto, True)
+        self.llms = {
+            name: LLM(loaded, drafter=spec, max_batch=max(given.batches), adaptive=adaptive)
+            for name, (spec, adaptive) in choices.items()
+        }
+        self.given, self.vocab = given, loaded.target.vocab_size
+        self.sources = {kind: prompts(kind, self.vocab, given.seed) for kind in KINDS}
+        self.ratios: list[float] = []
+        for name, llm in self.llms.items():  # a salt for each: they share pages
+            answer(llm, [[1, 2, 3] * 9] * max(given.batches), SamplingParams(max_tokens=16, ignore_eos=True), name)
+        names = [f"{name:>8}" for name in choices]
+        print(
+            f"{'kind':>8} {'T':>3} {'batch':>5}" + "".join(names) + f"{'best':>8}{'predicted':>10}  τ of auto",
+            flush=True,
+        )
+
+    def cell(self, kinds: list[str], temperature: float, batch: int) -> None:
+        """Measure one cell; every engine gets the same prompts, in turns."""
+        params = SamplingParams(max_tokens=self.given.tokens, temperature=temperature, seed=1, ignore_eos=True)
+        repeats = max(1, self.given.texts // batch)
+        found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in self.llms}
+        for _ in range(repeats):
+            chosen = [next(self.sources[kinds[i % len(kinds)]]) for i in range(batch)]
+            for name, llm in self.llms.items():
+                found[name].append(answer(llm, chosen, params, name))
+        speed = {name: len(runs) / sum(1 / run[0] for run in runs) for name, runs in found.items()}
+        plain, auto = speed["plain"], speed["auto"]
+        best = max(value for name, value in speed.items() if name != "auto")
+        predicted = statistics.mean(run[2] for run in found["auto"]) / (auto / plain)
+        tau = statistics.mean(run[1] for run in found["auto"])
+        shown = "".join(
+            f"{value if name == 'plain' else value / plain:>8.{0 if name == 'plain' else 2}f}"
+            for name, value in speed.items()
+        )
+        self.ratios.append(auto / plain)
+        label = kinds[0] if len(kinds) == 1 else "mixed"
+        print(
+            f"{label:>8} {temperature:>3g} {batch:>5}{shown}{auto / best:>8.2f}{predicted:>10.2f}  {tau:.2f}",
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("target")
+    parser.add_argument("--draft", default="")
+    parser.add_argument("--k", type=int, default=4, help="tokens of the fixed draft model")
+    parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS)
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16, 64])
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument(
+        "--texts", type=int, default=4, help="texts of a cell, at least; more than the batch: one after the other"
+    )
+    parser.add_argument("--context", type=int, default=2048)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin no cell after this long")
+    given = parser.parse_args()
+    table, end = Table(given), time.monotonic() + given.seconds
+    cells = [([kind], t, batch) for t in given.temperatures for batch in given.batches for kind in given.kinds]
+    cells.append((list(given.kinds), 0.0, given.batches[len(given.batches) // 2]))
+    for kinds, temperature, batch in cells:
+        if time.monotonic() < end:
+            table.cell(kinds, temperature, batch)
+    print(f"auto over plain: lowest {min(table.ratios):.3f}, median {statistics.median(table.ratios):.3f}")
+
+
+if __name__ == "__main__":
+    main()
