@@ -60,5 +60,3 @@ class AttentionWorkspace:
         self.parts = torch.empty(row_splits * heads * dim, dtype=torch.float32, device=device)
         self.peaks = torch.empty(row_splits * heads, dtype=torch.float32, device=device)
         self.sums = torch.empty_like(self.peaks)
-        self.counters = torch.zeros(row_splits * heads, dtype=torch.int32, device=device)
-        """Of each sequence and key/value head: how many splits have finished; 0 between passes."""

@@ -1,9 +1,9 @@
 """Attention over the paged cache in Triton: decoding, chains and trees, keys split between programs.
 
 One program computes one sequence, one key/value head and every n-th block of keys, for all rows and all query heads of
-that group; the last of the n programs to finish combines the splits in order (flash decoding). The number of splits
-follows the length of the sequence, or is always the same where a row's bits must not depend on the other rows. Only
-the block tables bound the length of a sequence: one captured pass serves every length.
+that group; a second kernel combines the n splits in order (flash decoding). The number of splits follows the length of
+the sequence, or is always the same where a row's bits must not depend on the other rows. Only the block tables bound
+the length of a sequence: one captured pass serves every length.
 
 `attend_pages` in kernels/attention.py is the plain reference.
 """
@@ -17,7 +17,7 @@ from torch import Tensor
 from outrider.kernels.batch import AttentionBatch, AttentionWorkspace
 
 KEY_BLOCK = 64  # keys a program loads at a time
-SPLITS_PER_STEP = 4  # splits loaded at a time to be combined
+SPLITS_PER_STEP = 16  # splits combined at a time
 
 
 @triton.jit
@@ -79,11 +79,11 @@ def _num_splits(end, SPLITS: tl.constexpr, CHUNK: tl.constexpr):
     do_not_specialize_on_alignment=["table_ids", "starts", "widths", "ancestors", "depths"],
 )
 def _attend_split(
-    q, keys, values, block_tables, table_ids, starts, widths, ancestors, depths, out, parts, peaks, sums, counters,
+    q, keys, values, block_tables, table_ids, starts, widths, ancestors, depths, out, parts, peaks, sums,
     scale, softcap, window, width, pages, groups,
     HEADS: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, ROWS_PER_PROGRAM: tl.constexpr,
     PAGE: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, CHUNK: tl.constexpr,
-    STEP: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, PDL: tl.constexpr,
+    CAPPED: tl.constexpr, WINDOWED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Rows w of sequence b, heads of group g: softmax over every n-th block of keys, for one of n splits.
 
@@ -134,53 +134,51 @@ def _attend_split(
                 attention_scores(qt, kt, scale, softcap, CAPPED), p, start, end, bits, own, window, WINDOWED
             )
             peak, total, acc = online_softmax(s, vt, peak, total, acc)
-        used = tl.minimum(tl.cdiv(end, BLOCK), n)
-        place = at[:, None] * DIM + d[None, :]
-        if used > 1:
+        if tl.minimum(tl.cdiv(end, BLOCK), n) == 1:
+            y = (acc / total[:, None]).to(out.dtype.element_ty)
+            tl.store(out + at[:, None] * DIM + d[None, :], y, mask=real[:, None])
+        else:
             part = at * SPLITS + split
             tl.store(parts + part[:, None] * DIM + d[None, :], acc, mask=real[:, None])
             tl.store(peaks + part, peak, mask=real)
             tl.store(sums + part, total, mask=real)
-            tl.debug_barrier()
-            counter = counters + tl.program_id(0) * KV + g
-            if tl.atomic_add(counter, 1, sem="acq_rel") == used - 1:
-                tl.store(counter, 0)
-                y = _combine_splits(parts, peaks, sums, at, d, real, used, SPLITS, ROWS, DIM, STEP)
-                tl.store(out + place, y.to(out.dtype.element_ty), mask=real[:, None])
-        else:
-            tl.store(out + place, (acc / total[:, None]).to(out.dtype.element_ty), mask=real[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["starts", "widths"])
 def _combine_splits(
-    parts, peaks, sums, at, d, real, used,
-    SPLITS: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, STEP: tl.constexpr,
+    parts, peaks, sums, starts, widths, out, width,
+    HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, CHUNK: tl.constexpr,
+    STEP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """[ROWS, DIM]: the splits' sums under a common peak, in order. Past the first cache, which others did not write."""
-    top = tl.full((ROWS,), float("-inf"), dtype=tl.float32)
-    none = tl.full((ROWS,), 0, dtype=tl.int32)
-    for first in range(0, used, STEP):  # no reduction over a block of splits: Triton 3.6 fails to compile one here
-        for c in tl.static_range(STEP):
-            split = none + first + c
-            m = tl.load(
-                peaks + at * SPLITS + split, mask=real & (split < used), other=float("-inf"), cache_modifier=".cg"
-            )
-            top = tl.maximum(top, m)
-    top = tl.where(top == float("-inf"), 0.0, top)
-    total = tl.zeros((ROWS,), dtype=tl.float32)
-    acc = tl.zeros((ROWS, DIM), dtype=tl.float32)
+    """One row and head: the splits' sums under a common peak, in order. A single split is already the result."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    d = tl.arange(0, DIM)
+    end = (tl.load(starts + row // width) + tl.maximum(tl.load(widths + row // width), 1)).to(tl.int32)
+    used = tl.minimum(tl.cdiv(end, BLOCK), _num_splits(end, SPLITS, CHUNK))
+    base = (row * HEADS + head).to(tl.int64) * SPLITS
+    if PDL:
+        tl.extra.cuda.gdc_wait()  # always: a kernel that waits for this one waits for those before it
+    if used == 1:
+        return
+    peak = float("-inf")
+    total = 0.0
+    acc = tl.zeros((DIM,), dtype=tl.float32)
     for first in range(0, used, STEP):
-        for c in tl.static_range(STEP):
-            split = none + first + c
-            seen = real & (split < used)
-            part = at * SPLITS + split
-            e = tl.exp(tl.load(peaks + part, mask=seen, other=float("-inf"), cache_modifier=".cg") - top)
-            t = tl.load(sums + part, mask=seen, other=0.0, cache_modifier=".cg")
-            where = parts + part[:, None] * DIM + d[None, :]
-            a = tl.load(where, mask=seen[:, None], other=0.0, cache_modifier=".cg")
-            acc += a * e[:, None]
-            total += t * e
-    return acc / tl.where(real, total, 1.0)[:, None]
+        c = first + tl.arange(0, STEP)
+        m = tl.load(peaks + base + c, mask=c < used, other=float("-inf"))
+        top = tl.maximum(peak, tl.max(m, 0))
+        safe = tl.where(top == float("-inf"), 0.0, top)
+        e = tl.exp(m - safe)
+        t = tl.load(sums + base + c, mask=c < used, other=0.0)
+        a = tl.load(parts + (base + c)[:, None] * DIM + d[None, :], mask=(c < used)[:, None], other=0.0)
+        keep = tl.exp(peak - safe)
+        acc = acc * keep + tl.sum(a * e[:, None], 0)
+        total = total * keep + tl.sum(t * e, 0)
+        peak = top
+    tl.store(out + (row * HEADS + head) * DIM + d, (acc / total).to(out.dtype.element_ty))
 
 
 MAX_KV_SPLITS = 64
@@ -231,8 +229,12 @@ def attend_pages(
     groups = triton.cdiv(batch.width, rows_per_program)
     _attend_split[(n // batch.width * groups, kv, batch.splits)](
         q, keys, values, batch.block_tables, batch.table_ids, batch.starts, batch.widths, batch.ancestors, batch.depths,
-        out, work.parts, work.peaks, work.sums, work.counters, scale, softcap, window, batch.width,
-        batch.block_tables.shape[1], groups, heads, kv, dim, rows, rows_per_program, page, KEY_BLOCK, batch.splits,
-        batch.chunk, min(SPLITS_PER_STEP, batch.splits), softcap > 0, window > 0, pdl,
-        launch_pdl=pdl, **launch_options(rows),
+        out, work.parts, work.peaks, work.sums, scale, softcap, window, batch.width, batch.block_tables.shape[1],
+        groups, heads, kv, dim, rows, rows_per_program, page, KEY_BLOCK, batch.splits, batch.chunk,
+        softcap > 0, window > 0, pdl, launch_pdl=pdl, **launch_options(rows),
+    )  # fmt: skip
+    _combine_splits[(n, heads)](
+        work.parts, work.peaks, work.sums, batch.starts, batch.widths, out, batch.width,
+        heads, dim, KEY_BLOCK, batch.splits, batch.chunk, min(SPLITS_PER_STEP, batch.splits), pdl,
+        num_warps=1, launch_pdl=pdl,
     )  # fmt: skip

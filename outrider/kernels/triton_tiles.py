@@ -36,7 +36,14 @@ def one_row_tile(n: int, k: int, gated: bool) -> Tile:
         return Tile(1 if gated else 4, 4096, 1, 8, 1)
     if k >= 2048 and k % 2048 == 0:
         return Tile(1 if gated else 4, 2048, 1, 8, 1)
-    return Tile(1 if gated else 2, min(1024, triton.next_power_of_2(k)), 1, 4, 1)
+    if k > 2048:
+        return Tile(2, 2048, 1, 8, 1) if k > 4096 and not gated else Tile(1 if gated else 2, 1024, 1, 4, 1)
+    block = triton.next_power_of_2(k)
+    if gated:  # few outputs a program leave too many programs to start
+        return Tile(4, 512 if block > 1024 else block, 1, 4, 1)
+    if n > 65536:
+        return Tile(2 if block > 1024 else 4, min(1024, block), 1, 4, 1)
+    return Tile(2, block, 1, 4, 1)  # all weights are loaded before the wait for the input
 
 
 @lru_cache(maxsize=256)
