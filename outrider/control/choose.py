@@ -18,7 +18,7 @@ from outrider.control.acceptance import Floats
 from outrider.control.costs import RoundCosts, RoundKind
 
 Ints = NDArray[np.int64]
-MIN_GAIN = 1.01
+MIN_GAIN = 1.02
 """A plan with drafts must promise this much more than one without: both are estimates."""
 
 
@@ -98,7 +98,7 @@ def choose_drafts(expected: Seq[float], lengths: Seq[int], planned: RoundKind, c
     """
     order = sorted((i for i, n in enumerate(lengths) if n), key=lambda i: -expected[i] / lengths[i])
     rows, width, tokens = planned.batch, 1, float(planned.batch)
-    best, best_rate = 0, tokens / costs.seconds(replace(planned, width=1, rows=rows))
+    best, best_rate = 0, MIN_GAIN * tokens / costs.seconds(plain_plan(rows, costs).kind)
     for count, i in enumerate(order, 1):
         rows, width, tokens = rows + lengths[i], max(width, 1 + lengths[i]), tokens + expected[i]
         rate = tokens / costs.seconds(replace(planned, width=width, rows=rows))

@@ -78,6 +78,9 @@ class Controller:
         self.acceptance = [Acceptance(member.max_tokens) for member in members]
         self.calibration = [Calibration() for _ in members]
         self._decisions: dict[int, Decisions] = {}
+        free = [i for i, m in enumerate(members) if not (m.runs_model or m.pays_budget)]
+        self._visible = free[0] if free and not widths else None
+        """The drafter whose drafts are seen, and chosen from, before they are scored."""
         self._since_probe = self._since_plain = 0
         self._probed = [0] * len(members)
         self._idle = [0] * len(members)
@@ -86,31 +89,28 @@ class Controller:
     def plan(self, seq_ids: Seq[int], budgets: Seq[int]) -> Plan:
         """Who drafts how far in the next round; no sequence gets more than its budget."""
         batch = len(seq_ids)
-        if not any(budgets):
+        if not any(budgets) or self._since_plain >= _PLAIN_ROUNDS:
             return plain_plan(batch, self.costs)
         most = np.asarray(budgets, dtype=np.int64)
+        if self._visible is not None and len(self.members) == 1:
+            return self._ask_visible(plain_plan(batch, self.costs), self._visible, most)
         outlooks = [
             Outlook(m.name, a.survival(seq_ids), np.minimum(most, m.max_tokens), m.runs_model, m.lengths)
             for m, a in zip(self.members, self.acceptance, strict=True)
         ]
         plan = choose_plan(outlooks, self.costs, self.widths)
-        if not self.widths:
-            plan = self._ask_free(plan, most)
+        if self._visible is not None:
+            plan = self._ask_visible(plan, self._visible, most)
         self._since_probe += 1
-        self._since_plain = self._since_plain + 1 if plan.lengths.any() else 0
-        if self._since_plain > _PLAIN_ROUNDS:
-            self._since_plain = 0
-            return plain_plan(batch, self.costs)
         return self._probe(outlooks, plan) or plan
 
-    def _ask_free(self, plan: Plan, budgets: Ints) -> Plan:
+    def _ask_visible(self, plan: Plan, member: int, budgets: Ints) -> Plan:
         """The plan, with all that there is room for from a drafter whose drafts can be seen before they are scored."""
-        at = next((i for i, m in enumerate(self.members) if not (m.runs_model or m.pays_budget)), None)
-        if at is None:
-            return plan
-        mine = (plan.drafters == at) | (plan.drafters == -1)
-        lengths = np.where(mine, np.minimum(budgets, self.members[at].max_tokens), plan.lengths)
-        return replace(plan, lengths=lengths, drafters=np.where(lengths > 0, np.where(mine, at, plan.drafters), -1))
+        mine = (plan.drafters == member) | (plan.drafters == -1)
+        lengths = np.where(mine, np.minimum(budgets, self.members[member].max_tokens), plan.lengths)
+        who = np.where(lengths > 0, np.where(mine, member, plan.drafters), -1)
+        names = tuple(self.members[i].name for i in sorted(set(who.tolist()) - {-1}))
+        return replace(plan, kind=replace(plan.kind, drafters=names), lengths=lengths, drafters=who)
 
     def review(self, seq_ids: Seq[int], plan: Plan, drafted: Seq[int], expected: Seq[float]) -> list[bool]:
         """Which drafts to score, now that they are known; those of drafters that pay for their budgets always.
@@ -118,8 +118,8 @@ class Controller:
         expected: tokens that the drafter expects to be accepted; 0 where it does not say.
         """
         who = plan.drafters.tolist()
-        seen = [w >= 0 and not (self.members[w].runs_model or self.members[w].pays_budget) for w in who]
-        if self.widths or not any(seen):
+        seen = [self._visible is not None and w == self._visible for w in who]
+        if not any(seen):
             return [True] * len(who)
         worth = [self._worth(*each) if each[2] else 0.0 for each in zip(who, seq_ids, drafted, expected, strict=True)]
         kept = choose_drafts(worth, drafted, self._kind(plan, drafted), self.costs)
@@ -139,6 +139,7 @@ class Controller:
         """
         plain = plain_plan(plan.kind.batch, self.costs).seconds
         extra = self.costs.seconds(self._kind(plan, drafted)) - plain
+        self._since_plain = self._since_plain + 1 if any(drafted) else 0
         going_on = set(rows)
         for i, acceptance in enumerate(self.acceptance):
             lengths = plan.lengths_of(i)
@@ -160,6 +161,7 @@ class Controller:
             chosen = self._decisions.setdefault(seq_id, Decisions())
             chosen.rounds += 1
             chosen.lengths["", 0] += 1
+        self._since_plain = 0
         self.costs.observe(plan.kind, seconds)
 
     def is_active(self, member: int) -> bool:
@@ -181,11 +183,12 @@ class Controller:
     def _kind(self, plan: Plan, drafted: Seq[int]) -> RoundKind:
         """What kind of round a plan became: a pass is no wider than what was drafted."""
         width, rows = 1 + max(drafted, default=0), len(drafted) + sum(drafted)
+        if width == 1:
+            return RoundKind(len(drafted), 1, len(drafted))
         if self.widths:
             width = next((w for w in self.widths if w >= width), width)
             rows = len(drafted) * width
-        steps = plan.kind.steps if any(drafted) else 0
-        return replace(plan.kind, width=width, rows=rows, steps=steps)
+        return replace(plan.kind, width=width, rows=rows)
 
     def decisions(self, seq_id: int) -> Decisions:
         return self._decisions.get(seq_id, Decisions())

@@ -17,7 +17,7 @@ _PRIOR_ROUNDS = 2
 """The time that was expected counts as so many rounds: one stall alone must not rule a kind out."""
 _HALF_LIFE = 512
 """Rounds after which half of a kind's correction is forgotten, so that it is tried again."""
-TELLING_PRICE_ROWS = 8
+_PRICED_ROWS = 8
 _MAX_KINDS = 4096
 _MAX_RATIO = 8.0
 """A round slower than expected by more than this, or faster, counts as by this: a stall says nothing of its kind."""
@@ -30,8 +30,6 @@ class PassTable:
     seconds: Mapping[tuple[int, int], float]
     padded: bool = False
     """Passes are padded to the measured shapes, as captured ones are; else time depends on the rows in all."""
-    row_block: int = 1
-    """Rows are computed so many at a time, so that the time is a staircase of that many rows."""
     _rows: tuple[tuple[int, float], ...] = field(init=False, repr=False)
     """(rows, seconds) of the shapes, by rows; where several have as many, the fastest."""
 
@@ -44,8 +42,7 @@ class PassTable:
     @property
     def row_price(self) -> float:
         """What a further row costs, in passes of one row: the mean over the first few."""
-        rows = max(TELLING_PRICE_ROWS, self.row_block + 1)
-        return (self.rows_seconds(rows) / self.rows_seconds(1) - 1) / (rows - 1)
+        return (self.rows_seconds(_PRICED_ROWS) / self.rows_seconds(1) - 1) / (_PRICED_ROWS - 1)
 
     def pass_seconds(self, batch: int, width: int) -> float:
         """Seconds of a pass of so many sequences, of so many rows each."""
@@ -59,7 +56,6 @@ class PassTable:
         """Seconds of a pass of so many rows in all: interpolated, and beyond the last measured one extrapolated."""
         if not self._rows:
             return 1.0
-        rows = -(-rows // self.row_block) * self.row_block
         counts = [count for count, _ in self._rows]
         at = bisect_left(counts, rows)
         if at < len(counts) and counts[at] == rows:

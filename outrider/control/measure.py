@@ -39,7 +39,7 @@ def measure_passes(runner: Runner, shapes: Seq[tuple[int, int]], seconds: float)
             break
         with suppress(MemoryError):
             times[batch, width] = _time_pass(runner, batch, width)
-    return PassTable(times, padded=runner.asynchronous, row_block=runner.row_block)
+    return PassTable(times, padded=runner.asynchronous)
 
 
 def _time_pass(runner: Runner, batch: int, width: int) -> float:
@@ -92,7 +92,7 @@ def load_table(folder: Path, key: str, runner: Runner) -> PassTable | None:
         return None
     if not times or not all(b > 0 and w > 0 and 0 < s < 3600 for (b, w), s in times.items()):
         return None
-    return PassTable(times, padded=runner.asynchronous, row_block=runner.row_block)
+    return PassTable(times, padded=runner.asynchronous)
 
 
 def save_table(folder: Path, key: str, table: PassTable) -> None:

@@ -96,5 +96,6 @@ def test_known_drafts_are_scored_where_that_pays_by_enumeration():
         expected = [rng.random() * n for n in lengths]
         costs = costs_of(rng.choice((0.05, 0.2, 0.5)))
         kept = choose_drafts(expected, lengths, RoundKind(4, 4, 16, ("lookup",)), costs)
+        plain = rate([False] * 4, expected, lengths, costs)
         best = max(rate(mask, expected, lengths, costs) for mask in product((False, True), repeat=4))
-        assert rate(kept, expected, lengths, costs) == pytest.approx(best)
+        assert rate(kept, expected, lengths, costs) == pytest.approx(best if best > MIN_GAIN * plain else plain)

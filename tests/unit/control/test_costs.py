@@ -18,9 +18,8 @@ def test_rows_between_measured_ones_are_interpolated_and_beyond_extrapolated():
     assert table.pass_seconds(4, 2) == table.rows_seconds(8)
 
 
-def test_a_staircase_of_row_blocks():
-    table = PassTable({(1, 4): 1.0, (1, 8): 1.5}, row_block=4)
-    assert [table.rows_seconds(rows) for rows in (1, 4, 5, 8)] == [1.0, 1.0, 1.5, 1.5]
+def test_the_price_of_a_row():
+    assert PassTable({(1, 1): 1.0, (1, 8): 2.4}).row_price == pytest.approx(0.2)
 
 
 def test_padded_passes_cost_the_captured_shape_that_takes_them():
