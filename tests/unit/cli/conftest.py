@@ -24,6 +24,9 @@ def plain_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
 def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
     stage = Stage()
     monkeypatch.setattr("outrider.llm.load", stage.load)
+    # what a controller decides follows measured times: here drafts are always made
+    monkeypatch.setattr("outrider.llm.CostMeter.row_price", lambda meter, width: None)
+    monkeypatch.setattr("outrider.llm.CostMeter.controller", lambda meter, drafter: None)
     return stage
 
 

@@ -400,3 +400,12 @@ def test_a_prediction_alone_brings_a_drafter_that_uses_it(cli, stage):
     told = json.loads(cli("run", ASK, "--json", "--prediction", SONG).out)
     assert told["text"] == SONG
     assert {each["drafter"] for each in told["provenance"] if each["origin"] == "accepted"} >= {"prediction"}
+
+
+def test_a_controller_decides_unless_drafts_are_fixed(cli, stage, monkeypatch):
+    made = []
+    monkeypatch.setattr("outrider.llm.CostMeter.controller", lambda meter, drafter: made.append(drafter.traits.name))
+    assert cli("run", ASK, "--fixed").code == 0
+    assert made == []
+    assert cli("run", ASK).code == 0
+    assert made == ["suffix+prediction"]
