@@ -190,10 +190,8 @@ class Controller:
             rows = len(drafted) * width
         return replace(plan.kind, width=width, rows=rows)
 
-    def decisions(self, seq_id: int) -> Decisions:
-        return self._decisions.get(seq_id, Decisions())
-
     def forget(self, seq_id: int) -> Decisions:
+        """Drop what is kept of a request; returns what was decided for it."""
         for each in (*self.acceptance, *self.calibration):
             each.forget(seq_id)
         return self._decisions.pop(seq_id, Decisions())

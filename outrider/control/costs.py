@@ -18,7 +18,9 @@ _PRIOR_ROUNDS = 2
 _HALF_LIFE = 512
 """Rounds after which half of a kind's correction is forgotten, so that it is tried again."""
 _PRICED_ROWS = 8
+"""The price of a row is the mean over so many."""
 _MAX_KINDS = 4096
+"""Kinds whose corrections are kept; the longest unseen is dropped."""
 _MAX_RATIO = 8.0
 """A round slower than expected by more than this, or faster, counts as by this: a stall says nothing of its kind."""
 

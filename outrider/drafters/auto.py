@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from outrider.core.errors import ConfigError
 from outrider.drafters.base import Drafter, DrafterContext, Traits
 from outrider.drafters.draft_model import DraftModelConfig
 from outrider.drafters.mix import MixConfig
 from outrider.drafters.prediction import PredictionConfig
 from outrider.drafters.suffix import SuffixConfig
+
+_K = 7
+"""A controller cuts drafts where they do not pay, so that the limit may be generous."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,15 +21,19 @@ class AutoConfig:
 
     model: str = ""
     """A draft model, as for draft-model; empty: none."""
-    k: int = 7
-    """Max tokens that it drafts in one round."""
+    k: int | None = None
+    """Max tokens that the draft model drafts in one round; auto: 7."""
 
     def __post_init__(self) -> None:
+        if self.k is not None and not self.model:
+            raise ConfigError(f"auto: k={self.k} is of a draft model; name one, as in auto:model=NAME,k={self.k}")
         self._mix()  # which checks the options
 
     def _mix(self) -> MixConfig:
         free = (SuffixConfig(), PredictionConfig())
-        return MixConfig(of=(*free, DraftModelConfig(model=self.model, k=self.k)) if self.model else free)
+        if not self.model:
+            return MixConfig(of=free)
+        return MixConfig(of=(*free, DraftModelConfig(model=self.model, k=_K if self.k is None else self.k)))
 
     @property
     def traits(self) -> Traits:

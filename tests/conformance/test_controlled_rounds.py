@@ -10,8 +10,7 @@ import pytest
 from async_toy import ASYNC_TOY, target
 from drafter_cast import Loud
 from plain_decoding import assert_same, run
-from test_cancellation import assert_begins
-from test_lookups_in_flight import RULES, drafter_of, repetitive
+from test_lookups_in_flight import RULES, assert_judged, drafter_of, repetitive
 from test_rounds_behind_rounds import Schedule, at_random
 from testbed import CONTEXT, TOKENIZER, VOCAB
 
@@ -76,12 +75,7 @@ def test_rounds_in_flight_planned_at_random(name: str):
         schedule = Schedule(tried, rng)
         schedule.run([at_random(rng) for _ in range(12)])
         followed += runner.followed
-        for made, n, told in schedule.told():
-            judged = ASYNC_TOY.judged(made)[n]
-            if told.finish == "cancelled":
-                assert_begins(told, judged, made.prompt)
-            else:
-                assert_same([told], [judged])
+        assert_judged(schedule)
     assert followed > 30
 
 

@@ -79,6 +79,16 @@ def test_every_option_gives_the_same_text(name: str):
         assert_same(told, ASYNC_TOY.judged(each))
 
 
+def assert_judged(schedule: Schedule) -> None:
+    """Every text is the judge's, whole or up to where it was cancelled."""
+    for made, n, told in schedule.told():
+        judged = ASYNC_TOY.judged(made)[n]
+        if told.finish == "cancelled":
+            assert_begins(told, judged, made.prompt)
+        else:
+            assert_same([told], [judged])
+
+
 @rules
 def test_at_random(name: str):
     """Cancelled, preempted, batches that change: every text is the judge's, whole or up to where it was cancelled."""
@@ -90,12 +100,7 @@ def test_at_random(name: str):
         schedule = Schedule(tried, rng)
         schedule.run([at_random(rng) for _ in range(10)])
         followed += runner.followed
-        for made, n, told in schedule.told():
-            judged = ASYNC_TOY.judged(made)[n]
-            if told.finish == "cancelled":
-                assert_begins(told, judged, made.prompt)
-            else:
-                assert_same([told], [judged])
+        assert_judged(schedule)
     assert followed > 50
 
 

@@ -267,3 +267,11 @@ def test_the_drafter_of_the_docs_is_used_without_editing_the_registry(tmp_path, 
     config = parse_drafter(spec)
     assert (type(config).__name__, config.traits.max_tokens) == ("EchoConfig", 5)
     del sys.modules["echo"]
+
+
+def test_auto_takes_a_draft_model_and_refuses_a_length_without_one():
+    assert parse_drafter("auto").traits.name == "suffix+prediction"
+    named = parse_drafter("auto:model=small,k=3").traits
+    assert [each.model for each in named.loads] == ["small"]
+    with pytest.raises(ConfigError, match=r"auto: k=3 is of a draft model; name one, as in auto:model=NAME,k=3"):
+        parse_drafter("auto:k=3")
