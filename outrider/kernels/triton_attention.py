@@ -66,24 +66,22 @@ def _mask_scores(s, p, start, end, bits, own, window, WINDOWED: tl.constexpr):
 
 
 @triton.jit
-def _num_splits(end, SPLITS: tl.constexpr, CHUNK: tl.constexpr):
+def _num_splits(end, splits, chunk):
     """How many programs `end` keys are split between."""
-    if CHUNK == 0:
-        return SPLITS
-    return tl.minimum(tl.cdiv(end, CHUNK), SPLITS)
+    return tl.minimum(tl.cdiv(end, chunk), splits)
 
 
-# inputs of a pass are parts of one tensor: their alignment must not compile another variant for each shape
+# A variant is compiled for each number of packed rows, not for each shape of pass: splits are arguments, and inputs are
+# parts of one tensor, whose alignment does not count.
 @triton.jit(
-    do_not_specialize=["width", "pages", "groups"],
+    do_not_specialize=["width", "pages", "groups", "rows_per_program", "splits", "chunk"],
     do_not_specialize_on_alignment=["table_ids", "starts", "widths", "ancestors", "depths"],
 )
 def _attend_split(
     q, keys, values, block_tables, table_ids, starts, widths, ancestors, depths, out, parts, peaks, sums,
-    scale, softcap, window, width, pages, groups,
-    HEADS: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, ROWS_PER_PROGRAM: tl.constexpr,
-    PAGE: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, CHUNK: tl.constexpr,
-    CAPPED: tl.constexpr, WINDOWED: tl.constexpr, PDL: tl.constexpr,
+    scale, softcap, window, width, pages, groups, rows_per_program, splits, chunk,
+    HEADS: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, PAGE: tl.constexpr,
+    BLOCK: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Rows w of sequence b, heads of group g: softmax over every n-th block of keys, for one of n splits.
 
@@ -99,12 +97,12 @@ def _attend_split(
     GROUP: tl.constexpr = HEADS // KV
     start = tl.load(starts + b).to(tl.int32)
     end = start + tl.maximum(tl.load(widths + b).to(tl.int32), 1)
-    n = _num_splits(end, SPLITS, CHUNK)
+    n = _num_splits(end, splits, chunk)
     if (split < n) & (split * BLOCK < end):
         table = block_tables + tl.load(table_ids + b) * pages
         r = tl.arange(0, ROWS)  # row w and head h of the group, packed
-        w = tl.program_id(0) % groups * ROWS_PER_PROGRAM + r // GROUP
-        real = (r < ROWS_PER_PROGRAM * GROUP) & (w < width)
+        w = tl.program_id(0) % groups * rows_per_program + r // GROUP
+        real = (r < rows_per_program * GROUP) & (w < width)
         d = tl.arange(0, DIM)
         at = ((b * width + w) * HEADS + g * GROUP + r % GROUP).to(tl.int64)
         bits = tl.load(ancestors + b * width + w, mask=real, other=0)
@@ -138,17 +136,19 @@ def _attend_split(
             y = (acc / total[:, None]).to(out.dtype.element_ty)
             tl.store(out + at[:, None] * DIM + d[None, :], y, mask=real[:, None])
         else:
-            part = at * SPLITS + split
+            part = at * splits + split
             tl.store(parts + part[:, None] * DIM + d[None, :], acc, mask=real[:, None])
             tl.store(peaks + part, peak, mask=real)
             tl.store(sums + part, total, mask=real)
 
 
-@triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["starts", "widths"])
+@triton.jit(
+    do_not_specialize=["width", "splits", "chunk"],
+    do_not_specialize_on_alignment=["starts", "widths"],
+)
 def _combine_splits(
-    parts, peaks, sums, starts, widths, out, width,
-    HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, CHUNK: tl.constexpr,
-    STEP: tl.constexpr, PDL: tl.constexpr,
+    parts, peaks, sums, starts, widths, out, width, splits, chunk,
+    HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One row and head: the splits' sums under a common peak, in order. A single split is already the result."""
     if PDL:
@@ -157,8 +157,8 @@ def _combine_splits(
     head = tl.program_id(1)
     d = tl.arange(0, DIM)
     end = (tl.load(starts + row // width) + tl.maximum(tl.load(widths + row // width), 1)).to(tl.int32)
-    used = tl.minimum(tl.cdiv(end, BLOCK), _num_splits(end, SPLITS, CHUNK))
-    base = (row * HEADS + head).to(tl.int64) * SPLITS
+    used = tl.minimum(tl.cdiv(end, BLOCK), _num_splits(end, splits, chunk))
+    base = (row * HEADS + head).to(tl.int64) * splits
     if PDL:
         tl.extra.cuda.gdc_wait()  # always: a kernel that waits for this one waits for those before it
     if used == 1:
@@ -227,14 +227,15 @@ def attend_pages(
     rows_per_program = batch.rows_per_program or batch.width
     rows = max(16, triton.next_power_of_2(rows_per_program * (heads // kv)))
     groups = triton.cdiv(batch.width, rows_per_program)
+    chunk = batch.chunk or 1  # no fewer programs than blocks of keys, up to all
     _attend_split[(n // batch.width * groups, kv, batch.splits)](
         q, keys, values, batch.block_tables, batch.table_ids, batch.starts, batch.widths, batch.ancestors, batch.depths,
         out, work.parts, work.peaks, work.sums, scale, softcap, window, batch.width, batch.block_tables.shape[1],
-        groups, heads, kv, dim, rows, rows_per_program, page, KEY_BLOCK, batch.splits, batch.chunk,
+        groups, rows_per_program, batch.splits, chunk, heads, kv, dim, rows, page, KEY_BLOCK,
         softcap > 0, window > 0, pdl, launch_pdl=pdl, **launch_options(rows),
     )  # fmt: skip
     _combine_splits[(n, heads)](
         work.parts, work.peaks, work.sums, batch.starts, batch.widths, out, batch.width,
-        heads, dim, KEY_BLOCK, batch.splits, batch.chunk, min(SPLITS_PER_STEP, batch.splits), pdl,
+        batch.splits, chunk, heads, dim, KEY_BLOCK, min(SPLITS_PER_STEP, batch.splits), pdl,
         num_warps=1, launch_pdl=pdl,
     )  # fmt: skip
