@@ -6,9 +6,10 @@ loaded and memory allocated by them, in just the way later requests use them.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -45,9 +46,20 @@ SHORT = 20  # tokens of a short prompt
 MAX_SEQUENCES = 256  # of one batch: larger ones are scored in several passes
 
 
-def start_up() -> AbstractContextManager[None]:
-    """Within, what is compiled or captured does not count as late."""
-    return COUNTER.start_up()
+@contextmanager
+def start_up() -> Iterator[None]:
+    """Within, what is compiled or captured does not count as late.
+
+    Nor is what exists already searched for garbage before each capture: that takes 0.1 s where libraries hold much.
+    """
+    if torch.cuda.is_initialized():
+        gc.collect()
+    gc.freeze()
+    try:
+        with COUNTER.start_up():
+            yield
+    finally:
+        gc.unfreeze()
 
 
 def prepare(
