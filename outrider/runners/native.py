@@ -51,28 +51,46 @@ class NativeRunner(Runner):
         be promised. Packed weights on the CPU always keep to it.
         threads: chooses the CPU threads of its passes; None leaves torch's own number.
         """
-        config = decoder.config
-        self.vocab_size, self.context = config.vocab_size, context or config.max_positions
-        self.device, self.row_block = decoder.device, decoder.row_block
+        context = context or decoder.config.max_positions
+        pool = PagePool(-(-cache_tokens // page_size), page_size)
+        self._run_on(PagedModel(decoder, pool, context, threads), pinned)
+
+    def _run_on(self, model: PagedModel, pinned: bool) -> None:
+        decoder = model.decoder
+        self.model, self.pool, self.device = model, model.pool, model.device
+        self.vocab_size, self.context, self.row_block = decoder.config.vocab_size, model.context, decoder.row_block
         if self.device.type != "cpu":  # there forward does it as texts grow
             decoder.reserve(self.context + MAX_WIDTH)  # padding rows have positions too
-        self.pool = PagePool(-(-cache_tokens // page_size), page_size)
-        self.model = PagedModel(decoder, self.pool, self.context, threads)
         self._tainted: set[int] = set()
         """Pages where a pass wrote keys or values that are no numbers."""
-        self.graphs = _graphs(self.model, pinned)
+        self.graphs = _graphs(model, pinned)
         """Its captured passes; None where nothing is captured."""
         self.asynchronous = self.graphs is not None
         # a tree's row sums over the same keys in another order than a chain's, and rounds otherwise in the last bit
         self.scores_trees = self.graphs is None or not self.graphs.pinned
         self._chains: GraphedChains | None = None
 
+    def with_layers(self, layers: Seq[int]) -> NativeRunner:
+        """A runner of some of this one's layers, over the same pages.
+
+        It drafts for texts that this one has read but for their last token: what it writes from there on, this one
+        overwrites. It must read nothing before that.
+        """
+        self._check_layers(layers, "run")
+        part = object.__new__(NativeRunner)
+        part._run_on(self.model.with_layers(layers), pinned=False)
+        part._tainted = self._tainted
+        return part
+
     def tap(self, layers: Seq[int]) -> None:
+        self._check_layers(layers, "tap")
+        self.model.tap(layers)
+
+    def _check_layers(self, layers: Seq[int], purpose: str) -> None:
         count = len(self.model.config.layers)
         for layer in layers:
             if not 0 <= layer < count:
-                raise ConfigError(f"no layer {layer} to tap: this model's layers are 0 to {count - 1}")
-        self.model.tap(layers)
+                raise ConfigError(f"no layer {layer} to {purpose}: this model's layers are 0 to {count - 1}")
 
     @torch.inference_mode()
     def score(self, spans: Seq[Span], after: DeviceState | None = None) -> Scores:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence as Seq
+from copy import copy
+from dataclasses import replace
 from functools import cached_property
 from math import prod
 
@@ -65,6 +67,17 @@ class PagedModel:
         self.page_features = torch.zeros(
             self.pool.count + 1, self.features_width, dtype=self.decoder.dtype, device=self.device
         )
+
+    def with_layers(self, layers: Seq[int]) -> PagedModel:
+        """Some of the layers over the same pages and block tables: a smaller model that shares keys and values."""
+        decoder, part = self.decoder, copy(self)
+        config = replace(self.config, layers=tuple(self.config.layers[i] for i in layers))
+        weights = replace(decoder.weights, layers=[decoder.weights.layers[i] for i in layers])
+        part.decoder, part.config = Decoder(config, weights, decoder.dtype), config
+        part.heads, part.taps = OutputHeads(part.decoder), ()
+        part.caches = [self.caches[i] for i in layers]
+        part.__dict__["tables"] = self.tables
+        return part
 
     def add_layers(self, layers: int, kv_heads: int, head_dim: int) -> list[LayerCache]:
         """Room for so many layers' keys and values in every page."""

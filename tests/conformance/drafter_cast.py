@@ -30,7 +30,10 @@ VARIANTS = (
     "suffix+draft-model:model=other",
 )
 SCRIPTED = ("oracle", "hidden-oracle", "wavering-oracle", "liar", "noise", "random-trees", "bad-trees")
-EVERYBODY = (*(_NEEDS.get(name, name) for name in DRAFTERS), *VARIANTS, *SCRIPTED)
+NATIVE_ONLY = {"layer-skip": ("layer-skip:skip=0,k=3", "layer-skip:skip=1,k=2")}
+"""How drafters are spelled that read the layers of a native target."""
+EVERYBODY = (*(_NEEDS.get(name, name) for name in DRAFTERS if name not in NATIVE_ONLY), *VARIANTS, *SCRIPTED)
+EVERY_NATIVE = (*EVERYBODY, *(spec for specs in NATIVE_ONLY.values() for spec in specs))
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class Stage:
     """`draft` is the target itself once more, `other` a worse model, `cramped` one with hardly any cache."""
     mode: Literal["seeded", "distribution"] = "seeded"
     answers: Answers = field(default_factory=dict)
+    target: Runner | None = None
+    """The target's runner, for those in `NATIVE_ONLY`."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,7 @@ def make_drafter(name: str, stage: Stage) -> Drafter:
         tokenizer=stage.tokenizer,
         eos_ids=stage.tokenizer.eos_ids,
         load_runner=lambda model, **_: LoadedDraft(stage.drafts(model), stage.tokenizer),
+        target=stage.target,
     )
     return Loud(parse_drafter(name).build(context))
 

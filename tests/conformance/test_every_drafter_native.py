@@ -8,17 +8,22 @@ from typing import Any
 
 import pytest
 from conformance_models import fallback_testbed, native_testbed
-from drafter_cast import EVERYBODY
+from drafter_cast import EVERY_NATIVE, NATIVE_ONLY
 from plain_decoding import assert_same, request, run
-from testbed import TOKENIZER, VOCAB, Testbed
+from testbed import VOCAB, Testbed
 
 from outrider.core.sampling import SamplingParams
-from outrider.engine.engine import Engine
 from outrider.engine.request import EngineLimits, Request
 from outrider.runners.native import NativeRunner
 
-everybody = pytest.mark.parametrize("drafter", EVERYBODY)
-SOME = ("suffix:width=3,min_prob=0", "hidden-oracle", "random-trees", "draft-model:model=other,k=4,min_prob=0.2")
+everybody = pytest.mark.parametrize("drafter", EVERY_NATIVE)
+SOME = (
+    "suffix:width=3,min_prob=0",
+    "hidden-oracle",
+    "random-trees",
+    "draft-model:model=other,k=4,min_prob=0.2",
+    *(specs[0] for specs in NATIVE_ONLY.values()),
+)
 CLOSE = 1e-4  # log-probabilities, against Transformers in float32
 
 
@@ -82,10 +87,8 @@ def test_on_tiny_pages(beds: Any, page_size: int, drafter: str):
     """Every draft crosses pages, and every page is soon shared."""
     bed = beds("llama")
     requests = bed.pairwise_requests(designs=1)[:8]
-    tried = bed.engine(drafter, requests)
-    decoder = tried.target.model.decoder
-    small = NativeRunner(decoder, 300, page_size=page_size)
-    tried = Engine(small, tried.drafter, tried.verifier, TOKENIZER, eos_ids=TOKENIZER.eos_ids)
+    decoder = bed.target(64).model.decoder
+    tried = replace(bed, target=lambda _: NativeRunner(decoder, 300, page_size=page_size)).engine(drafter, requests)
     for _ in range(2):
         for told, asked in zip(run(tried, requests), requests, strict=True):
             assert_same(told, bed.judged(asked), tolerance=CLOSE)
@@ -112,7 +115,7 @@ def test_shared_beginnings_with_and_without_salt(beds: Any, family: str, drafter
 
 
 @pytest.mark.parametrize(
-    ("packed", "drafter"), [*(("int4", name) for name in EVERYBODY), *(("int8", name) for name in SOME)]
+    ("packed", "drafter"), [*(("int4", name) for name in EVERY_NATIVE), *(("int8", name) for name in SOME)]
 )
 def test_packed_models_to_the_last_bit(beds: Any, packed: str, drafter: str):
     """Log-probabilities too: the same bits drafted or not, alone or in a batch, in one pass or many."""

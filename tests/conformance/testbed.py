@@ -122,9 +122,10 @@ class Testbed:
             for asked in requests
             for seed, told in zip(derive_seeds(asked.params), self.judged(asked), strict=True)
         }
-        stage = Stage(VOCAB, CONTEXT, TOKENIZER, self.draft, mode, answers)
+        target = self.target(cache_tokens)
+        stage = Stage(VOCAB, CONTEXT, TOKENIZER, self.draft, mode, answers, target)
         return Engine(
-            self.target(cache_tokens),
+            target,
             make_drafter(drafter, stage),
             make_verifier(mode),
             TOKENIZER,
