@@ -5,32 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from outrider.core.sequence import Sequence, Span
-from outrider.kernels import attention as reference
 from outrider.kernels.accept import tree_rows
-from outrider.kernels.batch import MAX_SEQUENCES, AttentionBatch, AttentionWorkspace
+from outrider.kernels.batch import MAX_SEQUENCES
 from outrider.models.heads.base import Head
 from outrider.runners.attention import AttentionLayers, attention_of
-from outrider.runners.cuda_graphs import PinnedInputs, capture, capture_batches, padded_batch
+from outrider.runners.cuda_graphs import capture_batches, padded_batch
 from outrider.runners.device_state import DeviceState
+from outrider.runners.draft_batch import BatchAttention, DraftBatch, HeadDraft, HeadShape, attention_workspace
 from outrider.runners.layout import lay_out
 from outrider.runners.paged_model import PagedModel
 from outrider.runners.threads import use_threads
 
-
-class HeadDraft(NamedTuple):
-    """What a head drafts for B sequences, N nodes each, all on the device."""
-
-    tokens: Tensor  # int64 [B, N]
-    parents: Tensor | None = None  # int64 [B, N], see core.draft.Draft; None: a chain
-    probs: Tensor | None = None  # float64 [B, N, vocab]: what each token was drawn from
-
+__all__ = ["HeadBatch", "HeadDraft", "HeadRunner"]
 
 DraftFunction = Callable[["HeadBatch"], HeadDraft]
 
@@ -68,6 +60,8 @@ class HeadRunner:
         self.model, self.head, self.draft_function, self.graph_pool = model, head, draft, graph_pool
         caches = model.add_layers(head.layers, head.kv_heads, head.head_dim)
         self.layers = AttentionLayers(caches, [0] * head.layers, head.scale)
+        self.shape = HeadShape(head.heads, head.kv_heads, head.head_dim, head.scale)
+        self.workspace = attention_workspace(model, self.shape)
         self.width = 1 + max_accepted
         self.outputs = torch.zeros(
             MAX_SEQUENCES + 1, model.features_width, dtype=model.decoder.dtype, device=model.device
@@ -151,24 +145,18 @@ class HeadRunner:
         return self.model.page_features[self.model.pool.table(span.seq_id)[(span.start - 1) // size]]
 
 
-class HeadBatch:
+class HeadBatch(DraftBatch):
     """A head's passes for up to B sequences: inputs that stay where they are, captured where graphs are."""
 
     def __init__(self, runner: HeadRunner, batch: int) -> None:
-        self.runner, self.batch, model = runner, batch, runner.model
-        device, width = model.device, runner.width
-        self._inputs = PinnedInputs(5 * batch, device)
-        self.table_ids, self.lengths, self.last, self.seeds, temperatures = self._inputs.ints.split(batch)
-        """lengths: tokens of each text. last: its last token. seeds: of its noise. temperatures: of its request."""
-        self.temperatures = temperatures.view(torch.float64)
-        self._tokens = torch.zeros(batch, width, dtype=torch.int64, device=device)
-        self._accepted = torch.zeros(batch, dtype=torch.int64, device=device)
-        self._features = torch.zeros(batch, width, model.features_width, dtype=model.decoder.dtype, device=device)
-        self._workspace: AttentionWorkspace | None = None
-        self._result: HeadDraft | None = None
-        self._fill()
-        self._feed_graph = self._graph(self._feed)
-        self._draft_graph = self._graph(self._draft)
+        model, width = runner.model, runner.width
+        super().__init__(model, batch, runner.graph_pool, sampled=runner.sampled)
+        self.runner = runner
+        self._tokens = torch.zeros(batch, width, dtype=torch.int64, device=model.device)
+        self._accepted = torch.zeros(batch, dtype=torch.int64, device=model.device)
+        self._features = torch.zeros(batch, width, model.features_width, dtype=model.decoder.dtype, device=model.device)
+        self._feed_graph = self.graph(self._feed, f"a head's reading of {batch}")
+        self._draft_graph = self.graph(lambda: self.keep(runner.draft_function(self)), f"a head's drafts of {batch}")
 
     def outputs(self) -> Tensor:
         """[B, hidden]: the target's outputs at each text's last token but one, fused."""
@@ -183,15 +171,17 @@ class HeadBatch:
         position. widths int64 [B]: rows that are real, all if None. parents int64 [B, R - 1]: rows after the
         first are a tree's nodes; None: a chain. Rows see all text before `starts`, and their ancestors.
         """
-        head, (count, rows) = self.runner.head, ids.shape
-        attend = self._attention(starts, widths, parents, rows)
-        return head.step(ids.flatten(), hidden.flatten(0, 1), attend.positions, attend).view(count, rows, -1)
+        runner, (count, rows) = self.runner, ids.shape
+        tree = None if parents is None else tree_rows(parents, torch.full_like(starts, rows - 1))
+        batch = self.attention_batch(runner.shape, rows, starts, widths, tree)
+        attend = BatchAttention(runner.model, runner.layers, batch, runner.workspace)
+        return runner.head.step(ids.flatten(), hidden.flatten(0, 1), attend.positions, attend).view(count, rows, -1)
 
     def feed(self, table_ids: Seq[int], state: DeviceState) -> None:
         """Read what a round committed; the state's sequences have these table ids."""
         if state.tokens is None or state.accepted is None or state.features is None:
             raise ValueError("a head is fed with tapped outputs; this state has none")
-        self._fill(table_ids)
+        self.fill(table_ids)
         self._accepted.zero_()
         count, width = len(state), min(self.runner.width, state.tokens.shape[1])
         self.lengths[:count].copy_(state.lengths)
@@ -201,26 +191,9 @@ class HeadBatch:
         self._feed_graph()
 
     def draft(self, table_ids: Seq[int], seqs: Seq[Sequence], state: DeviceState | None) -> HeadDraft:
-        count = len(seqs)
-        lengths, last = [len(seq.tokens) for seq in seqs], [seq.tokens[-1] for seq in seqs]
-        own = [seq.draw_seed if self.runner.sampled else seq.seed for seq in seqs]
-        seeds = np.array(own, dtype=np.uint64).view(np.int64)
-        temperatures = np.array([seq.params.temperature for seq in seqs], dtype=np.float64).view(np.int64)
-        self._fill(table_ids, lengths, last, seeds, temperatures)
-        if state is not None:
-            self.lengths[:count].copy_(state.lengths)
-            self.last[:count].copy_(state.last[:, 1])
+        self.fill_texts(table_ids, seqs, state)
         self._draft_graph()
-        made = self._result or HeadDraft(self.last[:, None])
-        return HeadDraft(*(None if part is None else part[:count].clone() for part in made))  # type: ignore[arg-type]
-
-    def _fill(self, *columns: Any) -> None:
-        """Write and send the inputs, by column; sequences beyond these only pad, in the scratch page."""
-        array = self._inputs.array().reshape(5, self.batch)
-        array[:] = [[self.runner.model.tables.spare], [2], [0], [0], [0]]
-        for row, values in zip(array, columns, strict=False):
-            row[: len(values)] = values
-        self._inputs.send()
+        return self.result(len(seqs))
 
     def _feed(self) -> None:
         """The tokens a round read and kept, each with the outputs at the token before it."""
@@ -230,66 +203,3 @@ class HeadBatch:
         self.forward(self._tokens, fused, self.lengths - 2 - self._accepted, self._accepted + 1)
         last = self._accepted[:, None, None].expand(-1, 1, self._features.shape[-1])
         runner.outputs[self.table_ids] = self._features.gather(1, last)[:, 0]
-
-    def _draft(self) -> None:
-        made = self.runner.draft_function(self)
-        if self._result is None:
-            self._result = made
-        for out, new in zip(self._result, made, strict=True):
-            if out is not None and new is not None and out is not new:
-                out.copy_(new)
-
-    def _graph(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Captured where graphs are, else as it is."""
-        pool = self.runner.graph_pool
-        return work if pool is None else capture(work, pool).replay
-
-    def _attention(self, starts: Tensor, widths: Tensor | None, parents: Tensor | None, rows: int) -> _BatchAttention:
-        runner, model = self.runner, self.runner.model
-        full = torch.full_like(starts, rows)
-        column = torch.arange(rows, device=starts.device)
-        ancestors, depths = ((2 << column) - 1).repeat(self.batch), column.repeat(self.batch)
-        if parents is not None:
-            ancestors, depths = (part.flatten() for part in tree_rows(parents, full - 1))
-        splits, chunk = 1, 0
-        if model.fused:
-            from outrider.kernels.triton_attention import MAX_ROW_SPLITS, choose_kv_splits
-
-            splits, chunk = choose_kv_splits(self.batch, rows, runner.head.kv_heads)
-            if self._workspace is None:
-                head = runner.head
-                self._workspace = AttentionWorkspace(MAX_ROW_SPLITS, head.heads, head.head_dim, starts.device)
-        batch = AttentionBatch(
-            model.tables.pages, self.table_ids, starts, full if widths is None else widths, ancestors, depths, rows,
-            splits=splits, chunk=chunk,
-        )  # fmt: skip
-        return _BatchAttention(runner, batch, self._workspace)
-
-
-class _BatchAttention:
-    """Attention of a batch whose positions only the device knows, over a head's layers."""
-
-    def __init__(self, runner: HeadRunner, batch: AttentionBatch, workspace: AttentionWorkspace | None) -> None:
-        self.runner, self.batch, self.workspace = runner, batch, workspace
-        self.positions = (batch.starts[:, None] + batch.depths.view(-1, batch.width)).flatten()
-        model, size = runner.model, runner.model.pool.size
-        column = torch.arange(batch.width, device=model.device)
-        real = column < batch.widths[:, None]
-        places = torch.where(real, batch.starts[:, None] + column, 0)  # [B, R]
-        pages = batch.block_tables[batch.table_ids[:, None], places // size].long()
-        self.slots = torch.where(real, pages * size + places % size, model.scratch_slot).flatten()
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        layers, model = self.runner.layers, self.runner.model
-        keys, values = layers.caches[layer]
-        keys.index_copy_(0, self.slots, k)
-        values.index_copy_(0, self.slots, v)
-        q = q.contiguous()
-        out = torch.empty_like(q)
-        kernels: Any = reference
-        if model.fused:
-            from outrider.kernels import triton_attention as kernels
-        kernels.attend_pages(
-            q, keys, values, self.batch, out, self.workspace, scale=layers.scale, page=model.pool.size, pdl=False
-        )
-        return out.view(len(q), -1)

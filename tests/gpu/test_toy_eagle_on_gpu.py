@@ -156,7 +156,7 @@ def drafts_of(tried: Engine, asked: list[Request]) -> list[tuple[int, ...]]:
 def test_captured_drafts_are_those_of_plain_calls(config: ToyEagleConfig, monkeypatch: pytest.MonkeyPatch):
     asked = requests(3, 1.0)
     captured = drafts_of(engine(config), asked)
-    monkeypatch.setattr("outrider.runners.heads.capture", lambda work, pool: Plain(work))
+    monkeypatch.setattr("outrider.runners.draft_batch.capture", lambda work, pool, name: Plain(work))
     plain = drafts_of(engine(config), asked)
     assert len(captured) > 50
     assert captured == plain
