@@ -103,12 +103,6 @@ class DraftCache:
         """Whether such a chain follows the text as it is now."""
         return seq.id in self._chains and len(self._cached[seq.id]) == len(seq.tokens)
 
-    def is_behind(self, seq: Sequence) -> bool:
-        """Whether more is missing of a text than a draft leaves out: its prompt is not read to the end."""
-        if seq.id not in self._cached or seq.id in self._chains or seq.id in self._pending:
-            return False
-        return len(seq.tokens) - len(self._cached[seq.id]) > 2
-
     def add_pending_chain(self, seq: Sequence, chain: Seq[Token]) -> None:
         """Note a chain drafted behind what the round in flight will make of the text."""
         self._pending[seq.id] = chain

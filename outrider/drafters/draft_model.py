@@ -102,9 +102,10 @@ class DraftModelConfig:
 class DraftModel(Drafter):
     """Proposes what the draft model would choose next, by the same options, seed and noise as the target.
 
-    Its state is what its cache holds of each text, see `DraftCache`. It reads prompts along with the
-    target: at most `max_round_tokens` a round for all sequences, so that none waits long for another.
-    A sequence whose text is not read by then gets no draft, and its reading continues in the next round.
+    Its state is what its cache holds of each text, see `DraftCache`. No first token waits for it to read a prompt: on a
+    device its pass is launched behind the target's, elsewhere a prompt is read when a draft is first asked for. It
+    reads at most `max_round_tokens` a round for all sequences, so that none waits long for another. A sequence
+    whose text is not read by then gets no draft, and its reading continues in the next round.
     """
 
     def __init__(
@@ -133,16 +134,17 @@ class DraftModel(Drafter):
             pass
 
     def process(self, work: TargetPass) -> None:
-        """Read along with the target: the prompts it is reading, and those it has read before the draft model."""
-        self._left = self.max_round_tokens
+        """Launch the reading of prompts behind the target's own; a model that waits for its passes puts it off."""
+        if not self.model.asynchronous:
+            return
         along: list[tuple[Sequence, int]] = []
         for seq, span in zip(work.seqs, work.spans, strict=True):
-            reads = self.cache.is_behind(seq) if span.wanted else seq.max_draft != 0
-            if reads and seq.finish is None and self.cache.make_room(seq, 1):
-                end = len(seq.tokens) - 1 if span.wanted else seq.cached
+            reads = len(span.tokens) > 1 and seq.max_draft != 0 and seq.finish is None
+            if reads and self.cache.make_room(seq, 1):
+                end = min(span.start + len(span.tokens), len(seq.tokens) - 1)
                 along.append((seq, max(0, end - self.cache.length(seq))))
-        shares = fair_shares([count for _, count in along], self._left)
-        self._left -= sum(shares)
+        shares = fair_shares([count for _, count in along], self.max_round_tokens)
+        self._left = self.max_round_tokens - sum(shares)
         self.cache.read([(seq, share) for (seq, _), share in zip(along, shares, strict=True)])
 
     def propose(self, view: RoundView) -> list[Draft] | None:

@@ -137,8 +137,10 @@ class Engine:
             launched.choices = self.verifier.decide(seqs, drafts, scores.logits, scores.positions)
         if launched.choices is not None and len(seqs) == len(spans):
             launched.state = self.target.advance(scores, launched.choices.tokens)
-        if launched.state is not None and self.drafting.traits.follows_target:
-            self.drafting.process(TargetPass(seqs, spans, scores, launched.state))
+        traits = self.drafting.traits
+        if traits.follows_target and (launched.state is not None or not traits.taps):
+            self.drafting.process(TargetPass([each.seq for each in launched.scheduled], spans, scores, launched.state))
+            launched.processed = True
         elif scores.features is not None:  # read when the round completes; another pass may come before
             launched.scores = replace(scores, features=[each.clone() for each in scores.features])
 
@@ -266,7 +268,7 @@ class Engine:
 
     def _process(self, done: InFlightRound, spans: list[Span], verdicts: list[Verdict | RequestError]) -> None:
         """Show a drafter that follows the target what a round read, where it could not be shown at launch."""
-        if done.state is not None or not self.drafting.traits.follows_target:
+        if done.processed or not self.drafting.traits.follows_target:
             return
         judged = iter(verdicts)
         verdict_of = [next(judged) if span.wanted else None for span in spans]

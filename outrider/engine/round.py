@@ -29,6 +29,8 @@ class InFlightRound:
     """The target's choice after each row, being copied; None where the verifier needs the logits on the host."""
     state: DeviceState | None = None
     """Where the round leaves its sequences, on the device; None where only the host can compute it."""
+    processed: bool = False
+    """Drafters that follow the target have been shown this round."""
 
     @property
     def drafts(self) -> list[Draft]:

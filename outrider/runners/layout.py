@@ -76,7 +76,10 @@ def lay_out(spans: Seq[Span], pool: PagePool, device: torch.device) -> Layout:
         rows.append(slice(first, len(ids)))
 
     def tensor(values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.long).to(device, non_blocking=True)
+        made = torch.tensor(values, dtype=torch.long)
+        if device.type == "cuda":  # a copy of other memory may wait for all that was launched before
+            made = made.pin_memory()
+        return made.to(device, non_blocking=True)
 
     return Layout(tensor(ids), tensor(positions), tensor(slots), tensor(wanted), rows)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
@@ -307,33 +308,88 @@ def test_two_sequences_share_what_a_round_may_read():
     assert drafted_after == [2, 1, 0]
 
 
-def test_the_draft_model_reads_along_with_the_target():
-    """Through an engine: where the target's prompt is read, the draft's is too, and drafts begin at once."""
-    model, target = Counting(), Counting()
-    tried = Engine(
-        target,
-        bounded(model),
-        make_verifier("seeded"),
-        ByteTokenizer(),
-        limits=EngineLimits(max_batch=4, max_round_tokens=BOUND),
-    )
-    asked = Request(prompt=tuple(long_text(1, 5000).tokens), params=SamplingParams(max_tokens=20, ignore_eos=True))
+def reading(target: ToyRunner, model: ToyRunner, **limits: int) -> Engine:
+    made = EngineLimits(max_batch=4, max_round_tokens=BOUND)
+    return Engine(target, bounded(model), make_verifier("seeded"), ByteTokenizer(), limits=replace(made, **limits))
+
+
+def long_request(seq_id: int, length: int, tokens: int = 20) -> Request:
+    params = SamplingParams(max_tokens=tokens, ignore_eos=True)
+    return Request(prompt=tuple(long_text(seq_id, length).tokens), params=params)
+
+
+@pytest.mark.parametrize("kind", [Counting, CountingChains])
+def test_a_long_prompt_holds_up_neither_its_first_token_nor_other_texts(kind: type[Counting]):
+    """Through an engine: a model that waits for its passes reads after the first token, on a device it reads along."""
+    model, target = kind(), kind()
+    tried = reading(target, model)
     short = Request(prompt=(1, 2, 3), params=SamplingParams(max_tokens=200, ignore_eos=True))
-    (other,), (seq_id,) = tried.submit(short), tried.submit(asked)
+    (other,), (seq_id,) = tried.submit(short), tried.submit(long_request(1, 5000, tokens=60))
     seq, beside = tried.live(seq_id).seq, tried.live(other)
-    drafted = []
+    drafted, read = [], []
     while tried.busy and not seq.finish:
         model.calls.clear()
         tried.step()
         assert sum(sum(call.values()) for call in model.calls) <= BOUND + 2 * 8
         drafted.append(len(seq.tokens) - seq.prompt_len)
+        read.append(sum(call.get(seq_id, 0) for call in model.calls))
     while tried.busy:
         tried.step()
     begun = next(i for i, count in enumerate(drafted) if count)
-    assert drafted[begun + 2] > 3  # the prompt's end is read in the next round; then five tokens a round
+    if kind is Counting:
+        assert not any(read[: begun + 1])
+        rounds = 5001 // (BOUND - 2)  # the other text takes two tokens of each
+        assert read[begun + 1 : begun + 1 + rounds] == [BOUND - 2] * rounds
+        assert drafted[begun + rounds + 1] == 1 + rounds + 5
+    else:
+        assert sum(read[: begun + 1]) == 4999
+        assert drafted[begun + 1] == 1 + 5  # nothing is left to read: a draft of four is accepted at once
     assert beside.stats.all.accepted > 0.6 * beside.stats.tokens  # never starved meanwhile
     assert tried.stats.draft_failures == 0
     assert model.pool.used == 0
+
+
+def test_prompts_are_read_behind_the_target_s_pass_and_in_one_pass():
+    """What is launched, and when the host waits: newcomers are read by the target, by the draft model, then waited for.
+
+    A round holds two prompts of 100 tokens and 56 of a third.
+    """
+    model, target = CountingChains(), CountingChains()
+    tried = reading(target, model)
+    told: list[tuple[str, dict[int, int]]] = []
+
+    def telling(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*args: Any, **named: Any) -> Any:
+            spans = args[0] if name != "wait" else ()
+            told.append((name, {span.seq_id: len(span.tokens) for span in spans if len(span.tokens) > 1}))
+            return real(*args, **named)
+
+        return called
+
+    target.score, model.score = telling("target", target.score), telling("draft", model.score)
+    tried.verifier.judge = telling("wait", tried.verifier.judge)
+    asked = [long_request(i, 100) for i in range(3)]
+    ids = [tried.submit(each)[0] for each in asked]
+    texts = {seq_id: tried.live(seq_id).seq for seq_id in ids}
+    while tried.busy:
+        tried.step()
+    first, second, third = ids
+    assert told[:6] == [
+        ("target", {first: 100, second: 100, third: 56}),
+        ("draft", {first: 99, second: 99, third: 56}),
+        ("wait", {}),
+        ("target", {third: 44}),
+        ("draft", {third: 43}),
+        ("wait", {}),
+    ]
+    assert not any(read for name, read in told[6:] if name == "draft")
+    plain = Engine(Counting(), NoDraft(), make_verifier("seeded"), ByteTokenizer())
+    for seq_id, each in zip(ids, asked, strict=True):
+        (judge,) = plain.submit(each)
+        seq = plain.live(judge).seq
+        while plain.busy:
+            plain.step()
+        assert texts[seq_id].tokens == seq.tokens
 
 
 def test_a_prompt_read_once_is_shared_within_a_salt():
