@@ -17,7 +17,8 @@ SOURCE_BITS = "outrider.source_bits"
 PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 NO_PICKLES = (
     "pickle files can run code and are never read; load the model with Transformers once and save it with "
-    "`model.save_pretrained(FOLDER)`, which writes safetensors"
+    "`model.save_pretrained(FOLDER)`, which writes safetensors; of a drafting head, save the weights alone: "
+    "`safetensors.torch.save_file(torch.load(FILE, weights_only=True), 'model.safetensors')`"
 )
 
 

@@ -169,6 +169,16 @@ def parse_config(config_json: Mapping[str, Any]) -> DecoderConfig:
     )
 
 
+def read_rope(values: Mapping[str, Any]) -> RopeConfig:
+    """The one rope that the values of a config.json describe."""
+    return _read_ropes(COMMON_DEFAULTS | {"max_position_embeddings": 2048} | dict(values), nested=False)[0]
+
+
+def read_activation(values: Mapping[str, Any]) -> Activation:
+    """The activation that the values of a config.json name; silu where they name none."""
+    return _read_activation("", values, "silu")
+
+
 def _check_keys(config_json: Mapping[str, Any], known: set[str]) -> None:
     if config_json.get("quantization_config"):
         raise UnsupportedModel("the checkpoint is quantised (quantization_config)")

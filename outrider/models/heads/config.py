@@ -20,6 +20,8 @@ class HeadConfig:
     """Of the target."""
     hidden_size: int
     target_hidden_size: int
+    target_layers: int = 0
+    """Layers of the target; 0: the checkpoint does not say."""
     draft_vocab_size: int = 0
     """Tokens it can draft; 0: the target's whole vocabulary."""
     own_embedding: bool = False
