@@ -206,6 +206,7 @@ def _with_block(config: HeadConfig, files: HeadFiles) -> HeadConfig:
         config,
         block_size=read_int(given, "block_size", 64),
         mask_token_id=mask,
+        own_mask="mask_embedding" in shapes,
         markov_rank=markov,
         confidence=files.has(r"confidence_head\.proj\.weight"),
         confidence_with_markov=shapes.get("confidence_head.proj.weight", (1, 0))[1] > config.hidden_size,

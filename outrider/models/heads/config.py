@@ -65,6 +65,8 @@ class HeadConfig:
     """Rows of one block, the anchor's included."""
     mask_token_id: int = 0
     """Whose embedding stands for a token to be drafted, where the checkpoint holds no vector of its own for that."""
+    own_mask: bool = False
+    """Its checkpoint holds that vector, `mask_embedding` [hidden]."""
     markov_rank: int = 0
     """0: no Markov head."""
     confidence: bool = False
