@@ -251,7 +251,7 @@ def choose_context(requested: int | None, own: int, model: str) -> int:
 
 def _affordable_tokens(bytes_per_token: int, max_tokens: int) -> int:
     """Tokens of a cache in host memory: max_tokens, or as many as fit in a quarter of the available memory."""
-    free = _available_memory() // 4
+    free = available_memory() // 4
     tokens = min(max_tokens, free // bytes_per_token)
     if tokens < MIN_CACHE_TOKENS:
         raise ConfigError(
@@ -260,7 +260,7 @@ def _affordable_tokens(bytes_per_token: int, max_tokens: int) -> int:
     return tokens
 
 
-def _available_memory() -> int:
+def available_memory() -> int:
     """Bytes of host memory available without swapping; the page cache counts, since it is released on demand."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
