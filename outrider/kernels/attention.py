@@ -55,13 +55,15 @@ def attend_pages(
     scale: float,
     softcap: float = 0.0,
     window: int = 0,
+    skip: int = 0,
     page: int = 16,
     pdl: bool = False,
 ) -> None:
     """q [N, H, D] over cached keys and values [slots, KV, D] -> out [N, H, D]; softmax in float32.
 
     A row sees the cached text before `starts`, less what lies `window` or more positions back, and those rows of the
-    pass whose bits are set in its ancestors. What it does not see counts for nothing, be it NaN. `work`, `pdl` and how
+    pass whose bits are set in its ancestors; the first `skip` positions of a text are seen by their own rows alone.
+    What it does not see counts for nothing, be it NaN. `work`, `pdl` and how
     the batch splits keys matter to the Triton kernel alone.
     """
     (_, heads, dim), kv = q.shape, keys.shape[1]
@@ -76,6 +78,7 @@ def attend_pages(
     if window:
         seen &= (ahead >= 0) | (ahead > depths - window)
     seen &= positions < ends[:, None, None]
+    seen &= (positions >= skip) | (ahead == depths)
     wide = torch.promote_types(q.dtype, torch.float32)
     grouped = q.to(wide).view(sequences, width, kv, heads // kv, dim)
     scores = torch.einsum("bwkgd,btkd->bkgwt", grouped, keys[slots].to(wide)) * scale

@@ -18,6 +18,7 @@ from outrider.kernels.batch import AttentionBatch, AttentionWorkspace
 
 KEY_BLOCK = 64  # keys a program loads at a time
 SPLITS_PER_STEP = 16  # splits combined at a time
+NO_WINDOW = 1 << 30  # longer than any text
 
 
 @triton.jit
@@ -56,12 +57,13 @@ def online_softmax(s, vt, peak, total, acc):
 
 
 @triton.jit
-def _mask_scores(s, p, start, end, bits, own, window, WINDOWED: tl.constexpr):
+def _mask_scores(s, p, start, end, bits, own, window, skip, WINDOWED: tl.constexpr):
     """Scores [ROWS, BLOCK] of keys at p, -inf where a row does not see the key."""
     ahead = p[None, :] - start
     seen = (ahead < 0) | (((bits[:, None] >> tl.maximum(ahead, 0)) & 1) == 1)
     if WINDOWED:
         seen = seen & ((ahead >= 0) | (p[None, :] > own[:, None] - window))
+        seen = seen & ((p >= skip)[None, :] | (p[None, :] == own[:, None]))
     return tl.where(seen & (p < end)[None, :], s, float("-inf"))
 
 
@@ -74,12 +76,12 @@ def _num_splits(end, splits, chunk):
 # A variant is compiled for each number of packed rows, not for each shape of pass: splits are arguments, and inputs are
 # parts of one tensor, whose alignment does not count.
 @triton.jit(
-    do_not_specialize=["width", "pages", "groups", "rows_per_program", "splits", "chunk"],
+    do_not_specialize=["skip", "width", "pages", "groups", "rows_per_program", "splits", "chunk"],
     do_not_specialize_on_alignment=["table_ids", "starts", "widths", "ancestors", "depths"],
 )
 def _attend_split(
     q, keys, values, block_tables, table_ids, starts, widths, ancestors, depths, out, parts, peaks, sums,
-    scale, softcap, window, width, pages, groups, rows_per_program, splits, chunk,
+    scale, softcap, window, skip, width, pages, groups, rows_per_program, splits, chunk,
     HEADS: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, PAGE: tl.constexpr,
     BLOCK: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -120,7 +122,9 @@ def _attend_split(
             k_new, v_new = load_keys_values(keys, values, table, p, start, end, g, KV, DIM, PAGE)
             kt = tl.where((p < start)[None, :], kt, k_new)
             vt = tl.where((p < start)[:, None], vt, v_new)
-        s = _mask_scores(attention_scores(qt, kt, scale, softcap, CAPPED), p, start, end, bits, own, window, WINDOWED)
+        s = _mask_scores(
+            attention_scores(qt, kt, scale, softcap, CAPPED), p, start, end, bits, own, window, skip, WINDOWED
+        )
         peak = tl.full((ROWS,), float("-inf"), dtype=tl.float32)
         total = tl.zeros((ROWS,), dtype=tl.float32)
         acc = tl.zeros((ROWS, DIM), dtype=tl.float32)
@@ -129,7 +133,7 @@ def _attend_split(
             p = block + tl.arange(0, BLOCK)
             kt, vt = load_keys_values(keys, values, table, p, 0, end, g, KV, DIM, PAGE)
             s = _mask_scores(
-                attention_scores(qt, kt, scale, softcap, CAPPED), p, start, end, bits, own, window, WINDOWED
+                attention_scores(qt, kt, scale, softcap, CAPPED), p, start, end, bits, own, window, skip, WINDOWED
             )
             peak, total, acc = online_softmax(s, vt, peak, total, acc)
         if tl.minimum(tl.cdiv(end, BLOCK), n) == 1:
@@ -218,10 +222,12 @@ def attend_pages(
     scale: float,
     softcap: float = 0.0,
     window: int = 0,
+    skip: int = 0,
     page: int = 16,
     pdl: bool = True,
 ) -> None:
     """q [N, H, D] over cached keys and values [slots, KV, D] -> out [N, H, D]."""
+    window = window or (skip and NO_WINDOW)
     n, heads, dim = q.shape
     kv = keys.shape[1]
     rows_per_program = batch.rows_per_program or batch.width
@@ -230,7 +236,7 @@ def attend_pages(
     chunk = batch.chunk or 1  # no fewer programs than blocks of keys, up to all
     _attend_split[(n // batch.width * groups, kv, batch.splits)](
         q, keys, values, batch.block_tables, batch.table_ids, batch.starts, batch.widths, batch.ancestors, batch.depths,
-        out, work.parts, work.peaks, work.sums, scale, softcap, window, batch.width, batch.block_tables.shape[1],
+        out, work.parts, work.peaks, work.sums, scale, softcap, window, skip, batch.width, batch.block_tables.shape[1],
         groups, rows_per_program, batch.splits, chunk, heads, kv, dim, rows, page, KEY_BLOCK,
         softcap > 0, window > 0, pdl, launch_pdl=pdl, **launch_options(rows),
     )  # fmt: skip

@@ -10,14 +10,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from outrider.kernels.triton_attention import KEY_BLOCK, attention_scores, load_keys_values, online_softmax
+from outrider.kernels.triton_attention import KEY_BLOCK, NO_WINDOW, attention_scores, load_keys_values, online_softmax
 
 QUERY_TILE = 128  # rows of one program
 
 
-@triton.jit(do_not_specialize=["pages"])
+@triton.jit(do_not_specialize=["skip", "pages"])
 def _attend_prompt(
-    q, keys, values, block_tables, tiles, out, scale, softcap, window, pages,
+    q, keys, values, block_tables, tiles, out, scale, softcap, window, skip, pages,
     HEADS: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr,
     TILE: tl.constexpr, BLOCK: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr,
 ):  # fmt: skip
@@ -48,7 +48,7 @@ def _attend_prompt(
         s = attention_scores(qt, kt, scale, softcap, CAPPED)  # [TILE, BLOCK]
         seen = p[None, :] <= own[:, None]
         if WINDOWED:
-            seen = seen & (p[None, :] > own[:, None] - window)
+            seen = seen & (p[None, :] > own[:, None] - window) & ((p >= skip)[None, :] | (p[None, :] == own[:, None]))
         s = tl.where(seen, s, float("-inf"))
         peak, total, acc = online_softmax(s, vt, peak, total, acc)
     tl.store(out + at, (acc / total[:, None]).to(out.dtype.element_ty), mask=real)
@@ -70,6 +70,7 @@ def attend_prompt(
     scale: float,
     softcap: float = 0.0,
     window: int = 0,
+    skip: int = 0,
     page: int = 16,
 ) -> None:
     """q [N, H, D] over cached keys and values [slots, KV, D] -> out [N, H, D], all contiguous.
@@ -77,7 +78,8 @@ def attend_prompt(
     block_tables int32 [tables, pages]; tiles int64 [T, 4], see `prompt_tiles`.
     """
     _, heads, dim = q.shape
+    window = window or (skip and NO_WINDOW)
     _attend_prompt[(len(tiles), heads)](
-        q, keys, values, block_tables, tiles, out, scale, softcap, window, block_tables.shape[1],
+        q, keys, values, block_tables, tiles, out, scale, softcap, window, skip, block_tables.shape[1],
         heads, keys.shape[1], dim, page, QUERY_TILE, KEY_BLOCK, softcap > 0, window > 0, num_warps=8, num_stages=3,
     )  # fmt: skip

@@ -29,6 +29,8 @@ class AttentionLayers:
     """By layer: how many last positions a row sees; 0: all."""
     scale: float
     softcap: float = 0.0
+    skip: int = 0
+    """So many first positions of a text are seen by their own rows alone."""
 
     @staticmethod
     def of_model(model: PagedModel) -> AttentionLayers:
@@ -70,12 +72,13 @@ class ReferenceAttention:
         (keys, values), window = layers.caches[layer], layers.windows[layer]
         keys.index_copy_(0, self.slots, k)
         values.index_copy_(0, self.slots, v)
+        masks = [part.mask(window, q.dtype, layers.skip) for part in ranges]
         rows = [q] if len(ranges) == 1 else [q[part.rows] for part in ranges]
         out = [
             (attend_block if self.shared or len(own) >= self.prompt_rows else attend_rows)(
-                own, keys[part.keys], values[part.keys], part.mask(window, q.dtype), layers.scale, layers.softcap
+                own, keys[part.keys], values[part.keys], mask, layers.scale, layers.softcap
             )
-            for own, part in zip(rows, ranges, strict=True)
+            for own, part, mask in zip(rows, ranges, masks, strict=True)
         ]
         return (out[0] if len(out) == 1 else torch.cat(out)).reshape(q.shape[0], -1)
 
@@ -107,6 +110,7 @@ class PromptAttention:
         out = torch.empty_like(q)
         self.attend_prompt(
             q, keys, values, self.tables.pages, self.tiles, out,
-            scale=layers.scale, softcap=layers.softcap, window=layers.windows[layer], page=self.page,
+            scale=layers.scale, softcap=layers.softcap, window=layers.windows[layer], skip=layers.skip,
+            page=self.page,
         )  # fmt: skip
         return out.view(len(q), -1)

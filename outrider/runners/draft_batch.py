@@ -157,7 +157,8 @@ class BatchAttention:
             from outrider.kernels import triton_attention as kernels
         kernels.attend_pages(
             q, *self.layers.caches[layer], self.batch, out, self.workspace,
-            scale=self.layers.scale, page=self.model.pool.size, pdl=False,
+            scale=self.layers.scale, window=self.layers.windows[layer], skip=self.layers.skip,
+            page=self.model.pool.size, pdl=False,
         )  # fmt: skip
         return out.view(len(q), -1)
 

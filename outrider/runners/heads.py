@@ -59,7 +59,7 @@ class HeadRunner:
         self.sampled = sampled
         self.model, self.head, self.draft_function, self.graph_pool = model, head, draft, graph_pool
         caches = model.add_layers(head.layers, head.kv_heads, head.head_dim)
-        self.layers = AttentionLayers(caches, [0] * head.layers, head.scale)
+        self.layers = AttentionLayers(caches, [head.window] * head.layers, head.scale, skip=head.skip)
         self.shape = HeadShape(head.heads, head.kv_heads, head.head_dim, head.scale)
         self.workspace = attention_workspace(model, self.shape)
         self.width = 1 + max_accepted

@@ -28,19 +28,24 @@ class KeyRange:
     keys: slice | Tensor
     limits: Tensor  # [R]
     length: int  # T
-    masks: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
+    masks: dict[tuple[int, int], Tensor] = field(default_factory=dict[tuple[int, int], Tensor])
 
-    def mask(self, window: int, dtype: torch.dtype) -> Tensor:
-        """[R, T]: 0 where a row may look, -inf elsewhere; window 0 looks all the way back."""
-        if window not in self.masks:
+    def mask(self, window: int, dtype: torch.dtype, skip: int = 0) -> Tensor:
+        """[R, T]: 0 where a row may look, -inf elsewhere; window 0 looks all the way back.
+
+        The first `skip` positions are seen by their own rows alone.
+        """
+        if (window, skip) not in self.masks:
             place = torch.arange(self.length, device=self.limits.device)
             seen = place < self.limits[:, None]
             if window:
                 seen &= place >= self.limits[:, None] - window
-            self.masks[window] = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(
+            if skip:
+                seen &= (place >= skip) | (place == self.limits[:, None] - 1)
+            self.masks[window, skip] = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(
                 ~seen, float("-inf")
             )
-        return self.masks[window]
+        return self.masks[window, skip]
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ from outrider.verify.noise import DRAFT, ROUND, TARGET, gumbel_at, keys_at
 class ToyHead(nn.Module):
     """Embedding and output head are the target's own; the rest is random."""
 
-    layers, kv_heads, head_dim = 1, 2, 16
+    layers, kv_heads, head_dim, window, skip = 1, 2, 16, 0, 0
 
     def __init__(self, decoder: Decoder, taps: int, seed: int) -> None:
         super().__init__()

@@ -121,9 +121,9 @@ if INTERPRETED:
 
 @pytest.mark.parametrize(("sequences", "width", "text"), CASES)
 @pytest.mark.parametrize("tree", [False, True])
-@pytest.mark.parametrize(("softcap", "window"), [(0.0, 0), (5.0, 0), (0.0, 90)])
+@pytest.mark.parametrize(("softcap", "window", "skip"), [(0.0, 0, 0), (5.0, 0, 0), (0.0, 90, 0), (0.0, 0, 1)])
 @pytest.mark.parametrize(("splits", "chunk"), [(1, 0), (8, 128)] if INTERPRETED else [(1, 0), (32, 0), (8, 128)])
-def test_paged_attention_is_the_plain_one(sequences, width, text, tree, softcap, window, splits, chunk):
+def test_paged_attention_is_the_plain_one(sequences, width, text, tree, softcap, window, skip, splits, chunk):
     from outrider.kernels.batch import AttentionWorkspace
     from outrider.kernels.triton_attention import attend_pages
 
@@ -134,10 +134,11 @@ def test_paged_attention_is_the_plain_one(sequences, width, text, tree, softcap,
     q = random(sequences * width, heads, dim, seed=3)
     work = AttentionWorkspace(len(q) * splits, heads, dim, torch.device(DEVICE))
     out = torch.full_like(q, torch.nan)
-    attend_pages(q, keys, values, batch, out, work, scale=dim**-0.5, softcap=softcap, window=window, pdl=PDL)
+    seen = {"softcap": softcap, "window": window, "skip": skip}
+    attend_pages(q, keys, values, batch, out, work, scale=dim**-0.5, **seen, pdl=PDL)
     judge = torch.empty_like(q, dtype=torch.float64)
     plain = (t.double() for t in (q, keys, values))
-    attention.attend_pages(*plain, batch, judge, scale=dim**-0.5, softcap=softcap, window=window)
+    attention.attend_pages(*plain, batch, judge, scale=dim**-0.5, **seen)
     for rows, expected, real in zip(out.split(width), judge.split(width), batch.widths.tolist(), strict=True):
         assert distance(rows[:real], expected[:real]) < 1e-2
         assert distance(rows, expected) < 1e-2
@@ -293,9 +294,9 @@ def test_weights_loaded_ahead_change_no_bit(product, rows, monkeypatch):
     assert all(torch.equal(outs[0], out) for out in outs[1:])
 
 
-@pytest.mark.parametrize(("softcap", "window"), [(0.0, 0), (5.0, 0), (0.0, 90)])
+@pytest.mark.parametrize(("softcap", "window", "skip"), [(0.0, 0, 0), (5.0, 0, 0), (0.0, 90, 0), (0.0, 0, 1)])
 @pytest.mark.parametrize("texts", [[(0, 40)], [(0, 300), (130, 77), (5, 1)]], ids=str)
-def test_a_prompt_is_attended_as_plainly(texts, softcap, window):
+def test_a_prompt_is_attended_as_plainly(texts, softcap, window, skip):
     from outrider.kernels.triton_prompt import attend_prompt, prompt_tiles
 
     heads, kv, dim, page = 4, 2, 64, 16
@@ -312,7 +313,7 @@ def test_a_prompt_is_attended_as_plainly(texts, softcap, window):
     out = torch.full_like(q, torch.nan)
     attend_prompt(
         q, keys, values, block_tables.int().to(DEVICE), torch.tensor(tiles, device=DEVICE), out,
-        scale=dim**-0.5, softcap=softcap, window=window, page=page,
+        scale=dim**-0.5, softcap=softcap, window=window, skip=skip, page=page,
     )  # fmt: skip
     first = 0
     for table_id, (start, rows) in enumerate(texts):
@@ -321,6 +322,7 @@ def test_a_prompt_is_attended_as_plainly(texts, softcap, window):
         seen = place <= own[:, None]
         if window:
             seen &= place > own[:, None] - window
+        seen &= (place >= skip) | (place == own[:, None])
         mask = torch.zeros(seen.shape, device=DEVICE, dtype=torch.float64).masked_fill_(~seen, -torch.inf)
         args = (t.double() for t in (q[first : first + rows], keys[slots], values[slots]))
         judge = attend_block(*args, mask, dim**-0.5, softcap)

@@ -24,6 +24,11 @@ class Head(Protocol):
     head_dim: int
     scale: float
     """Multiplies query times key."""
+    window: int
+    """A row attends to this many last positions, its own included; 0: to all."""
+    skip: int
+    """So many first positions are seen by their own rows alone. EAGLE is trained without a row for the first token of a
+    text, which has no hidden state before it: 1."""
 
     def fuse(self, features: Tensor) -> Tensor:
         """The target's tapped outputs [N, taps * hidden] -> [N, hidden]"""

@@ -99,9 +99,11 @@ def slots_of(batch: AttentionBatch, b: int, end: int) -> list[int]:
 
 
 @pytest.mark.parametrize("tree", [False, True])
-@pytest.mark.parametrize(("softcap", "window"), [(0.0, 0), (5.0, 0), (0.0, 3)])
+@pytest.mark.parametrize(
+    ("softcap", "window", "skip"), [(0.0, 0, 0), (5.0, 0, 0), (0.0, 3, 0), (0.0, 0, 1), (0.0, 8, 2)]
+)
 @pytest.mark.parametrize(("sequences", "width", "text"), [(1, 1, 0), (4, 6, 21), (3, 32, 9)])
-def test_paged_attention_is_that_of_the_keys_in_order(sequences, width, text, softcap, window, tree):
+def test_paged_attention_is_that_of_the_keys_in_order(sequences, width, text, softcap, window, skip, tree):
     batch, count = paged_batch(sequences, width, text, tree=tree)
     g = torch.Generator().manual_seed(1)
     keys, values = (torch.full((count, 2, 16), torch.nan) for _ in range(2))  # what nobody wrote is NaN
@@ -111,19 +113,24 @@ def test_paged_attention_is_that_of_the_keys_in_order(sequences, width, text, so
             cache[slots_of(batch, b, end)] = torch.randn(end, 2, 16, generator=g)
     q = torch.randn(sequences * width, 6, 16, generator=g)
     out = torch.full_like(q, torch.nan)
-    attend_pages(q, keys, values, batch, out, scale=0.25, softcap=softcap, window=window, page=PAGE)
-    assert out.isfinite().all()
+    attend_pages(q, keys, values, batch, out, scale=0.25, softcap=softcap, window=window, skip=skip, page=PAGE)
+    real = torch.arange(width) < batch.widths[:, None]
+    assert out[real.flatten() if skip else slice(None)].isfinite().all()
     for b, end in enumerate(ends):
         start, slots = int(batch.starts[b]), slots_of(batch, b, end)
         rows = range(b * width, (b + 1) * width)  # padding sees the real rows among its ancestors
         mask = torch.full((len(rows), end), -torch.inf)
         for i, row in enumerate(rows):
             for p in range(end):
-                near = not window or p > start + int(batch.depths[row]) - window
+                own = start + int(batch.depths[row])
+                near = not window or p > own - window
+                if p < skip and p != own:
+                    continue
                 if near if p < start else int(batch.ancestors[row]) >> (p - start) & 1:
                     mask[i, p] = 0
         expected = attend_block(q[rows.start : rows.stop], keys[slots], values[slots], mask, 0.25, softcap)
-        torch.testing.assert_close(out[rows.start : rows.stop], expected, rtol=1e-5, atol=1e-5)
+        close = {"rtol": 1e-5, "atol": 1e-5, "equal_nan": True}
+        torch.testing.assert_close(out[rows.start : rows.stop], expected, **close)
 
 
 def test_a_broken_node_reaches_no_row_that_does_not_see_it():
