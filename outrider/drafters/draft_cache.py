@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from typing import Protocol
 
 import torch
 
 from outrider.core.sampling import Token
-from outrider.core.sequence import Sequence, Span
+from outrider.core.sequence import Span
 from outrider.runners.base import Runner
+
+
+class Text(Protocol):
+    """A sequence, or what stands for one in other tokens."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def salt(self) -> str: ...
+    @property
+    def tokens(self) -> Seq[Token]: ...
 
 
 class DraftCache:
@@ -33,7 +45,7 @@ class DraftCache:
     def __contains__(self, seq_id: int) -> bool:
         return seq_id in self._cached
 
-    def make_room(self, seq: Sequence, budget: int) -> int:
+    def make_room(self, seq: Text, budget: int) -> int:
         """Own pages for the text and as many drafted tokens as fit; drop what was rejected.
 
         Returns how many tokens fit, at most `budget`, which is at least 1. Where none do, all that is
@@ -55,22 +67,22 @@ class DraftCache:
         self.drop(seq)
         return 0
 
-    def reserve(self, seq: Sequence, more: int) -> bool:
+    def reserve(self, seq: Text, more: int) -> bool:
         """Own pages for the text and so many tokens more; False where there are none, or the context ends before."""
         return more <= self._room(seq) and self.model.pool.reserve(seq.id, len(seq.tokens) + more)
 
-    def drop(self, seq: Sequence) -> None:
+    def drop(self, seq: Text) -> None:
         """Give up all that is cached of a text."""
         self._chains.pop(seq.id, None)
         self._pending.pop(seq.id, None)
         if self._cached.pop(seq.id, None) is not None:
             self.model.release(seq.id)
 
-    def length(self, seq: Sequence) -> int:
+    def length(self, seq: Text) -> int:
         """How many tokens are cached; after `make_room` all of them are the text's."""
         return len(self._cached[seq.id])
 
-    def read(self, work: Seq[tuple[Sequence, int]]) -> None:
+    def read(self, work: Seq[tuple[Text, int]]) -> None:
         """Read so many tokens more of each text, in one pass."""
         spans: list[Span] = []
         for seq, count in work:
@@ -80,12 +92,12 @@ class DraftCache:
         if spans:
             self._read(spans)
 
-    def catch_up(self, seqs: Seq[Sequence]) -> None:
+    def catch_up(self, seqs: Seq[Text]) -> None:
         """Read all but the last token of each text that lacks more than two: a chain on the device reads those."""
         missing = [(seq, len(seq.tokens) - self.length(seq)) for seq in seqs]
         self.read([(seq, count - 1) for seq, count in missing if count > 2])
 
-    def advance(self, work: list[tuple[Sequence, tuple[Token, ...]]]) -> torch.Tensor:
+    def advance(self, work: list[tuple[Text, tuple[Token, ...]]]) -> torch.Tensor:
         """Read what is missing of each text and its draft; logits after the last token of each, [len(work), vocab]."""
         return self._read([Span(s.id, self.length(s), tuple(self._missing(s, draft))) for s, draft in work])
 
@@ -93,33 +105,33 @@ class DraftCache:
         """The draft model's logits for the tokens both models know, [rows, vocab]; nothing is noted as read."""
         return self.model.score(spans).logits[:, : self.vocab_size]
 
-    def add_chain(self, seq: Sequence, chain: Seq[Token]) -> None:
+    def add_chain(self, seq: Text, chain: Seq[Token]) -> None:
         """Note a chain drafted on the device behind the text."""
         cached = self._cached[seq.id]
         cached += seq.tokens[len(cached) :]
         self._chains[seq.id] = chain[:-1]
 
-    def has_chain(self, seq: Sequence) -> bool:
+    def has_chain(self, seq: Text) -> bool:
         """Whether such a chain follows the text as it is now."""
         return seq.id in self._chains and len(self._cached[seq.id]) == len(seq.tokens)
 
-    def add_pending_chain(self, seq: Sequence, chain: Seq[Token]) -> None:
+    def add_pending_chain(self, seq: Text, chain: Seq[Token]) -> None:
         """Note a chain drafted behind what the round in flight will make of the text."""
         self._pending[seq.id] = chain
 
-    def complete(self, seqs: Seq[Sequence]) -> None:
+    def complete(self, seqs: Seq[Text]) -> None:
         """A round has completed: the chains that follow it begin where its texts end now."""
         for seq in seqs:
             if seq.id in self._pending:
                 self.add_chain(seq, self._pending.pop(seq.id))
 
-    def _room(self, seq: Sequence) -> int:
+    def _room(self, seq: Text) -> int:
         """How many tokens more the context and the pages allow a text; negative where it is too long already."""
         pool = self.model.pool
         pages = len(pool.table(seq.id)) + pool.free
         return min(self.model.context, pages * pool.size) - len(seq.tokens)
 
-    def _missing(self, seq: Sequence, draft: Seq[Token]) -> list[Token]:
+    def _missing(self, seq: Text, draft: Seq[Token]) -> list[Token]:
         """What is not cached of a text and a draft behind it; of a long text no more is touched than that."""
         cached = len(self._cached[seq.id])
         return [*seq.tokens[cached:], *draft[max(0, cached - len(seq.tokens)) :]]

@@ -24,6 +24,7 @@ _MODULES = {
     "prediction": "prediction:PredictionConfig",
     "grammar": "grammar:GrammarConfig",
     "draft-model": "draft_model:DraftModelConfig",
+    "cross-model": "cross_model:CrossModelConfig",
     "layer-skip": "layer_skip:LayerSkipConfig",
     "mix": "mix:MixConfig",
     "auto": "auto:AutoConfig",

@@ -16,6 +16,7 @@ from outrider.core.errors import ConfigError, RequestError
 from outrider.core.prompt import RenderedChat
 from outrider.models.chat_template import ChatTemplate, Message, check_messages, json_value
 from outrider.models.special_tokens import Placeholders, SpecialTokens
+from outrider.models.token_bytes import bytes_reader
 
 
 class Tokenizer:
@@ -76,6 +77,12 @@ class Tokenizer:
         for token, index in vocabulary.items():
             out[index] = token
         return out
+
+    @cached_property
+    def token_bytes(self) -> list[bytes | None]:
+        """The bytes each token stands for in a text, by id; None for special tokens and ids that have no token."""
+        read, special = bytes_reader(json.loads(self.to_json())), self._special_tokens.contents
+        return [None if token is None or i in special else read(token) for i, token in enumerate(self.tokens)]
 
     @property
     def vocab_size(self) -> int:
@@ -197,7 +204,7 @@ def check_same_vocabulary(target: Tokenizer, draft: Tokenizer, target_rows: int,
     draft has are never chosen. Both must have the same beginning-of-text token, and share an
     end-of-text token.
     """
-    fix = "a draft model must share the target's vocabulary: take a smaller model of the same family"
+    fix = "a draft model must share the target's vocabulary: take a smaller model of the same family, or cross-model"
     for index, token in enumerate(target.tokens[:target_rows]):
         if index < draft.vocab_size and token != draft.tokens[index]:
             raise ConfigError(

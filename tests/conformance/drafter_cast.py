@@ -19,7 +19,7 @@ from outrider.testing.drafters import BrokenContract, ScriptedDrafter, liar, ran
 
 Answers = Mapping[tuple[tuple[Token, ...], int], Seq[Token]]  # (prompt, seed) -> what plain decoding answers
 
-_NEEDS = {"draft-model": "draft-model:model=draft"}
+_NEEDS = {"draft-model": "draft-model:model=draft", "cross-model": "cross-model:model=other"}
 """How a drafter is spelled that cannot be made from its name alone."""
 VARIANTS = (
     "suffix:width=3,min_prob=0",

@@ -31,10 +31,11 @@ class PieceTokenizer:
 
     vocab_size = VOCAB
     tokens = PIECES
+    token_bytes = tuple(piece.encode() for piece in PIECES)
     bos_id = None
     eos_ids = frozenset({EOS})
 
-    def encode(self, text: str, *, special: bool = True) -> list[Token]:
+    def encode(self, text: str, *, special: bool = True, allow_special_tokens: bool = True) -> list[Token]:
         return [PIECES.index(char) for char in text]
 
     def encode_chat(self, messages: Seq[Any]) -> list[Token]:
