@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.errors import ConfigError
-from outrider.models.decoder import Decoder
+from outrider.models.decoder import Attend, Decoder
 from outrider.models.load import weight_bytes
 from outrider.train.packing import PADDING, PackedRows
 from outrider.train.target import TextAttention, additive, attention, text_mask
@@ -83,7 +83,7 @@ class LayerSearch:
         return LayerChoice(left_out, agreement, cost, k, speedup)
 
     @torch.no_grad()
-    def _forward(self, decoder: Decoder, attend: Callable[[int, Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+    def _forward(self, decoder: Decoder, attend: Attend) -> Tensor:
         return decoder.forward(self.rows.tokens.flatten(), self.rows.positions.flatten(), attend)
 
     @torch.no_grad()
@@ -104,7 +104,7 @@ class TargetAttention:
         self.kept[layer] = k.clone(), v.clone()
         return self._attend(layer, q, k, v)
 
-    def of_layers(self, layers: Seq[int]) -> Callable[[int, Tensor, Tensor, Tensor], Tensor]:
+    def of_layers(self, layers: Seq[int]) -> Attend:
         """Attention of a first draft step at every place: the target's keys and values before it, and its own."""
         texts, config = self._texts, self._decoder.config
         rows, length = texts.shape
