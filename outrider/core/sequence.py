@@ -225,4 +225,4 @@ class Span:
     @property
     def rows(self) -> int:
         """How many rows of logits this span asks for."""
-        return 1 + len(self.draft) if self.wanted else 0
+        return 1 + len(self.draft.tokens) if self.wanted else 0

@@ -262,7 +262,9 @@ class Engine:
         seq.cached = self.target.keep(span, path, compacted=done.state is not None, trim=not self._in_flight)
         self.target.pool.publish(seq.id, seq.tokens, seq.cached)
         live.stats.count_tokens(count, self._completed)
-        logprobs = logprobs_of(seq, verdict, kept, done.scores.logits[row : row + span.rows])
+        logprobs = ()
+        if seq.params.logprobs is not None:
+            logprobs = logprobs_of(seq.params.logprobs, verdict, kept, done.scores.logits[row : row + span.rows])
         seq.round += 1
         return Outcome(live, span.draft.without_padding(), verdict, kept, pieces, logprobs)
 

@@ -50,7 +50,7 @@ class Live:
     stats: Stats
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Outcome:
     """What a round added to one sequence, committed and not yet an event."""
 
@@ -77,7 +77,8 @@ def describe(outcome: Outcome) -> Event:
         fault = "model" if isinstance(outcome.error, ModelError) else "request"
         return replace(event, error=str(outcome.error), at_fault=fault)
     pieces = outcome.pieces or spell(seq, kept, live.text)
-    live.stats.count(outcome.draft, Verdict(kept, verdict.path[: len(kept)]))
+    cut = len(kept) < len(verdict.tokens)
+    live.stats.count(outcome.draft, Verdict(kept, verdict.path[: len(kept)]) if cut else verdict)
     provenance = provenance_of(outcome.draft, verdict, seq.round - 1)[: len(kept)]
     return Event(seq.id, kept, pieces, "".join(pieces), outcome.logprobs, provenance, seq.finish, seq.stop_reason)
 
@@ -128,13 +129,13 @@ def spell(seq: Sequence, kept: tuple[Token, ...], stream: TextStream) -> tuple[s
 
 def provenance_of(draft: Draft, verdict: Verdict, round_: int) -> tuple[Provenance, ...]:
     """Where each token of the verdict came from."""
+    if not draft.tokens:
+        return (Provenance("plain", "", 0, round_, 0),)
     accepted = tuple(
         Provenance("accepted", draft.source, i, round_, len(draft), prob)
         for i, prob in enumerate(_stated(draft, verdict))
     )
-    if not len(draft):
-        last = Provenance("plain", "", 0, round_, 0)
-    elif ends_in_rejection(draft, verdict):
+    if ends_in_rejection(draft, verdict):
         last = Provenance("recovered", draft.source, verdict.accepted, round_, len(draft))
     else:
         last = Provenance("bonus", draft.source, verdict.accepted, round_, len(draft))
@@ -150,9 +151,7 @@ def _stated(draft: Draft, verdict: Verdict) -> list[float | None]:
     return draft.probs[nodes].gather(-1, tokens[:, None])[:, 0].tolist()
 
 
-def logprobs_of(seq: Sequence, verdict: Verdict, kept: tuple[Token, ...], logits: Tensor) -> tuple[TokenLogprob, ...]:
+def logprobs_of(top: int, verdict: Verdict, kept: tuple[Token, ...], logits: Tensor) -> tuple[TokenLogprob, ...]:
     """The target's log-probabilities of the kept tokens; logits [1 + draft, vocab] are its raw scores."""
-    if seq.params.logprobs is None:
-        return ()
     rows = [0, *(node + 1 for node in verdict.path)][: len(kept)]
-    return tuple(token_logprobs(logits[rows], list(kept), seq.params.logprobs))
+    return tuple(token_logprobs(logits[rows], list(kept), top))

@@ -63,9 +63,8 @@ class InFlightRound:
 
 def spans_of(scheduled: Seq[ScheduledSequence], drafts: Seq[Draft]) -> list[Span]:
     """What each sequence reads and scores. Behind a round in flight, only widths and drafts hold."""
-    return [_span(each, draft) for each, draft in zip(scheduled, drafts, strict=True)]
-
-
-def _span(each: ScheduledSequence, draft: Draft) -> Span:
-    seq = each.seq
-    return Span(seq.id, seq.cached, tuple(seq.tokens[seq.cached : seq.cached + each.chunk]), draft, each.complete)
+    return [
+        Span(seq.id, seq.cached, tuple(seq.tokens[seq.cached : seq.cached + each.chunk]), draft, each.complete)
+        for each, draft in zip(scheduled, drafts, strict=True)
+        for seq in (each.seq,)
+    ]

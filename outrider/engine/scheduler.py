@@ -9,7 +9,7 @@ from outrider.core.sequence import Sequence
 from outrider.runners.base import Runner
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ScheduledSequence:
     """One sequence's share of a round: read `chunk` tokens, then score a draft of up to `budget`."""
 
@@ -99,14 +99,15 @@ class Scheduler:
             return []
         self.preempted = []
         behind: list[ScheduledSequence] = []
-        drafts = self.max_round_tokens - len(scheduled)
+        drafts, widest, budget = self.max_round_tokens - len(scheduled), self.target.max_width - 1, 0
         for each in scheduled:
             seq, rows = each.seq, each.chunk + each.budget
-            left = seq.room - each.budget - 2  # were the whole draft accepted
-            budget = max(0, min(_max_draft(seq, max_draft), left, self.target.max_width - 1, drafts))
+            if max_draft:
+                left = seq.room - each.budget - 2  # were the whole draft accepted
+                budget = max(0, min(_max_draft(seq, max_draft), left, widest, drafts))
             if not self.pool.reserve(seq.id, seq.cached + rows + 1 + budget):
                 return []
-            behind.append(ScheduledSequence(seq, 1, budget, complete=True))
+            behind.append(ScheduledSequence(seq, 1, budget, True))
             drafts -= budget
         return behind
 

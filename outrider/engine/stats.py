@@ -32,8 +32,11 @@ class Tally:
 
     def count(self, draft: Draft, verdict: Verdict) -> None:
         """Add a round. The verdict holds only what the text kept: a stop may have cut it inside the draft."""
-        depth = len(draft) if draft.parents is None else max(draft.depths(), default=0)
         self.rounds += 1
+        if not draft.tokens:
+            self.emitted += len(verdict.tokens)
+            return
+        depth = len(draft) if draft.parents is None else max(draft.depths(), default=0)
         self.drafted += len(draft)
         self.accepted += verdict.accepted
         self.emitted += len(verdict.tokens)
@@ -148,7 +151,7 @@ class Stats:
 
     def count(self, draft: Draft, verdict: Verdict) -> None:
         self.all.count(draft, verdict)
-        if len(draft):
+        if draft.tokens:
             self.drafters.setdefault(draft.source, Tally()).count(draft, verdict)
 
     def count_tokens(self, tokens: int, now: float) -> None:

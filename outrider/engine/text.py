@@ -55,7 +55,8 @@ class TextStream:
             why = f"at the stop string {self.stopped!r}" if self.stopped is not None else "with flush"
             raise RuntimeError(f"this text ended {why}; begin a new TextStream for a new text")
         self._may_stop = may_stop
-        return self._show(self._pass(self._window.push(token)))
+        new = self._window.push(token)
+        return self._show(new if self._stops is None else self._pass(new))
 
     def flush(self) -> str:
         """End the text and return what was held back: nothing after a stop.
@@ -125,11 +126,13 @@ class _Window:
         self._ids.append(token)
         self._text = text
         self._lengths = [*self._lengths[1 - MAX_UTF8 :], len(text)]
-        end = len(text.rstrip(UNFINISHED))
-        if len(self._lengths) == MAX_UTF8:
-            # Some U+FFFD are meant, or bytes that never made sense. One of the last four tokens ended a
-            # character, if anything does; unfinished bytes make the text longer, so the shortest is all finished.
-            end = max(end, min(self._lengths))
+        end = len(text)
+        if text.endswith(UNFINISHED):
+            end = len(text.rstrip(UNFINISHED))
+            if len(self._lengths) == MAX_UTF8:
+                # Some U+FFFD are meant, or bytes that never made sense. One of the last four tokens ended a
+                # character, if anything does; unfinished bytes make the text longer, so the shortest is all finished.
+                end = max(end, min(self._lengths))
         return self._release(end) if end > self._out else ""
 
     def flush(self) -> str:
@@ -140,6 +143,8 @@ class _Window:
         """The text up to `end`, less what the prompt's own last bytes decode to."""
         ready = self._text[self._out : end]
         self._out = end
+        if not self._prompt_tail:
+            return ready
         theirs = min(len(ready) - len(ready.lstrip(UNFINISHED)), self._prompt_tail)
         self._prompt_tail = self._prompt_tail - theirs if theirs == len(ready) else 0
         return ready[theirs:]

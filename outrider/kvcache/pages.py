@@ -71,7 +71,7 @@ class PagePool:
         """Own pages for `length` tokens. All or nothing."""
         own = self._sequences[seq_id]
         missing = -(-length // self.size) - len(own.pages)
-        if missing > self.free:
+        if missing > 0 and missing > self.free:
             return False
         for _ in range(missing):
             own.pages.append(self._take(own.pages[-1] if own.pages else None))

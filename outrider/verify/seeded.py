@@ -44,7 +44,7 @@ class SeededVerifier:
         row = 0
         for seq, draft, choices in zip(seqs, drafts, _split(decided, drafts), strict=True):
             verdicts.append(drop_missing_token(accept_draft(draft, choices), logits, row, seq))
-            row += 1 + len(draft)
+            row += 1 + len(draft.tokens)
         return verdicts
 
 
@@ -63,13 +63,13 @@ def choose_after_paths(logits: Tensor, seqs: Seq[Sequence], paths: Seq[TokenPath
 
 
 def _rows_of(draft: Draft) -> LogitRows:
-    return LogitRows(1 + len(draft), lambda: (0, *draft.depths()), lambda: draft_paths(draft))
+    return LogitRows(1 + len(draft.tokens), lambda: (0, *draft.depths()), lambda: draft_paths(draft))
 
 
 def _split(decided: HostCopy, drafts: Seq[Draft]) -> list[list[Token]]:
     """Each sequence's own choices."""
     choices = iter(decided.list())
-    return [list(islice(choices, 1 + len(draft))) for draft in drafts]
+    return [list(islice(choices, 1 + len(draft.tokens))) for draft in drafts]
 
 
 def _decide(logits: Tensor, seqs: Seq[Sequence], rows: Seq[LogitRows], positions: Positions | None = None) -> HostCopy:
@@ -87,6 +87,8 @@ def accept_draft(draft: Draft, choices: Seq[Token]) -> Verdict:
 
     The first choice that no child holds is the verdict's last token, the target's own.
     """
+    if not draft.tokens:
+        return Verdict((choices[0],))
     if draft.parents is None:
         pairs = enumerate(zip(draft.tokens, choices, strict=False))
         accepted = next((i for i, (token, chosen) in pairs if token != chosen or chosen == NO_TOKEN), len(draft))

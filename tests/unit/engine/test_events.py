@@ -167,9 +167,8 @@ def test_stated_probs_are_reported_for_accepted_tokens():
 def test_log_probabilities_come_from_the_row_each_token_was_chosen_by():
     """Along the kept branch of a tree: after the text, then after each kept node."""
     logits = torch.randn(5, 8, generator=torch.Generator().manual_seed(1))
-    seq, _ = text_in_the_making(logprobs=3)
     verdict = Verdict((2, 6, 4), (1, 3))
-    told = logprobs_of(seq, verdict, (2, 6, 4), logits)
+    told = logprobs_of(3, verdict, (2, 6, 4), logits)
     for each, token, row in zip(told, (2, 6, 4), (0, 2, 4), strict=True):
         scores = [float(x) for x in logits[row].double()]
         norm = math.log(sum(math.exp(x) for x in scores))
@@ -182,20 +181,16 @@ def test_log_probabilities_come_from_the_row_each_token_was_chosen_by():
 
 
 def test_log_probabilities_stop_with_the_text():
-    seq, _ = text_in_the_making(logprobs=0)
-    told = logprobs_of(seq, Verdict((2, 6, 4), (0, 1)), (2,), torch.zeros(3, 8))
+    told = logprobs_of(0, Verdict((2, 6, 4), (0, 1)), (2,), torch.zeros(3, 8))
     assert [(each.token, each.top) for each in told] == [(2, ())]
-    seq, _ = text_in_the_making()
-    assert logprobs_of(seq, Verdict((2,)), (2,), torch.zeros(1, 8)) == ()
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5])
 def test_among_equal_alternatives_the_lowest_ids_are_reported(rows: int):
     """Packed models round their logits to bfloat16, so that equals are common: who is told may not hang on the pass."""
     logits = torch.randn(rows, 64, generator=torch.Generator().manual_seed(0)).mul(2).round()
-    seq, _ = text_in_the_making(logprobs=4)
     chain = Verdict((0,) * rows, tuple(range(rows - 1)))
-    for each, row in zip(logprobs_of(seq, chain, (0,) * rows, logits), logits.tolist(), strict=True):
+    for each, row in zip(logprobs_of(4, chain, (0,) * rows, logits), logits.tolist(), strict=True):
         best = sorted(range(64), key=lambda t: (-row[t], t))[:4]
         assert [token for token, _ in each.top] == best
 
