@@ -26,6 +26,8 @@ _MODULES = {
     "draft-model": "draft_model:DraftModelConfig",
     "cross-model": "cross_model:CrossModelConfig",
     "layer-skip": "layer_skip:LayerSkipConfig",
+    "block": "block:BlockConfig",
+    "medusa": "medusa:MedusaConfig",
     "mix": "mix:MixConfig",
     "auto": "auto:AutoConfig",
 }

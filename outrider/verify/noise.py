@@ -135,11 +135,17 @@ def keys_at(seeds: Tensor, positions: Tensor, stream: int) -> Tensor:
     return _mix_tensor(key + _signed((stream * _GOLDEN) & _MASK))
 
 
-def gumbel_at(seeds: Tensor, positions: Tensor, vocab: int, *, stream: int = TARGET) -> Tensor:
-    """As `gumbel_rows`, for seeds and positions int64 [R] on any device: float64 [R, vocab]."""
+def gumbel_at(
+    seeds: Tensor, positions: Tensor, vocab: int, *, stream: int = TARGET, tokens: Tensor | None = None
+) -> Tensor:
+    """As `gumbel_rows`, for seeds and positions int64 [R] on any device: float64 [R, vocab].
+
+    tokens int64 [vocab]: those that the columns stand for, where they are not 0, 1, ...
+    """
     out = torch.empty(len(seeds), vocab, dtype=torch.float64, device=seeds.device)
     keys = keys_at(seeds, positions, stream)[:, None]
-    _one_minus_v(out, torch.add(_ramp(vocab, str(seeds.device)), keys, out=out.view(torch.int64)))
+    ramp = _ramp(vocab, str(seeds.device)) if tokens is None else tokens * _signed(_GOLDEN)
+    _one_minus_v(out, torch.add(ramp, keys, out=out.view(torch.int64)))
     return out.log_().neg_().log_().neg_()
 
 

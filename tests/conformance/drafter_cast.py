@@ -8,6 +8,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from tiny_block import tiny_block
+from tiny_medusa import tiny_medusa
+
 from outrider.core.draft import EMPTY, Draft, Verdict
 from outrider.core.sampling import Token
 from outrider.core.sequence import Sequence
@@ -15,6 +18,7 @@ from outrider.drafters.base import Drafter, DrafterContext, RoundView, TargetPas
 from outrider.drafters.guard import draft_problem
 from outrider.drafters.registry import DRAFTERS, parse_drafter
 from outrider.runners.base import Runner
+from outrider.runners.native import NativeRunner
 from outrider.testing.drafters import BrokenContract, ScriptedDrafter, liar, random_trees
 
 Answers = Mapping[tuple[tuple[Token, ...], int], Seq[Token]]  # (prompt, seed) -> what plain decoding answers
@@ -30,7 +34,11 @@ VARIANTS = (
     "suffix+draft-model:model=other",
 )
 SCRIPTED = ("oracle", "hidden-oracle", "wavering-oracle", "liar", "noise", "random-trees", "bad-trees")
-NATIVE_ONLY = {"layer-skip": ("layer-skip:skip=0,k=3", "layer-skip:skip=1,k=2")}
+NATIVE_ONLY = {
+    "layer-skip": ("layer-skip:skip=0,k=3", "layer-skip:skip=1,k=2"),
+    "block": ("block:model=tiny-block", "block:model=tiny-block,tree=7"),
+    "medusa": ("medusa:model=tiny-medusa,tree=0", "medusa:model=tiny-medusa,tree=9"),
+}
 """How drafters are spelled that read the layers of a native target."""
 EVERYBODY = (*(_NEEDS.get(name, name) for name in DRAFTERS if name not in NATIVE_ONLY), *VARIANTS, *SCRIPTED)
 EVERY_NATIVE = (*EVERYBODY, *(spec for specs in NATIVE_ONLY.values() for spec in specs))
@@ -102,6 +110,10 @@ def make_drafter(name: str, stage: Stage) -> Drafter:
         load_runner=lambda model, **_: LoadedDraft(stage.drafts(model), stage.tokenizer),
         target=stage.target,
     )
+    if isinstance(stage.target, NativeRunner):
+        for head, make in (("tiny-block", tiny_block), ("tiny-medusa", tiny_medusa)):
+            if head in name:
+                name = name.replace(head, str(make(stage.target.model.decoder)))
     return Loud(parse_drafter(name).build(context))
 
 

@@ -1,0 +1,189 @@
+"""A few layers over the target's own hidden states draft a whole block in one pass: DSpark and DFlash heads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from outrider.core.device_row import DeviceRow
+from outrider.core.draft import EMPTY, Draft, Verdict
+from outrider.core.errors import ConfigError
+from outrider.core.host_copy import HostCopy
+from outrider.core.sampling import is_int
+from outrider.core.sequence import Sequence
+from outrider.drafters.base import Drafter, DrafterContext, ModelLoaded, RoundView, TargetPass, Traits
+from outrider.models.heads.block import BlockHead
+from outrider.models.heads.checkpoint import check_target, load_weights, open_head, parse_head_config
+from outrider.models.heads.config import HeadConfig
+from outrider.runners.block_heads import BlockBatch, BlockRunner
+from outrider.runners.draft_batch import HeadDraft
+from outrider.runners.native import NativeRunner
+from outrider.verify.block_sampling import BlockLogits, draft_chain, draft_tree, draw_chain
+
+MAX_BLOCK = 32
+"""Max rows of a block, and nodes of a tree with the text's last token."""
+_MEMORY = 0.05
+"""Weight of a new round in running means."""
+
+
+@lru_cache(maxsize=8)
+def _read_head(name: str) -> HeadConfig:
+    """What a head's checkpoint says of it. No weight is read."""
+    return parse_head_config(open_head(name))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockConfig:
+    """Draft a block in one pass of a head over the target's hidden states (DSpark, DFlash)."""
+
+    model: str = ""
+    """Folder or Hugging Face id of the head, which was trained for this target."""
+    k: int = 0
+    """Tokens drafted a round; 0: as many as its blocks have."""
+    tree: int = 0
+    """Nodes of a tree of the likeliest tokens; 0 drafts chains. In mode `distribution` always chains."""
+
+    def __post_init__(self) -> None:
+        if not self.model:
+            raise ConfigError("block needs a head: block:model=FOLDER, one that was trained for this target")
+        for name, value, most in (("k", self.k, MAX_BLOCK), ("tree", self.tree, MAX_BLOCK - 1)):
+            if not is_int(value) or not 0 <= value <= most:
+                raise ConfigError(f"block: {name} must be 0 to {most}, got {value!r}")
+
+    @property
+    def traits(self) -> Traits:
+        config = _read_head(self.model)
+        return Traits(
+            name="block",
+            max_tokens=max(self.tree, self.levels(config)),
+            runs_model=True,
+            drafts_ahead=True,
+            pays_budget=True,
+            follows_target=True,
+            taps=config.taps,
+            states_probs=True,
+            loads=(ModelLoaded(self.model),),
+        )
+
+    def levels(self, config: HeadConfig) -> int:
+        """Tokens that a draft of this head has in a row, at most."""
+        drafts = config.block_size - (not config.sample_from_anchor)
+        return min(self.k, drafts) if self.k else drafts
+
+    def build(self, context: DrafterContext) -> Block:
+        target = context.target
+        if not isinstance(target, NativeRunner):
+            raise ConfigError("block reads the layers of its target; use a model of a native family")
+        decoder = target.model.decoder
+        config = check_target(_read_head(self.model), decoder.config, name=self.model, kinds=("block",))
+        if config.block_size > MAX_BLOCK:
+            raise ConfigError(f"block: {self.model} has blocks of {config.block_size} rows; {MAX_BLOCK} are supported")
+        head = BlockHead(config, decoder)
+        load_weights(head, open_head(self.model))
+        drafter = Block(self, head.to(decoder.device, decoder.dtype).requires_grad_(False), target, context)
+        for _ in drafter.runner.capture(context.max_batch):
+            pass
+        return drafter
+
+
+class Block(Drafter):
+    """Keys and values of what the target has read lie in its pages; between rounds nothing else is kept of a text."""
+
+    def __init__(self, options: BlockConfig, head: BlockHead, target: NativeRunner, context: DrafterContext) -> None:
+        config = head.config
+        self.head, self.sampled = head, context.mode == "distribution"
+        self.nodes = 0 if self.sampled or not target.scores_trees else options.tree
+        """Of a tree; 0: chains are drafted."""
+        levels = options.levels(config)
+        self.traits = replace(options.traits, max_tokens=max(self.nodes, levels))
+        target.tap(config.taps)
+        pool = None if target.graphs is None else target.graphs.graph_pool
+        self.runner = BlockRunner(
+            target.model, head, self._draft, tokens=levels, sampled=self.sampled, graph_pool=pool
+        )  # fmt: skip
+        self._tokens = head.tokens
+        markov = head.markov_head
+        self._markov = None if markov is None else (markov.markov_w1.weight.detach(), markov.markov_w2.weight.detach())
+        self._mean_accepted = levels / 2
+        """Of the tokens of one draft, over recent rounds."""
+        self._confidences: dict[int, list[DeviceConfidence]] = {}
+        """Of each sequence's last two drafts, the older first."""
+
+    def process(self, work: TargetPass) -> None:
+        self.runner.feed(work.spans, work.scores.features, work.state)
+
+    def propose(self, view: RoundView) -> Seq[Draft]:
+        drafts = [EMPTY] * len(view.seqs)
+        rows = [i for i in self.runner.ready(view.seqs, ahead=view.state is not None) if view.budgets[i] > 0]
+        if not rows:
+            return drafts
+        asked = view.take(rows)
+        made = self.runner.draft(asked.seqs, asked.state)
+        tokens, nodes = HostCopy(made.tokens), made.tokens.shape[1]
+        parents = None if made.parents is None else HostCopy(made.parents)
+        confidences = None if made.confidence is None else HostCopy(made.confidence)
+        for at, (i, seq) in enumerate(zip(rows, asked.seqs, strict=True)):
+            draft = Draft(
+                DeviceRow(tokens, at, nodes),
+                None if parents is None else DeviceRow(parents, at, nodes),
+                None if made.probs is None or seq.params.greedy else made.probs[at],
+                self.traits.name,
+                self._expected(seq, ahead=view.state is not None),
+                known=True,
+            )
+            if confidences is not None:
+                before = self._confidences.get(seq.id, [])[-1:]
+                self._confidences[seq.id] = [*before, DeviceConfidence(confidences, at)]
+            drafts[i] = draft.first_nodes(view.budgets[i])
+        return drafts
+
+    def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
+        for draft, verdict in zip(drafts, verdicts, strict=True):
+            if len(draft):
+                self._mean_accepted += _MEMORY * (verdict.accepted - self._mean_accepted)
+
+    def forget(self, seq: Sequence) -> None:
+        self.runner.forget(seq)
+        self._confidences.pop(seq.id, None)
+
+    def _expected(self, seq: Sequence, *, ahead: bool) -> float:
+        """Tokens that should be accepted, by the confidences of the last draft that the host can know.
+
+        Never by those of the draft itself: whether it is scored must not depend on what was drawn for it.
+        """
+        known = self._confidences.get(seq.id, [])
+        known = known[:-1] if ahead else known  # the last one may still be computed
+        return known[-1].accepted() if known else self._mean_accepted
+
+    def _draft(self, batch: BlockBatch) -> HeadDraft:
+        rows = batch.rows()
+        block = BlockLogits(
+            rows.logits, batch.last, batch.lengths, batch.seeds, batch.temperatures,
+            self.head.config.vocab_size, self._tokens, self._markov,
+        )  # fmt: skip
+        if self.nodes:
+            return HeadDraft(*draft_tree(block, self.nodes))
+        tokens, probs = draw_chain(block) if self.sampled else (draft_chain(block), None)
+        return HeadDraft(tokens, probs=probs, confidence=self._confidence(rows.hidden, batch.last, tokens))
+
+    def _confidence(self, hidden: Tensor, last: Tensor, tokens: Tensor) -> Tensor | None:
+        if self.head.confidence_head is None:
+            return None
+        before = torch.cat([last[:, None], tokens[:, :-1]], 1)
+        return self.head.confidence(hidden, before).sigmoid()
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceConfidence:
+    """How likely each token of a draft is accepted where those before it are; still on its way to the host."""
+
+    block: HostCopy
+    row: int
+
+    def accepted(self) -> float:
+        """How many tokens of the draft that makes, on average. Waits for them."""
+        return float(self.block.array()[self.row].cumprod().sum())
