@@ -27,9 +27,9 @@ class AttentionBatch:
     splits: int
     """Max programs that a sequence's keys are split between."""
     rows_per_program: int = 0
-    """Rows of a sequence in one program; 0: all. The GPU multiplies small and large tiles by different instructions,
-    whose sums may differ in the last bit (seen on an H200 in 4 of a million numbers): a row has the same bits
-    whatever rows are in the batch only where this is the same."""
+    """Rows of a sequence in one program; 0: as suits the number of programs. The GPU multiplies small and large tiles
+    by different instructions, whose sums may differ in the last bit (seen on an H200 in 4 of a million numbers): a row
+    has the same bits whatever rows are in the batch only where this is the same."""
     chunk: int = 0
     """Keys of one program before a sequence is split further; 0: every sequence is split `splits` ways, so that how a
     row's sum is split does not depend on the other rows."""

@@ -200,6 +200,17 @@ def choose_kv_splits(batch: int, width: int, kv_heads: int) -> tuple[int, int]:
     return 1 << most.bit_length() - 1, max(KEY_BLOCK, triton.next_power_of_2(2 * pairs))
 
 
+def choose_rows_per_program(batch: int, width: int, heads: int, kv_heads: int) -> int:
+    """How many rows of a sequence share a program: fewer finish sooner, where few programs leave the GPU idle.
+
+    Measured on an H200 after 384 tokens: six rows of a 1.5B model in 1.386 ms instead of 1.488, eight sequences of
+    six in 1.979 instead of 2.122. Where there are more programs, keys that several of them load cost more than that.
+    """
+    pairs = batch * kv_heads
+    packed = 16 if pairs <= 4 else 32 if pairs <= 16 else width * heads
+    return min(width, max(1, packed * kv_heads // heads))
+
+
 def launch_options(rows: int) -> dict[str, int]:
     """Warps, stages and registers of a program of so many packed rows. By rows alone: the last bits depend on it.
 
@@ -230,7 +241,7 @@ def attend_pages(
     window = window or (skip and NO_WINDOW)
     n, heads, dim = q.shape
     kv = keys.shape[1]
-    rows_per_program = batch.rows_per_program or batch.width
+    rows_per_program = batch.rows_per_program or choose_rows_per_program(n // batch.width, batch.width, heads, kv)
     rows = max(16, triton.next_power_of_2(rows_per_program * (heads // kv)))
     groups = triton.cdiv(batch.width, rows_per_program)
     chunk = batch.chunk or 1  # no fewer programs than blocks of keys, up to all

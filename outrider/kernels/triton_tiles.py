@@ -12,6 +12,7 @@ MAX_LINEAR_ROWS = 64
 PADDED_ROWS = (16, 32, 64)
 """Numbers that rows are padded to."""
 MAX_K_SPLITS = 4
+"""Max splits of a product of MAX_SPLIT_OUTPUTS; of fewer outputs, as many more as give no more parts."""
 MAX_SPLIT_OUTPUTS = 8192
 """Max outputs of a split product; more fill the GPU without splits."""
 
@@ -27,6 +28,21 @@ class Tile:
     stages: int
     ahead: int = 0
     """Blocks of weights loaded before the wait for the input: 0 to 4. The bits do not depend on it."""
+
+
+_FEW_ROWS_TILES = {  # by outputs, inputs, gated and padded rows
+    (896, 896, False, 16): Tile(64, 128, 7, 4, 3, 1),
+    (8960, 1536, True, 16): Tile(64, 64, 1, 4, 5),
+    (1536, 8960, False, 16): Tile(64, 128, 7, 4, 4, 1),
+    (1152, 896, False, 32): Tile(64, 32, 4, 4, 5, 1),
+    (2048, 1536, False, 32): Tile(64, 128, 4, 4, 3, 1),
+    (8960, 1536, True, 32): Tile(64, 64, 1, 4, 4),
+    (1536, 8960, False, 32): Tile(64, 128, 7, 4, 4, 1),
+    (4864, 896, True, 64): Tile(64, 128, 1, 8, 4),
+    (8960, 1536, True, 64): Tile(64, 64, 1, 4, 4),
+}
+"""Found on an H200 for products of Qwen2.5's 0.5B and 1.5B, where they make a whole pass 4 to 13 % faster than the rule
+below. Kernels begin while others end, so that the best tile of one depends on its neighbours'."""
 
 
 @lru_cache(maxsize=64)
@@ -52,6 +68,9 @@ def few_rows_tile(n: int, k: int, gated: bool, rows: int) -> Tile | None:
 
     Measured on an H200 over the layers of an 8B model: 0.91 of the read bandwidth for 6 rows, 0.84 for 32.
     """
+    known = _FEW_ROWS_TILES.get((n, k, gated, rows))
+    if known is not None:
+        return known
     block = next((b for b in (128, 64, 32) if k % b == 0), 0)
     if not block:
         return None

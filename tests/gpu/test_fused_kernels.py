@@ -20,7 +20,7 @@ DEVICE = "cpu" if INTERPRETED else "cuda"
 PDL = not INTERPRETED
 HALF = torch.float16 if INTERPRETED else torch.bfloat16  # the interpreter reads bfloat16 wrongly
 
-PRODUCTS = [  # outputs, inputs, gated, normed, added: an 8B model's, SmolLM2's, and one that fits no tile
+PRODUCTS = [  # outputs, inputs, gated, normed, added: of an 8B model, SmolLM2, Qwen2.5, and one that fits no tile
     (6144, 4096, False, True, False),
     (4096, 4096, False, False, True),
     (14336, 4096, True, True, False),
@@ -29,6 +29,12 @@ PRODUCTS = [  # outputs, inputs, gated, normed, added: an 8B model's, SmolLM2's,
     (960, 576, False, True, False),
     (1536, 576, True, True, False),
     (576, 1536, False, False, True),
+    (1152, 896, False, True, True),
+    (896, 896, False, False, True),
+    (4864, 896, True, True, False),
+    (2048, 1536, False, True, True),
+    (8960, 1536, True, True, False),
+    (1536, 8960, False, False, True),
     (130, 96, False, True, True),
 ]
 if INTERPRETED:
