@@ -21,6 +21,7 @@ from outrider.cli.pull import pull
 from outrider.cli.run import run
 from outrider.cli.screen import clean
 from outrider.cli.serve import serve
+from outrider.cli.train import app as train_app
 from outrider.cli.usage import UsageError, exit_code, usage_message
 from outrider.core.errors import LosslessError, OutriderError
 
@@ -37,6 +38,7 @@ app.command("run")(flatten_options(run))
 app.command("chat")(flatten_options(chat))
 app.command("bench")(flatten_options(bench))
 app.command("serve")(flatten_options(serve))
+app.add_typer(train_app)
 app.command("pull")(pull)
 app.command("list")(list_models)
 app.command("drafters")(list_drafters)

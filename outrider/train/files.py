@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +17,18 @@ class DiskError(OutriderError):
 
 def write_bytes(file: Path, content: bytes) -> None:
     """Write a file whole or not at all: beside it first, then renamed. DiskError where that fails."""
+    beside = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
-    except OSError as error:
-        raise disk_error(file, error) from error
-    try:
-        with os.fdopen(handle, "wb") as out:
+        with beside.open("wb") as out:
             out.write(content)
             out.flush()
             os.fsync(out.fileno())
-        os.replace(name, file)
+        os.replace(beside, file)
     except OSError as error:
         raise disk_error(file, error) from error
     finally:
-        Path(name).unlink(missing_ok=True)
+        beside.unlink(missing_ok=True)
 
 
 def write_text(file: Path, text: str) -> None:
@@ -47,7 +43,7 @@ def disk_error(file: Path, error: OSError) -> DiskError:
     """What happened, that nothing is lost, and what to do."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskError(
-            f"{file}: the disk is full. What was written before is intact: free some space, and run the same "
-            "command again to continue"
+            f"{file}: the disk is full. What was written before is intact: free some space, and run the same command "
+            "again to continue, with --resume where it trains"
         )
     return DiskError(f"{file} cannot be written ({error.strerror or error}); what was written before is intact")

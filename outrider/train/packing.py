@@ -34,6 +34,10 @@ class PackedRows:
     def rows(self, begin: int, end: int) -> PackedRows:
         return PackedRows(*(getattr(self, f.name)[begin:end] for f in fields(self)))
 
+    def take(self, rows: Tensor) -> PackedRows:
+        """rows: int64 [N]"""
+        return PackedRows(*(getattr(self, f.name)[rows] for f in fields(self)))
+
     def __len__(self) -> int:
         return len(self.tokens)
 

@@ -32,7 +32,19 @@ KNOWS: dict[str, set[str]] = {
     "train": {"checkpoints", "core", "engine", "llm", "loading", "models"},
     "server": {"core", "engine", "grammar", "llm"},
     "async_llm": {"core", "engine", "llm", "loading", "models", "server"},
-    "cli": {"bench", "checkpoints", "core", "drafters", "engine", "grammar", "llm", "loading", "server", "testing"},
+    "cli": {
+        "bench",
+        "checkpoints",
+        "core",
+        "drafters",
+        "engine",
+        "grammar",
+        "llm",
+        "loading",
+        "server",
+        "testing",
+        "train",
+    },
 }
 # Files that ask foreign objects for what they have, which differs between versions or platforms.
 FOREIGN = {

@@ -1,0 +1,167 @@
+"""`outrider train`: collect a target's answers, and train a drafter with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from outrider.cli.options import argument, flatten_options, option
+from outrider.cli.screen import Screen
+from outrider.cli.train_screen import CollectScreen, TrainScreen
+from outrider.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from outrider.train.report import ReportData
+    from outrider.train.session import TrainTask
+
+app = typer.Typer(
+    name="train",
+    help="Train a drafter for a target: first collect its answers, then train on them.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectOptions:
+    """Collection."""
+
+    target: str = argument("demo", "Folder, Hugging Face id or .gguf file (demo)", metavar="TARGET")
+    prompts: str | None = option(None, "A .jsonl, .txt or .log file, or a folder of them", metavar="PATH")
+    out: str | None = option(None, "Folder for the answers; continued if it has some", metavar="FOLDER")
+    limit: int | None = option(None, "Take only so many prompts (all)")
+    max_tokens: int = option(400, "Max tokens of an answer")
+    max_prompt: int = option(1024, "Longer prompts are left out")
+    batch: int = option(0, "Sequences at once in a process; 0: by device")
+    workers: int = option(0, "Processes; 0: 4 on CUDA, else 1")
+    seed: int = option(0, "Of the sampled half")
+    device: str = option("auto", "cpu, cuda, cuda:1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """Run."""
+
+    target: str = argument("demo", "Folder, Hugging Face id or .gguf file (demo)", metavar="TARGET")
+    answers: str | None = option(None, "Folder that `train collect` made", metavar="FOLDER")
+    out: str | None = option(None, "Folder for the drafter and its report", metavar="FOLDER")
+    resume: bool = option(False, "Continue the run in --out")
+    device: str = option("auto", "cpu, cuda, cuda:1")
+    measured: int = option(8, "Prompts to measure the speed on at the end")
+
+    def task(self) -> TrainTask:
+        from outrider.train.session import TrainTask
+
+        answers, out = _required("--answers", self.answers), _required("--out", self.out)
+        return TrainTask(
+            target=self.target,
+            answers=answers,
+            out=out,
+            device=self.device,
+            resume=self.resume,
+            measured=self.measured,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerOptions:
+    """Optimization. Named and defaulted as in TrainConfig."""
+
+    epochs: float = option(3.0, "How often each answer is read")
+    max_minutes: float = option(0.0, "End after this time; 0: no limit")
+    length: int = option(2048, "Tokens of a packed row")
+    step_tokens: int = option(0, "Tokens of a step; 0: up to 65536")
+    pass_tokens: int = option(0, "Tokens of a pass; 0: by device")
+    lr: float = option(6e-4, "Highest learning rate")
+    warmup: float = option(0.04, "Share of the steps with a rising rate")
+    weight_decay: float = option(0.0, "AdamW's")
+    clip: float = option(1.0, "Longest gradient")
+    seed: int = option(0, "Of weights and order")
+    eval_every: int = option(50, "Steps between looks at held-out answers")
+    eval_tokens: int = option(65_536, "Held-out tokens read each time")
+    save_seconds: float = option(60.0, "Seconds between checkpoints")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockOptions:
+    """Block head. Named and defaulted as in BlockTrainConfig."""
+
+    block: int = option(7, "Tokens drafted in one pass")
+    layers: int = option(2, "Layers of the head")
+    taps: str | None = option(None, "Layers of the target to read (three)", metavar="N,N,...")
+    intermediate_size: int = option(0, "Of its MLPs; 0: the target's")
+    markov_rank: int = option(32, "Of the bias by the token before; 0: none")
+    draft_vocab: int = option(8192, "Tokens it can draft, the most frequent; 0: all")
+    ce: float = option(0.1, "Weight of the cross entropy")
+    l1: float = option(0.9, "Weight of the distance to the target")
+    confidence: float = option(1.0, "Weight of the confidence; 0: none")
+    decay: float = option(4.0, "Position k weighs exp(-k / this)")
+
+
+def collect(given: CollectOptions) -> None:
+    """Collect the target's own answers: half greedy, half at temperature 1. Defaults are in brackets."""
+    from outrider.train.collect import CollectConfig
+    from outrider.train.corpus import load_corpus
+    from outrider.train.prompts import read_prompts
+    from outrider.train.workers import collect as run
+
+    prompts, out = _required("--prompts", given.prompts), _required("--out", given.out)
+    if given.limit is not None and given.limit < 1:
+        raise ConfigError(f"--limit is at least 1, got {given.limit}")
+    config = CollectConfig(**{f.name: getattr(given, f.name) for f in fields(CollectConfig)})
+    found = read_prompts(prompts, given.limit)
+    screen = Screen()
+    with CollectScreen(screen.notes) as told:
+        run(given.target, found, out, config, told.start, told.add)
+    corpus = load_corpus(out)
+    screen.say(str(out), f": {len(corpus):,} answers, {len(corpus.tokens):,} tokens with their prompts")
+
+
+def block(run: RunOptions, optimizer: OptimizerOptions, head: BlockOptions) -> None:
+    """Train a block drafter (DSpark): a whole block of tokens in one pass. Defaults are in brackets."""
+    from outrider.train.block import BlockTrainConfig
+    from outrider.train.session import train_block
+
+    options: dict[str, Any] = _values(optimizer) | _values(head) | {"taps": parse_taps(head.taps)}
+    config, task, screen = BlockTrainConfig(**options), run.task(), Screen()
+    with TrainScreen(screen.notes) as watcher:
+        data = train_block(task, config, watcher)
+    _say_done(screen, data, task.out)
+
+
+def parse_taps(text: str | None) -> tuple[int, ...]:
+    """Layer numbers with commas between them; empty for None."""
+    try:
+        return tuple(int(part) for part in (text or "").split(",") if part.strip())
+    except ValueError as error:
+        raise ConfigError(
+            f"--taps takes layer numbers with commas between them, such as 1,14,27; got {text!r}"
+        ) from error
+
+
+def _say_done(screen: Screen, data: ReportData, out: Path) -> None:
+    screen.say(
+        "expected τ on held-out answers",
+        f": {data.after.tau:.2f} greedy, {data.after.tau_sampled:.2f} sampled; untrained {data.before.tau:.2f}",
+    )
+    if data.measured is not None:
+        screen.say("measured", f": τ {data.measured.tau:.2f}, {data.measured.speedup:.2f} x plain decoding")
+    screen.say("report", f": {out / 'report.html'}")
+    screen.say("use it", f": outrider serve {data.target} --drafter {data.drafter}")
+
+
+def _required(name: str, value: str | None) -> Path:
+    if value is None:
+        raise ConfigError(f"{name} is missing; `outrider train --help` tells what each command needs")
+    return Path(value).expanduser()
+
+
+def _values(options: Any) -> dict[str, Any]:
+    return {f.name: getattr(options, f.name) for f in fields(options)}
+
+
+app.command("collect")(flatten_options(collect))
+app.command("block")(flatten_options(block))

@@ -1,0 +1,82 @@
+"""How a head is trained: what all kinds share."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from outrider.core.errors import ConfigError
+from outrider.core.sampling import check_int, is_finite
+
+MAX_STEP_TOKENS = 65_536  # of one step, where none is given
+MIN_EPOCH_STEPS = 64  # a small collection gets smaller steps, so that an epoch has this many
+MAX_LENGTH = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """The optimization. AdamW over float32 weights; the rate rises over the warm-up, then falls by a cosine."""
+
+    epochs: float = 3.0
+    """How often each answer is read."""
+    max_minutes: float = 0.0
+    """End after this time, with the schedule fitted to it, where the epochs take longer; 0: no limit."""
+    length: int = 2048
+    """Tokens of a packed row. Longer answers are cut."""
+    step_tokens: int = 0
+    """Tokens of one step; 0: 65,536, or less for a collection so small that an epoch would have fewer than 64 steps."""
+    pass_tokens: int = 0
+    """Tokens of one pass; a step is as many passes as it takes. 0: 32,768 on CUDA, one row on the CPU."""
+    lr: float = 6e-4
+    warmup: float = 0.04
+    """Share of the steps."""
+    weight_decay: float = 0.0
+    clip: float = 1.0
+    """Longest gradient."""
+    seed: int = 0
+    eval_every: int = 50
+    """Steps between two looks at the held-out answers."""
+    eval_tokens: int = 65_536
+    """Held-out tokens read each time; all of them at the end."""
+    save_seconds: float = 60.0
+    """Seconds between two checkpoints."""
+
+    def __post_init__(self) -> None:
+        check_int("length", self.length, 8, MAX_LENGTH)
+        check_int("step_tokens", self.step_tokens, 0, 1 << 30)
+        check_int("pass_tokens", self.pass_tokens, 0, 1 << 30)
+        check_int("eval_every", self.eval_every, 1, 1 << 30)
+        check_int("eval_tokens", self.eval_tokens, 1, 1 << 40)
+        check_int("seed", self.seed, 0, 1 << 31)
+        bounds = {"epochs": (0.001, 1e6), "max_minutes": (0, 1e6), "lr": (1e-9, 10), "warmup": (0, 1)}
+        bounds |= {"weight_decay": (0, 10), "clip": (1e-6, 1e6), "save_seconds": (0, 1e6)}
+        for name, (low, high) in bounds.items():
+            value = getattr(self, name)
+            if not is_finite(value) or not low <= value <= high:
+                raise ConfigError(f"{name} must be a number from {low:g} to {high:g}, got {value!r}")
+
+    def rate(self, done: float) -> float:
+        """The learning rate when this share of the training is done."""
+        if done < self.warmup:
+            return self.lr * done / self.warmup
+        rest = (done - self.warmup) / max(1e-9, 1 - self.warmup)
+        return self.lr * 0.5 * (1 + math.cos(math.pi * min(1.0, rest)))
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What a configuration means for one collection and device: packed rows, passes and steps."""
+
+    rows: int
+    """Packed rows of the collection."""
+    step_rows: int
+    pass_rows: int
+    steps: int
+
+    @classmethod
+    def of(cls, config: TrainConfig, rows: int, *, cuda: bool) -> Sizes:
+        tokens = config.step_tokens or min(MAX_STEP_TOKENS, rows * config.length // MIN_EPOCH_STEPS)
+        step_rows = min(rows, max(1, tokens // config.length))
+        pass_tokens = config.pass_tokens or (32_768 if cuda else 1)
+        pass_rows = min(step_rows, max(1, pass_tokens // config.length))
+        return cls(rows, step_rows, pass_rows, max(1, math.ceil(config.epochs * rows / step_rows)))

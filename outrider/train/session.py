@@ -1,0 +1,214 @@
+"""A training run from a target's name and a collection to a drafter on disk and the page about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from torch import nn
+
+from outrider.checkpoints.resolve import resolve
+from outrider.core.errors import ConfigError
+from outrider.loading.load import available_memory, choose_device
+from outrider.models.decoder import Decoder
+from outrider.models.heads.config import HeadConfig
+from outrider.models.heads.save import TargetFacts, write_head
+from outrider.models.load import default_dtype, load_decoder, read_config, weight_bytes
+from outrider.train.acceptance import Acceptance, Tally, distinct_bigrams
+from outrider.train.block import BlockRecipe, BlockTrainConfig, make_head
+from outrider.train.config import Sizes
+from outrider.train.corpus import Corpus, load_corpus
+from outrider.train.files import DiskError, write_json, write_text
+from outrider.train.loop import Recipe, Silent, Trainer, Watcher
+from outrider.train.measure import Measured, measure_speed
+from outrider.train.report import KindRow, ReportData, report_page, training_plots
+from outrider.train.state import FILE, RunState
+from outrider.train.target import TrainingTarget
+from outrider.train.vocabulary import coverage, frequent_tokens, token_counts
+
+DRAFTER, REPORT, HISTORY = "drafter", "report.html", "history.json"
+MEASURED_TOKENS = 128  # of each answer whose speed is measured
+PLOTS = ("loss.svg", "tau.svg", "acceptance.svg")
+MAX_FILE_BYTES = 15_000_000  # of the drafter's files; more is divided between several
+CHANGEABLE = ("max_minutes", "eval_every", "eval_tokens", "save_seconds")
+"""Options that a continued run may have otherwise than before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainTask:
+    """What to train, from what, and where to."""
+
+    target: str
+    answers: Path
+    """A folder that `train collect` made."""
+    out: Path
+    device: str = "auto"
+    resume: bool = False
+    measured: int = 8
+    """Held-out prompts on which the speed is measured at the end; 0: none."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadPlan:
+    """A head to be trained, and how."""
+
+    kind: str
+    """The drafter that runs it."""
+    config: HeadConfig
+    recipe: Recipe
+    coverage: float | None
+
+
+def train_block(task: TrainTask, config: BlockTrainConfig, watcher: Watcher | None = None) -> ReportData:
+    """Train a block head, or continue. Writes the drafter, the plots and the page below `task.out`."""
+    return _train(task, config, plan_block, watcher or Silent())
+
+
+def plan_block(decoder: Decoder, corpus: Corpus, config: BlockTrainConfig) -> HeadPlan:
+    head_config = config.head_config(decoder.config)
+    tokens, covered = None, None
+    if head_config.draft_vocab_size:
+        counts = token_counts(corpus, corpus.split()[0])
+        tokens = frequent_tokens(counts, head_config.draft_vocab_size)
+        covered = coverage(counts, tokens)
+    head = make_head(head_config, decoder, tokens, config.seed)
+    recipe = BlockRecipe(head, TrainingTarget(decoder, head_config.taps), config, corpus)
+    return HeadPlan("block", head_config, recipe, covered)
+
+
+def _train(task: TrainTask, config: Any, plan: Callable[..., HeadPlan], watcher: Watcher) -> ReportData:
+    corpus = load_corpus(task.answers)
+    data = _train_head(task, corpus, config, plan, watcher)
+    if task.measured:
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()  # the engine takes what is free
+        data = replace(data, measured=_measure(task, corpus, data.drafter, watcher))
+        write_text(task.out / REPORT, report_page(data))
+    return data
+
+
+def _measure(task: TrainTask, corpus: Corpus, drafter: str, watcher: Watcher) -> Measured:
+    """The speed on held-out prompts: of each kind in turn, until there are enough."""
+    held = [int(i) for i in corpus.split()[1]]
+    seen: dict[int, int] = {}
+    turns: list[tuple[int, int]] = []
+    for i in held:
+        kind = int(corpus.kinds[i])
+        seen[kind] = seen.get(kind, 0) + 1
+        turns.append((seen[kind], i))
+    chosen = [i for _, i in sorted(turns)[: task.measured]]
+    prompts = [(corpus.text(i)[: corpus.prompt_lens[i]].tolist(), corpus.index.kinds[corpus.kinds[i]]) for i in chosen]
+    tokens = min(MEASURED_TOKENS, corpus.index.max_tokens)
+    return measure_speed(task.target, drafter, prompts, max_tokens=tokens, device=task.device, done=watcher.measured)
+
+
+def _train_head(
+    task: TrainTask, corpus: Corpus, config: Any, plan: Callable[..., HeadPlan], watcher: Watcher
+) -> ReportData:
+    if (task.out / FILE).exists() and not task.resume:
+        raise ConfigError(f"{task.out} holds a run already; continue it with --resume, or name another folder")
+    decoder = load_target(task.target, task.device)
+    if corpus.index.vocab_size != decoder.config.vocab_size:
+        raise ConfigError(
+            f"{task.answers} holds answers of {corpus.index.target} with {corpus.index.vocab_size} tokens, and "
+            f"{task.target} has {decoder.config.vocab_size}; collect answers of this target"
+        )
+    made = plan(decoder, corpus, config)
+    settings = {name: value for name, value in asdict(config).items() if name not in CHANGEABLE}
+    settings |= {"kind": made.kind, "answers": f"{corpus.index.prompts} {len(corpus)}", "target": corpus.index.target}
+    target = TrainingTarget(decoder, made.config.taps)
+    trainer = Trainer(made.recipe, target, corpus, config, task.out, settings, watcher)
+    untrained = _judge(trainer)  # before a checkpoint is loaded
+    state = trainer.run()
+    trained = _judge(trainer)
+    _write_drafter(task, made, decoder)
+    data = _report_data(task, made, corpus, state, decoder, (untrained, trained))
+    write_json(task.out / HISTORY, state.history)
+    for name, plot in zip(PLOTS, training_plots(state.history), strict=True):
+        write_text(task.out / name, plot)
+    write_text(task.out / REPORT, report_page(data))
+    return data
+
+
+def load_target(name: str, device_name: str) -> Decoder:
+    """The target's decoder, without a cache or graphs. ConfigError where it does not fit, or is not native."""
+    folder, device = resolve(name), choose_device(device_name)
+    config = read_config(folder)
+    if config is None:
+        raise ConfigError(f"{name}: the native decoder does not support it, so that no head can be trained for it")
+    needed = weight_bytes(config, default_dtype(config, device))
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
+    if needed > free:
+        raise ConfigError(
+            f"{name} does not fit on {device}: its weights take {needed / 1e9:.1f} GB and {free / 1e9:.1f} are free; "
+            "free memory, or take a smaller target"
+        )
+    return load_decoder(folder, device=device)
+
+
+def _judge(trainer: Trainer) -> Tally:
+    """The acceptance on all held-out answers."""
+    held = trainer.held_out()
+    sizes = Sizes.of(trainer.config, len(held), cuda=trainer.target.decoder.device.type == "cuda")
+    return trainer.judge(held, sizes.pass_rows)
+
+
+def _write_drafter(task: TrainTask, made: HeadPlan, decoder: Decoder) -> None:
+    folder, facts = task.out / DRAFTER, TargetFacts(task.target, decoder.config)
+    tensors = made.recipe.head.state_dict()
+    try:
+        write_head(folder, made.config, tensors, facts, tokens=made.recipe.positions, max_file_bytes=MAX_FILE_BYTES)
+    except SafetensorError as error:  # how it tells that the disk is full
+        raise DiskError(
+            f"{folder} cannot be written ({error}); the training is kept: free some space and continue with --resume"
+        ) from error
+
+
+def _report_data(
+    task: TrainTask, made: HeadPlan, corpus: Corpus, state: RunState, decoder: Decoder, found: tuple[Tally, Tally]
+) -> ReportData:
+    train, held = corpus.split()
+    before, after = found
+    drafter = task.out / DRAFTER
+    weights = decoder.config, decoder.dtype
+    return ReportData(
+        title=f"{made.kind} drafter for {task.target}",
+        target=task.target,
+        drafter=f"{made.kind}:model={drafter}",
+        answers=len(train),
+        tokens=int((corpus.starts[train + 1] - corpus.starts[train]).sum()),
+        steps=state.step,
+        seconds=state.seconds,
+        device=torch.cuda.get_device_name() if decoder.device.type == "cuda" else "the CPU",
+        parameters=count_parameters(made.recipe.head),
+        target_parameters=weight_bytes(*weights) // decoder.dtype.itemsize,
+        size=sum(file.stat().st_size for file in drafter.iterdir()),
+        coverage=made.coverage,
+        before=before.overall(),
+        after=after.overall(),
+        kinds=_kind_rows(corpus, held, before.by_kind(), after.by_kind()),
+        history=state.history,
+        measured=None,
+        settings=state.settings,
+    )
+
+
+def count_parameters(head: nn.Module) -> int:
+    return sum(each.numel() for each in head.parameters())
+
+
+def _kind_rows(
+    corpus: Corpus, held: np.ndarray[Any, Any], before: list[Acceptance | None], after: list[Acceptance | None]
+) -> list[KindRow]:
+    rows: list[KindRow] = []
+    for k, name in enumerate(corpus.index.kinds):
+        own = [int(i) for i in held if corpus.kinds[i] == k]
+        greedy = [corpus.text(i)[corpus.prompt_lens[i] :].tolist() for i in own if not corpus.sampled[i]]
+        bigrams = float(np.mean([distinct_bigrams(text) for text in greedy])) if greedy else 0.0
+        rows.append(KindRow(name, len(own), bigrams, before[k], after[k]))
+    return rows
