@@ -4,8 +4,8 @@
 
 Prompts of five kinds, made up here, each seen for the first time: chat, code, summary, copy (edits of a given text) and
 random tokens. For each kind, batch and temperature: tokens per second of plain decoding, prompts included, and of each
-drafter over that. `fixed` drafts always; `auto` decides. `predicted` is what the controller believes to have gained,
-over what was measured. The last rows are a load of all kinds together.
+drafter over that. Others draft always; `auto` decides, and `chosen` is what it did most often. `predicted` is what the
+controller believes to have gained, over what was measured. The last rows are a load of all kinds together.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import random
 import statistics
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
+from outrider.control.controller import Decisions
 from outrider.core.sampling import SamplingParams
 from outrider.llm import LLM
 from outrider.loading.load import load
@@ -78,8 +80,19 @@ def _story(rng: random.Random) -> str:
     return " ".join(lines)
 
 
-def answer(llm: LLM, batch: list[Prompt], params: SamplingParams, salt: str) -> tuple[float, float, float]:
-    """Tokens per second from submission to the end, τ, and the gain that the controller believes in."""
+@dataclass(slots=True)
+class Run:
+    """One batch, from submission to the end."""
+
+    speed: float
+    """Tokens per second, prompts included."""
+    tau: float
+    believed: float
+    """The gain that the controller believes in."""
+    decisions: Decisions = field(default_factory=Decisions)
+
+
+def answer(llm: LLM, batch: list[Prompt], params: SamplingParams, salt: str) -> Run:
     began = time.perf_counter()
     chats = [each for each in batch if isinstance(each, str)]
     rest = [each for each in batch if not isinstance(each, str)]
@@ -90,9 +103,11 @@ def answer(llm: LLM, batch: list[Prompt], params: SamplingParams, salt: str) -> 
     while llm.engine.busy:
         stats += [event.stats for event in llm.engine.step() if event.seq_id in ids and event.stats is not None]
     seconds = time.perf_counter() - began
-    saved = statistics.mean(each.decisions.saved if each.decisions else 0.0 for each in stats)
-    tau = sum(each.tokens for each in stats) / max(1, sum(each.all.rounds for each in stats))
-    return sum(each.tokens for each in stats) / seconds, tau, 1 + saved / seconds
+    tokens, decisions = sum(each.tokens for each in stats), Decisions()
+    for each in stats:
+        decisions.add(each.decisions or Decisions())
+    tau = tokens / max(1, sum(each.all.rounds for each in stats))
+    return Run(tokens / seconds, tau, 1 + decisions.saved / len(stats) / seconds, decisions)
 
 
 class Table:
@@ -116,7 +131,7 @@ class Table:
             answer(llm, [[1, 2, 3] * 9] * max(given.batches), SamplingParams(max_tokens=16, ignore_eos=True), name)
         names = [f"{name:>8}" for name in choices]
         print(
-            f"{'kind':>8} {'T':>3} {'batch':>5}" + "".join(names) + f"{'best':>8}{'predicted':>10}  τ of auto",
+            f"{'kind':>8} {'T':>3} {'batch':>5}" + "".join(names) + f"{'best':>8}{'predicted':>10}  τ of each; chosen",
             flush=True,
         )
 
@@ -124,16 +139,16 @@ class Table:
         """Measure one cell; every engine gets the same prompts, in turns."""
         params = SamplingParams(max_tokens=self.given.tokens, temperature=temperature, seed=1, ignore_eos=True)
         repeats = max(1, self.given.texts // batch)
-        found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in self.llms}
+        found: dict[str, list[Run]] = {name: [] for name in self.llms}
         for _ in range(repeats):
             chosen = [next(self.sources[kinds[i % len(kinds)]]) for i in range(batch)]
             for name, llm in self.llms.items():
                 found[name].append(answer(llm, chosen, params, name))
-        speed = {name: len(runs) / sum(1 / run[0] for run in runs) for name, runs in found.items()}
+        speed = {name: len(runs) / sum(1 / run.speed for run in runs) for name, runs in found.items()}
         plain, auto = speed["plain"], speed["auto"]
         best = max(value for name, value in speed.items() if name != "auto")
-        predicted = statistics.mean(run[2] for run in found["auto"]) / (auto / plain)
-        tau = statistics.mean(run[1] for run in found["auto"])
+        predicted = statistics.mean(run.believed for run in found["auto"]) / (auto / plain)
+        taus = " ".join(f"{statistics.mean(run.tau for run in runs):.2f}" for runs in found.values())
         shown = "".join(
             f"{value if name == 'plain' else value / plain:>8.{0 if name == 'plain' else 2}f}"
             for name, value in speed.items()
@@ -141,9 +156,19 @@ class Table:
         self.ratios.append(auto / plain)
         label = kinds[0] if len(kinds) == 1 else "mixed"
         print(
-            f"{label:>8} {temperature:>3g} {batch:>5}{shown}{auto / best:>8.2f}{predicted:>10.2f}  {tau:.2f}",
+            f"{label:>8} {temperature:>3g} {batch:>5}{shown}{auto / best:>8.2f}{predicted:>10.2f}  {taus}; "
+            f"{_chosen(found['auto'])}",
             flush=True,
         )
+
+
+def _chosen(runs: list[Run]) -> str:
+    """What was decided most often, in per cent of the rounds."""
+    total = Decisions()
+    for run in runs:
+        total.add(run.decisions)
+    most = total.lengths.most_common(4)
+    return ", ".join(f"{name or 'none'} {n} {100 * count / total.rounds:.0f}%" for (name, n), count in most)
 
 
 def main() -> None:
