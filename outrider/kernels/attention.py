@@ -63,11 +63,11 @@ def attend_pages(
 
     A row sees the cached text before `starts`, less what lies `window` or more positions back, and those rows of the
     pass whose bits are set in its ancestors; the first `skip` positions of a text are seen by their own rows alone.
-    What it does not see counts for nothing, be it NaN. `work`, `pdl` and how
-    the batch splits keys matter to the Triton kernel alone.
+    What it does not see counts for nothing, be it NaN. Rows that are not real get any values. `work`, `pdl` and how the
+    batch splits keys matter to the Triton kernel alone.
     """
     (_, heads, dim), kv = q.shape, keys.shape[1]
-    sequences, width = len(batch.starts), batch.width
+    sequences, width, index = len(batch.starts), batch.width, batch.packing.row_index
     ends = batch.starts + batch.widths.clamp(min=1)
     positions = torch.arange(int(ends.max()), device=q.device)  # [T]
     slots = batch.block_tables[batch.table_ids][:, positions // page].long() * page + positions % page  # [B, T]
@@ -80,14 +80,16 @@ def attend_pages(
     seen &= positions < ends[:, None, None]
     seen &= (positions >= skip) | (ahead == depths)
     wide = torch.promote_types(q.dtype, torch.float32)
-    grouped = q.to(wide).view(sequences, width, kv, heads // kv, dim)
+    placed = q.new_zeros(sequences * width + 1, heads, dim, dtype=wide)  # padding goes to the last
+    placed[index] = q.to(wide)
+    grouped = placed[:-1].view(sequences, width, kv, heads // kv, dim)
     scores = torch.einsum("bwkgd,btkd->bkgwt", grouped, keys[slots].to(wide)) * scale
     if softcap:
         scores = torch.tanh(scores / softcap) * softcap
     weights = scores.masked_fill(~seen[:, None, None], -torch.inf).softmax(-1)
     v = values[slots].to(wide)
     v = v.where(v == v, 0)  # 0 times NaN would be NaN; a row that sees the token has NaN from its key
-    out.copy_(torch.einsum("bkgwt,btkd->bwkgd", weights, v).reshape(out.shape))
+    out.copy_(torch.einsum("bkgwt,btkd->bwkgd", weights, v).reshape(-1, heads, dim)[index])
 
 
 def locate_rows(
@@ -95,14 +97,15 @@ def locate_rows(
 ) -> None:
     """Fill in the places of a batch's rows: slots, and the cosines and sines of their positions.
 
-    cos_sin [positions, D/2, 2] float32. scratch_slot: the slot of rows that are not real.
+    cos_sin [positions, D/2, 2] float32. scratch_slot: the slot of rows that are not real, which get any rotation.
     """
-    rows = torch.arange(batch.width, device=cos_sin.device)
+    rows, index = torch.arange(batch.width, device=cos_sin.device), batch.packing.row_index
     real = rows < batch.widths[:, None]  # [B, W]
     positions = torch.where(real, batch.starts[:, None] + rows, 0)
     pages = batch.block_tables[batch.table_ids[:, None], positions // page]
-    places.slots.copy_(torch.where(real, pages.long() * page + positions % page, scratch_slot).flatten())
-    places.cos_sin.copy_(cos_sin[(batch.starts[:, None] + batch.depths.view(-1, batch.width)).flatten()])
+    slots = torch.where(real, pages.long() * page + positions % page, scratch_slot).flatten()[index]
+    places.slots.copy_(torch.where(index < 0, scratch_slot, slots))
+    places.cos_sin.copy_(cos_sin[(batch.starts[:, None] + batch.depths.view(-1, batch.width)).flatten()[index]])
 
 
 def _capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -14,16 +15,34 @@ MAX_WIDTH = 32
 
 
 @dataclass(frozen=True, slots=True)
+class PackedRows:
+    """Where the rows of B sequences lie among the N rows of a pass: sequence after sequence."""
+
+    width: int
+    """Max rows of one sequence. What is given of its rows is padded to so many: row w of sequence b is at place
+    b * width + w."""
+    offsets: Tensor  # [B] int64: the first row of each sequence
+    row_index: Tensor  # [N] int64: the place of each row; -1: padding, whose values nobody reads
+
+
+@cache
+def uniform_rows(batch: int, width: int, device: torch.device) -> PackedRows:
+    """`width` rows of each sequence, those included that are not real: a row is its own place."""
+    rows = torch.arange(batch * width, device=device)
+    return PackedRows(width, rows[::width].contiguous(), rows)
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionBatch:
-    """What each row of a pass attends to: B sequences of `width` rows each, N = B * width."""
+    """What each row of a pass attends to: B sequences of at most `width` rows each, at P = B * width places."""
 
     block_tables: Tensor  # [tables, pages] int32: the pages of every sequence, in text order
     table_ids: Tensor  # [B] int64: each sequence's row of `block_tables`
     starts: Tensor  # [B] int64: tokens cached before the pass
     widths: Tensor  # [B] int64: how many of a sequence's rows are real; the rest are padding
-    ancestors: Tensor  # [N] int64: bit j of row w is set where it sees row j of its sequence
-    depths: Tensor  # [N] int64: a row's position less `starts`
-    width: int
+    ancestors: Tensor  # [P] int64: bit j of row w is set where it sees row j of its sequence
+    depths: Tensor  # [P] int64: a row's position less `starts`
+    packing: PackedRows
     splits: int
     """Max programs that a sequence's keys are split between."""
     rows_per_program: int = 0
@@ -33,6 +52,10 @@ class AttentionBatch:
     chunk: int = 0
     """Keys of one program before a sequence is split further; 0: every sequence is split `splits` ways, so that how a
     row's sum is split does not depend on the other rows."""
+
+    @property
+    def width(self) -> int:
+        return self.packing.width
 
 
 @dataclass(frozen=True, slots=True)

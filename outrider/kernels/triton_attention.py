@@ -77,19 +77,20 @@ def _num_splits(end, splits, chunk):
 # parts of one tensor, whose alignment does not count.
 @triton.jit(
     do_not_specialize=["skip", "width", "pages", "groups", "rows_per_program", "splits", "chunk"],
-    do_not_specialize_on_alignment=["table_ids", "starts", "widths", "ancestors", "depths"],
+    do_not_specialize_on_alignment=["table_ids", "starts", "widths", "ancestors", "depths", "offsets"],
 )
 def _attend_split(
-    q, keys, values, block_tables, table_ids, starts, widths, ancestors, depths, out, parts, peaks, sums,
+    q, keys, values, block_tables, table_ids, starts, widths, ancestors, depths, offsets, out, parts, peaks, sums,
     scale, softcap, window, skip, width, pages, groups, rows_per_program, splits, chunk,
     HEADS: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, PAGE: tl.constexpr,
     BLOCK: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Rows w of sequence b, heads of group g: softmax over every n-th block of keys, for one of n splits.
 
-    Row w sees the text before `starts[b]`, and those rows of the pass whose bits are set in ancestors[b, w]. What a
-    row does not see counts for nothing, be it NaN. With programmatic dependent launch the first block of cached keys
-    is loaded while the kernel before still runs: that one writes the queries, keys and values of this pass.
+    Row w, at offsets[b] + w among all, sees the text before `starts[b]`, and those rows of the pass whose bits are set
+    in ancestors[b, w]. What a row does not see counts for nothing, be it NaN. With programmatic dependent launch the
+    first block of cached keys is loaded while the kernel before still runs: that one writes the queries, keys and
+    values of this pass.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -98,15 +99,17 @@ def _attend_split(
     split = tl.program_id(2)
     GROUP: tl.constexpr = HEADS // KV
     start = tl.load(starts + b).to(tl.int32)
-    end = start + tl.maximum(tl.load(widths + b).to(tl.int32), 1)
+    own_width = tl.load(widths + b).to(tl.int32)
+    first_row = tl.program_id(0) % groups * rows_per_program
+    end = start + own_width
     n = _num_splits(end, splits, chunk)
-    if (split < n) & (split * BLOCK < end):
+    if (split < n) & (split * BLOCK < end) & (first_row < own_width):
         table = block_tables + tl.load(table_ids + b) * pages
         r = tl.arange(0, ROWS)  # row w and head h of the group, packed
-        w = tl.program_id(0) % groups * rows_per_program + r // GROUP
-        real = (r < rows_per_program * GROUP) & (w < width)
+        w = first_row + r // GROUP
+        real = (r < rows_per_program * GROUP) & (w < tl.minimum(own_width, width))
         d = tl.arange(0, DIM)
-        at = ((b * width + w) * HEADS + g * GROUP + r % GROUP).to(tl.int64)
+        at = ((tl.load(offsets + b).to(tl.int32) + w) * HEADS + g * GROUP + r % GROUP).to(tl.int64)
         bits = tl.load(ancestors + b * width + w, mask=real, other=0)
         own = start + tl.load(depths + b * width + w, mask=real, other=0).to(tl.int32)
         first = split * BLOCK
@@ -148,24 +151,27 @@ def _attend_split(
 
 @triton.jit(
     do_not_specialize=["width", "splits", "chunk"],
-    do_not_specialize_on_alignment=["starts", "widths"],
+    do_not_specialize_on_alignment=["starts", "widths", "row_index"],
 )
 def _combine_splits(
-    parts, peaks, sums, starts, widths, out, width, splits, chunk,
+    parts, peaks, sums, starts, widths, row_index, out, width, splits, chunk,
     HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One row and head: the splits' sums under a common peak, in order. A single split is already the result."""
+    """One real row and head: the splits' sums under a common peak, in order. A single split is already the result."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0)
     head = tl.program_id(1)
     d = tl.arange(0, DIM)
-    end = (tl.load(starts + row // width) + tl.maximum(tl.load(widths + row // width), 1)).to(tl.int32)
+    place = tl.load(row_index + row)
+    b = tl.maximum(place, 0) // width
+    own_width = tl.load(widths + b)
+    end = (tl.load(starts + b) + own_width).to(tl.int32)
     used = tl.minimum(tl.cdiv(end, BLOCK), _num_splits(end, splits, chunk))
     base = (row * HEADS + head).to(tl.int64) * splits
     if PDL:
         tl.extra.cuda.gdc_wait()  # always: a kernel that waits for this one waits for those before it
-    if used == 1:
+    if (used == 1) | (place < b * width) | (place >= b * width + own_width):
         return
     peak = float("-inf")
     total = 0.0
@@ -190,13 +196,14 @@ MAX_ROW_SPLITS = 2048
 """Max rows times splits of a pass, which a workspace has room for."""
 
 
-def choose_kv_splits(batch: int, width: int, kv_heads: int) -> tuple[int, int]:
+def choose_kv_splits(batch: int, rows: int, kv_heads: int) -> tuple[int, int]:
     """`splits` and `chunk` of an AttentionBatch that fill the GPU once at a few hundred keys a sequence.
 
-    Longer sequences are split further, up to what the workspace holds and 1024 programs, since idle ones cost time.
+    rows: of all sequences. Longer sequences are split further, up to what the workspace holds and 1024 programs, since
+    idle ones cost time.
     """
     pairs = batch * kv_heads
-    most = min(MAX_KV_SPLITS, max(1, 1024 // pairs), MAX_ROW_SPLITS // (batch * width))
+    most = min(MAX_KV_SPLITS, max(1, 1024 // pairs), MAX_ROW_SPLITS // rows)
     return 1 << most.bit_length() - 1, max(KEY_BLOCK, triton.next_power_of_2(2 * pairs))
 
 
@@ -237,22 +244,22 @@ def attend_pages(
     page: int = 16,
     pdl: bool = True,
 ) -> None:
-    """q [N, H, D] over cached keys and values [slots, KV, D] -> out [N, H, D]."""
+    """q [N, H, D] over cached keys and values [slots, KV, D] -> out [N, H, D], of which only real rows are written."""
     window = window or (skip and NO_WINDOW)
     n, heads, dim = q.shape
     kv = keys.shape[1]
-    rows_per_program = batch.rows_per_program or choose_rows_per_program(n // batch.width, batch.width, heads, kv)
+    rows_per_program = batch.rows_per_program or choose_rows_per_program(len(batch.starts), batch.width, heads, kv)
     rows = max(16, triton.next_power_of_2(rows_per_program * (heads // kv)))
     groups = triton.cdiv(batch.width, rows_per_program)
     chunk = batch.chunk or 1  # no fewer programs than blocks of keys, up to all
-    _attend_split[(n // batch.width * groups, kv, batch.splits)](
+    _attend_split[(len(batch.starts) * groups, kv, batch.splits)](
         q, keys, values, batch.block_tables, batch.table_ids, batch.starts, batch.widths, batch.ancestors, batch.depths,
-        out, work.parts, work.peaks, work.sums, scale, softcap, window, skip, batch.width, batch.block_tables.shape[1],
-        groups, rows_per_program, batch.splits, chunk, heads, kv, dim, rows, page, KEY_BLOCK,
-        softcap > 0, window > 0, pdl, launch_pdl=pdl, **launch_options(rows),
+        batch.packing.offsets, out, work.parts, work.peaks, work.sums, scale, softcap, window, skip, batch.width,
+        batch.block_tables.shape[1], groups, rows_per_program, batch.splits, chunk, heads, kv, dim, rows, page,
+        KEY_BLOCK, softcap > 0, window > 0, pdl, launch_pdl=pdl, **launch_options(rows),
     )  # fmt: skip
     _combine_splits[(n, heads)](
-        work.parts, work.peaks, work.sums, batch.starts, batch.widths, out, batch.width,
+        work.parts, work.peaks, work.sums, batch.starts, batch.widths, batch.packing.row_index, out, batch.width,
         batch.splits, chunk, heads, dim, KEY_BLOCK, min(SPLITS_PER_STEP, batch.splits), pdl,
         num_warps=1, launch_pdl=pdl,
     )  # fmt: skip

@@ -19,25 +19,28 @@ HEADS_PER_PROGRAM = 8  # heads that one program rotates
 
 @triton.jit(
     do_not_specialize=["width", "pages", "scratch_slot"],
-    do_not_specialize_on_alignment=["table_ids", "starts", "widths", "depths"],
+    do_not_specialize_on_alignment=["table_ids", "starts", "widths", "depths", "row_index"],
 )
 def _locate_row(
-    block_tables, table_ids, starts, widths, depths, cos_sin, slots, row_cos_sin, width, pages, scratch_slot,
-    DIM: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr,
+    block_tables, table_ids, starts, widths, depths, row_index, cos_sin, slots, row_cos_sin,
+    width, pages, scratch_slot, DIM: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     row = tl.program_id(0)
-    b = row // width
-    w = row % width
+    place = tl.load(row_index + row)
+    padding = place < 0
+    place = tl.where(padding, 0, place)
+    b = place // width
+    w = place % width
     start = tl.load(starts + b)
-    place = start + w
-    real = w < tl.load(widths + b)
-    page = tl.load(block_tables + tl.load(table_ids + b) * pages + place // PAGE, mask=real, other=0)
-    tl.store(slots + row, tl.where(real, page.to(tl.int64) * PAGE + place % PAGE, scratch_slot))
+    position = start + w
+    real = (w < tl.load(widths + b)) & (padding == 0)
+    page = tl.load(block_tables + tl.load(table_ids + b) * pages + position // PAGE, mask=real, other=0)
+    tl.store(slots + row, tl.where(real, page.to(tl.int64) * PAGE + position % PAGE, scratch_slot))
     d = tl.arange(0, DIM)
-    tl.store(row_cos_sin + row * DIM + d, tl.load(cos_sin + (start + tl.load(depths + row)) * DIM + d))
+    tl.store(row_cos_sin + row * DIM + d, tl.load(cos_sin + (start + tl.load(depths + place)) * DIM + d))
 
 
 @triton.jit
@@ -101,12 +104,12 @@ def locate_rows(
 ) -> None:
     """Fill in the places of a batch's rows: slots, and the cosines and sines of their positions.
 
-    cos_sin [positions, D/2, 2] float32. scratch_slot: the slot of rows that are not real.
+    cos_sin [positions, D/2, 2] float32. scratch_slot: the slot of rows that are not real, which get any rotation.
     """
     _locate_row[(len(places.slots),)](
-        batch.block_tables, batch.table_ids, batch.starts, batch.widths, batch.depths, cos_sin, places.slots,
-        places.cos_sin, batch.width, batch.block_tables.shape[1], scratch_slot, 2 * cos_sin.shape[1], page, pdl,
-        num_warps=1, launch_pdl=pdl,
+        batch.block_tables, batch.table_ids, batch.starts, batch.widths, batch.depths, batch.packing.row_index,
+        cos_sin, places.slots, places.cos_sin, batch.width, batch.block_tables.shape[1], scratch_slot,
+        2 * cos_sin.shape[1], page, pdl, num_warps=1, launch_pdl=pdl,
     )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
-"""RMS norm and SiLU gate of many rows, in Triton: what cuBLAS products leave to other kernels.
+"""What is done to rows one by one, in Triton: embedding, and the RMS norm and SiLU gate beside cuBLAS products.
 
-`plain_linear` in triton_linear.py is the reference of both.
+`plain_linear` in triton_linear.py is the reference of norm and gate.
 """
 
 from __future__ import annotations
@@ -8,6 +8,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from torch import Tensor
+
+
+@triton.jit(do_not_specialize_on_alignment=["ids", "row_index"])
+def _embed_row(embedding, ids, row_index, out, K: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BLOCK)
+    token = tl.load(ids + tl.maximum(tl.load(row_index + row), 0))
+    tl.store(out + row * K + i, tl.load(embedding + token * K + i, mask=i < K), mask=i < K)
 
 
 @triton.jit
@@ -34,6 +45,14 @@ def _gate_row(x, out, N: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     gate = tl.load(x + row * 2 * N + j, mask=j < N, other=0.0).to(tl.float32)
     up = tl.load(x + row * 2 * N + N + j, mask=j < N, other=0.0).to(tl.float32)
     tl.store(out + row * N + j, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=j < N)
+
+
+def embed_rows(embedding: Tensor, ids: Tensor, row_index: Tensor, out: Tensor, *, pdl: bool = True) -> None:
+    """out [N, k] = embedding[ids[row_index]]; rows of a negative index get any token's. ids and row_index int64."""
+    n, k = out.shape
+    _embed_row[(n,)](
+        embedding, ids, row_index, out, k, triton.next_power_of_2(k), pdl, num_warps=4, launch_pdl=pdl
+    )  # fmt: skip
 
 
 def norm_rows(x: Tensor, out: Tensor, eps: float, *, weight: Tensor | None = None, pdl: bool = True) -> None:

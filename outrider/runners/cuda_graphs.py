@@ -22,19 +22,30 @@ MIN_ROWS = 256
 """Rows that passes have room for unless `capture` asks for more."""
 MAX_ROWS = 1024
 """Max rows that they get room for; more rows are scored in several passes."""
+PACKED_ROWS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, MAX_ROWS)
+"""Rows of packed passes: fewer cost as much, since products are padded to 16, 32 or 64 rows."""
+MIN_PACKED_BATCH, MIN_PACKED_WIDTH = 4, 4
+"""Smaller passes are hardly dearer padded."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchShape:
-    """One size of pass: sequences, and rows each."""
+    """One size of pass: sequences, and max rows of each."""
 
     batch: int
     width: int
     outputs: int = 0
     """Columns of logits by a reduced head; 0: by the whole one."""
+    packed: int = 0
+    """Rows of all sequences together, one sequence after another; 0: `width` of each."""
 
     @property
     def rows(self) -> int:
+        return self.packed or self.batch * self.width
+
+    @property
+    def places(self) -> int:
+        """Of tokens: their number where every sequence has `width`."""
         return self.batch * self.width
 
 
@@ -60,6 +71,17 @@ def capture_shapes(batch: int, width: int, max_rows: int = MAX_ROWS) -> list[Bat
     """
     widest = padded_shape(1, min(width, WIDTHS[-1])).width
     return [BatchShape(b, w) for b in capture_batches(batch) for w in WIDTHS if w <= widest and b * w <= max_rows]
+
+
+def packed_shapes(batch: int, width: int) -> list[BatchShape]:
+    """Shapes for sequences of different widths, none wider than `width`: those of fewer rows than a uniform pass."""
+    widest = padded_shape(1, min(width, WIDTHS[-1])).width
+    return [
+        BatchShape(b, widest, packed=rows)
+        for b in capture_batches(batch)
+        for rows in PACKED_ROWS
+        if b >= MIN_PACKED_BATCH and widest >= MIN_PACKED_WIDTH and b < rows < b * widest
+    ]
 
 
 def prompt_shapes(width: int) -> list[BatchShape]:
@@ -142,18 +164,20 @@ class PinnedInputs:
 def copy_rows(out: Tensor, rows: list[tuple[int, int, DeviceRow]]) -> None:
     """Copy rows that are on the device into out [sequences, columns]: each (row, first column, numbers).
 
-    In one copy where they lie side by side and are equally long.
+    One copy for each run that lies side by side in a block and in out; shorter rows of it get what follows them there.
     """
-    if not rows:
-        return
-    row, column, first = rows[0]
-    count, length = len(rows), len(first)
-    if [(i, c, d.block, d.row, len(d)) for i, c, d in rows] == [
-        (row + i, column, first.block, first.row + i, length) for i in range(count)
-    ]:
-        out[row : row + count, column : column + length].copy_(
-            first.block.tokens[first.row : first.row + count, :length]
-        )
-        return
-    for i, c, numbers in rows:
-        out[i, c : c + len(numbers)].copy_(numbers.block.tokens[numbers.row, : len(numbers)])
+    begin = 0
+    for end in range(1, len(rows) + 1):
+        if end < len(rows) and _side_by_side(rows[end - 1], rows[end]):
+            continue
+        (row, column, first), count = rows[begin], end - begin
+        length = max(len(numbers) for _, _, numbers in rows[begin:end])
+        source = first.block.tokens[first.row : first.row + count, :length]
+        out[row : row + count, column : column + length].copy_(source)
+        begin = end
+
+
+def _side_by_side(one: tuple[int, int, DeviceRow], other: tuple[int, int, DeviceRow]) -> bool:
+    (row, column, numbers), (next_row, next_column, following) = one, other
+    near = (next_row, next_column) == (row + 1, column)
+    return near and following.block is numbers.block and following.row == numbers.row + 1

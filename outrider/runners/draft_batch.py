@@ -13,7 +13,7 @@ from torch import Tensor
 
 from outrider.core.sequence import Sequence
 from outrider.kernels import attention as reference
-from outrider.kernels.batch import AttentionBatch, AttentionWorkspace
+from outrider.kernels.batch import AttentionBatch, AttentionWorkspace, uniform_rows
 from outrider.runners.attention import AttentionLayers
 from outrider.runners.cuda_graphs import PinnedInputs, capture
 from outrider.runners.device_state import DeviceState
@@ -111,11 +111,12 @@ class DraftBatch:
         if self.model.fused:
             from outrider.kernels.triton_attention import choose_kv_splits
 
-            splits, chunk = choose_kv_splits(self.batch, rows, shape.kv_heads)
+            splits, chunk = choose_kv_splits(self.batch, self.batch * rows, shape.kv_heads)
         real = torch.full_like(starts, rows) if widths is None else widths
         return AttentionBatch(
-            self.model.tables.pages, self.table_ids, starts, real, ancestors, depths, rows, splits=splits, chunk=chunk
-        )
+            self.model.tables.pages, self.table_ids, starts, real, ancestors, depths,
+            uniform_rows(self.batch, rows, starts.device), splits=splits, chunk=chunk,
+        )  # fmt: skip
 
 
 class BatchAttention:

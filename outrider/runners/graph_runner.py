@@ -29,6 +29,7 @@ from outrider.runners.cuda_graphs import (
     BatchShape,
     capture,
     capture_shapes,
+    packed_shapes,
     padded_shape,
     prompt_shapes,
     split_round,
@@ -63,6 +64,8 @@ class GraphRunner:
         self.max_rows = PINNED_ROWS if pinned else MIN_ROWS
         self.max_decode = WIDTHS[-1]
         """Max rows of a sequence in a pass of several. `capture` sets it, so that no other shapes are needed later."""
+        self._packed: list[BatchShape] = []
+        """The packed shapes that are captured, those of fewer rows first."""
         self._accepts_trees = False
         watch_triton()
         for layer in model.decoder.weights.layers:
@@ -80,8 +83,9 @@ class GraphRunner:
 
     def shapes(self, batch: int, width: int) -> list[BatchShape]:
         """What `capture` captures, by the head in use."""
-        max_rows = self.max_rows if self.pinned else MAX_ROWS
-        return [replace(shape, outputs=self.model.heads.size) for shape in capture_shapes(batch, width, max_rows)]
+        shapes = capture_shapes(batch, width, self.max_rows if self.pinned else MAX_ROWS)
+        packed = [] if self.pinned else packed_shapes(batch, width)
+        return [replace(shape, outputs=self.model.heads.size) for shape in (*shapes, *packed)]
 
     def prompt_shapes(self, width: int) -> list[BatchShape]:
         """What `capture` captures besides, for single short prompts."""
@@ -132,12 +136,23 @@ class GraphRunner:
         for shape in shapes:
             self.captured_pass(shape)
             yield shape
+        self._packed = sorted((shape for shape in shapes if shape.packed), key=lambda shape: shape.rows)
         self.max_decode = padded_shape(1, min(width, WIDTHS[-1])).width
+
+    def shape_of(self, spans: Seq[Span]) -> BatchShape | None:
+        """The shape of fewest rows that takes these spans; None where they are too many for one pass."""
+        widths = [span.width for span in spans]
+        size, rows = self.model.heads.size, sum(widths)
+        shape = replace(padded_shape(len(spans), max(widths)), outputs=size)
+        packed = next((s for s in self._packed if s.rows >= rows and (s.batch, s.outputs) == (shape.batch, size)), None)
+        if packed is not None and packed.rows < shape.rows and packed.width >= shape.width:
+            shape = packed
+        return shape if self.has_room(shape) else None
 
     def score(self, spans: Seq[Span], after: DeviceState | None = None) -> Scores:
         """As `Runner.score`, for spans it takes; in several passes where one would have too many rows."""
-        shape = replace(padded_shape(len(spans), max(s.width for s in spans)), outputs=self.model.heads.size)
-        if not self.has_room(shape):
+        shape = self.shape_of(spans)
+        if shape is None:
             middle = len(spans) // 2
             halves = [range(middle), range(middle, len(spans))]
             parts = [self._part(spans[h.start : h.stop], after and after.take(h)) for h in halves]
@@ -175,7 +190,7 @@ class GraphRunner:
         """The pass of this shape, captured now where it was not before."""
         if shape not in self.captured:
             forward = self.forward_of(shape)
-            name = f"a pass of {shape.batch} x {shape.width} rows, {shape.outputs or 'all'} outputs"
+            name = f"a pass of {shape.batch} x {shape.width}, {shape.rows} rows, {shape.outputs or 'all'} outputs"
             self.captured[shape] = forward, capture(forward.forward, self.graph_pool, name)
             forward.accept(shape.batch, forward.ids.view(-1))  # compiled now, not in the first round
             if not self._accepts_trees and shape.width > 1 and not self.pinned:
@@ -185,8 +200,8 @@ class GraphRunner:
 
 
 def _features(forward: GraphedForward, spans: Seq[Span]) -> list[Tensor]:
-    width = forward.shape.width
-    return [forward.features[i * width : i * width + span.width] for i, span in enumerate(spans)]
+    firsts = forward.first_rows(spans)
+    return [forward.features[first : first + span.width] for first, span in zip(firsts, spans, strict=True)]
 
 
 def _fold(norm: Norm, linear: Linear) -> None:

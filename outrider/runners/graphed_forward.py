@@ -1,14 +1,16 @@
 """One captured forward pass: its inputs, its buffers, and the launches in between.
 
-The same sums as `Decoder.forward` and `logits`, with the fused kernels: six launches a layer, none of
-them waited for by the host. A pass takes B sequences of W rows each, both padded to a few sizes; padding
-rows write to a page of their own. One captured pass serves texts of every length. graph_runner.py decides
-which shapes are captured, and replays them.
+The same sums as `Decoder.forward` and `logits`, with the fused kernels: six launches a layer, none of them waited for
+by the host. A pass takes B sequences of at most W rows, padded to a few sizes. Its inputs have W places for each
+sequence; its rows are all of those, or the real ones one after another (`BatchShape.packed`). Padding rows write to a
+page of their own. One captured pass serves texts of every length. graph_runner.py decides which shapes are captured,
+and replays them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from itertools import accumulate
 from typing import cast
 
 import numpy as np
@@ -17,13 +19,14 @@ from torch import Tensor
 
 from outrider.core.device_row import DeviceRow
 from outrider.core.sequence import Span
-from outrider.kernels.batch import AttentionBatch, AttentionWorkspace, RowPlaces
+from outrider.kernels.batch import AttentionBatch, AttentionWorkspace, PackedRows, RowPlaces, uniform_rows
 from outrider.kernels.triton_accept import accept_chains, accept_trees, compact_kept, tree_rows
 from outrider.kernels.triton_attention import MAX_ROW_SPLITS, attend_pages, choose_kv_splits
 from outrider.kernels.triton_linear import LinearWorkspace, linear, linear_rope
 from outrider.kernels.triton_rope import locate_rows, rotate_and_store
-from outrider.kernels.triton_rows import gate_rows, norm_rows
+from outrider.kernels.triton_rows import embed_rows, gate_rows, norm_rows
 from outrider.kernels.triton_tiles import supports_linear
+from outrider.models.config import DecoderConfig
 from outrider.models.decoder import Layer
 from outrider.models.linear import Linear
 from outrider.runners.cuda_graphs import BatchShape, PinnedInputs, copy_rows
@@ -32,6 +35,9 @@ from outrider.runners.paged_model import LayerCache, PagedModel
 
 PINNED_SPLITS = 32
 PINNED_ROWS_PER_PROGRAM = 8
+PACKED_TILE = 32
+"""Max rows, each of every query head of a group, that an attention program of a packed pass takes: where few sequences
+are wide, programs for the widest would all compute for nothing."""
 PDL = True  # kernels begin while the one before ends: programmatic dependent launch
 
 
@@ -64,16 +70,16 @@ class GraphedForward:
 
     def __init__(self, model: PagedModel, buffers: ActivationBuffers, shape: BatchShape, *, pinned: bool) -> None:
         self.model, self.shape, self.buffers, self.pinned = model, shape, buffers, pinned
-        n, batch, width = shape.rows, shape.batch, shape.width
-        nodes = n - batch
-        self.inputs = PinnedInputs(n + nodes + 3 * batch, model.device)
-        ids, parents, starts, widths, table_ids = self.inputs.ints.split([n, nodes, batch, batch, batch])
+        n, batch, width, places = shape.rows, shape.batch, shape.width, shape.places
+        sizes = [places, places - batch, batch, batch, batch, *([batch, n] if shape.packed else [])]
+        self.inputs = PinnedInputs(sum(sizes), model.device)
+        ids, parents, starts, widths, table_ids, *packing = self.inputs.ints.split(sizes)
         self.ids, self.parents = ids.view(batch, width), parents.view(batch, width - 1)
         chain = torch.arange(width, device=model.device)
         self.batch = AttentionBatch(
-            model.tables.pages, table_ids, starts, widths,
-            ((2 << chain) - 1).repeat(batch), chain.repeat(batch), width,
-            **_splits(shape, model.config.kv_heads, pinned),
+            model.tables.pages, table_ids, starts, widths, ((2 << chain) - 1).repeat(batch), chain.repeat(batch),
+            PackedRows(width, *packing) if packing else uniform_rows(batch, width, model.device),
+            **_splits(shape, model.config, pinned),
         )  # fmt: skip
         self._trees = False
         """Ancestors and depths are those of trees, not of chains."""
@@ -86,17 +92,28 @@ class GraphedForward:
         self.head = cast(Linear, model.decoder.weights.head if self.reduced is None else self.reduced.rows).weight
         self.logits = buffers.logits.view(-1)[: n * len(self.head)].view(n, len(self.head))
         self._padding = np.zeros(len(self.inputs.ints), dtype=np.int64)  # chains in no page of anybody's
-        self._padding[n : n + nodes] = [*range(-1, width - 2)] * batch
-        self._padding[n + nodes + 2 * batch :] = model.tables.spare
+        _, parents, _, _, table_ids, _, row_index = self._parts(self._padding)
+        parents[:] = range(-1, width - 2)
+        table_ids[:] = model.tables.spare
+        row_index[:] = -1
+
+    def _parts(self, array: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Of all inputs: ids [B, W], parents [B, W - 1], starts, widths, table ids [B], offsets [B] and row index [N].
+
+        The last two are empty where a pass is not packed.
+        """
+        batch, places = self.shape.batch, self.shape.places
+        nodes, rest = array[places : 2 * places - batch], array[2 * places - batch :]
+        starts, widths, table_ids = rest[: 3 * batch].reshape(3, batch)
+        packing = rest[3 * batch :]
+        ids = array[:places].reshape(batch, -1)
+        return ids, nodes.reshape(batch, -1), starts, widths, table_ids, packing[:batch], packing[batch:]
 
     def load(self, spans: Seq[Span], after: DeviceState | None = None) -> None:
         """Bring a batch's inputs to the device: one copy, not waited for. after: the state of its sequences."""
-        shape, count = self.shape, len(spans)
-        array, n, nodes = self.inputs.array(), shape.rows, shape.rows - shape.batch
+        count, array = len(spans), self.inputs.array()
         array[:] = self._padding
-        ids = array[:n].reshape(shape.batch, shape.width)
-        parents = array[n : n + nodes].reshape(shape.batch, shape.width - 1)
-        starts, widths, table_ids = array[n + nodes :].reshape(3, shape.batch)
+        ids, parents, starts, widths, table_ids, offsets, row_index = self._parts(array)
         table_ids[:count] = self.model.tables.table_ids([span.seq_id for span in spans])
         device_tokens: list[tuple[int, int, DeviceRow]] = []
         device_parents: list[tuple[int, int, DeviceRow]] = []
@@ -115,6 +132,10 @@ class GraphedForward:
                     device_parents.append((i, 0, draft.parents))
                 else:
                     parents[i, text - 1 : span.width - 1] = [text - 1 + parent for parent in draft.parents]
+        if self.shape.packed:
+            offsets[1:] = widths.cumsum()[:-1]
+            real = np.flatnonzero(np.arange(self.shape.width) < widths[:, None])
+            row_index[: len(real)] = real
         self.inputs.send()
         copy_rows(self.ids, device_tokens)
         copy_rows(self.parents, device_parents)
@@ -162,19 +183,32 @@ class GraphedForward:
 
     def _with_features(self, state: DeviceState, rows: Tensor | None) -> DeviceState:
         """The state with the tapped outputs at the rows that were kept, which also go to their pages' ends."""
-        count = len(state)
-        kept = self.features.view(self.shape.batch, self.shape.width, -1)[:count]
-        kept = kept.clone() if rows is None else kept.gather(1, rows[:, :, None].expand(-1, -1, kept.shape[-1]))
-        batch, accepted = self.batch, cast(Tensor, state.accepted)
+        count, batch, accepted = len(state), self.batch, cast(Tensor, state.accepted)
+        if rows is None and not self.shape.packed:
+            kept = self.features.view(self.shape.batch, self.shape.width, -1)[:count].clone()
+        else:
+            rows = torch.arange(self.shape.width, device=self.x.device) if rows is None else rows
+            places = batch.packing.offsets[:count, None] + rows  # [count, W]
+            kept = self.features[places.clamp(max=len(self.features) - 1)]
         self.model.keep_page_ends(batch.table_ids[:count], batch.starts[:count], accepted + 1, kept)
         return DeviceState(state.lengths, state.last, state.tokens, accepted, kept)
 
+    def first_rows(self, spans: Seq[Span]) -> list[int]:
+        """The first row of each span."""
+        if not self.shape.packed:
+            return [i * self.shape.width for i in range(len(spans))]
+        return [0, *accumulate(span.width for span in spans)][: len(spans)]
+
     def wanted_rows(self, spans: Seq[Span]) -> Tensor | slice:
         """Which rows' logits the spans ask for."""
-        width = self.shape.width
-        if all(span.rows == width for span in spans):
-            return slice(0, len(spans) * width)
-        wanted = [i * width + row for i, span in enumerate(spans) for row in range(span.width - span.rows, span.width)]
+        if all(span.rows == (span.width if self.shape.packed else self.shape.width) for span in spans):
+            return slice(0, sum(span.rows for span in spans))
+        firsts = self.first_rows(spans)
+        wanted = [
+            first + row
+            for first, span in zip(firsts, spans, strict=True)
+            for row in range(span.width - span.rows, span.width)
+        ]
         return torch.tensor(wanted, dtype=torch.int64).pin_memory().to(self.logits.device, non_blocking=True)
 
     def take_logits(self, rows: Tensor | slice) -> Tensor:
@@ -187,13 +221,14 @@ class GraphedForward:
     def positions(self, rows: Tensor | slice) -> Tensor:
         """int64 [M]: the place in its text of the token that follows each of these rows."""
         batch = self.batch
-        return (batch.starts[:, None] + batch.depths.view(self.shape.batch, -1) + 1).view(-1)[rows]
+        places = batch.packing.row_index[rows] if self.shape.packed else rows
+        return (batch.starts[:, None] + batch.depths.view(self.shape.batch, -1) + 1).view(-1)[places]
 
     def forward(self) -> None:
         """Launch everything: from the inputs to the logits [N, vocab], or as many as a reduced head has."""
         model, x = self.model, self.x
         weights, config, page = model.decoder.weights, model.config, model.pool.size
-        torch.index_select(weights.embedding, 0, self.ids.view(-1), out=x)
+        embed_rows(weights.embedding, self.ids, self.batch.packing.row_index, x, pdl=PDL)
         places = [p.first(len(x)) for p in self.buffers.places]
         for rope, place in enumerate(places):
             cos_sin = model.decoder.cos_sin(rope)
@@ -262,9 +297,10 @@ class GraphedForward:
             torch.mm(x, w.t(), out_dtype=out.dtype, out=out)
 
 
-def _splits(shape: BatchShape, kv_heads: int, pinned: bool) -> dict[str, int]:
+def _splits(shape: BatchShape, config: DecoderConfig, pinned: bool) -> dict[str, int]:
     """How attention splits the keys in a pass of this shape: fields of its AttentionBatch."""
     if pinned:
         return {"splits": PINNED_SPLITS, "rows_per_program": PINNED_ROWS_PER_PROGRAM, "chunk": 0}
-    splits, chunk = choose_kv_splits(shape.batch, shape.width, kv_heads)
-    return {"splits": splits, "rows_per_program": 0, "chunk": chunk}
+    splits, chunk = choose_kv_splits(shape.batch, shape.rows, config.kv_heads)
+    rows_per_program = min(shape.width, max(1, PACKED_TILE * config.kv_heads // config.heads)) if shape.packed else 0
+    return {"splits": splits, "rows_per_program": rows_per_program, "chunk": chunk}

@@ -17,7 +17,7 @@ TEXT, TRIALS = (70, 2) if INTERPRETED else (700, 200)
 
 def attend(q, cache, first: int, width: int, rows_per_program: int, splits: int):
     """Rows first to first + width of a text as one chain: all before them is cached."""
-    from outrider.kernels.batch import AttentionBatch, AttentionWorkspace
+    from outrider.kernels.batch import AttentionBatch, AttentionWorkspace, uniform_rows
     from outrider.kernels.triton_attention import attend_pages
 
     def ints(values):
@@ -26,7 +26,8 @@ def attend(q, cache, first: int, width: int, rows_per_program: int, splits: int)
     block_tables = torch.arange(len(cache[0]) // PAGE, dtype=torch.int32, device=DEVICE)[None]
     chain = [(2 << w) - 1 for w in range(width)]
     where = (ints([0]), ints([first]), ints([width]), ints(chain), ints([*range(width)]))
-    batch = AttentionBatch(block_tables, *where, width, splits, rows_per_program)
+    rows = uniform_rows(1, width, torch.device(DEVICE))
+    batch = AttentionBatch(block_tables, *where, rows, splits, rows_per_program)
     out = torch.full((width, HEADS, DIM), torch.nan, dtype=HALF, device=DEVICE)
     work = AttentionWorkspace(width * splits, HEADS, DIM, torch.device(DEVICE))
     attend_pages(q, *cache, batch, out, work, scale=DIM**-0.5, page=PAGE, pdl=not INTERPRETED)

@@ -23,6 +23,7 @@ from outrider.engine.request import EngineLimits, Request
 from outrider.models.config import DecoderConfig, LayerConfig, RopeConfig
 from outrider.models.decoder import Decoder, Layer, Norm, Weights
 from outrider.models.linear import Linear
+from outrider.runners.base import Scores
 from outrider.runners.cuda_graphs import BatchShape
 from outrider.runners.native import NativeRunner
 from outrider.testing.toy import ByteTokenizer
@@ -136,6 +137,85 @@ def test_a_prompt_is_read_as_plainly_and_with_texts_that_decode(window):
         told.append(target.score(spans).logits if kernels else torch.cat([plainly(target, [span]) for span in spans]))
     assert told[0].shape == told[1].shape == (7, VOCAB)
     assert float((told[0] - told[1]).norm() / told[0].norm()) < 2e-2
+
+
+RAGGED = {
+    "one is wide": [EMPTY, Draft((3, 4, 5, 6, 7, 8, 9)), EMPTY, EMPTY, EMPTY, EMPTY],
+    "chains": [Draft((1,)), Draft(tuple(range(7))), EMPTY, Draft((5, 6)), EMPTY, Draft((9, 8, 7, 6))],
+    "trees": [EMPTY, Draft((5, 6, 7, 8, 9), (-1, -1, 0, 1, 2)), Draft((1, 2), (-1, -1)), EMPTY, Draft((4,)), EMPTY],
+}
+
+
+@pytest.mark.parametrize("drafts", RAGGED)
+@pytest.mark.parametrize("taps", [(), (0, 2)])
+@pytest.mark.parametrize("kind", [{}, {"bias": True, "window": 64}], ids=str)
+def test_a_packed_pass_scores_every_text_as_alone(drafts, taps, kind):
+    """Logits and tapped outputs; also in a round behind it, which is scored from the state alone."""
+    target = NativeRunner(decoder(**kind), 8192)
+    graphs = target.graphs
+    assert graphs is not None
+    target.tap(taps)
+    list(target.capture(8, 8))
+    made, spans = set(graphs.captured), ragged_spans(target, RAGGED[drafts])
+    for count in (4, 6):
+        shape = graphs.shape_of(spans[:count])
+        assert shape is not None
+        assert shape.packed == (32 if (drafts, count) == ("chains", 6) else 16)
+    alone = [copied(target.score([span])) for span in spans]
+    compare(copied(target.score(spans[:4])), alone[:4])
+    scores = target.score(spans)
+    compare(copied(scores), alone)
+    choices, texts = ways(spans)
+    state = target.advance(scores, torch.tensor(choices, device="cuda"))
+    assert state is not None
+    assert state.lengths.tolist() == [span.start + len(text) for span, text in zip(spans, texts, strict=True)]
+    assert state.last.tolist() == [text[-2:] for text in texts]
+    behind = [Span(i, 0, (0,), draft) for i, draft in enumerate(RAGGED["chains"])]
+    told = copied(target.score(behind, state))
+    known = [
+        Span(i, span.start + len(text) - 1, (text[-1],), RAGGED["chains"][i])
+        for i, (span, text) in enumerate(zip(spans, texts, strict=True))
+    ]
+    compare(told, [copied(target.score([span])) for span in known])
+    assert set(graphs.captured) == made
+
+
+def ragged_spans(target: NativeRunner, drafts: list[Draft]) -> list[Span]:
+    """Texts of different length that were read, each with a token and a draft to score."""
+    rng = random.Random(7)
+    spans = []
+    for i, (length, draft) in enumerate(zip((5, 200, 700, 31, 64, 90), drafts, strict=True)):
+        prompt = [rng.randrange(VOCAB) for _ in range(length)]
+        target.pool.open(i, prompt, str(i))
+        assert target.pool.reserve(i, length + 40)
+        target.score([Span(i, 0, tuple(prompt))])
+        spans.append(Span(i, length, (i,), draft))
+    return spans
+
+
+def ways(spans: list[Span]) -> tuple[list[int], list[list[int]]]:
+    """Choices that accept the way to the last node of each draft, then 900; and each text's tokens from its span on."""
+    choices: list[int] = []
+    texts: list[list[int]] = []
+    for span in spans:
+        path = span.draft.path(len(span.draft) - 1) if len(span.draft) else ()
+        after = {parent: span.draft.tokens[node] for parent, node in zip((-1, *path), path, strict=False)}
+        choices += [after.get(row, 900) for row in range(-1, len(span.draft))]
+        texts.append([*span.tokens, *(span.draft.tokens[node] for node in path), 900])
+    return choices, texts
+
+
+def copied(scores: Scores) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits and tapped outputs as they are now."""
+    return scores.logits.clone(), torch.cat([each.clone() for each in scores.features or [scores.logits[:, :1]]])
+
+
+def compare(together: tuple[torch.Tensor, torch.Tensor], alone: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    for part, each in enumerate(together):
+        judge = torch.cat([own[part] for own in alone])
+        assert each.shape == judge.shape
+        assert float((each - judge).norm() / judge.norm()) < 2e-2
+        assert float((each - judge).norm(dim=-1).max() / judge.norm(dim=-1).mean()) < 5e-2  # of every row
 
 
 MANY = 70  # texts, of 5 rows each: more than passes have room for where nobody asked for it

@@ -168,13 +168,19 @@ TREES = [
 CHOICES = [8, -1, 41, 42, 6, 50, 8, 51, 11, 52, 53]  # after 8 nothing can be chosen: it is read again
 
 
-@pytest.mark.parametrize("on_device", [False, True])
-@pytest.mark.parametrize("taps", [(), (0, 1)])
+@pytest.mark.parametrize(
+    ("taps", "on_device", "packed"),
+    [((), False, 0), ((), True, 0), ((0, 1), False, 0), ((0, 1), True, 0), ((0, 1), False, 12), ((), True, 12)],
+)
 def test_trees_are_scored_accepted_and_followed_as_on_the_plain_path(
-    target: NativeRunner, taps: tuple[int, ...], on_device: bool
+    target: NativeRunner, taps: tuple[int, ...], on_device: bool, packed: int, monkeypatch: pytest.MonkeyPatch
 ):
-    """Chains and an empty draft beside a tree that crosses a page, and a round behind it from the state alone."""
+    """Chains and an empty draft beside a tree that crosses a page, and a round behind it from the state alone.
+
+    packed: rows of a pass that takes the rounds' 11 and 8.
+    """
     plain = NativeRunner(target.model.decoder, 2048, context=256)
+    replayed = note_shapes(target, packed, monkeypatch)
     drafts = [device_draft(draft) for draft in TREES] if on_device else TREES
     scores, states, behind = [], [], []
     for runner in (plain, target):
@@ -185,6 +191,7 @@ def test_trees_are_scored_accepted_and_followed_as_on_the_plain_path(
         scores[-1] = copied(scores[-1])
         unknown = [replace(span, start=0, tokens=(0,), draft=draft) for span, draft in zip(spans, BEHIND, strict=True)]
         behind.append(copied(runner.score(unknown, states[-1])))
+    assert [shape.packed for shape in replayed] == [packed] * 2
     for one, other in (scores, behind):
         torch.testing.assert_close(other.logits, one.logits, rtol=1e-4, atol=1e-4)
         for ours, theirs in zip(other.features or (), one.features or (), strict=True):
@@ -196,6 +203,33 @@ def test_trees_are_scored_accepted_and_followed_as_on_the_plain_path(
         assert state.lengths.tolist() == [5, 10, 18]
         assert state.last.tolist() == [[1, 8], [2, 42], [11, 53]]
     compare_kept(target, plain, states)
+
+
+def note_shapes(target: NativeRunner, packed: int, monkeypatch: pytest.MonkeyPatch) -> list[BatchShape]:
+    """The shapes of the captured passes that are replayed from now on, one of so many packed rows among them."""
+    graphs, shapes = target.graphs, []
+    assert graphs is not None
+    graphs._packed = [BatchShape(4, 8, packed=packed)] if packed else []
+    chosen = graphs.shape_of
+    monkeypatch.setattr(graphs, "shape_of", lambda spans: shapes.append(chosen(spans)) or shapes[-1])
+    return shapes
+
+
+def test_chains_of_different_lengths_go_by_their_rows_alone(target: NativeRunner, monkeypatch: pytest.MonkeyPatch):
+    """11 rows of at most 7 go into a pass of 16, not of 4 x 8. A pass in between leaves its own in the buffers."""
+    drafts = [Draft((5, 6, 7, 8, 9, 10)), EMPTY, Draft((8, 9))]
+    spans, plain = read(target, 3, [device_draft(each) for each in drafts])
+    replayed = note_shapes(target, 16, monkeypatch)
+    torch.testing.assert_close(target.score(spans).logits, plain, rtol=1e-4, atol=1e-4)
+    narrow = target.score([replace(span, draft=EMPTY) for span in spans])
+    torch.testing.assert_close(narrow.logits, plain[[0, 7, 8]], rtol=1e-4, atol=1e-4)
+    got = target.score(spans)
+    torch.testing.assert_close(got.logits, plain, rtol=1e-4, atol=1e-4)
+    assert [(s.width, s.packed) for s in replayed] == [(8, 16), (1, 0), (8, 16)]
+    state = target.advance(got, torch.tensor([5, 6, 7, 99, 1, 1, 1, 200, 8, 9, 301]))
+    assert state is not None
+    assert state.lengths.tolist() == [3 + 2 + 3, 8 + 2, 13 + 2 + 2]
+    assert state.last.tolist() == [[7, 99], [2, 200], [9, 301]]
 
 
 BEHIND = [Draft((3,)), Draft((1, 2)), Draft((1, 2), (-1, -1))]

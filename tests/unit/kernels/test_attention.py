@@ -7,7 +7,7 @@ import torch
 
 from outrider.kernels.accept import tree_rows
 from outrider.kernels.attention import attend_block, attend_pages, attend_rows, locate_rows
-from outrider.kernels.batch import AttentionBatch, RowPlaces
+from outrider.kernels.batch import AttentionBatch, PackedRows, RowPlaces, uniform_rows
 
 FORMS = {"rows": attend_rows, "block": attend_block}
 
@@ -77,20 +77,31 @@ def test_keys_gathered_for_a_tree_give_the_bits_of_keys_in_place():
 PAGE = 4
 
 
-def paged_batch(sequences: int, width: int, text: int, *, tree: bool) -> tuple[AttentionBatch, int]:
-    """Random pages, lengths and drafts; every other sequence has a row less than the pass. And the number of slots."""
+CPU = torch.device("cpu")
+
+
+def packed_rows(widths: list[int], width: int, padding: int) -> PackedRows:
+    """Real rows alone, one sequence after another, then rows of padding."""
+    places = [b * width + w for b, own in enumerate(widths) for w in range(own)]
+    offsets = [sum(widths[:b]) for b in range(len(widths))]
+    return PackedRows(width, torch.tensor(offsets), torch.tensor(places + [-1] * padding))
+
+
+def paged_batch(sequences: int, width: int, text: int, *, tree: bool, packed: bool) -> tuple[AttentionBatch, int]:
+    """Random pages, lengths and drafts; sequences are up to four rows narrower than the pass. And how many slots."""
     g = torch.Generator().manual_seed(sequences + width + text)
     pages = -(-(text + width) // PAGE)
     count = 2 * sequences * pages
     block_tables = torch.randperm(count, generator=g)[: sequences * pages].view(sequences, pages).int()
     starts = torch.randint(0, text + 1, (sequences,), generator=g)
-    widths = (torch.full((sequences,), width) - torch.arange(sequences) % 2).clamp(min=1)
+    widths = (torch.full((sequences,), width) - torch.arange(sequences) * 3 % 5).clamp(min=1)
     parents = torch.rand(sequences, width - 1, generator=g) * torch.arange(1, width) - 1 if tree else None
     chain = torch.arange(width - 1).repeat(sequences, 1) - 1
     ancestors, depths = tree_rows(chain if parents is None else parents.floor().long(), widths - 1)
     table_ids = torch.randperm(sequences, generator=g)
     rows = table_ids, starts, widths, ancestors.flatten(), depths.flatten()
-    return AttentionBatch(block_tables, *rows, width, splits=1), count * PAGE
+    packing = packed_rows(widths.tolist(), width, 3) if packed else uniform_rows(sequences, width, CPU)
+    return AttentionBatch(block_tables, *rows, packing, splits=1), count * PAGE
 
 
 def slots_of(batch: AttentionBatch, b: int, end: int) -> list[int]:
@@ -98,45 +109,46 @@ def slots_of(batch: AttentionBatch, b: int, end: int) -> list[int]:
     return [table[p // PAGE] * PAGE + p % PAGE for p in range(end)]
 
 
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("tree", [False, True])
 @pytest.mark.parametrize(
     ("softcap", "window", "skip"), [(0.0, 0, 0), (5.0, 0, 0), (0.0, 3, 0), (0.0, 0, 1), (0.0, 8, 2)]
 )
 @pytest.mark.parametrize(("sequences", "width", "text"), [(1, 1, 0), (4, 6, 21), (3, 32, 9)])
-def test_paged_attention_is_that_of_the_keys_in_order(sequences, width, text, softcap, window, skip, tree):
-    batch, count = paged_batch(sequences, width, text, tree=tree)
+def test_paged_attention_is_that_of_the_keys_in_order(sequences, width, text, softcap, window, skip, tree, packed):
+    batch, count = paged_batch(sequences, width, text, tree=tree, packed=packed)
     g = torch.Generator().manual_seed(1)
     keys, values = (torch.full((count, 2, 16), torch.nan) for _ in range(2))  # what nobody wrote is NaN
     ends = (batch.starts + batch.widths).tolist()
     for b, end in enumerate(ends):
         for cache in (keys, values):
             cache[slots_of(batch, b, end)] = torch.randn(end, 2, 16, generator=g)
-    q = torch.randn(sequences * width, 6, 16, generator=g)
+    q = torch.randn(len(batch.packing.row_index), 6, 16, generator=g)
+    q[batch.packing.row_index < 0] = torch.nan
     out = torch.full_like(q, torch.nan)
     attend_pages(q, keys, values, batch, out, scale=0.25, softcap=softcap, window=window, skip=skip, page=PAGE)
-    real = torch.arange(width) < batch.widths[:, None]
-    assert out[real.flatten() if skip else slice(None)].isfinite().all()
-    for b, end in enumerate(ends):
-        start, slots = int(batch.starts[b]), slots_of(batch, b, end)
-        rows = range(b * width, (b + 1) * width)  # padding sees the real rows among its ancestors
-        mask = torch.full((len(rows), end), -torch.inf)
-        for i, row in enumerate(rows):
+    first = 0
+    for b, own in enumerate(batch.widths.tolist()):
+        start, end, slots = int(batch.starts[b]), ends[b], slots_of(batch, b, ends[b])
+        mask = torch.full((own, end), -torch.inf)
+        for w in range(own):
+            place = b * width + w
             for p in range(end):
-                own = start + int(batch.depths[row])
-                near = not window or p > own - window
-                if p < skip and p != own:
+                position = start + int(batch.depths[place])
+                near = not window or p > position - window
+                if p < skip and p != position:
                     continue
-                if near if p < start else int(batch.ancestors[row]) >> (p - start) & 1:
-                    mask[i, p] = 0
-        expected = attend_block(q[rows.start : rows.stop], keys[slots], values[slots], mask, 0.25, softcap)
-        close = {"rtol": 1e-5, "atol": 1e-5, "equal_nan": True}
-        torch.testing.assert_close(out[rows.start : rows.stop], expected, **close)
+                if near if p < start else int(batch.ancestors[place]) >> (p - start) & 1:
+                    mask[w, p] = 0
+        expected = attend_block(q[first : first + own], keys[slots], values[slots], mask, 0.25, softcap)
+        torch.testing.assert_close(out[first : first + own], expected, rtol=1e-5, atol=1e-5)
+        first += own if packed else width
 
 
 def test_a_broken_node_reaches_no_row_that_does_not_see_it():
     ancestors, depths = tree_rows(torch.tensor([[-1, -1]]), torch.tensor([2]))
     ints = torch.tensor([0]), torch.tensor([3]), torch.tensor([3]), ancestors[0], depths[0]
-    batch = AttentionBatch(torch.tensor([[0, 1]], dtype=torch.int32), *ints, 3, splits=1)
+    batch = AttentionBatch(torch.tensor([[0, 1]], dtype=torch.int32), *ints, uniform_rows(1, 3, CPU), splits=1)
     keys, values, q = torch.randn(8, 1, 16), torch.randn(8, 1, 16), torch.randn(3, 2, 16)
     keys[4] = values[4] = torch.nan  # of the first node
     out = torch.empty_like(q)
@@ -145,17 +157,19 @@ def test_a_broken_node_reaches_no_row_that_does_not_see_it():
     assert out[1].isnan().all()
 
 
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("tree", [False, True])
-def test_rows_are_located_by_the_block_tables(tree):
-    batch, count = paged_batch(4, 6, 21, tree=tree)
-    cos_sin = torch.rand(64, 8, 2)
-    places = RowPlaces.empty(30, 16, torch.device("cpu"))
+def test_rows_are_located_by_the_block_tables(tree, packed):
+    batch, count = paged_batch(4, 6, 21, tree=tree, packed=packed)
+    cos_sin, used = torch.rand(64, 8, 2), len(batch.packing.row_index)
+    places = RowPlaces.empty(used + 6, 16, CPU)
     places.slots.fill_(-1)
-    locate_rows(batch, cos_sin, places.first(24), scratch_slot=count, page=PAGE)
-    for row in range(24):
-        b, w = divmod(row, 6)
+    locate_rows(batch, cos_sin, places.first(used), scratch_slot=count, page=PAGE)
+    located, first = {}, 0
+    for b, own in enumerate(batch.widths.tolist()):
         start = int(batch.starts[b])
-        slot = slots_of(batch, b, start + w + 1)[-1] if w < int(batch.widths[b]) else count
-        assert int(places.slots[row]) == slot
-        assert torch.equal(places.cos_sin[row], cos_sin[start + int(batch.depths[row])])
-    assert bool((places.slots[24:] == -1).all())
+        for w in range(own):
+            located[first + w] = slots_of(batch, b, start + w + 1)[-1]
+            assert torch.equal(places.cos_sin[first + w], cos_sin[start + int(batch.depths[b * 6 + w])])
+        first += own if packed else 6
+    assert places.slots.tolist() == [located.get(row, count) for row in range(used)] + [-1] * 6

@@ -18,6 +18,7 @@ PARTS = [  # file, which of its tests, how many those are at least
     ("accept", "", 85),
     ("lookup_kernels", "", 17),
     ("reduced_head", "kernel", 3),
+    ("packed_rows", "", 7),
     ("graphed_forward_on_cpu", "", 10),
 ]
 

@@ -1,6 +1,7 @@
 """Which shapes of pass are captured, and that whatever is served goes into one of them."""
 
 import random
+from itertools import pairwise
 from math import ceil, log2
 
 import pytest
@@ -15,6 +16,7 @@ from outrider.runners.cuda_graphs import (
     WIDTHS,
     BatchShape,
     capture_shapes,
+    packed_shapes,
     padded_shape,
     prompt_shapes,
     split_round,
@@ -49,6 +51,25 @@ def test_the_shapes_are_what_was_asked_for_and_no_more():
     assert max(shape.rows for shape in capture_shapes(64, 32, max_rows=64)) == 64
 
 
+@pytest.mark.parametrize(("batch", "width"), CASES)
+def test_packed_shapes_have_fewer_rows_than_uniform_ones_and_are_few(batch: int, width: int):
+    """Each has at most twice the rows of the next smaller one of its batch, beyond 64 rows half as many again."""
+    uniform, packed = capture_shapes(batch, width), packed_shapes(batch, width)
+    widest = max(shape.width for shape in uniform)
+    assert len(packed) <= len(uniform)
+    for batched in {shape.batch for shape in uniform if shape.batch >= 4 and widest >= 4}:
+        rows = [shape.rows for shape in packed if shape.batch == batched]
+        assert all(batched < n < batched * widest for n in rows)
+        every = [batched, *rows, min(batched * widest, MAX_ROWS)]
+        assert all(more <= max(16, (2 if n < 64 else 1.5) * n) for n, more in pairwise(every)), every
+    assert {(s.width, s.outputs) for s in packed} <= {(widest, 0)}
+
+
+def test_the_packed_shapes_of_a_small_service():
+    assert [(s.batch, s.packed) for s in packed_shapes(16, 6)] == [(4, 16), (8, 16), (8, 32), (16, 32), (16, 64)]
+    assert packed_shapes(64, 2) == packed_shapes(2, 16) == []
+
+
 def test_one_sequence_of_any_width_goes_into_the_least_room():
     """Else a batch could be halved until nothing is left of it."""
     assert padded_shape(1, WIDTHS[-1]).rows <= MIN_ROWS
@@ -56,9 +77,10 @@ def test_one_sequence_of_any_width_goes_into_the_least_room():
 
 def test_what_passes_are_made_of_has_room_for_the_largest():
     assert WIDTHS[-1] <= MAX_WIDTH
-    for shape in capture_shapes(MAX_SEQUENCES, WIDTHS[-1]):
+    for shape in (*capture_shapes(MAX_SEQUENCES, WIDTHS[-1]), *packed_shapes(MAX_SEQUENCES, WIDTHS[-1])):
+        assert shape.rows <= MAX_ROWS
         for kv_heads in (1, 2, 8, 32):
-            splits, chunk = choose_kv_splits(shape.batch, shape.width, kv_heads)
+            splits, chunk = choose_kv_splits(shape.batch, shape.rows, kv_heads)
             assert splits >= 1
             assert chunk >= 1
             assert shape.rows * splits <= MAX_ROW_SPLITS

@@ -38,13 +38,28 @@ def test_counting_and_cutting_reads_nothing():
 @pytest.mark.parametrize("rows", [(0, 1, 2, 3), (1, 2, 3, 4), (0, 2, 3, 4), (3, 2, 1, 0)], ids=str)
 @pytest.mark.parametrize("columns", [(1, 1, 1, 1), (2, 1, 1, 1)], ids=str)
 def test_every_token_is_copied_to_its_place(lengths, rows, columns):
-    """Also where a sequence near its end asked for a shorter draft than the others: those keep all of theirs."""
+    """Also where a sequence near its end asked for a shorter draft than the others: those keep all of theirs.
+
+    Behind a shorter one may be what follows it in its block, and nothing else is written anywhere.
+    """
     block = Block(TOKENS)
     ids = torch.zeros(6, 8, dtype=torch.int64)
     copy_rows(ids, [(rows[i], columns[i], DeviceRow(block, i, lengths[i])) for i in range(4)])
     for i, row in enumerate(rows):
-        expected = [0] * columns[i] + TOKENS[i, : lengths[i]].tolist()
-        assert ids[row].tolist() == expected + [0] * (8 - len(expected))
+        first, last = columns[i], columns[i] + lengths[i]
+        assert ids[row, :last].tolist() == [0] * first + TOKENS[i, : lengths[i]].tolist()
+        written = int(ids[row, first:].count_nonzero())
+        assert ids[row, first:].tolist() == TOKENS[i, :written].tolist() + [0] * (8 - first - written)
+    assert not ids[[row for row in range(6) if row not in rows]].any()
+
+
+def test_rows_that_lie_side_by_side_are_one_copy_whatever_their_lengths(monkeypatch):
+    copies = []
+    monkeypatch.setattr(torch.Tensor, "copy_", lambda self, source: copies.append(source.shape))
+    block, places = Block(TOKENS), [(0, 3), (1, 5), (4, 2), (5, 2)]
+    drafts = [(row, 1, DeviceRow(block, i, length)) for i, (row, length) in enumerate(places)]
+    copy_rows(torch.zeros(6, 8, dtype=torch.int64), drafts)
+    assert copies == [(2, 5), (2, 2)]
 
 
 def test_rows_of_different_blocks_are_not_mixed_up():
