@@ -29,6 +29,12 @@ class HeadDraft(NamedTuple):
     confidence: Tensor | None = None  # float32 [B, N]: how likely each is accepted where those before it are
 
 
+def joined(drafts: Seq[HeadDraft]) -> HeadDraft:
+    """The drafts of one sequence after another."""
+    columns = zip(*drafts, strict=True)
+    return HeadDraft(*(None if each[0] is None else torch.cat(each) for each in columns))  # type: ignore[arg-type]
+
+
 class HeadShape(NamedTuple):
     """What a head's attention computes."""
 
@@ -51,7 +57,7 @@ class DraftBatch:
         self.table_ids, self.lengths, self.last, self.seeds, temperatures = self._inputs.ints.split(batch)
         """lengths: tokens of each text. last: its last token. seeds: of its noise. temperatures: of its request."""
         self.temperatures = temperatures.view(torch.float64)
-        self._result: HeadDraft | None = None
+        self._results: dict[int, HeadDraft] = {}
         self.fill()
 
     def fill(self, *columns: Any) -> None:
@@ -74,17 +80,18 @@ class DraftBatch:
             self.lengths[:count].copy_(state.lengths)
             self.last[:count].copy_(state.last[:, 1])
 
-    def keep(self, made: HeadDraft) -> None:
-        """Copy what was made to where `result` finds it: captured work writes to the same place each time."""
-        if self._result is None:
-            self._result = made
-        for out, new in zip(self._result, made, strict=True):
+    def keep(self, made: HeadDraft, length: int = 0) -> None:
+        """Copy what was made to where `result` finds it: captured work writes to the same place each time.
+
+        length: tells drafts of several lengths apart.
+        """
+        for out, new in zip(self._results.setdefault(length, made), made, strict=True):
             if out is not None and new is not None and out is not new:
                 out.copy_(new)
 
-    def result(self, count: int) -> HeadDraft:
+    def result(self, count: int, length: int = 0) -> HeadDraft:
         """A copy of what was made for the first `count` sequences."""
-        made = self._result or HeadDraft(self.last[:, None])
+        made = self._results[length]
         return HeadDraft(*(None if part is None else part[:count].clone() for part in made))  # type: ignore[arg-type]
 
     def graph(self, work: Callable[[], None], name: str) -> Callable[[], None]:
@@ -98,10 +105,12 @@ class DraftBatch:
         starts: Tensor,
         widths: Tensor | None = None,
         tree: tuple[Tensor, Tensor] | None = None,
+        behind: int = 0,
     ) -> AttentionBatch:
         """R rows of each text from `starts` on, int64 [B]; widths int64 [B]: those that are real, all if None.
 
-        tree: each row's ancestors and depth, int64 [B, R] both; None: of a chain.
+        tree: each row's ancestors and depth, int64 [B, R] both; None: of a chain. behind: rows from `starts` on that an
+        earlier pass has written: the first bits of ancestors are theirs.
         """
         column = torch.arange(rows, device=starts.device)
         ancestors, depths = ((2 << column) - 1).repeat(self.batch), column.repeat(self.batch)
@@ -112,7 +121,7 @@ class DraftBatch:
             from outrider.kernels.triton_attention import choose_kv_splits
 
             splits, chunk = choose_kv_splits(self.batch, self.batch * rows, shape.kv_heads)
-        real = torch.full_like(starts, rows) if widths is None else widths
+        real = torch.full_like(starts, behind + rows) if widths is None else widths
         return AttentionBatch(
             self.model.tables.pages, self.table_ids, starts, real, ancestors, depths,
             uniform_rows(self.batch, rows, starts.device), splits=splits, chunk=chunk,
@@ -128,16 +137,17 @@ class BatchAttention:
         layers: AttentionLayers,
         batch: AttentionBatch,
         workspace: AttentionWorkspace | None,
+        behind: int = 0,
     ) -> None:
-        """workspace: for the fused kernel."""
-        self.model, self.layers, self.batch, self.workspace = model, layers, batch, workspace
+        """workspace: for the fused kernel. behind: as for `DraftBatch.attention_batch`."""
+        self.model, self.layers, self.batch, self.workspace, self.behind = model, layers, batch, workspace, behind
         self.positions = (batch.starts[:, None] + batch.depths.view(-1, batch.width)).flatten()
 
     @cached_property
     def slots(self) -> Tensor:
         """int64 [B * R]: where the key and value of each row go."""
         batch, size = self.batch, self.model.pool.size
-        column = torch.arange(batch.width, device=self.model.device)
+        column = self.behind + torch.arange(batch.width, device=self.model.device)
         real = column < batch.widths[:, None]
         places = torch.where(real, batch.starts[:, None] + column, 0)  # [B, R]
         pages = batch.block_tables[batch.table_ids[:, None], places // size].long()

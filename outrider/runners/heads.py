@@ -15,16 +15,17 @@ from outrider.kernels.accept import tree_rows
 from outrider.kernels.batch import MAX_SEQUENCES
 from outrider.models.heads.base import Head
 from outrider.runners.attention import AttentionLayers, attention_of
-from outrider.runners.cuda_graphs import capture_batches, padded_batch
+from outrider.runners.cuda_graphs import MAX_ROWS, capture_batches, padded_batch
 from outrider.runners.device_state import DeviceState
-from outrider.runners.draft_batch import BatchAttention, DraftBatch, HeadDraft, HeadShape, attention_workspace
+from outrider.runners.draft_batch import BatchAttention, DraftBatch, HeadDraft, HeadShape, attention_workspace, joined
 from outrider.runners.layout import lay_out
 from outrider.runners.paged_model import PagedModel
 from outrider.runners.threads import use_threads
 
 __all__ = ["HeadBatch", "HeadDraft", "HeadRunner"]
 
-DraftFunction = Callable[["HeadBatch"], HeadDraft]
+DraftFunction = Callable[["HeadBatch", int], HeadDraft]
+"""Drafts of one of the lengths that a runner is made for."""
 
 
 @dataclass(slots=True)
@@ -49,20 +50,27 @@ class HeadRunner:
         draft: DraftFunction,
         *,
         max_accepted: int,
+        lengths: Seq[int] = (0,),
+        rows: int = 0,
+        row_width: int = 1,
         sampled: bool = False,
         graph_pool: Any = None,
     ) -> None:
-        """max_accepted: draft tokens that one round can accept. sampled: mode `distribution`.
+        """max_accepted: draft tokens that one round can accept. lengths: what `draft` is asked for, rising.
 
-        graph_pool: where to capture; None: nothing is captured.
+        rows: that a draft runs in all, the text's last token included; 0: max_accepted. row_width: that one of its
+        passes has. sampled: mode `distribution`. graph_pool: where to capture; None: nothing is captured.
         """
-        self.sampled = sampled
+        self.sampled, self.lengths, self.rows = sampled, tuple(lengths), rows or max_accepted
         self.model, self.head, self.draft_function, self.graph_pool = model, head, draft, graph_pool
-        caches = model.add_layers(head.layers, head.kv_heads, head.head_dim)
-        self.layers = AttentionLayers(caches, [head.window] * head.layers, head.scale, skip=head.skip)
-        self.shape = HeadShape(head.heads, head.kv_heads, head.head_dim, head.scale)
+        config = head.config
+        caches, scale = model.add_layers(config.layers, config.kv_heads, config.head_dim), config.head_dim**-0.5
+        self.layers = AttentionLayers(caches, [config.window] * config.layers, scale, skip=head.skip)
+        self.shape = HeadShape(config.heads, config.kv_heads, config.head_dim, scale)
         self.workspace = attention_workspace(model, self.shape)
         self.width = 1 + max_accepted
+        self.max_batch = 1 << (MAX_ROWS // max(self.width, row_width)).bit_length() - 1
+        """Sequences of one pass; more are drafted for in several."""
         self.outputs = torch.zeros(
             MAX_SEQUENCES + 1, model.features_width, dtype=model.decoder.dtype, device=model.device
         )
@@ -89,20 +97,40 @@ class HeadRunner:
                     self.outputs[table_id] = self._outputs_before(span, table_id)
                 self._fed[span.seq_id] = FedText(table_id, None)
             with use_threads(self.model.threads.count):
-                self._batch(len(decoding)).feed(ids, state)
+                for part in self._parts(len(decoding)):
+                    self._batch(len(part)).feed([ids[i] for i in part], state.take(part))
 
-    def ready(self, seqs: Seq[Sequence]) -> list[int]:
-        """Which of these sequences were fed whole, so that the head can draft for them."""
-        ids = self.model.tables.table_ids([seq.id for seq in seqs])
-        fed = [self._fed.get(seq.id) for seq in seqs]
-        return [i for i, f in enumerate(fed) if f is not None and f.length is None and f.table_id == ids[i]]
+    def ready(self, seqs: Seq[Sequence], *, ahead: bool) -> list[int]:
+        """Which of these sequences can be drafted for: they were fed whole, and there are pages for what is drafted.
+
+        ahead: the host is a round behind, so that a text may be longer by a whole draft.
+        """
+        pool, tables = self.model.pool, self.model.tables
+        ids = tables.table_ids([seq.id for seq in seqs])
+        rows: list[int] = []
+        for i, (seq, table_id) in enumerate(zip(seqs, ids, strict=True)):
+            fed = self._fed.get(seq.id)
+            if fed is not None and fed.length is None and fed.table_id == table_id:
+                length = min(len(seq.tokens) + (self.width if ahead else 0), seq.limit)
+                end = length - 1 + self.rows
+                if -(-end // pool.size) <= tables.width and pool.reserve(seq.id, end):
+                    rows.append(i)
+        return rows
 
     @torch.inference_mode()
-    def draft(self, seqs: Seq[Sequence], state: DeviceState | None) -> HeadDraft:
-        """A draft for each of these sequences, all `ready`. state: theirs, where the host is a round behind."""
-        ids = self.model.tables.table_ids([seq.id for seq in seqs])
+    def draft(self, seqs: Seq[Sequence], state: DeviceState | None, length: int = 0) -> HeadDraft:
+        """A draft for each of these sequences, all `ready`, of the shortest length that is at least `length`.
+
+        state: theirs, where the host is a round behind.
+        """
+        length = next((each for each in self.lengths if each >= length), self.lengths[-1])
+        made: list[HeadDraft] = []
         with use_threads(self.model.threads.count):
-            return self._batch(len(seqs)).draft(ids, seqs, state)
+            for part in self._parts(len(seqs)):
+                own = [seqs[i] for i in part]
+                ids = self.model.tables.table_ids([seq.id for seq in own])
+                made.append(self._batch(len(own)).draft(ids, own, state and state.take(part), length))
+        return made[0] if len(made) == 1 else joined(made)
 
     def forget(self, seq: Sequence) -> None:
         self._fed.pop(seq.id, None)
@@ -110,9 +138,12 @@ class HeadRunner:
     def capture(self, batch: int) -> Iterator[str]:
         """Capture for up to so many sequences; yields what is ready."""
         if self.graph_pool is not None:
-            for size in capture_batches(batch):
+            for size in capture_batches(min(batch, self.max_batch)):
                 self._batch(size)
                 yield f"head of {size}"
+
+    def _parts(self, count: int) -> list[range]:
+        return [range(at, min(at + self.max_batch, count)) for at in range(0, count, self.max_batch)]
 
     def _batch(self, count: int) -> HeadBatch:
         size = count if self.graph_pool is None else padded_batch(count)
@@ -156,7 +187,7 @@ class HeadBatch(DraftBatch):
         self._accepted = torch.zeros(batch, dtype=torch.int64, device=model.device)
         self._features = torch.zeros(batch, width, model.features_width, dtype=model.decoder.dtype, device=model.device)
         self._feed_graph = self.graph(self._feed, f"a head's reading of {batch}")
-        self._draft_graph = self.graph(lambda: self.keep(runner.draft_function(self)), f"a head's drafts of {batch}")
+        self._draft_graphs = {length: self._draft_graph(length) for length in runner.lengths}
 
     def outputs(self) -> Tensor:
         """[B, hidden]: the target's outputs at each text's last token but one, fused."""
@@ -177,6 +208,18 @@ class HeadBatch(DraftBatch):
         attend = BatchAttention(runner.model, runner.layers, batch, runner.workspace)
         return runner.head.step(ids.flatten(), hidden.flatten(0, 1), attend.positions, attend).view(count, rows, -1)
 
+    def grow(self, ids: Tensor, hidden: Tensor, ancestors: Tensor, depths: Tensor, behind: int) -> Tensor:
+        """Run R more rows of trees whose first `behind` rows were run: [B, R, hidden].
+
+        ids int64 [B, R]; hidden [B, R, hidden] of their parents; ancestors, depths int64 [B, R] as in `tree_rows`:
+        row 0 is the text's last token. Keys and values are written behind those of the rows before.
+        """
+        runner, (count, rows) = self.runner, ids.shape
+        tree = ancestors, depths
+        batch = self.attention_batch(runner.shape, rows, self.lengths - 1, tree=tree, behind=behind)
+        attend = BatchAttention(runner.model, runner.layers, batch, runner.workspace, behind)
+        return runner.head.step(ids.flatten(), hidden.flatten(0, 1), attend.positions, attend).view(count, rows, -1)
+
     def feed(self, table_ids: Seq[int], state: DeviceState) -> None:
         """Read what a round committed; the state's sequences have these table ids."""
         if state.tokens is None or state.accepted is None or state.features is None:
@@ -190,16 +233,21 @@ class HeadBatch(DraftBatch):
         self._features[:count, :width].copy_(state.features[:, :width])
         self._feed_graph()
 
-    def draft(self, table_ids: Seq[int], seqs: Seq[Sequence], state: DeviceState | None) -> HeadDraft:
+    def draft(self, table_ids: Seq[int], seqs: Seq[Sequence], state: DeviceState | None, length: int) -> HeadDraft:
         self.fill_texts(table_ids, seqs, state)
-        self._draft_graph()
-        return self.result(len(seqs))
+        self._draft_graphs[length]()
+        return self.result(len(seqs), length)
+
+    def _draft_graph(self, length: int) -> Callable[[], None]:
+        draft = self.runner.draft_function
+        return self.graph(lambda: self.keep(draft(self, length), length), f"a head's drafts of {self.batch} x {length}")
 
     def _feed(self) -> None:
         """The tokens a round read and kept, each with the outputs at the token before it."""
         runner = self.runner
-        before = torch.cat([runner.outputs[self.table_ids][:, None], self._features[:, :-1]], 1)
-        fused = runner.head.fuse(before.flatten(0, 1)).view(self.batch, runner.width, -1)
-        self.forward(self._tokens, fused, self.lengths - 2 - self._accepted, self._accepted + 1)
+        if runner.head.config.layers:
+            before = torch.cat([runner.outputs[self.table_ids][:, None], self._features[:, :-1]], 1)
+            fused = runner.head.fuse(before.flatten(0, 1)).view(self.batch, runner.width, -1)
+            self.forward(self._tokens, fused, self.lengths - 2 - self._accepted, self._accepted + 1)
         last = self._accepted[:, None, None].expand(-1, 1, self._features.shape[-1])
         runner.outputs[self.table_ids] = self._features.gather(1, last)[:, 0]

@@ -16,6 +16,7 @@ from outrider.core.host_copy import HostCopy
 from outrider.core.sequence import Sequence
 from outrider.drafters.base import Drafter, DrafterContext, RoundView, TargetPass, Traits
 from outrider.models.decoder import Attend, Decoder
+from outrider.models.heads.config import HeadConfig
 from outrider.runners.heads import HeadBatch, HeadDraft, HeadRunner
 from outrider.runners.native import NativeRunner
 from outrider.verify.noise import DRAFT, ROUND, TARGET, gumbel_at, keys_at
@@ -24,13 +25,16 @@ from outrider.verify.noise import DRAFT, ROUND, TARGET, gumbel_at, keys_at
 class ToyHead(nn.Module):
     """Embedding and output head are the target's own; the rest is random."""
 
-    layers, kv_heads, head_dim, window, skip = 1, 2, 16, 0, 0
+    kv_heads, head_dim, skip = 2, 16, 0
 
     def __init__(self, decoder: Decoder, taps: int, seed: int) -> None:
         super().__init__()
         config, torch_seed = decoder.config, torch.Generator().manual_seed(seed)
-        self.decoder, self.heads, self.scale = decoder, 2 * self.kv_heads, self.head_dim**-0.5
-        hidden, rows = config.hidden_size, (self.heads + 2 * self.kv_heads) * self.head_dim
+        self.decoder, self.heads, hidden = decoder, 2 * self.kv_heads, config.hidden_size
+        sizes = {"vocab_size": config.vocab_size, "hidden_size": hidden, "target_hidden_size": hidden}
+        shape = {"heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim}
+        self.config = HeadConfig(kind="eagle", **sizes, **shape)
+        rows = (self.heads + 2 * self.kv_heads) * self.head_dim
 
         def weight(out: int, inside: int) -> nn.Parameter:
             made = torch.randn(out, inside, generator=torch_seed) / inside**0.5
@@ -96,14 +100,15 @@ class ToyEagle(Drafter):
         self.head = ToyHead(target.model.decoder, len(config.taps), config.seed)
         pool = None if target.graphs is None else target.graphs.graph_pool
         options = {"max_accepted": config.levels, "sampled": sampled, "graph_pool": pool}
-        self.runner = HeadRunner(target.model, self.head, self._draft, **options)
+        rows = 1 + (config.levels - 1) * config.branches
+        self.runner = HeadRunner(target.model, self.head, self._draft, rows=rows, row_width=rows, **options)
         self.captured = list(self.runner.capture(max_batch))
 
     def process(self, work: TargetPass) -> None:
         self.runner.feed(work.spans, work.scores.features, work.state)
 
     def propose(self, view: RoundView) -> Seq[Draft]:
-        drafts, rows = [EMPTY] * len(view.seqs), self.runner.ready(view.seqs)
+        drafts, rows = [EMPTY] * len(view.seqs), self.runner.ready(view.seqs, ahead=view.state is not None)
         if rows:
             asked = view.take(rows)
             made = self.runner.draft(asked.seqs, asked.state)
@@ -119,7 +124,7 @@ class ToyEagle(Drafter):
     def forget(self, seq: Sequence) -> None:
         self.runner.forget(seq)
 
-    def _draft(self, batch: HeadBatch) -> HeadDraft:
+    def _draft(self, batch: HeadBatch, _: int) -> HeadDraft:
         """`branches` first tokens and a chain behind each: node n of a level follows node n of the one before."""
         branches, ids, inputs = self.config.branches, batch.last[:, None], batch.outputs()[:, None]
         tokens: list[Tensor] = []

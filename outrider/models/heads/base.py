@@ -1,4 +1,4 @@
-"""The contract of a drafting head: a few layers over the target's own hidden states."""
+"""The contract of a drafting head that drafts token by token: a few layers over the target's own hidden states."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Protocol
 from torch import Tensor
 
 from outrider.models.decoder import Attend
+from outrider.models.heads.config import HeadConfig
 
 
 class Head(Protocol):
@@ -17,15 +18,7 @@ class Head(Protocol):
     output there. Its keys and values at position j so depend on tokens 0 to j alone, as the target's do.
     """
 
-    layers: int
-    """How many of its layers attend, and so have keys and values."""
-    heads: int
-    kv_heads: int
-    head_dim: int
-    scale: float
-    """Multiplies query times key."""
-    window: int
-    """A row attends to this many last positions, its own included; 0: to all."""
+    config: HeadConfig
     skip: int
     """So many first positions are seen by their own rows alone. EAGLE is trained without a row for the first token of a
     text, which has no hidden state before it: 1."""
@@ -39,5 +32,5 @@ class Head(Protocol):
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[N, hidden] -> float32 [N, vocab]"""
+        """[N, hidden] -> float32 [N, outputs]"""
         ...
