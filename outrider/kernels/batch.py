@@ -39,7 +39,9 @@ class AttentionBatch:
     block_tables: Tensor  # [tables, pages] int32: the pages of every sequence, in text order
     table_ids: Tensor  # [B] int64: each sequence's row of `block_tables`
     starts: Tensor  # [B] int64: tokens cached before the pass
-    widths: Tensor  # [B] int64: how many of a sequence's rows are real; the rest are padding
+    # [B] int64: how many of a sequence's rows are real; the rest are padding. More than `width` where an earlier pass
+    # wrote a tree's first rows: those of this pass are then its last, and bits of ancestors count from its first
+    widths: Tensor
     ancestors: Tensor  # [P] int64: bit j of row w is set where it sees row j of its sequence
     depths: Tensor  # [P] int64: a row's position less `starts`
     packing: PackedRows
