@@ -134,6 +134,10 @@ class Runner(ABC):
         """
         return [(1, rows) for rows in TELLING_ROWS if rows <= max(width, 2)]
 
+    def packed_shapes(self, batch: int, width: int) -> list[tuple[int, int, int]]:
+        """The (sequences, max rows of one, rows of all) of captured passes that take sequences of different widths."""
+        return []
+
     # what a draft model's runner does besides
 
     def draft_chains(

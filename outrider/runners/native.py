@@ -128,12 +128,16 @@ class NativeRunner(Runner):
         if self.graphs is None:
             return
         for shape in self.graphs.capture(batch, width):
-            yield f"passes of {shape.batch} x {shape.width}"
+            yield f"passes of {shape.batch} x {shape.width}" + (f", {shape.rows} rows" if shape.packed else "")
 
     def pass_shapes(self, batch: int, width: int) -> list[tuple[int, int]]:
         if self.graphs is None:
             return super().pass_shapes(batch, width)
-        return [(shape.batch, shape.width) for shape in self.graphs.shapes(batch, width)]
+        return [(shape.batch, shape.width) for shape in self.graphs.shapes(batch, width) if not shape.packed]
+
+    def packed_shapes(self, batch: int, width: int) -> list[tuple[int, int, int]]:
+        shapes = [] if self.graphs is None else self.graphs.shapes(batch, width)
+        return [(shape.batch, shape.width, shape.rows) for shape in shapes if shape.packed]
 
     @torch.inference_mode()
     def advance(self, scores: Scores, choices: Tensor) -> DeviceState | None:
