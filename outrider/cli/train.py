@@ -101,6 +101,18 @@ class BlockOptions:
     decay: float = option(4.0, "Position k weighs exp(-k / this)")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eagle3Options:
+    """EAGLE-3 head. Named and defaulted as in Eagle3TrainConfig."""
+
+    steps: int = option(7, "Tokens of a chain it is trained for")
+    layers: int = option(1, "Layers of the head")
+    taps: str | None = option(None, "Layers of the target to read (three)", metavar="N,N,...")
+    intermediate_size: int = option(0, "Of its MLP; 0: the target's")
+    draft_vocab: int = option(8192, "Tokens it can draft, the most frequent; 0: all")
+    decay: float = option(0.8, "Each step weighs this much of the one before")
+
+
 def collect(given: CollectOptions) -> None:
     """Collect the target's own answers: half greedy, half at temperature 1. Defaults are in brackets."""
     from outrider.train.collect import CollectConfig
@@ -129,6 +141,18 @@ def block(run: RunOptions, optimizer: OptimizerOptions, head: BlockOptions) -> N
     config, task, screen = BlockTrainConfig(**options), run.task(), Screen()
     with TrainScreen(screen.notes) as watcher:
         data = train_block(task, config, watcher)
+    _say_done(screen, data, task.out)
+
+
+def eagle3(run: RunOptions, optimizer: OptimizerOptions, head: Eagle3Options) -> None:
+    """Train an EAGLE-3 drafter: a chain of small steps over its own outputs. Defaults are in brackets."""
+    from outrider.train.eagle3 import Eagle3TrainConfig
+    from outrider.train.session import train_eagle3
+
+    options: dict[str, Any] = _values(optimizer) | _values(head) | {"taps": parse_taps(head.taps)}
+    config, task, screen = Eagle3TrainConfig(**options), run.task(), Screen()
+    with TrainScreen(screen.notes) as watcher:
+        data = train_eagle3(task, config, watcher)
     _say_done(screen, data, task.out)
 
 
@@ -165,3 +189,4 @@ def _values(options: Any) -> dict[str, Any]:
 
 app.command("collect")(flatten_options(collect))
 app.command("block")(flatten_options(block))
+app.command("eagle3")(flatten_options(eagle3))

@@ -6,8 +6,11 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from outrider.train.corpus import Corpus
 
 GREEDY, SAMPLED = 0, 1
 
@@ -41,6 +44,14 @@ def expected_tau(chances: tuple[float, ...]) -> float:
         survival *= chance
         total += survival
     return total
+
+
+class AnswerLabels:
+    """The kind of each answer of a corpus, and whether it was sampled: int64 [answers] both, on the device."""
+
+    def __init__(self, corpus: Corpus, device: torch.device) -> None:
+        self.kinds = torch.from_numpy(corpus.kinds.astype(np.int64)).to(device)
+        self.sampled = torch.from_numpy(corpus.sampled.astype(np.int64)).to(device)
 
 
 class Tally:

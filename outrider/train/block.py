@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -15,14 +14,13 @@ from outrider.models.config import DecoderConfig
 from outrider.models.decoder import Decoder
 from outrider.models.heads.block import BlockHead
 from outrider.models.heads.config import HeadConfig
-from outrider.train.acceptance import Tally
+from outrider.train.acceptance import AnswerLabels, Tally
 from outrider.train.config import TrainConfig
 from outrider.train.corpus import Corpus
 from outrider.train.packing import PADDING, PackedRows
-from outrider.train.target import TargetOutputs, TrainingTarget, additive, attention, in_chunks
+from outrider.train.target import MAX_ELEMENTS, TargetOutputs, TrainingTarget, additive, attention, in_chunks
 from outrider.train.vocabulary import DraftVocabulary
 
-MAX_ELEMENTS = 1 << 28  # logits computed at a time
 ANCHOR_MULTIPLE = 8  # anchors of a row: attention wants masks of aligned rows
 
 
@@ -176,8 +174,7 @@ class BlockRecipe:
         device = target.decoder.device
         self._weights = torch.exp(-torch.arange(self.positions, device=device) / config.decay)
         self._vocabulary = DraftVocabulary(head.tokens, head.config.vocab_size, device)
-        self._kinds = torch.from_numpy(corpus.kinds.astype(np.int64)).to(device)
-        self._sampled = torch.from_numpy(corpus.sampled.astype(np.int64)).to(device)
+        self._labels = AnswerLabels(corpus, device)
 
     def backward(
         self, rows: PackedRows, outputs: TargetOutputs, generator: torch.Generator, share: float
@@ -203,14 +200,14 @@ class BlockRecipe:
         blocks, hidden = self._run(rows, outputs, generator)
         whole, found = hidden.flatten(0, 1), []
         answers = rows.answers[blocks.row, blocks.at].clamp(min=0)
-        sampled = self._sampled[answers]
+        sampled = self._labels.sampled[answers]
         drawn = sampled[:, None].expand_as(blocks.valid).flatten().bool()
         for part in in_chunks(len(whole), MAX_ELEMENTS // self.head.config.vocab_size):
             logits = self._logits(whole[part], blocks.before.flatten()[part])
             l1 = self._vocabulary.l1(logits, self.target.logits(outputs.hidden[blocks.sources.flatten()[part]]))
             best = self._vocabulary.target_ids(logits.argmax(-1)) == blocks.labels.flatten()[part]
             found.append(torch.where(drawn[part], 1 - l1 / 2, best.float()))
-        tally.add(sampled, self._kinds[answers], torch.cat(found).view(blocks.valid.shape), blocks.valid)
+        tally.add(sampled, self._labels.kinds[answers], torch.cat(found).view(blocks.valid.shape), blocks.valid)
 
     def _run(self, rows: PackedRows, outputs: TargetOutputs, generator: torch.Generator) -> tuple[Blocks, Tensor]:
         """Blocks at random anchors, and their outputs [R * A, K, hidden]; about as many rows as tokens."""

@@ -59,7 +59,7 @@ def digest_of(prompts: list[ChatPrompt]) -> str:
 
 def _read_file(file: Path) -> Iterator[ChatPrompt]:
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8").split("\n")  # splitlines would divide JSON at U+2028
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file}: not UTF-8 text (byte {error.start}); convert it first") from error
     except OSError as error:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 
 from outrider.checkpoints.resolve import resolve
 from outrider.core.errors import ConfigError
@@ -23,6 +23,7 @@ from outrider.train.acceptance import Acceptance, Tally, distinct_bigrams
 from outrider.train.block import BlockRecipe, BlockTrainConfig, make_head
 from outrider.train.config import Sizes
 from outrider.train.corpus import Corpus, load_corpus
+from outrider.train.eagle3 import Eagle3Recipe, Eagle3TrainConfig, make_eagle3
 from outrider.train.files import DiskError, write_json, write_text
 from outrider.train.loop import Recipe, Silent, Trainer, Watcher
 from outrider.train.measure import Measured, measure_speed
@@ -69,13 +70,31 @@ def train_block(task: TrainTask, config: BlockTrainConfig, watcher: Watcher | No
     return _train(task, config, plan_block, watcher or Silent())
 
 
+def train_eagle3(task: TrainTask, config: Eagle3TrainConfig, watcher: Watcher | None = None) -> ReportData:
+    """Train an EAGLE-3 head, or continue; as `train_block`."""
+    return _train(task, config, plan_eagle3, watcher or Silent())
+
+
+def plan_eagle3(decoder: Decoder, corpus: Corpus, config: Eagle3TrainConfig) -> HeadPlan:
+    head_config = config.head_config(decoder.config)
+    tokens, covered = _draft_tokens(corpus, head_config.draft_vocab_size)
+    head = make_eagle3(head_config, decoder, tokens, config.seed)
+    recipe = Eagle3Recipe(head, TrainingTarget(decoder, head_config.taps), config, corpus)
+    return HeadPlan("eagle", head_config, recipe, covered)
+
+
+def _draft_tokens(corpus: Corpus, size: int) -> tuple[Tensor | None, float | None]:
+    """What a head of `size` outputs can draft, and the share of the answers' tokens that is; None for all."""
+    if not size:
+        return None, None
+    counts = token_counts(corpus, corpus.split()[0])
+    tokens = frequent_tokens(counts, size)
+    return tokens, coverage(counts, tokens)
+
+
 def plan_block(decoder: Decoder, corpus: Corpus, config: BlockTrainConfig) -> HeadPlan:
     head_config = config.head_config(decoder.config)
-    tokens, covered = None, None
-    if head_config.draft_vocab_size:
-        counts = token_counts(corpus, corpus.split()[0])
-        tokens = frequent_tokens(counts, head_config.draft_vocab_size)
-        covered = coverage(counts, tokens)
+    tokens, covered = _draft_tokens(corpus, head_config.draft_vocab_size)
     head = make_head(head_config, decoder, tokens, config.seed)
     recipe = BlockRecipe(head, TrainingTarget(decoder, head_config.taps), config, corpus)
     return HeadPlan("block", head_config, recipe, covered)

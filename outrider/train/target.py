@@ -13,6 +13,8 @@ from outrider.core.errors import ConfigError
 from outrider.models.decoder import Decoder
 from outrider.train.packing import PADDING, PackedRows
 
+MAX_ELEMENTS = 1 << 28  # logits computed at a time
+
 
 @dataclass(frozen=True, slots=True)
 class TargetOutputs:

@@ -60,6 +60,13 @@ class DraftVocabulary:
             outside = (1 - p.sum(-1)).clamp(min=0)
         return (logits.softmax(-1) - p).abs().sum(-1) + outside
 
+    def restricted(self, target_logits: Tensor) -> tuple[Tensor, Tensor]:
+        """The target's distribution among what can be drafted, [N, outputs], and whether its best token is: bool [N]"""
+        if self.tokens is None:
+            return target_logits.softmax(-1), torch.ones_like(target_logits[:, 0], dtype=torch.bool)
+        known = self._columns[target_logits.argmax(-1)] >= 0
+        return target_logits[:, self.tokens].softmax(-1), known
+
     def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
         """-log q of the labels, 0 for those that cannot be drafted. float32 [N, outputs], int64 [N] -> [N]"""
         return F.cross_entropy(logits, self._columns[labels], reduction="none", ignore_index=-1)

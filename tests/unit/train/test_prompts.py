@@ -35,6 +35,12 @@ def test_every_shape_of_a_line_is_read(tmp_path):
     assert found[1].messages == tuple(talk)
 
 
+def test_other_line_separators_are_part_of_a_prompt(tmp_path):
+    file = tmp_path / "p.jsonl"
+    file.write_text(json.dumps({"prompt": "one\u2028two\x85three"}, ensure_ascii=False), encoding="utf-8")
+    assert texts(read_prompts(file)) == ["one\u2028two\x85three"]
+
+
 def test_text_files_and_folders(tmp_path):
     write(tmp_path, "b.txt", "two", "", "three")
     write(tmp_path, "a.jsonl", {"prompt": "one"}, {"prompt": "two"})

@@ -1,0 +1,193 @@
+"""Trains an EAGLE-3 head: several steps over its own outputs, as it drafts ("training-time test")."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.core.errors import ConfigError
+from outrider.core.sampling import check_int
+from outrider.models.config import DecoderConfig
+from outrider.models.decoder import Decoder
+from outrider.models.heads.config import HeadConfig
+from outrider.models.heads.eagle import Eagle3Head
+from outrider.train.acceptance import AnswerLabels, Tally
+from outrider.train.config import TrainConfig
+from outrider.train.corpus import Corpus
+from outrider.train.packing import PackedRows
+from outrider.train.target import MAX_ELEMENTS, TargetOutputs, TrainingTarget, additive, attention, in_chunks, text_mask
+from outrider.train.vocabulary import DraftVocabulary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eagle3TrainConfig(TrainConfig):
+    """An EAGLE-3 head and its loss. By default 3.1: tapped outputs and its own output are normalized."""
+
+    steps: int = 7
+    """Steps over its own outputs, and so the tokens of a chain that it is trained for."""
+    layers: int = 1
+    taps: tuple[int, ...] = ()
+    """Layers of the target whose outputs are read; empty: EAGLE-3's three."""
+    intermediate_size: int = 0
+    """Of its MLPs; 0: the target's."""
+    draft_vocab: int = 8192
+    """Tokens that can be drafted, the most frequent in the answers; 0: all."""
+    decay: float = 0.8
+    """Each step weighs this much of the one before."""
+    fc_norm: bool = True
+    norm_output: bool = True
+
+    def __post_init__(self) -> None:
+        TrainConfig.__post_init__(self)
+        check_int("steps", self.steps, 1, 64)
+        check_int("layers", self.layers, 1, 64)
+        check_int("intermediate_size", self.intermediate_size, 0, 1 << 20)
+        check_int("draft_vocab", self.draft_vocab, 0, 1 << 24)
+        if not 0 < self.decay <= 1:
+            raise ConfigError(f"decay is above 0 and at most 1, got {self.decay!r}")
+
+    def head_config(self, target: DecoderConfig) -> HeadConfig:
+        """The head: a layer shaped as the target's own."""
+        count = len(target.layers)
+        taps = self.taps or tuple(sorted({min(1, count - 1), max(0, count // 2 - 1), max(0, count - 4)}))
+        if not all(0 <= tap < count for tap in taps):
+            raise ConfigError(f"taps are layers of the target, 0 to {count - 1}; got {', '.join(map(str, taps))}")
+        if self.draft_vocab > target.vocab_size:
+            raise ConfigError(f"draft_vocab is at most {target.vocab_size}, the target's vocabulary")
+        return HeadConfig(
+            kind="eagle3",
+            vocab_size=target.vocab_size,
+            hidden_size=target.hidden_size,
+            target_hidden_size=target.hidden_size,
+            target_layers=count,
+            draft_vocab_size=0 if self.draft_vocab == target.vocab_size else self.draft_vocab,
+            taps=taps,
+            layers=self.layers,
+            heads=target.heads,
+            kv_heads=target.kv_heads,
+            head_dim=target.head_dim,
+            intermediate_size=self.intermediate_size or target.intermediate_size,
+            norm_eps=target.norm_eps,
+            rope=target.ropes[0],
+            max_positions=target.max_positions,
+            activation=target.activation,
+            norm_before_residual=True,
+            fc_norm=self.fc_norm,
+            norm_output=self.norm_output,
+        )
+
+
+def make_eagle3(config: HeadConfig, decoder: Decoder, tokens: Tensor | None, seed: int) -> Eagle3Head:
+    """A head to be trained, float32, on the decoder's device. tokens: int64, what it can draft; None: everything."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        head = Eagle3Head(config, decoder)
+    if tokens is not None:
+        head.register_buffer("d2t", tokens - torch.arange(len(tokens)))
+    return head.to(decoder.device)
+
+
+class StepAttention:
+    """An EAGLE head's `attend` over packed rows, step after step.
+
+    A row sees the first step's rows up to its own, in its text, and its own rows of the steps since. The first token
+    of a text has no hidden state before it: no other row sees it.
+    """
+
+    def __init__(self, rows: PackedRows, steps: int, scale: float, dtype: torch.dtype) -> None:
+        self._shape, self._scale = rows.tokens.shape, scale
+        own = torch.eye(rows.tokens.shape[1], dtype=torch.bool, device=rows.tokens.device)[None, None]
+        first = text_mask(rows.texts) & ((rows.positions > 0)[:, None, None, :] | own)
+        later = own.expand(len(rows), -1, -1, -1)
+        self._mask = additive(torch.cat([first, *[later] * (steps - 1)], 3), dtype)
+        self._keys: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(0, self._shape).transpose(1, 2) for part in (q, k, v))
+        if layer in self._keys:
+            before_k, before_v = self._keys[layer]
+            k, v = torch.cat([before_k, k], 2), torch.cat([before_v, v], 2)
+        self._keys[layer] = k, v
+        mask = self._mask[..., : k.shape[2]]
+        return attention(q, k, v, mask.to(q.dtype), self._scale).transpose(1, 2).flatten(2).flatten(0, 1)
+
+
+class Eagle3Recipe:
+    """Soft cross entropy with the target's distribution over the draft vocabulary, averaged over each answer first."""
+
+    def __init__(self, head: Eagle3Head, target: TrainingTarget, config: Eagle3TrainConfig, corpus: Corpus) -> None:
+        self.head, self.target, self.config, self.positions = head, target, config, config.steps
+        device = target.decoder.device
+        self._vocabulary = DraftVocabulary(head.tokens(), head.config.vocab_size, device)
+        self._labels = AnswerLabels(corpus, device)
+
+    def backward(
+        self, rows: PackedRows, outputs: TargetOutputs, generator: torch.Generator, share: float
+    ) -> dict[str, Tensor]:
+        """At position s of a row, step j continues the chain that began at s - j."""
+        made = self._run(rows, outputs)
+        leaves = [each.detach().requires_grad_() for each in made]
+        weights = self._weights(rows)  # [steps, R * L]
+        loss = weights.new_zeros(())
+        for part in in_chunks(weights.shape[1], MAX_ELEMENTS // self.head.config.vocab_size):
+            p, known = self._vocabulary.restricted(self.target.logits(outputs.hidden[part]))
+            at = torch.arange(part.start, part.stop, device=p.device)
+            for j, leaf in enumerate(leaves):
+                logits = self.head.logits(leaf[(at - j).clamp(min=0)])
+                terms = -(p * logits.log_softmax(-1)).sum(-1)
+                one = (terms * known * weights[j, part]).sum()
+                (share * one).backward()
+                loss += one.detach()
+        torch.autograd.backward(made, [leaf.grad for leaf in leaves])
+        return {"loss": loss}
+
+    def judge(self, rows: PackedRows, outputs: TargetOutputs, generator: torch.Generator, tally: Tally) -> None:
+        made, answers = self._run(rows, outputs), rows.answers.flatten().clamp(min=0)
+        follows = self._follows(rows)
+        labels, sampled = rows.tokens.flatten().roll(-1), self._labels.sampled[answers]
+        accepted = torch.zeros(len(labels), self.positions, device=labels.device)
+        valid = torch.zeros_like(accepted, dtype=torch.bool)
+        for part in in_chunks(len(labels), MAX_ELEMENTS // self.head.config.vocab_size):
+            target_logits = self.target.logits(outputs.hidden[part])
+            at = torch.arange(part.start, part.stop, device=labels.device)
+            for j, hidden in enumerate(made):
+                begins = at - j
+                fits = follows[part] & (rows.positions.flatten()[part] > j)
+                logits = self.head.logits(hidden[begins.clamp(min=0)])
+                overlap = 1 - self._vocabulary.l1(logits, target_logits) / 2
+                best = self._vocabulary.target_ids(logits.argmax(-1)) == labels[part]
+                found = torch.where(sampled[part].bool(), overlap, best.float())
+                accepted[begins[fits], j], valid[begins[fits], j] = found[fits], True
+        valid &= follows[:, None]  # chains that begin in an answer, or with its first token
+        tally.add(sampled, self._labels.kinds[answers], accepted, valid.cumprod(1).bool())
+
+    def _run(self, rows: PackedRows, outputs: TargetOutputs) -> list[Tensor]:
+        """The outputs of all steps, [R * L, hidden] each: row t of step j has read token t + j."""
+        head, (count, length) = self.head, rows.tokens.shape
+        hidden = head.fuse(outputs.features).view(count, length, -1).roll(1, 1).flatten(0, 1)
+        attend = StepAttention(rows, self.positions, head.config.head_dim**-0.5, self.target.decoder.dtype)
+        made: list[Tensor] = []
+        for j in range(self.positions):
+            ids = rows.tokens.roll(-j, 1).flatten()
+            hidden = head.step(ids, hidden, (rows.positions + j).flatten(), attend)
+            made.append(hidden)
+        return made
+
+    def _follows(self, rows: PackedRows) -> Tensor:
+        """Whether the token behind each is part of the same answer: bool [R * L]"""
+        same = (rows.texts[:, 1:] == rows.texts[:, :-1]) & rows.in_answer[:, 1:]
+        return torch.nn.functional.pad(same, (0, 1)).flatten()
+
+    def _weights(self, rows: PackedRows) -> Tensor:
+        """[steps, R * L]: of each position and step, such that every answer counts the same in a step."""
+        count, length = rows.tokens.shape
+        text = (torch.arange(count, device=rows.texts.device)[:, None] * length + rows.texts.clamp(min=0)).flatten()
+        weights: list[Tensor] = []
+        for j in range(self.positions):
+            fits = (self._follows(rows) & (rows.positions.flatten() > j)).float()
+            each = torch.zeros(count * length, device=fits.device).index_add_(0, text, fits)
+            texts = (each > 0).sum().clamp(min=1)
+            weights.append(self.config.decay**j * fits / each.clamp(min=1)[text] / texts)
+        return torch.stack(weights)
