@@ -115,12 +115,14 @@ class SamplingParams:
         return self.unprocessed and (self.greedy or self.untruncated)
 
     @property
+    def has_penalties(self) -> bool:
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+    @property
     def unprocessed(self) -> bool:
         """Whether no option changes the logits before temperature."""
         return (
-            self.repetition_penalty == 1
-            and self.presence_penalty == 0
-            and self.frequency_penalty == 0
+            not self.has_penalties
             and not self.logit_bias
             and self.allowed_token_ids is None
             and not self.banned_token_ids

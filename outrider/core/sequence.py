@@ -105,6 +105,13 @@ class Sequence:
         return self.constraint is None and self.params.unprocessed
 
     @property
+    def reads_text(self) -> bool:
+        """Whether what options or the constraint do to the next logits depends on the text."""
+        params = self.params
+        early = bool(self.stop_ids) and self.generated < params.min_tokens
+        return self.constraint is not None or early or params.has_penalties or bool(params.logits_processors)
+
+    @property
     def pending(self) -> int:
         """Tokens the target has yet to read: 1 while decoding, more while reading the prompt."""
         return len(self.tokens) - self.cached

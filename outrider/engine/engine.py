@@ -18,6 +18,7 @@ from outrider.core.sequence import Sequence, Span
 from outrider.drafters.base import Drafter, RoundView, TargetPass
 from outrider.engine.drafting import Drafting, Proposal
 from outrider.engine.events import Event, Live, Outcome, describe, extend, logprobs_of
+from outrider.engine.logprobs import RoundLogprobs
 from outrider.engine.request import CheckedRequest, EngineLimits, Request, draw_nonce, validate_request
 from outrider.engine.round import InFlightRound, spans_of
 from outrider.engine.scheduler import ScheduledSequence, Scheduler
@@ -137,6 +138,8 @@ class Engine:
             launched.choices = self.verifier.decide(seqs, drafts, scores.logits, scores.positions)
         if launched.choices is not None and len(seqs) == len(spans):
             launched.state = self.target.advance(scores, launched.choices.tokens)
+        if launched.choices is not None and any(seq.params.logprobs is not None for seq in seqs):
+            launched.logprobs = RoundLogprobs(seqs, drafts, scores.logits, launched.choices.tokens)
         traits = self.drafting.traits
         if traits.follows_target and (launched.state is not None or not traits.taps):
             self.drafting.process(TargetPass([each.seq for each in launched.scheduled], spans, scores, launched.state))
@@ -263,7 +266,9 @@ class Engine:
         self.target.pool.publish(seq.id, seq.tokens, seq.cached)
         live.stats.count_tokens(count, self._completed)
         logprobs = ()
-        if seq.params.logprobs is not None:
+        if seq.params.logprobs is not None and done.logprobs is not None:
+            logprobs = done.logprobs.of(seq, verdict, kept)
+        elif seq.params.logprobs is not None:
             logprobs = logprobs_of(seq.params.logprobs, verdict, kept, done.scores.logits[row : row + span.rows])
         seq.round += 1
         return Outcome(live, span.draft.without_padding(), verdict, kept, pieces, logprobs)

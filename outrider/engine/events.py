@@ -15,7 +15,7 @@ from outrider.core.sampling import Token
 from outrider.core.sequence import FinishReason, Sequence
 from outrider.engine.stats import Stats, ends_in_rejection
 from outrider.engine.text import TextStream
-from outrider.verify.probs import token_logprobs
+from outrider.verify.logprobs import token_logprobs
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from outrider.core.draft import Draft
 from outrider.core.host_copy import HostCopy
 from outrider.core.sequence import Sequence, Span
 from outrider.engine.drafting import Proposal
+from outrider.engine.logprobs import RoundLogprobs
 from outrider.engine.scheduler import ScheduledSequence
 from outrider.engine.stats import Times
 from outrider.runners.base import Scores
@@ -29,6 +30,8 @@ class InFlightRound:
     """The target's choice after each row, being copied; None where the verifier needs the logits on the host."""
     state: DeviceState | None = None
     """Where the round leaves its sequences, on the device; None where only the host can compute it."""
+    logprobs: RoundLogprobs | None = None
+    """Of the choices, being copied; None where nobody asks for them, or the verifier chooses on the host."""
     processed: bool = False
     """Drafters that follow the target have been shown this round."""
 
@@ -53,12 +56,9 @@ class InFlightRound:
     def can_be_followed(self) -> bool:
         """Whether the next round may be launched before the host knows this one's outcome.
 
-        No option or constraint may look at the text. Log-probabilities are read from the device, where
-        they would wait behind the next round.
+        No option or constraint may look at the text.
         """
-        return self.state is not None and all(
-            each.seq.unprocessed and each.seq.params.logprobs is None for each in self.scheduled
-        )
+        return self.state is not None and not any(each.seq.reads_text for each in self.scheduled)
 
 
 def spans_of(scheduled: Seq[ScheduledSequence], drafts: Seq[Draft]) -> list[Span]:

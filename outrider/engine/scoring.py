@@ -11,7 +11,7 @@ from outrider.core.outputs import TokenLogprob
 from outrider.core.sampling import Token
 from outrider.core.sequence import Span
 from outrider.runners.base import Runner
-from outrider.verify.probs import token_logprobs
+from outrider.verify.logprobs import token_logprobs
 
 PIECE = 128  # tokens scored in one pass, so that a long text does not hold up the rounds of others
 _ids = count(-1, -1)  # below the engine's own, which count up from 0

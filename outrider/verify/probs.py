@@ -21,7 +21,6 @@ from torch import Tensor
 
 from outrider.core.draft import TokenPath
 from outrider.core.errors import ModelError, RequestError
-from outrider.core.outputs import TokenLogprob
 from outrider.core.sampling import SamplingParams, Token
 from outrider.core.sequence import Sequence
 
@@ -45,11 +44,7 @@ class LogitRows:
 
     def paths_for(self, seq: Sequence) -> Seq[TokenPath]:
         """The paths, where options or the constraint of `seq` depend on the text; empty ones elsewhere."""
-        params = seq.params
-        reads_text = (
-            seq.constraint is not None or params.logits_processors or params.min_tokens or _has_penalties(params)
-        )
-        return self.paths() if reads_text else [()] * self.count
+        return self.paths() if seq.reads_text else [()] * self.count
 
 
 def positions_of(seqs: Seq[Sequence], rows: Seq[LogitRows]) -> list[int]:
@@ -106,35 +101,6 @@ def probs_of(processed: Tensor, *, greedy: bool = False) -> Tensor:
     return one_hot.masked_fill_(~value.isfinite(), math.nan)
 
 
-def token_logprobs(logits: Tensor, tokens: Seq[Token], top: int) -> list[TokenLogprob]:
-    """The log-probability and rank of tokens[r] in raw logits [R, vocab], and the `top` best tokens there.
-
-    Rank 1 is the best; equals share the better rank. The best tokens come best first, lower ids
-    first among equals.
-    """
-    x = _at_least_float32(logits)
-    top = min(top, x.shape[-1])
-    total = x.logsumexp(-1, keepdim=True)
-    chosen = x.gather(-1, torch.tensor(tokens, dtype=torch.int64, device=x.device)[:, None])
-    rank = (x > chosen).sum(-1, keepdim=True) + 1
-    value, index = _top_tokens(x, top)
-    packed = torch.cat([t.double() for t in (total, chosen, rank, value, index)], dim=-1)
-    out: list[TokenLogprob] = []
-    for token, (norm, own, place, *rest) in zip(tokens, packed.tolist(), strict=True):  # one transfer
-        best = sorted(zip(rest[:top], rest[top:], strict=True), key=lambda each: (-each[0], each[1]))
-        pairs = tuple((int(i), x - norm) for x, i in best)
-        out.append(TokenLogprob(token, own - norm, int(place), pairs))
-    return out
-
-
-def _top_tokens(x: Tensor, top: int) -> tuple[Tensor, Tensor]:
-    """The `top` largest values of each row and their tokens, both [R, top]: the lowest ids among equals."""
-    value, index = x.topk(top, dim=-1)
-    if top and bool(((x == value[:, -1:]).sum(-1) > (value == value[:, -1:]).sum(-1)).any()):
-        value, index = (part[:, :top] for part in x.sort(dim=-1, descending=True, stable=True))
-    return value, index
-
-
 def no_token_error(logits: Tensor, seq: Sequence) -> RequestError:
     """Why no token can be chosen after the text, given the raw row of logits [vocab] after it."""
     where = f"request {seq.id} cannot go on at token {len(seq.tokens)}"
@@ -182,12 +148,8 @@ def _apply_bias_and_penalties(x: Tensor, seq: Sequence, paths: Seq[TokenPath]) -
         bias = [(t, b) for t, b in params.logit_bias.items() if 0 <= t < x.shape[-1]]
         values = _to_device(torch.tensor([b for _, b in bias], dtype=x.dtype), x.device)
         x.index_add_(1, _token_index([t for t, _ in bias], x), values.expand(len(x), -1))
-    if _has_penalties(params):
+    if params.has_penalties:
         _apply_penalties(x, seq, paths)
-
-
-def _has_penalties(params: SamplingParams) -> bool:
-    return params.repetition_penalty != 1 or params.frequency_penalty != 0 or params.presence_penalty != 0
 
 
 def _apply_penalties(x: Tensor, seq: Sequence, paths: Seq[TokenPath]) -> None:

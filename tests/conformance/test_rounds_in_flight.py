@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from async_toy import ASYNC_TOY, AsyncToyRunner, target
 from drafter_cast import EVERYBODY
-from plain_decoding import request, told_by
+from plain_decoding import assert_same, request, run, told_by
 from test_cancellation import check_at_random
-from testbed import TOKENIZER
+from testbed import TOKENIZER, avoid_last
 
 from outrider.core.draft import Draft, Verdict
 from outrider.core.sequence import Sequence
@@ -90,6 +92,53 @@ def test_truncated_sampling_is_drafted_and_followed_too():
     ]
     tally = tally_where_rounds_follow("draft-model:model=draft,k=4", asked)
     assert 0.6 * tally.drafted < tally.accepted < tally.drafted
+
+
+FOLLOWED = (
+    {"logprobs": 3},
+    {"logprobs": 0, "temperature": 0.8, "top_p": 0.9},
+    {"stop": ("cabca", "ééé")},
+    {"logit_bias": {3: 2.0, 5: -4.0}, "temperature": 0.8},
+    {"banned_token_ids": (2, 6, 13), "logprobs": 2},
+    {"allowed_token_ids": (*range(1, 20, 2), 4)},
+    {"min_tokens": 4, "stop_token_ids": (0,), "temperature": 1.0},
+    {"min_tokens": 60},  # nothing stops this text anyway
+)
+
+
+@pytest.mark.parametrize("options", FOLLOWED, ids=str)
+@pytest.mark.parametrize("drafter", ["none", "suffix:k=4"])
+def test_options_that_do_not_read_the_text_are_followed(drafter: str, options: dict[str, Any]):
+    """Beside a text without options. The texts, and their log-probabilities, are those of plain decoding."""
+    asked = [
+        request([1, 2, 3], max_tokens=60, seed=1, ignore_eos=True, **options),
+        request([4, 2, 3], max_tokens=60, seed=2, ignore_eos=True),
+    ]
+    limits = EngineLimits(max_batch=4)
+    ASYNC_TOY.check(drafter, asked, limits=limits)
+    tried = ASYNC_TOY.engine("none", limits=limits)
+    run(tried, asked)
+    assert isinstance(tried.target, AsyncToyRunner)
+    assert tried.target.followed > 30
+
+
+READ = (
+    {"repetition_penalty": 1.2},
+    {"presence_penalty": 0.5},
+    {"frequency_penalty": 0.5},
+    {"logits_processors": (avoid_last,)},
+    {"min_tokens": 40, "stop_token_ids": (0,)},
+)
+
+
+@pytest.mark.parametrize("options", READ, ids=str)
+def test_options_that_read_the_text_are_waited_for(options: dict[str, Any]):
+    most = 40
+    tried = ASYNC_TOY.engine("none")
+    asked = request([1, 2, 3], max_tokens=most, ignore_eos=True, **options)
+    assert_same(run(tried, [asked])[0], ASYNC_TOY.judged(asked))
+    assert isinstance(tried.target, AsyncToyRunner)
+    assert tried.target.followed == 0
 
 
 def test_no_round_follows_where_somebody_waits_to_begin():

@@ -23,7 +23,8 @@ from transformers import (
 
 from outrider.core.sampling import SamplingParams, Token
 from outrider.core.sequence import Sequence
-from outrider.verify.probs import apply_temperature, no_token_error, probs_of, process_logits, token_logprobs
+from outrider.verify.logprobs import token_logprobs
+from outrider.verify.probs import apply_temperature, no_token_error, probs_of, process_logits
 
 Options = dict[str, Any]
 
