@@ -27,6 +27,7 @@ _MODULES = {
     "cross-model": "cross_model:CrossModelConfig",
     "layer-skip": "layer_skip:LayerSkipConfig",
     "block": "block:BlockConfig",
+    "medusa": "medusa:MedusaConfig",
     "mix": "mix:MixConfig",
     "auto": "auto:AutoConfig",
 }

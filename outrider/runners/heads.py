@@ -64,7 +64,8 @@ class HeadRunner:
         self.sampled, self.lengths, self.rows = sampled, tuple(lengths), rows or max_accepted
         self.model, self.head, self.draft_function, self.graph_pool = model, head, draft, graph_pool
         config = head.config
-        caches, scale = model.add_layers(config.layers, config.kv_heads, config.head_dim), config.head_dim**-0.5
+        scale = config.head_dim**-0.5
+        caches = model.add_layers(config.layers, config.kv_heads, config.head_dim) if config.layers else []
         self.layers = AttentionLayers(caches, [config.window] * config.layers, scale, skip=head.skip)
         self.shape = HeadShape(config.heads, config.kv_heads, config.head_dim, scale)
         self.workspace = attention_workspace(model, self.shape)
@@ -162,6 +163,8 @@ class HeadRunner:
             self.outputs[table_id] = own[count - 1]
             self._fed[span.seq_id] = FedText(table_id, span.start + count)
             read.append(Span(span.seq_id, span.start, span.tokens[:count], wanted=False))
+        if not self.head.config.layers:  # there is nothing to keep but the outputs
+            return
         layout = lay_out(read, model.pool, model.device)
         attend = attention_of(model, self.layers, read, layout)
         self.head.step(layout.ids, self.head.fuse(torch.cat(inputs)), layout.positions, attend)

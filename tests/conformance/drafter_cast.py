@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tiny_block import tiny_block
+from tiny_medusa import tiny_medusa
 
 from outrider.core.draft import EMPTY, Draft, Verdict
 from outrider.core.sampling import Token
@@ -36,6 +37,7 @@ SCRIPTED = ("oracle", "hidden-oracle", "wavering-oracle", "liar", "noise", "rand
 NATIVE_ONLY = {
     "layer-skip": ("layer-skip:skip=0,k=3", "layer-skip:skip=1,k=2"),
     "block": ("block:model=tiny-block", "block:model=tiny-block,tree=7"),
+    "medusa": ("medusa:model=tiny-medusa,tree=0", "medusa:model=tiny-medusa,tree=9"),
 }
 """How drafters are spelled that read the layers of a native target."""
 EVERYBODY = (*(_NEEDS.get(name, name) for name in DRAFTERS if name not in NATIVE_ONLY), *VARIANTS, *SCRIPTED)
@@ -109,7 +111,7 @@ def make_drafter(name: str, stage: Stage) -> Drafter:
         target=stage.target,
     )
     if isinstance(stage.target, NativeRunner):
-        for head, make in (("tiny-block", tiny_block),):
+        for head, make in (("tiny-block", tiny_block), ("tiny-medusa", tiny_medusa)):
             if head in name:
                 name = name.replace(head, str(make(stage.target.model.decoder)))
     return Loud(parse_drafter(name).build(context))
