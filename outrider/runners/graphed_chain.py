@@ -2,7 +2,8 @@
 
 Nothing comes back to the host before the last step, and it is not waited for then. The first step
 reads the text's last two tokens, whatever of them is cached: after a round in which every draft token
-was accepted both are new, and reading one again writes the same key and value.
+was accepted both are new, and reading one again writes the same key and value. A runner that shares its
+pages with the target reads the last one only: the others' keys and values are the target's.
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ class GraphedChain:
     use when this is made; a reduced one's logits are not widened: columns are sampled, and named by their tokens.
     """
 
-    def __init__(self, graphs: GraphRunner, batch: int, steps: int) -> None:
-        self.graphs, self.batch, self.steps = graphs, batch, steps
+    def __init__(self, graphs: GraphRunner, batch: int, steps: int, reads: int) -> None:
+        """reads: tokens of the text that the first step reads, its last two or its last."""
+        self.graphs, self.batch, self.steps, self.reads = graphs, batch, steps, reads
         model = graphs.model
-        self.first = graphs.forward_of(BatchShape(batch, 2))
+        self.first = graphs.forward_of(BatchShape(batch, reads))
         self.later = graphs.forward_of(BatchShape(batch, 1, model.heads.size))
         self.inputs = PinnedInputs(3 * batch, model.device)
         self.seeds, self.lengths, temperatures = self.inputs.ints.split(batch)
@@ -44,7 +46,8 @@ class GraphedChain:
     @torch.inference_mode()
     def run(self, starts: Seq[ChainStart], after: DeviceState | None = None) -> list[DeviceRow]:
         """Draft for every start; one transfer each way, neither waited for. after: the state of the sequences."""
-        self.first.load([Span(s.seq_id, s.length - 2, s.last) for s in starts])
+        reads = self.reads
+        self.first.load([Span(s.seq_id, s.length - reads, s.last[-reads:]) for s in starts])
         seeds, lengths, temperatures = self.inputs.array().reshape(3, self.batch)
         count = len(starts)
         seeds[:count] = np.array([s.seed for s in starts], dtype=np.uint64).view(np.int64)
@@ -56,8 +59,8 @@ class GraphedChain:
         self.inputs.send()
         if after is not None:
             last_id = self.graphs.model.config.vocab_size - 1  # the target may have more rows than the draft
-            torch.clamp(after.last, max=last_id, out=self.first.ids[:count])
-            torch.sub(after.lengths, 2, out=self.first.batch.starts[:count])
+            torch.clamp(after.last[:, -reads:], max=last_id, out=self.first.ids[:count])
+            torch.sub(after.lengths, reads, out=self.first.batch.starts[:count])
             self.lengths[:count].copy_(after.lengths)
         self.graph.replay()
         block = HostCopy(self.tokens[:count].clone())  # the next chains are written to the same place
@@ -66,7 +69,7 @@ class GraphedChain:
     def _loop(self) -> None:
         first, later = self.first, self.later
         first.forward()
-        logits, ids = first.logits[1::2], None  # after the last token of each text
+        logits, ids = first.logits[self.reads - 1 :: self.reads], None  # after the last token of each text
         later.batch.table_ids.copy_(first.batch.table_ids)
         torch.clamp(first.batch.widths, max=1, out=later.batch.widths)
         for step in range(self.steps):
@@ -83,14 +86,15 @@ class GraphedChain:
 class GraphedChains:
     """The captured chains of one draft model, by batch size, length and head."""
 
-    def __init__(self, graphs: GraphRunner) -> None:
-        self.graphs = graphs
+    def __init__(self, graphs: GraphRunner, reads: int = 2) -> None:
+        """reads: see `GraphedChain`."""
+        self.graphs, self.reads = graphs, reads
         self.chains: dict[tuple[int, int, int], GraphedChain] = {}
 
     def run(self, starts: Seq[ChainStart], steps: int, after: DeviceState | None = None) -> list[DeviceRow]:
         """Chains after every start; in two goes where one pass would have too many rows."""
         batch = padded_batch(len(starts))
-        if not self.graphs.has_room(BatchShape(batch, 2)):
+        if not self.graphs.has_room(BatchShape(batch, self.reads)):
             middle = len(starts) // 2
             halves = [range(middle), range(middle, len(starts))]
             parts = [self.run(starts[h.start : h.stop], steps, after and after.take(h)) for h in halves]
@@ -100,12 +104,12 @@ class GraphedChains:
     def capture(self, batch: int, steps: int) -> Iterator[int]:
         """Capture the chains for up to so many sequences; yields each batch size once it is there."""
         for size in capture_batches(batch):
-            if self.graphs.has_room(BatchShape(size, 2)):
+            if self.graphs.has_room(BatchShape(size, self.reads)):
                 self._chain(size, steps)
                 yield size
 
     def _chain(self, batch: int, steps: int) -> GraphedChain:
         key = batch, steps, self.graphs.model.heads.size
         if key not in self.chains:
-            self.chains[key] = GraphedChain(self.graphs, batch, steps)
+            self.chains[key] = GraphedChain(self.graphs, batch, steps, self.reads)
         return self.chains[key]

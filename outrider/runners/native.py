@@ -69,6 +69,8 @@ class NativeRunner(Runner):
         # a tree's row sums over the same keys in another order than a chain's, and rounds otherwise in the last bit
         self.scores_trees = self.graphs is None or not self.graphs.pinned
         self._chains: GraphedChains | None = None
+        self._chain_reads = 2
+        """Last tokens of a text that a chain reads before it drafts."""
 
     def with_layers(self, layers: Seq[int]) -> NativeRunner:
         """A runner of some of this one's layers, over the same pages.
@@ -79,7 +81,7 @@ class NativeRunner(Runner):
         self._check_layers(layers, "run")
         part = object.__new__(NativeRunner)
         part._run_on(self.model.with_layers(layers), pinned=False)
-        part._tainted = self._tainted
+        part._tainted, part._chain_reads = self._tainted, 1
         return part
 
     def tap(self, layers: Seq[int]) -> None:
@@ -173,7 +175,7 @@ class NativeRunner(Runner):
         if self._chains is None:
             from outrider.runners.graphed_chain import GraphedChains
 
-            self._chains = GraphedChains(graphs)
+            self._chains = GraphedChains(graphs, self._chain_reads)
         return self._chains
 
     def _keep_ends(self, scores: Scores) -> Scores:
