@@ -26,6 +26,7 @@ _MODULES = {
     "draft-model": "draft_model:DraftModelConfig",
     "cross-model": "cross_model:CrossModelConfig",
     "layer-skip": "layer_skip:LayerSkipConfig",
+    "eagle": "eagle:EagleConfig",
     "block": "block:BlockConfig",
     "medusa": "medusa:MedusaConfig",
     "mix": "mix:MixConfig",

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from tiny_block import tiny_block
@@ -17,6 +18,7 @@ from outrider.core.sequence import Sequence
 from outrider.drafters.base import Drafter, DrafterContext, RoundView, TargetPass
 from outrider.drafters.guard import draft_problem
 from outrider.drafters.registry import DRAFTERS, parse_drafter
+from outrider.models.decoder import Decoder
 from outrider.runners.base import Runner
 from outrider.runners.native import NativeRunner
 from outrider.testing.drafters import BrokenContract, ScriptedDrafter, liar, random_trees
@@ -40,6 +42,7 @@ NATIVE_ONLY = {
     "medusa": ("medusa:model=tiny-medusa,tree=0", "medusa:model=tiny-medusa,tree=9"),
 }
 """How drafters are spelled that read the layers of a native target."""
+HEADS: dict[str, Callable[[Decoder], Path]] = {"tiny-block": tiny_block, "tiny-medusa": tiny_medusa}
 EVERYBODY = (*(_NEEDS.get(name, name) for name in DRAFTERS if name not in NATIVE_ONLY), *VARIANTS, *SCRIPTED)
 EVERY_NATIVE = (*EVERYBODY, *(spec for specs in NATIVE_ONLY.values() for spec in specs))
 
@@ -98,6 +101,14 @@ class Loud(Drafter):
             raise BrokenContract(f"{self.traits.name} raised") from error
 
 
+def with_heads(spec: str, target: NativeRunner) -> str:
+    """A drafter's spelling with the folders of random heads for this target in place of their names."""
+    for name, make in HEADS.items():
+        if name in spec:
+            spec = spec.replace(name, str(make(target.model.decoder)))
+    return spec
+
+
 def make_drafter(name: str, stage: Stage) -> Drafter:
     if name in SCRIPTED:
         return _scripted(name, stage)
@@ -111,9 +122,7 @@ def make_drafter(name: str, stage: Stage) -> Drafter:
         target=stage.target,
     )
     if isinstance(stage.target, NativeRunner):
-        for head, make in (("tiny-block", tiny_block), ("tiny-medusa", tiny_medusa)):
-            if head in name:
-                name = name.replace(head, str(make(stage.target.model.decoder)))
+        name = with_heads(name, stage.target)
     return Loud(parse_drafter(name).build(context))
 
 
