@@ -16,7 +16,6 @@ from outrider.server.settings import DEADLINE, DRAIN_TIMEOUT, MAX_QUEUE
 
 if TYPE_CHECKING:
     from outrider.engine.client import EngineFacts
-    from outrider.llm import LLM
     from outrider.server.settings import Settings
 
 
@@ -88,9 +87,12 @@ def serve(served: ServeOptions, drafting: DraftingOptions, model: ModelOptions) 
     def load() -> LocalEngine:
         with progress_bars(screen.notes) as progress:
             llm = build_llm(model, drafting, progress)
-            progress.start("warming up", None)
-            _warm_up(llm)
-            progress.done()
+            if importlib.util.find_spec("llguidance"):
+                from outrider.grammar import prepare
+
+                progress.start("preparing grammars", None)
+                prepare(llm.tokenizer)
+                progress.done()
         return LocalEngine(llm)
 
     engine_thread = EngineThread(load, settings.max_queue, lambda engine: _say_ready(screen, engine.facts, settings))
@@ -142,20 +144,6 @@ def _check_installed() -> None:
     missing = [name for name in ("fastapi", "uvicorn", "prometheus_client") if not importlib.util.find_spec(name)]
     if missing:
         raise ConfigError(f"serving needs {', '.join(missing)}; install them with: pip install 'outrider[serve]'")
-
-
-def _warm_up(llm: LLM) -> None:
-    """Run a few rounds, so that the first request does not wait for one-time work."""
-    from outrider.core.sampling import SamplingParams
-    from outrider.engine.stats import Stats
-    from outrider.grammar import prepare
-
-    tokens = list(range(min(16, llm.engine.target.vocab_size))) * 2
-    room = llm.engine.target.context - 2
-    llm.generate(tokens[:room], SamplingParams(max_tokens=4, ignore_eos=True), salt="warm-up")
-    llm.engine.stats = Stats()
-    if importlib.util.find_spec("llguidance"):
-        prepare(llm.tokenizer)
 
 
 def _say_ready(screen: Screen, facts: EngineFacts, settings: Settings) -> None:
