@@ -152,9 +152,7 @@ class Trainer:
         self, rows: PackedRows, optimizer: torch.optim.Optimizer, state: RunState, sizes: Sizes
     ) -> dict[str, Any]:
         config, device, began = self.config, self.target.decoder.device, time.monotonic()
-        rate = config.rate(
-            (state.step + 1) / (sizes.steps + 1) if not config.max_minutes else self._share(state, sizes)
-        )
+        rate = config.rate(max((state.step + 1) / (sizes.steps + 1), self._share(state, sizes)))
         for group in optimizer.param_groups:
             group["lr"] = rate
         sums: dict[str, Tensor] = {}
