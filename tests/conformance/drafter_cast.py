@@ -6,10 +6,12 @@ import random
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from tiny_block import tiny_block
+from tiny_eagle import tiny_eagle
 from tiny_medusa import tiny_medusa
 
 from outrider.core.draft import EMPTY, Draft, Verdict
@@ -38,11 +40,17 @@ VARIANTS = (
 SCRIPTED = ("oracle", "hidden-oracle", "wavering-oracle", "liar", "noise", "random-trees", "bad-trees")
 NATIVE_ONLY = {
     "layer-skip": ("layer-skip:skip=0,k=3", "layer-skip:skip=1,k=2"),
+    "eagle": ("eagle:model=tiny-eagle3,k=3", "eagle:model=tiny-eagle1,tree=7,depth=3,top_k=3"),
     "block": ("block:model=tiny-block", "block:model=tiny-block,tree=7"),
     "medusa": ("medusa:model=tiny-medusa,tree=0", "medusa:model=tiny-medusa,tree=9"),
 }
 """How drafters are spelled that read the layers of a native target."""
-HEADS: dict[str, Callable[[Decoder], Path]] = {"tiny-block": tiny_block, "tiny-medusa": tiny_medusa}
+HEADS: dict[str, Callable[[Decoder], Path]] = {
+    "tiny-eagle1": partial(tiny_eagle, "tiny-eagle1"),
+    "tiny-eagle3": partial(tiny_eagle, "tiny-eagle3"),
+    "tiny-block": tiny_block,
+    "tiny-medusa": tiny_medusa,
+}
 EVERYBODY = (*(_NEEDS.get(name, name) for name in DRAFTERS if name not in NATIVE_ONLY), *VARIANTS, *SCRIPTED)
 EVERY_NATIVE = (*EVERYBODY, *(spec for specs in NATIVE_ONLY.values() for spec in specs))
 
