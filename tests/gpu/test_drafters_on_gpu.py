@@ -1,4 +1,4 @@
-"""Drafters that read the target's layers, in captured rounds: the same texts, drafts on the device, one wait a round."""
+"""Drafters that read the target's layers, in captured rounds: the same texts, drafts on the device, one wait each."""
 
 from __future__ import annotations
 
