@@ -26,6 +26,18 @@ def _splitmix64(x):
     return x ^ (x >> 31)
 
 
+@triton.jit
+def gumbel_noise(seed, position, token):
+    """The target's noise (stream 0) of tokens [...] at a position: float64 [...]"""
+    golden = tl.full((), 0x9E3779B97F4A7C15, dtype=tl.uint64)
+    key = _splitmix64(seed.to(tl.uint64, bitcast=True) + golden)
+    key = _splitmix64(key + position.to(tl.uint64) * golden)
+    key = _splitmix64(key)
+    bits = _splitmix64(key + token.to(tl.uint64) * golden) >> 12
+    v = (bits.to(tl.float64) + 0.5) * (1.0 / 4503599627370496.0)
+    return -tl.log(-tl.log(1.0 - v))
+
+
 # columns of one tensor, at any address: their alignment must not compile another variant
 @triton.jit(do_not_specialize_on_alignment=["temperatures", "seeds", "positions", "cutoffs", "ids"])
 def _best_of_part(
@@ -45,13 +57,7 @@ def _best_of_part(
     if SAMPLED:
         temperature = tl.load(temperatures + row)
         if temperature > 0:
-            golden = tl.full((), 0x9E3779B97F4A7C15, dtype=tl.uint64)
-            key = _splitmix64(tl.load(seeds + row).to(tl.uint64, bitcast=True) + golden)
-            key = _splitmix64(key + tl.load(positions + row).to(tl.uint64) * golden)
-            key = _splitmix64(key)  # stream 0: the target's
-            bits = _splitmix64(key + token.to(tl.uint64) * golden) >> 12
-            v = (bits.to(tl.float64) + 0.5) * (1.0 / 4503599627370496.0)
-            x = x / temperature - tl.log(-tl.log(1.0 - v))
+            x = x / temperature + gumbel_noise(tl.load(seeds + row), tl.load(positions + row), token)
             x = tl.where(inside, x, float("-inf"))
     if CUT:
         low, high = tl.load(cutoffs + row), tl.load(cutoffs + tl.num_programs(0) + row)

@@ -9,7 +9,7 @@ Plain PyTorch here, on any device; on CUDA chains and trees of mode `seeded` are
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +37,9 @@ class BlockLogits(NamedTuple):
     tokens: Tensor | None = None  # int64 [V]: the token of each column; None: columns are tokens
     markov: tuple[Tensor, Tensor] | None = None
     """w1 [vocab, rank] and w2 [V, rank]: w2 w1[t] is added to the logits of what follows token t."""
+
+    def kernel_arguments(self) -> tuple[Any, ...]:
+        return self.rows, self.last, self.lengths, self.seeds, self.temperatures, self.tokens, self.markov
 
     def bias(self, before: Tensor) -> Tensor | float:
         """int64 [...] -> float32 [..., V]: what is added to the logits of what follows these tokens."""
@@ -66,7 +69,7 @@ def draft_chain(block: BlockLogits) -> Tensor:
     if block.rows.is_cuda:
         from outrider.kernels.triton_block import draft_blocks
 
-        return draft_blocks(block, 1, 1)[0]
+        return draft_blocks(*block.kernel_arguments())[0]
     noisy, scales, before = block.noisy(), block.scales()[:, None], block.last
     chain: list[Tensor] = []
     for step in range(block.rows.shape[1]):
@@ -106,8 +109,8 @@ def draft_tree(block: BlockLogits, nodes: int) -> tuple[Tensor, Tensor]:
     if block.rows.is_cuda:
         from outrider.kernels.triton_block import draft_blocks
 
-        tokens, parents = draft_blocks(block, nodes, TREE_WIDTH)
-        return tokens, parents
+        tokens, parents = draft_blocks(*block.kernel_arguments(), nodes=nodes, width=TREE_WIDTH)
+        return tokens, cast(Tensor, parents)
     noisy, scales = block.noisy(), block.scales()[:, None, None]
     batch, levels, size = noisy.shape
     before, totals = block.last[:, None], noisy.new_zeros(batch, 1, dtype=torch.float64)  # [B, F]
@@ -115,7 +118,8 @@ def draft_tree(block: BlockLogits, nodes: int) -> tuple[Tensor, Tensor]:
     found: list[tuple[Tensor, Tensor, Tensor]] = []  # each level's tokens, parents' places and scores [B, F]
     count = 0
     for level in range(levels):
-        scores = noisy[:, level, None] + block.bias(before) * scales  # [B, F, V]
+        rows = noisy[:, level, None].expand(-1, before.shape[1], -1)  # [B, F, V]
+        scores = rows + block.bias(before) * scales
         best, columns = scores.double().log_softmax(-1).topk(min(TREE_WIDTH, size), -1)
         sums = totals[..., None] + best.nan_to_num(_MIN_LOG_PROB).clamp(min=_MIN_LOG_PROB) - _STEP
         totals, chosen = sums.flatten(1).topk(min(TREE_WIDTH, sums[0].numel(), nodes), -1)

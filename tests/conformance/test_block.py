@@ -31,7 +31,7 @@ HEADS: dict[str, dict[str, Any]] = {
     "dflash": {"markov_rank": 0, "sample_from_anchor": False, "own_mask": False, "mask_token_id": 3, "block_size": 6},
     "causal": {"causal": True, "block_size": 4, "window": 20},
 }
-kinds = pytest.mark.parametrize(("kind", "tree"), [("dspark", 0), ("dspark", 9), ("dflash", 0), ("causal", 6)])
+kinds = pytest.mark.parametrize(("kind", "tree"), [("dspark", 0), ("dspark", 9), ("dflash", 8), ("causal", 0)])
 in_flight = pytest.mark.parametrize("asynchronous", [False, True], ids=["waited", "in flight"])
 
 

@@ -14,6 +14,8 @@ PARTS = [  # file, which of its tests, how many those are at least
     ("fused_kernels", "not paged", 38),
     ("fused_kernels", "paged", 12),
     ("sample_kernel", "", 20),
+    ("block_kernels", "", 18),
+    ("fused_block", "", 3),
     ("attention_bits", "", 2),
     ("accept", "", 85),
     ("lookup_kernels", "", 17),
