@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from outrider.drafters.base import Drafter, DrafterContext, ModelLoaded, RoundVi
 from outrider.drafters.draft_model import chain_lengths
 from outrider.drafters.eagle_tree import TreePlan, drawn_plan, grow_trees, ranked_plan
 from outrider.drafters.options import check_options
+from outrider.models.heads.config import HeadKind
 from outrider.models.heads.eagle import EagleHead, load_eagle
 from outrider.runners.draft_batch import HeadDraft
 from outrider.runners.heads import HeadBatch, HeadRunner
@@ -47,6 +49,8 @@ class EagleConfig:
     """Levels of a tree."""
     top_k: int = 8
     """Nodes of each level that get children, and children of each."""
+    kind: Literal["any", "eagle", "eagle3"] = "any"
+    """What the head must be; any: what its checkpoint says."""
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -81,7 +85,8 @@ class EagleConfig:
                 "eagle reads the layers of its target, which only models of a native family show; choose another "
                 "drafter, for example suffix"
             )
-        drafter = Eagle(self, load_eagle(self.model, target.model.decoder), target, context)
+        kinds: tuple[HeadKind, ...] = ("eagle", "eagle3") if self.kind == "any" else (self.kind,)
+        drafter = Eagle(self, load_eagle(self.model, target.model.decoder, kinds), target, context)
         for _ in drafter.runner.capture(context.max_batch):
             pass
         return drafter

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from outrider.core.errors import ConfigError
@@ -22,6 +22,8 @@ _KEYS = {
         "suffix_decoding_min_token_prob",
     ),
     "draft_model": (*_COMMON, "model", "draft_tensor_parallel_size"),
+    "eagle": (*_COMMON, "model", "draft_tensor_parallel_size"),
+    "eagle3": (*_COMMON, "model", "draft_tensor_parallel_size"),
 }
 _NGRAM_MODELS = ("ngram", "[ngram]")
 """Names of no model: vLLM's older way to ask for method ngram."""
@@ -30,8 +32,8 @@ _NGRAM_MODELS = ("ngram", "[ngram]")
 def from_vllm(config: str | Mapping[str, Any]) -> DrafterConfig:
     """The drafter a vLLM speculative configuration asks for, with vLLM's defaults for what it leaves out.
 
-    Accepts methods ngram, suffix and draft_model. A key that has no counterpart is an
-    error, never ignored; null is the same as leaving a key out.
+    Accepts the methods in `_KEYS`. A key that has no counterpart is an error, never ignored; null is the same as
+    leaving a key out.
     """
     given = {key: value for key, value in _as_mapping(config).items() if value is not None}
     method = _method(given)
@@ -41,9 +43,7 @@ def from_vllm(config: str | Mapping[str, Any]) -> DrafterConfig:
                 f"speculative config: {key!r} cannot be honoured with method {method}; "
                 f"leave it out, or use: {', '.join(_KEYS[method])}"
             )
-    if method == "ngram":
-        return _ngram(given)
-    return _suffix(given) if method == "suffix" else _draft_model(given)
+    return _READERS[method](given)
 
 
 def _as_mapping(config: str | Mapping[str, Any]) -> Mapping[str, Any]:
@@ -68,7 +68,7 @@ def _method(given: Mapping[str, Any]) -> str:
             raise ConfigError(f"speculative config names neither method nor model; methods: {', '.join(_KEYS)}")
         if model in _NGRAM_MODELS:
             return "ngram"
-        return "draft_model"
+        return _eagle_method(model) or "draft_model"
     method = given["method"]
     if not isinstance(method, str) or method not in _KEYS:
         raise ConfigError(f"speculative config: no method {method!r} here; methods: {', '.join(_KEYS)}")
@@ -107,15 +107,43 @@ def _suffix(given: Mapping[str, Any]) -> DrafterConfig:
     )
 
 
-def _draft_model(given: Mapping[str, Any]) -> DrafterConfig:
+def _model(given: Mapping[str, Any], what: str) -> str:
+    """The name of the model that drafts, or of the head."""
     model = given.get("model")
     if not isinstance(model, str) or not model:
-        raise ConfigError("speculative config: method draft_model needs model, the name of a smaller model")
-    if any(part in model.lower() for part in ("eagle-", "eagle3")):
-        raise ConfigError(f"speculative config: {model} is an EAGLE head; methods here: {', '.join(_KEYS)}")
+        raise ConfigError(f"speculative config: method {given.get('method', 'draft_model')} needs model, {what}")
     if _whole(given, "draft_tensor_parallel_size", 1) != 1:
         raise ConfigError("speculative config: draft_tensor_parallel_size must be 1: a draft runs on one device")
+    return model
+
+
+def _draft_model(given: Mapping[str, Any]) -> DrafterConfig:
+    model = _model(given, "the name of a smaller model")
+    if method := _eagle_method(model):
+        raise ConfigError(f"speculative config: {model} is an EAGLE head; its method is {method}")
     k = _tokens(given)
     from outrider.drafters.draft_model import DraftModelConfig
 
     return DraftModelConfig(model=model, k=k)
+
+
+def _eagle_method(model: object) -> str | None:
+    """The method of a model without one, by its name, as in vLLM."""
+    name = model.lower() if isinstance(model, str) else ""
+    return "eagle3" if "eagle3" in name else "eagle" if "eagle-" in name else None
+
+
+def _eagle(given: Mapping[str, Any]) -> DrafterConfig:
+    model, k = _model(given, "the folder or Hugging Face id of the head"), _tokens(given)
+    from outrider.drafters.eagle import EagleConfig
+
+    return EagleConfig(model=model, k=k, kind="eagle3" if _method(given) == "eagle3" else "eagle")
+
+
+_READERS: dict[str, Callable[[Mapping[str, Any]], DrafterConfig]] = {
+    "ngram": _ngram,
+    "suffix": _suffix,
+    "draft_model": _draft_model,
+    "eagle": _eagle,
+    "eagle3": _eagle,
+}

@@ -6,6 +6,7 @@ layers of the target and, beyond what the target has read, its own output, whate
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import cast
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from outrider.core.errors import ConfigError
 from outrider.models.decoder import Attend, Decoder
 from outrider.models.heads.checkpoint import HeadFiles, check_target, load_weights, open_head, parse_head_config
-from outrider.models.heads.config import HeadConfig
+from outrider.models.heads.config import HeadConfig, HeadKind
 from outrider.models.heads.layers import HeadLayer, RMSNorm, Rotary
 from outrider.models.heads.vocabulary import VocabularyHead
 
@@ -98,10 +99,10 @@ def make_eagle(config: HeadConfig, decoder: Decoder) -> EagleHead:
     return Eagle3Head(config, decoder)
 
 
-def load_eagle(name: str, decoder: Decoder) -> EagleHead:
+def load_eagle(name: str, decoder: Decoder, kinds: Seq[HeadKind] = ("eagle", "eagle3")) -> EagleHead:
     """The head of a checkpoint, for drafting with this target. ConfigError where it does not belong to it."""
     files = open_head(name)
-    config = check_target(parse_head_config(files), decoder.config, name=name, kinds=("eagle", "eagle3"))
+    config = check_target(parse_head_config(files), decoder.config, name=name, kinds=kinds)
     if config.kind == "eagle":
         config = replace(config, own_head=False)  # some store a copy of the target's
     if config.own_embedding and _is_the_targets(files, decoder):

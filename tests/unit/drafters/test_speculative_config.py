@@ -5,6 +5,7 @@ import json
 import pytest
 
 from outrider.core.errors import ConfigError
+from outrider.drafters.eagle import EagleConfig
 from outrider.drafters.prompt_lookup import PromptLookupConfig
 from outrider.drafters.speculative_config import from_vllm
 from outrider.drafters.suffix import SuffixConfig
@@ -67,14 +68,36 @@ def test_a_draft_model(config):
 
 
 @pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        ('{"method": "eagle3", "model": "org/EAGLE3-x", "num_speculative_tokens": 3}', "eagle3"),
+        ('{"method": "eagle", "model": "org/EAGLE3-x", "num_speculative_tokens": 3}', "eagle"),
+        ('{"model": "org/EAGLE3-x", "num_speculative_tokens": 3, "draft_tensor_parallel_size": 1}', "eagle3"),
+    ],
+)
+def test_an_eagle_head(config, kind):
+    assert from_vllm(config) == EagleConfig(model="org/EAGLE3-x", k=3, kind=kind)
+    assert from_vllm('{"model": "org/EAGLE-x", "num_speculative_tokens": 4}').kind == "eagle"
+
+
+@pytest.mark.parametrize(
     ("config", "message"),
     [
+        ('{"method": "eagle3", "num_speculative_tokens": 2}', "method eagle3 needs model, the folder"),
+        ('{"method": "eagle3", "model": "x"}', "needs num_speculative_tokens"),
         (
-            '{"method": "eagle3", "model": "x", "num_speculative_tokens": 2}',
-            "no method 'eagle3' here; methods: ngram, s",
+            '{"method": "draft_model", "model": "org/EAGLE3-x", "num_speculative_tokens": 2}',
+            "is an EAGLE head; its method is eagle3",
+        ),
+        (
+            '{"method": "eagle", "model": "x", "num_speculative_tokens": 2, "speculative_token_tree": "[(0,)]"}',
+            "'speculative_token_tree' cannot be honoured with method eagle",
+        ),
+        (
+            '{"method": "mlp_speculator", "num_speculative_tokens": 1}',
+            "no method 'mlp_speculator' here; methods: ngram, s",
         ),
         ('{"method": "mtp", "num_speculative_tokens": 1}', "no method 'mtp' here"),
-        ('{"model": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "num_speculative_tokens": 2}', "is an EAGLE head"),
         ('{"method": ["ngram"], "num_speculative_tokens": 1}', "no method"),
         ('{"num_speculative_tokens": 5}', "neither method nor model; methods: ngram, suffix, draft_model"),
         ('{"method": "ngram"}', "needs num_speculative_tokens"),
