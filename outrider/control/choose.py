@@ -79,14 +79,16 @@ def plain_plan(batch: int, costs: RoundCosts) -> Plan:
 def choose_plan(outlooks: Seq[Outlook], costs: RoundCosts, widths: Seq[int] = ()) -> Plan:
     """The plan of the highest rate; the plain one unless another promises `MIN_GAIN` more.
 
-    widths: those that passes are padded to; empty: a pass costs by its rows, and each sequence gets a length of its
-    own. Drafters that run no model come first in `outlooks`; of equal ones the first is asked.
+    widths: those that passes are padded to, unless they are packed; empty: a pass costs by its rows. Then, and in a
+    packed pass, each sequence gets a length of its own. Drafters that run no model come first in `outlooks`; of equal
+    ones the first is asked.
     """
     batch = len(outlooks[0].budgets)
     best = plain = plain_plan(batch, costs)
     for group in _groups(outlooks):
         expected = {i: _expected(outlooks[i]) for i in group}
-        plans = _padded_plans(outlooks, expected, costs, widths) if widths else _ragged_plans(outlooks, expected, costs)
+        plans = [*_padded_plans(outlooks, expected, costs, widths)] if widths else []
+        plans += _ragged_plans(outlooks, expected, costs, widths)
         best = max((best, *plans), key=lambda plan: plan.rate)
     return best if best.rate >= MIN_GAIN * plain.rate else plain
 
@@ -141,25 +143,31 @@ def _padded_plans(
         yield Plan(kind, own, who, batch + float(table.max(0).sum()), costs.seconds(kind))
 
 
-def _ragged_plans(outlooks: Seq[Outlook], expected: Mapping[int, Floats], costs: RoundCosts) -> Iterator[Plan]:
-    """Plans of 1, 2, ... draft tokens in all, the likeliest to survive first, wherever they are."""
+def _ragged_plans(
+    outlooks: Seq[Outlook], expected: Mapping[int, Floats], costs: RoundCosts, widths: Seq[int]
+) -> Iterator[Plan]:
+    """Plans of 1, 2, ... draft tokens in all, or as many as packed passes take, wherever they are likeliest to survive.
+
+    Packed passes: also none longer than each length that a model drafts, since a step costs as much for few sequences.
+    """
     batch = len(outlooks[0].budgets)
     whole = np.stack([e[:, -1] for e in expected.values()])  # [drafters, sequences]
-    order = list(expected)
-    who = np.array(order)[whole.argmax(0)]
+    who = np.array(list(expected))[whole.argmax(0)]
     gains = np.stack([np.diff(_padded(e, outlooks)) for e in expected.values()])[whole.argmax(0), np.arange(batch)]
-    likeliest = np.argsort(-gains, axis=None, kind="stable")
-    lengths, tokens = np.zeros(batch, dtype=np.int64), float(batch)
-    for place in likeliest:
-        row, column = divmod(int(place), gains.shape[1])
-        if gains[row, column] <= 0:
-            return
-        lengths[row] += 1
-        tokens += float(gains[row, column])
-        asked = np.where(lengths > 0, who, -1)
-        width = 1 + int(lengths.max())
-        kind = RoundKind(batch, width, batch + int(lengths.sum()), *_drafting(outlooks, asked, lengths))
-        yield Plan(kind, lengths.copy(), asked, tokens, costs.seconds(kind))
+    room = [rows - batch for rows in costs.target.packed_rows(batch)]
+    most = min(gains.shape[1], widths[-1] - 1) if widths else gains.shape[1]
+    for longest in sorted({most, *(n for i in expected for n in outlooks[i].lengths if widths and n < most)}):
+        likeliest = np.argsort(-gains[:, :longest], axis=None, kind="stable")
+        worth = gains[:, :longest].flat[likeliest]
+        likeliest = likeliest[: int((worth > 0).sum())]
+        tokens = batch + worth.cumsum()
+        for count in sorted({min(n, len(likeliest)) for n in room}) if widths else range(1, len(likeliest) + 1):
+            if count:
+                lengths = np.bincount(likeliest[:count] // longest, minlength=batch)
+                asked = np.where(lengths > 0, who, -1)
+                drafting = _drafting(outlooks, asked, lengths)
+                kind = costs.padded_kind(RoundKind(batch, 1 + int(lengths.max()), batch + count, *drafting), widths)
+                yield Plan(kind, lengths, asked, float(tokens[count - 1]), costs.seconds(kind))
 
 
 def _padded(expected: Floats, outlooks: Seq[Outlook]) -> Floats:

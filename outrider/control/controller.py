@@ -185,10 +185,7 @@ class Controller:
         width, rows = 1 + max(drafted, default=0), len(drafted) + sum(drafted)
         if width == 1:
             return RoundKind(len(drafted), 1, len(drafted))
-        if self.widths:
-            width = next((w for w in self.widths if w >= width), width)
-            rows = len(drafted) * width
-        return replace(plan.kind, width=width, rows=rows)
+        return self.costs.padded_kind(replace(plan.kind, width=width, rows=rows), self.widths)
 
     def forget(self, seq_id: int) -> Decisions:
         """Drop what is kept of a request; returns what was decided for it."""
@@ -204,10 +201,10 @@ class Controller:
             return None
         at = min(left_out, key=lambda i: self._probed[i])
         lengths = self._probe_lengths(outlooks[at], at)
-        batch, width = len(lengths), 1 + int(lengths.max())
-        width = next((w for w in self.widths if w >= width), width)
-        rows = batch * width if self.widths else batch + int(lengths.sum())
-        kind = RoundKind(batch, width, rows, (outlooks[at].name,), outlooks[at].steps(int(lengths.max())))
+        batch, longest = len(lengths), int(lengths.max())
+        steps = outlooks[at].steps(longest)
+        kind = RoundKind(batch, 1 + longest, batch + int(lengths.sum()), (outlooks[at].name,), steps)
+        kind = self.costs.padded_kind(kind, self.widths)
         seconds = self.costs.seconds(kind)
         extra = max(0.0, seconds / self.costs.seconds(plan.kind) - 1)
         due = min(max(extra / _PROBE_SHARE, _MIN_PROBE_ROUNDS), _MAX_PROBE_ROUNDS)

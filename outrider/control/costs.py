@@ -1,15 +1,17 @@
 """What a round costs: measured times of passes by shape, corrected by the rounds that are run.
 
-A round of plan (batch B, width W, drafter d, steps γ) takes the time of a target pass of B sequences of W rows and of
-γ draft steps. Those are measured once, at start; while the engine runs, the time of each kind of round corrects them,
-so that longer contexts, a busy machine and costs that nobody measured are in the figures after a few rounds.
+A round of plan (batch B, width W, rows N, drafter d, steps γ) takes the time of a target pass of B sequences of at most
+W rows, N in all, and of γ draft steps. Those are measured once, at start; while the engine runs, the time of each kind
+of round corrects them, so that longer contexts, a busy machine and costs that nobody measured are in the figures after
+a few rounds.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
 
 _RECENT_ROUNDS = 8
 """Corrections are running means of about so many rounds."""
@@ -32,8 +34,14 @@ class PassTable:
     seconds: Mapping[tuple[int, int], float]
     padded: bool = False
     """Passes are padded to the measured shapes, as captured ones are; else time depends on the rows in all."""
+    packed: Mapping[tuple[int, int], float] = field(default_factory=dict[tuple[int, int], float])
+    """Where passes are padded: of those that take sequences of different widths, by (sequences, rows of all)."""
     _rows: tuple[tuple[int, float], ...] = field(init=False, repr=False)
     """(rows, seconds) of the shapes, by rows; where several have as many, the fastest."""
+    _found: dict[tuple[int, int, int], float] = field(
+        init=False, repr=False, compare=False, default_factory=dict[tuple[int, int, int], float]
+    )
+    """What padded passes take, by what was asked for before."""
 
     def __post_init__(self) -> None:
         best: dict[int, float] = {}
@@ -46,13 +54,26 @@ class PassTable:
         """What a further row costs, in passes of one row: the mean over the first few."""
         return (self.rows_seconds(_PRICED_ROWS) / self.rows_seconds(1) - 1) / (_PRICED_ROWS - 1)
 
-    def pass_seconds(self, batch: int, width: int) -> float:
-        """Seconds of a pass of so many sequences, of so many rows each."""
-        if self.padded:
+    def pass_seconds(self, batch: int, width: int, rows: int = 0) -> float:
+        """Seconds of a pass of so many sequences of at most so many rows. rows: of all; 0: `width` of each."""
+        rows = rows or batch * width
+        if not self.padded:
+            return self.rows_seconds(rows)
+        known = self._found.get((batch, width, rows))
+        if known is None:
             fits = [s for (b, w), s in self.seconds.items() if b >= batch and w >= width and b < 2 * batch]
-            if fits:
-                return min(fits)
-        return self.rows_seconds(batch * width)
+            fits += [s for (b, n), s in self.packed.items() if b >= batch and n >= rows and b < 2 * batch]
+            known = self._found[batch, width, rows] = min(fits) if fits else self.rows_seconds(rows)
+        return known
+
+    def packed_rows(self, batch: int) -> list[int]:
+        """Rows of the packed passes for so many sequences."""
+        return sorted(n for b, n in self.packed if batch <= b < 2 * batch)
+
+    def padded_rows(self, batch: int, width: int, rows: int) -> int:
+        """Rows of the pass that takes so many: of a packed one where that has fewer than `width` of each sequence."""
+        fits = [n for b, n in self.packed if batch <= b < 2 * batch and rows <= n < b * width]
+        return min(fits, default=batch * width)
 
     def rows_seconds(self, rows: int) -> float:
         """Seconds of a pass of so many rows in all: interpolated, and beyond the last measured one extrapolated."""
@@ -149,6 +170,14 @@ class RoundCosts:
 
     def _measured(self, kind: RoundKind) -> float:
         table = self.target
-        verify = table.pass_seconds(kind.batch, kind.width) if table.padded else table.rows_seconds(kind.rows)
+        padded = table.padded
+        verify = table.pass_seconds(kind.batch, kind.width, kind.rows) if padded else table.rows_seconds(kind.rows)
         steps = [self.drafters[name].pass_seconds(kind.batch, 1) for name in kind.drafters if name in self.drafters]
         return verify + kind.steps * sum(steps)
+
+    def padded_kind(self, kind: RoundKind, widths: Seq[int]) -> RoundKind:
+        """The kind of the captured pass that takes such a round. widths: those that passes are padded to."""
+        if not widths:
+            return kind
+        width = next((w for w in widths if w >= kind.width), kind.width)
+        return replace(kind, width=width, rows=self.target.padded_rows(kind.batch, width, kind.rows))

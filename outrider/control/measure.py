@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from hashlib import sha256
@@ -20,39 +20,58 @@ from outrider.core.draft import Draft
 from outrider.core.sequence import Span
 from outrider.runners.base import Runner
 
-VERSION = 1
+VERSION = 2
 """Of the file; times of another version are measured again."""
 _REPEATS = 5
 _FIRST_ID = -1_000_000
 """Sequences of measurements have ids that no request has."""
 
 
-def measure_passes(runner: Runner, shapes: Seq[tuple[int, int]], seconds: float) -> PassTable:
+def measure_passes(
+    runner: Runner, shapes: Seq[tuple[int, int]], packed: Seq[tuple[int, int, int]], seconds: float
+) -> PassTable:
     """Times of passes of these (sequences, rows of each) of a text of as many tokens.
 
-    Begins no shape after `seconds`. Shapes that the cache has no room for are left out.
+    packed: (sequences, max rows of one, rows of all) of passes besides. Begins no shape of either after `seconds`.
+    Shapes that the cache has no room for are left out.
     """
+    times = _time_passes(runner, {(b, w): [w] * b for b, w in shapes}, seconds)
+    ragged = {(b, rows): _widths(b, w, rows) for b, w, rows in packed}
+    return PassTable(times, padded=runner.asynchronous, packed=_time_passes(runner, ragged, seconds))
+
+
+def _time_passes(
+    runner: Runner, passes: Mapping[tuple[int, int], Seq[int]], seconds: float
+) -> dict[tuple[int, int], float]:
+    """Times of passes of sequences of these widths, until so many seconds are over."""
     times: dict[tuple[int, int], float] = {}
     end = time.perf_counter() + seconds
-    for batch, width in shapes:
+    for key, widths in passes.items():
         if times and time.perf_counter() > end:
             break
         with suppress(MemoryError):
-            times[batch, width] = _time_pass(runner, batch, width)
-    return PassTable(times, padded=runner.asynchronous)
+            times[key] = _time_pass(runner, widths)
+    return times
 
 
-def _time_pass(runner: Runner, batch: int, width: int) -> float:
-    ids = range(_FIRST_ID, _FIRST_ID + batch)
+def _widths(batch: int, width: int, rows: int) -> list[int]:
+    """So many rows in all: the first sequences have `width`, the others one each."""
+    widths = [1] * batch
+    for i in range(batch):
+        widths[i] = min(width, 1 + rows - sum(widths))
+    return widths
+
+
+def _time_pass(runner: Runner, widths: Seq[int]) -> float:
     opened: list[int] = []
+    spans: list[Span] = []
     try:
-        for seq_id in ids:
+        for seq_id, width in enumerate(widths, start=_FIRST_ID):
             runner.pool.open(seq_id, ())
             opened.append(seq_id)
             if not runner.pool.reserve(seq_id, width):
                 raise MemoryError
-        draft = Draft(tuple(i % runner.vocab_size for i in range(1, width)))
-        spans = [Span(seq_id, 0, (0,), draft) for seq_id in ids]
+            spans.append(Span(seq_id, 0, (0,), Draft(tuple(i % runner.vocab_size for i in range(1, width)))))
         return _median_seconds(lambda: runner.score(spans), runner.device)
     finally:
         for seq_id in opened:
@@ -87,19 +106,19 @@ def load_table(folder: Path, key: str, runner: Runner) -> PassTable | None:
     """Times measured before; None where there are none that can be read."""
     try:
         kept = json.loads((folder / f"{key}.json").read_text(encoding="utf-8"))
-        times = {(int(b), int(w)): float(s) for b, w, s in kept["seconds"]}
+        times, packed = ({(int(b), int(n)): float(s) for b, n, s in kept[part]} for part in ("seconds", "packed"))
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    if not times or not all(b > 0 and w > 0 and 0 < s < 3600 for (b, w), s in times.items()):
+    if not times or not all(b > 0 and n > 0 and 0 < s < 3600 for (b, n), s in (*times.items(), *packed.items())):
         return None
-    return PassTable(times, padded=runner.asynchronous)
+    return PassTable(times, padded=runner.asynchronous, packed=packed)
 
 
 def save_table(folder: Path, key: str, table: PassTable) -> None:
     """Keep times for the next start; where the folder cannot be written they are measured again."""
-    rows = [[b, w, s] for (b, w), s in table.seconds.items()]
+    seconds, packed = ([[b, n, s] for (b, n), s in part.items()] for part in (table.seconds, table.packed))
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         new = folder / f"{key}.{os.getpid()}.tmp"
-        new.write_text(json.dumps({"seconds": rows}), encoding="utf-8")
+        new.write_text(json.dumps({"seconds": seconds, "packed": packed}), encoding="utf-8")
         new.replace(folder / f"{key}.json")

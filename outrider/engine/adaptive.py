@@ -41,12 +41,12 @@ class CostMeter:
         return Controller([_member(part, target) for part in parts], costs, widths)
 
     def _table(self, runner: Runner, width: int, what: str) -> PassTable:
-        shapes = runner.pass_shapes(self.max_batch, width)
-        key = key_of(*self._facts, what, runner.device, shapes)
+        shapes, packed = runner.pass_shapes(self.max_batch, width), runner.packed_shapes(self.max_batch, width)
+        key = key_of(*self._facts, what, runner.device, shapes, packed)
         known = load_table(self._folder, key, runner) if self._folder is not None else None
         if known is not None:
             return known
-        table = measure_passes(runner, shapes, MEASURE_SECONDS)
+        table = measure_passes(runner, shapes, packed, MEASURE_SECONDS)
         if self._folder is not None:
             save_table(self._folder, key, table)
         return table

@@ -52,6 +52,33 @@ def test_padded_widths_by_enumeration():
         assert found.rate == pytest.approx(best if best >= MIN_GAIN * plain else plain)
 
 
+@pytest.mark.parametrize("step", [0.0, 0.2])
+def test_packed_passes_by_enumeration(step: float):
+    """Any lengths, each round at the cost of the smallest pass that takes it: uniform, or packed of 6 or 9 rows."""
+    rng = random.Random(5)
+    widths, packs, mixed = (1, 2, 4), (6, 9), 0
+    for _ in range(40):
+        price = rng.choice((0.01, 0.05, 0.1, 0.2))
+        table = PassTable(
+            {(3 + 1, w): 1 + price * 4 * w for w in widths}, padded=True, packed={(4, n): 1 + price * n for n in packs}
+        )
+        costs = RoundCosts(table, {"model": PassTable({(4, 1): step})})
+        rates = [[rng.choice((0.1, 0.5, 0.95)) for _ in range(3)] for _ in range(3)]
+        model = outlook("model", rates, [3, 3, 2], runs_model=step > 0, lengths=(1, 2, 3) if step else ())
+        found = choose_plan([model], costs, widths)
+        best = plain = plain_plan(3, costs).rate
+        for lengths in product(range(4), range(4), range(3)):
+            tokens = 3 + sum(float(np.cumprod(r)[:n].sum()) for r, n in zip(rates, lengths, strict=True))
+            rows = min(
+                4 * next(w for w in widths if w > max(lengths)), *(n for n in packs if n >= 3 + sum(lengths)), 99
+            )
+            best = max(best, tokens / (1 + price * rows + step * max(lengths)))
+        assert found.rate == pytest.approx(best if best >= MIN_GAIN * plain else plain)
+        assert (found.lengths <= [3, 3, 2]).all()
+        mixed += len(set(found.lengths.tolist())) > 1
+    assert mixed > 5
+
+
 @pytest.mark.parametrize("widths", [(), (1, 2, 4, 8)])
 def test_what_never_stands_is_not_drafted(widths: tuple[int, ...]):
     table = PassTable({(4, w): 1 + 0.01 * w for w in (1, 2, 4, 8)} | {(1, 1): 1.0}, padded=bool(widths))

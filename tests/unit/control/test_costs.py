@@ -30,6 +30,23 @@ def test_padded_passes_cost_the_captured_shape_that_takes_them():
     assert table.pass_seconds(2, 1) == 1.1
 
 
+def test_a_packed_pass_is_taken_where_it_has_fewer_rows():
+    """Of 4 sequences: 6 or 10 rows in all, none of more than 4."""
+    uniform = {(4, 1): 1.0, (4, 2): 1.2, (4, 4): 2.0, (8, 1): 1.1}
+    table = PassTable(uniform, padded=True, packed={(4, 6): 1.1, (4, 10): 1.5})
+    assert table.packed_rows(3) == [6, 10]
+    assert table.packed_rows(8) == []
+    assert table.pass_seconds(3, 4, 5) == 1.1
+    assert table.pass_seconds(3, 4, 7) == 1.5
+    assert table.pass_seconds(3, 4, 11) == table.pass_seconds(3, 4) == 2.0
+    assert table.pass_seconds(8, 1) == 1.1
+    kinds = {(3, 4, 5): (4, 6), (3, 3, 7): (4, 10), (3, 3, 9): (4, 10), (3, 4, 12): (4, 12), (4, 2, 7): (2, 8)}
+    for given, expected in kinds.items():
+        kind = RoundCosts(table).padded_kind(RoundKind(*given, ("lookup",)), (1, 2, 4))
+        assert (kind.width, kind.rows) == expected
+    assert RoundCosts(table).padded_kind(RoundKind(3, 3, 7), ()) == RoundKind(3, 3, 7)
+
+
 def test_nothing_measured_means_that_rows_are_free():
     table = PassTable({})
     assert table.pass_seconds(1, 1) == table.pass_seconds(8, 16)
