@@ -173,6 +173,8 @@ def _ragged_plans(
 def _padded(expected: Floats, outlooks: Seq[Outlook]) -> Floats:
     """The same with as many columns as the longest draft of any drafter needs."""
     most = max(each.survival.shape[1] for each in outlooks) + 1
+    if expected.shape[1] == most:
+        return expected
     return np.pad(expected, ((0, 0), (0, most - expected.shape[1])), mode="edge")
 
 
