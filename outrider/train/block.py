@@ -156,13 +156,13 @@ class BlockAttention:
         mates = block[:, None] == block[None, :]
         mates = mates.tril() if config.causal else mates
         allowed = torch.cat([seen, mates.expand(count, -1, -1)], 2)[:, None]
-        self._mask = additive(allowed, context[0][0].dtype)
+        self._mask = additive(allowed, context[0][1].dtype)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (part.unflatten(0, (self._count, -1)).transpose(1, 2) for part in (q, k, v))
         before_k, before_v = self._context[layer]
-        k, v = torch.cat([before_k, k.to(before_k.dtype)], 2), torch.cat([before_v, v.to(before_v.dtype)], 2)
-        return attention(q.to(k.dtype), k, v, self._mask, self._scale).transpose(1, 2).flatten(2).flatten(0, 1)
+        k, v = torch.cat([before_k, k], 2), torch.cat([before_v, v], 2)
+        return attention(q, k, v, self._mask, self._scale).transpose(1, 2).flatten(2).flatten(0, 1)
 
 
 class BlockRecipe:

@@ -55,6 +55,10 @@ class TrainConfig:
             if not is_finite(value) or not low <= value <= high:
                 raise ConfigError(f"{name} must be a number from {low:g} to {high:g}, got {value!r}")
 
+    def pass_rows(self, *, cuda: bool) -> int:
+        """Packed rows of one pass."""
+        return max(1, (self.pass_tokens or (32_768 if cuda else 1)) // self.length)
+
     def rate(self, done: float) -> float:
         """The learning rate when this share of the training is done."""
         if done < self.warmup:
@@ -77,6 +81,9 @@ class Sizes:
     def of(cls, config: TrainConfig, rows: int, *, cuda: bool) -> Sizes:
         tokens = config.step_tokens or min(MAX_STEP_TOKENS, rows * config.length // MIN_EPOCH_STEPS)
         step_rows = min(rows, max(1, tokens // config.length))
-        pass_tokens = config.pass_tokens or (32_768 if cuda else 1)
-        pass_rows = min(step_rows, max(1, pass_tokens // config.length))
-        return cls(rows, step_rows, pass_rows, max(1, math.ceil(config.epochs * rows / step_rows)))
+        return cls(
+            rows,
+            step_rows,
+            min(step_rows, config.pass_rows(cuda=cuda)),
+            max(1, math.ceil(config.epochs * rows / step_rows)),
+        )

@@ -111,7 +111,7 @@ class StepAttention:
             k, v = torch.cat([before_k, k], 2), torch.cat([before_v, v], 2)
         self._keys[layer] = k, v
         mask = self._mask[..., : k.shape[2]]
-        return attention(q, k, v, mask.to(q.dtype), self._scale).transpose(1, 2).flatten(2).flatten(0, 1)
+        return attention(q, k, v, mask, self._scale).transpose(1, 2).flatten(2).flatten(0, 1)
 
 
 class Eagle3Recipe:

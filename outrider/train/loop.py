@@ -113,15 +113,18 @@ class Trainer:
                 saved = time.monotonic()
         return state
 
-    def judge(self, rows: PackedRows, pass_rows: int) -> Tally:
-        """The acceptance on these rows, in passes of so many."""
+    def judge(self, rows: PackedRows) -> Tally:
+        """The acceptance on these rows."""
         device = self.target.decoder.device
+        pass_rows = self.config.pass_rows(cuda=device.type == "cuda")
         tally = Tally(self.recipe.positions, len(self.corpus.index.kinds), device)
         for begin in range(0, len(rows), pass_rows):
             part = rows.rows(begin, begin + pass_rows).to(device)
             generator = torch.Generator(device).manual_seed(begin)
-            with torch.no_grad(), autocast(device):
-                self.recipe.judge(part, self.target.read(part), generator, tally)
+            with fitting(part.tokens.numel()), torch.no_grad():
+                outputs = self.target.read(part)
+                with autocast(device):
+                    self.recipe.judge(part, outputs, generator, tally)
         return tally
 
     def held_out(self) -> PackedRows:
@@ -160,8 +163,10 @@ class Trainer:
             part = rows.rows(begin, begin + sizes.pass_rows).to(device)
             share = len(part) / len(rows)
             generator = torch.Generator(device).manual_seed(config.seed * 1_000_003 + state.step * 1024 + begin)
-            with fitting(self.config.length * len(part)), autocast(device):
-                found = self.recipe.backward(part, self.target.read(part), generator, share)
+            with fitting(part.tokens.numel()):
+                outputs = self.target.read(part)
+                with autocast(device):
+                    found = self.recipe.backward(part, outputs, generator, share)
             sums = {name: sums.get(name, 0.0) + share * value.detach() for name, value in found.items()}
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
         length = nn.utils.clip_grad_norm_(parameters, config.clip)
@@ -179,8 +184,7 @@ class Trainer:
     def _look(self, held: PackedRows, state: RunState, sizes: Sizes) -> None:
         rows = max(1, self.config.eval_tokens // self.config.length)
         part = held if self._done(state, sizes) else held.rows(0, rows)
-        with fitting(self.config.length * sizes.pass_rows):
-            found = self.judge(part, sizes.pass_rows).overall()
+        found = self.judge(part).overall()
         told = {"step": state.step, "seconds": state.seconds} | found.as_json()
         state.history.append(told)
         self.watcher.judged(told)

@@ -21,7 +21,6 @@ from outrider.models.heads.save import TargetFacts, write_head
 from outrider.models.load import default_dtype, load_decoder, read_config, weight_bytes
 from outrider.train.acceptance import Acceptance, Tally, distinct_bigrams
 from outrider.train.block import BlockRecipe, BlockTrainConfig, make_head
-from outrider.train.config import Sizes
 from outrider.train.corpus import Corpus, load_corpus
 from outrider.train.eagle3 import Eagle3Recipe, Eagle3TrainConfig, make_eagle3
 from outrider.train.files import DiskError, write_json, write_text
@@ -172,9 +171,7 @@ def load_target(name: str, device_name: str) -> Decoder:
 
 def _judge(trainer: Trainer) -> Tally:
     """The acceptance on all held-out answers."""
-    held = trainer.held_out()
-    sizes = Sizes.of(trainer.config, len(held), cuda=trainer.target.decoder.device.type == "cuda")
-    return trainer.judge(held, sizes.pass_rows)
+    return trainer.judge(trainer.held_out())
 
 
 def _write_drafter(task: TrainTask, made: HeadPlan, decoder: Decoder) -> None:

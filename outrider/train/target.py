@@ -89,8 +89,10 @@ def additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
     """q [R, heads, Q, dim], k and v [R, kv_heads, K, dim], mask [R, 1, Q, K] -> [R, heads, Q, dim]
 
-    Keys are repeated for their query heads: the kernel that takes masks has no groups.
+    In the mask's dtype: under autocast, norms leave some of them in float32. Keys are repeated for their query heads:
+    the kernel that takes masks has no groups.
     """
+    q, k, v = (part.to(mask.dtype) for part in (q, k, v))
     groups = q.shape[1] // k.shape[1]
     if groups > 1:
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import queue
+import signal
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from outrider.core.errors import ConfigError, OutriderError
@@ -18,6 +20,7 @@ from outrider.train.files import DiskError
 from outrider.train.prompts import ChatPrompt
 
 POLL_S = 0.5
+STOP_S = 30.0  # how long a worker may take to write what it has
 ERRORS: dict[str, type[OutriderError]] = {"ConfigError": ConfigError, "DiskError": DiskError}
 
 
@@ -57,8 +60,9 @@ def collect(
         _watch(workers, messages, report)
     finally:
         for worker in workers:
-            worker.join(timeout=10)
-            worker.terminate()
+            worker.terminate()  # it writes what it has
+        for worker in workers:
+            worker.join(timeout=STOP_S)
 
 
 def _watch(workers: Seq[BaseProcess], messages: Any, report: Report) -> None:
@@ -94,6 +98,8 @@ def _work(
         if os.getppid() != parent:
             raise KeyboardInterrupt
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; this one is told by its parent
+    signal.signal(signal.SIGTERM, _stop)
     try:
         with load_engine(target, config) as llm:
             answer_all(llm, todo, CorpusWriter(out, str(number)), config, report)
@@ -103,3 +109,9 @@ def _work(
         messages.put(("error", type(error).__name__, str(error)))
         messages.close()
         messages.join_thread()
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    """End as at a keyboard interrupt, once: what is being written then is written to its end."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt

@@ -15,6 +15,7 @@ from outrider.train import corpus as corpus_module
 from outrider.train.collect import CollectConfig, answer_all, begin, load_engine
 from outrider.train.corpus import CorpusWriter, done_prompts, load_corpus
 from outrider.train.files import DiskError
+from outrider.train.workers import collect
 
 
 def test_answers_are_the_targets_own_half_greedy_half_sampled(target_folder, answers_folder):
@@ -110,6 +111,20 @@ def test_several_processes_answer_the_same(target_folder, answers_folder, tmp_pa
     run_collect(target_folder, make_prompts(90), tmp_path, replace(SMALL, workers=2))
     assert {file.name.split("-")[1] for file in tmp_path.glob("shard-*")} == {"0", "1"}
     assert np.array_equal(load_corpus(tmp_path).tokens, load_corpus(answers_folder).tokens)
+
+
+def test_processes_that_are_interrupted_write_what_they_have(target_folder, tmp_path):
+    made = []
+
+    def report(answers, tokens):
+        made.append(tokens)
+        if len(made) == 10:
+            raise KeyboardInterrupt
+
+    config = replace(SMALL, workers=2)
+    with pytest.raises(KeyboardInterrupt):
+        collect(target_folder, make_prompts(400), tmp_path, config, lambda total, done: None, report)
+    assert len(done_prompts(tmp_path)) >= 10
 
 
 def test_an_error_of_a_process_is_told(tmp_path, target_folder):
