@@ -184,16 +184,18 @@ class BlockBatch(DraftBatch):
             batch, runner.width, model.features_width, dtype=model.decoder.dtype, device=model.device
         )
         size, causal = runner.head.config.block_size, runner.head.config.causal
-        column = torch.arange(size, device=model.device).expand(batch, -1)
-        self._tree = ((2 << column) - 1 if causal else torch.full_like(column, (1 << size) - 1)), column
-        """What the rows of a block see of each other, and their depths."""
+        self._read_rows, self._block_rows = (_rows_seen(batch, rows, model.device) for rows in (runner.width, size))
+        """What rows see of each other, and their depths: of those that are read, and of a block's."""
+        self._full = torch.full_like(self.lengths, size)
+        if not causal:
+            self._block_rows[0].fill_((1 << size) - 1)
         self._feed_graph = self.graph(self._feed, f"a block head's reading of {batch}")
         self._draft_graph = self.graph(lambda: self.keep(runner.draft_function(self)), f"blocks of {batch}")
 
     def rows(self) -> BlockRows:
         """Run the blocks behind the texts."""
         runner, starts = self.runner, self.lengths - 1
-        batch = self.attention_batch(runner.shape, runner.head.config.block_size, starts, tree=self._tree)
+        batch = self.attention_batch(runner.shape, runner.head.config.block_size, starts, self._full, self._block_rows)
         return runner.run(self.last, BatchAttention(runner.model, runner.layers, batch, runner.workspace))
 
     def feed(self, table_ids: Seq[int], state: DeviceState) -> None:
@@ -215,5 +217,11 @@ class BlockBatch(DraftBatch):
 
     def _feed(self) -> None:
         runner, starts = self.runner, self.lengths - 2 - self._accepted
-        batch = self.attention_batch(runner.shape, runner.width, starts, self._accepted + 1)
+        batch = self.attention_batch(runner.shape, runner.width, starts, self._accepted + 1, self._read_rows)
         runner.store(self._features.flatten(0, 1), BatchAttention(runner.model, runner.layers, batch, None))
+
+
+def _rows_seen(batch: int, rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Ancestors and depths of chains, int64 [batch, rows] both."""
+    column = torch.arange(rows, device=device).repeat(batch, 1)
+    return (2 << column) - 1, column

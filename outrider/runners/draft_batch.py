@@ -112,10 +112,10 @@ class DraftBatch:
         tree: each row's ancestors and depth, int64 [B, R] both; None: of a chain. behind: rows from `starts` on that an
         earlier pass has written: the first bits of ancestors are theirs.
         """
-        column = torch.arange(rows, device=starts.device)
-        ancestors, depths = ((2 << column) - 1).repeat(self.batch), column.repeat(self.batch)
-        if tree is not None:
-            ancestors, depths = tree[0].flatten(), tree[1].flatten()
+        if tree is None:
+            column = torch.arange(rows, device=starts.device).repeat(self.batch)
+            tree = (2 << column) - 1, column
+        ancestors, depths = tree[0].flatten(), tree[1].flatten()
         splits, chunk = 1, 0
         if self.model.fused:
             from outrider.kernels.triton_attention import choose_kv_splits
