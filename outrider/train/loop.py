@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.core.errors import ConfigError, OutriderError
+from outrider.models.decoder import Decoder
 from outrider.train.acceptance import Tally
 from outrider.train.config import Sizes, TrainConfig
 from outrider.train.corpus import Corpus
@@ -123,7 +124,7 @@ class Trainer:
             generator = torch.Generator(device).manual_seed(begin)
             with fitting(part.tokens.numel()), torch.no_grad():
                 outputs = self.target.read(part)
-                with autocast(device):
+                with autocast(self.target.decoder):
                     self.recipe.judge(part, outputs, generator, tally)
         return tally
 
@@ -165,7 +166,7 @@ class Trainer:
             generator = torch.Generator(device).manual_seed(config.seed * 1_000_003 + state.step * 1024 + begin)
             with fitting(part.tokens.numel()):
                 outputs = self.target.read(part)
-                with autocast(device):
+                with autocast(self.target.decoder):
                     found = self.recipe.backward(part, outputs, generator, share)
             sums = {name: sums.get(name, 0.0) + share * value.detach() for name, value in found.items()}
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
@@ -190,9 +191,11 @@ class Trainer:
         self.watcher.judged(told)
 
 
-def autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """bf16 products on CUDA, over float32 weights; everything in float32 elsewhere."""
-    return torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else contextlib.nullcontext()
+def autocast(decoder: Decoder) -> contextlib.AbstractContextManager[Any]:
+    """Products in bf16 over float32 weights, where the target runs in 16 bits; else everything in float32."""
+    if decoder.dtype is torch.float32:
+        return contextlib.nullcontext()
+    return torch.autocast(decoder.device.type, torch.bfloat16)
 
 
 @contextlib.contextmanager

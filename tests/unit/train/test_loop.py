@@ -4,19 +4,22 @@ import errno
 import itertools
 import os
 from dataclasses import asdict, replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from outrider.core.errors import ConfigError, OutriderError
+from outrider.models.load import load_decoder
 from outrider.train import loop
 from outrider.train.block import BlockTrainConfig
 from outrider.train.config import Sizes, TrainConfig
 from outrider.train.corpus import load_corpus
+from outrider.train.eagle3 import Eagle3TrainConfig
 from outrider.train.files import DiskError
 from outrider.train.loop import Silent, Trainer
-from outrider.train.session import load_target, plan_block
+from outrider.train.session import load_target, plan_block, plan_eagle3
 from outrider.train.state import FILE
 from outrider.train.target import TrainingTarget
 
@@ -152,3 +155,20 @@ def test_sizes_follow_the_collection():
     assert Sizes.of(TrainConfig(epochs=2), 10_000, cuda=True) == Sizes(10_000, 32, 16, 625)
     small = Sizes.of(TrainConfig(length=512, epochs=1), 100, cuda=False)
     assert (small.step_rows, small.pass_rows, small.steps) == (1, 1, 100)
+
+
+@pytest.mark.parametrize("kind", ["block", "eagle3"])
+def test_a_target_in_16_bits_trains_float32_weights_about_as_well(target_folder, answers_folder, tmp_path, kind):
+    corpus, folder = load_corpus(answers_folder), Path(target_folder)
+    shared = {"length": 64, "taps": (1,), "draft_vocab": 200, "step_tokens": 192, "epochs": 0.2}
+    config = BlockTrainConfig(block=3, layers=1, **shared) if kind == "block" else Eagle3TrainConfig(steps=3, **shared)
+    losses = []
+    for dtype in (torch.float32, torch.bfloat16):
+        decoder = load_decoder(folder, device="cpu", dtype=dtype)
+        plan = (plan_block if kind == "block" else plan_eagle3)(decoder, corpus, config)
+        target = TrainingTarget(decoder, plan.config.taps)
+        state = Trainer(plan.recipe, target, corpus, config, tmp_path / str(dtype), asdict(config)).run()
+        assert {each.dtype for each in plan.recipe.head.parameters()} == {torch.float32}
+        losses.append([each["loss"] for each in state.history if "loss" in each])
+    assert losses[1] == pytest.approx(losses[0], rel=0.03)
+    assert losses[1] != losses[0]
