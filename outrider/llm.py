@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from collections.abc import Sequence as Seq
-from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
-from platform import processor
 from types import TracebackType
-from typing import Any, Literal, cast, overload
+from typing import Any, Literal, overload
 
 import torch
 
 from outrider.checkpoints.storage import outrider_home
 from outrider.core.errors import ConfigError, OutriderError, RequestError
 from outrider.core.outputs import TokenLogprob
-from outrider.core.sampling import SamplingParams, Token, derive_seeds, short_repr
+from outrider.core.sampling import SamplingParams, Token, short_repr
 from outrider.core.sequence import Constraint
 from outrider.drafters.base import DrafterConfig, DrafterContext
 from outrider.drafters.registry import parse_drafter
@@ -28,41 +25,26 @@ from outrider.engine.arguments import (
     Message,
     Params,
     Prompt,
-    check_roles,
-    is_token_id,
+    encode_prompt,
     merge_params,
     params_for,
     split_conversations,
     split_prompts,
 )
+from outrider.engine.calls import Calls, Watch
 from outrider.engine.engine import Engine
 from outrider.engine.events import Event
 from outrider.engine.prepare import LateWork, ReadyMark, prepare, start_up
-from outrider.engine.progress_line import ProgressLine, is_shown
+from outrider.engine.progress_line import is_shown
 from outrider.engine.request import EngineLimits, Request, encode_prediction, validate_request
-from outrider.engine.results import Comparison, Result, build_result
+from outrider.engine.results import Comparison, Result
 from outrider.engine.scoring import Scoring
 from outrider.engine.stats import Stats
 from outrider.grammar import GrammarSpec, compile_constraint, read_response_format
-from outrider.loading.load import LoadedModel, choose_device, load
-from outrider.loading.memory import ReservedMemory, reserved_memory_of
+from outrider.loading.load import LoadedModel, load
+from outrider.loading.machine import draft_errors, memory_for_drafts, speed_facts
 from outrider.models.tokenizer import Tokenizer
 from outrider.verify.base import make_verifier
-
-Watch = Callable[[Literal["plain", "speculative"], Event], None]
-"""Called with each event of a comparison as it comes."""
-
-WARM_UP_TOKENS = 16
-
-
-def _reserved_memory(config: DrafterConfig, options: Mapping[str, Any]) -> ReservedMemory:
-    """What a drafter's models will take of the target's device, where that is a CUDA one."""
-    device = choose_device(options.get("device", "auto"))
-    if device.type != "cuda":
-        return ReservedMemory()
-    here = [each for each in config.traits.loads if not each.device or choose_device(each.device) == device]
-    with _draft_errors():
-        return sum((reserved_memory_of(each.model, vocab=each.vocab) for each in here), ReservedMemory())
 
 
 def _read_drafter(drafter: str | DrafterConfig) -> DrafterConfig:
@@ -76,15 +58,6 @@ def _read_drafter(drafter: str | DrafterConfig) -> DrafterConfig:
         got = short_repr(drafter)
         raise ConfigError(f"LLM: a drafter is a name such as 'suffix:k=3', or a configuration with `build`; got {got}")
     return drafter
-
-
-@contextmanager
-def _draft_errors() -> Iterator[None]:
-    """Within, errors say that they are about the draft model."""
-    try:
-        yield
-    except ConfigError as error:
-        raise type(error)(f"draft model: {error}") from error
 
 
 class LLM:
@@ -127,7 +100,7 @@ class LLM:
                 max_batch=max_batch,
                 max_round_tokens=2048 if max_round_tokens is None else max_round_tokens,
                 max_draft=config.traits.max_tokens,
-                reserved=_reserved_memory(config, options),
+                reserved=memory_for_drafts(config.traits.loads, options.get("device", "auto")),
                 **options,
             )
         elif not isinstance(model, LoadedModel):
@@ -141,7 +114,9 @@ class LLM:
             max_round_tokens = 128 if target.device.type == "cpu" else 2048
         self.max_round_tokens = max_round_tokens
         self.max_batch, self.mode, self.rule = max_batch, mode, rule
-        meter = self._cost_meter() if adaptive and config.traits.max_tokens else None
+        meter = None
+        if adaptive and config.traits.max_tokens:
+            meter = CostMeter(target, max_batch, outrider_home() / "costs", speed_facts(self.loaded))
         limits = EngineLimits(max_batch=max_batch, max_round_tokens=max_round_tokens)
         context = DrafterContext(
             vocab_size=target.vocab_size,
@@ -160,7 +135,7 @@ class LLM:
             self.drafter = config.build(context)
             target.tap(self.drafter.traits.taps)
             prepare(target, self.drafter, verifier, self.tokenizer, limits, progress)
-            self.engine = Engine(
+            self.engine = engine = Engine(
                 target,
                 self.drafter,
                 verifier,
@@ -171,8 +146,7 @@ class LLM:
             )
         self._ready = ReadyMark(target.device)
         self.closed = False
-        self._salts = 0
-        self._inbox: dict[int, list[Event]] = {}
+        self._calls = Calls(engine)
 
     @overload
     def generate(self, prompts: str | list[Token], params: Params = None, **options: Any) -> Result: ...
@@ -216,11 +190,11 @@ class LLM:
         request = self.request(prompt, params, **options)
         if request.params.n != 1:
             raise RequestError(f"stream tells one text, got n={request.params.n}; use generate for several")
-        (seq_id,) = self._submit(request)
+        (seq_id,) = self._calls.submit(request)
         try:
-            yield from self._events(seq_id)
+            yield from self._calls.events(seq_id)
         finally:
-            self._drop([seq_id])
+            self._calls.drop([seq_id])
 
     def compare(
         self, prompt: Prompt, params: SamplingParams | None = None, *, watch: Watch | None = None, **options: Any
@@ -230,15 +204,7 @@ class LLM:
         A few rounds that are not reported come first, so that neither run pays the costs of a
         first one.
         """
-        request = self.request(prompt, params, **options)
-        if request.params.seed is None:
-            params = replace(request.params, seed=derive_seeds(request.params)[0])
-            request = replace(request, params=params)
-        self._warm_up(request)
-        undrafted = replace(request, max_draft=0)
-        plain = self._finish([self._cold(undrafted)], partial(watch, "plain") if watch else None)
-        speculative = self._finish([self._cold(request)], partial(watch, "speculative") if watch else None)
-        return Comparison(plain=plain[0], speculative=speculative[0])
+        return self._calls.compare(self.request(prompt, params, **options), watch)
 
     def request(
         self,
@@ -260,7 +226,7 @@ class LLM:
             name = self.drafter.traits.name
             raise RequestError(f"drafter {name!r} drafts from no prediction; use 'prediction' or 'suffix+prediction'")
         return Request(
-            prompt=tuple(self._encode(prompt, allow_special_tokens)),
+            prompt=tuple(encode_prompt(self.tokenizer, prompt, allow_special_tokens)),
             params=params,
             prediction=self._expected(prediction) if prediction else (),
             max_draft=max_draft,
@@ -279,7 +245,7 @@ class LLM:
 
     def score_prompt(self, prompt: Prompt, top: int = 0) -> tuple[TokenLogprob, ...]:
         """How likely the model finds each token of a text but the first, with the `top` likeliest at its place."""
-        scoring = self.scoring(tuple(self._encode(prompt)), top)
+        scoring = self.scoring(tuple(encode_prompt(self.tokenizer, prompt)), top)
         try:
             while not scoring.done:
                 if not scoring.step():
@@ -314,9 +280,9 @@ class LLM:
         if self.closed:
             return
         self.closed = True
-        self._drop(list(self._inbox))
+        self._calls.drop(list(self._calls.inbox))
         device = self.engine.target.device
-        del self.engine, self.drafter, self.loaded
+        del self.engine, self.drafter, self.loaded, self._calls.engine
         gc.collect()  # the drafter's loader refers back to this object
         if device.type == "cuda":
             torch.cuda.empty_cache()
@@ -333,42 +299,9 @@ class LLM:
         loaded, drafter = self.loaded, self.drafter.traits.name
         return f"<LLM: {loaded.name}, {loaded.format} on {loaded.target.device}, drafter {drafter}, mode {self.mode}>"
 
-    def _cost_meter(self) -> CostMeter:
-        """Of times measured now, or kept from a start of the same model on the same machine."""
-        loaded, device = self.loaded, self.loaded.target.device
-        machine = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{processor()} {os.cpu_count()}"
-        facts = (torch.__version__, machine, loaded.folder, loaded.format, loaded.pinned)
-        return CostMeter(loaded.target, self.max_batch, outrider_home() / "costs", facts)
-
-    def _cold(self, request: Request) -> Request:
-        """The same request, with a salt that no cache has seen."""
-        self._salts += 1
-        return replace(request, salt=f"compare {self._salts}")
-
-    def _warm_up(self, request: Request) -> None:
-        """Take a few rounds like this request's; the end of its prompt twice over gives drafters something to draft."""
-        twice = (request.prompt[-WARM_UP_TOKENS:] * 2)[: len(request.prompt)]
-        params = SamplingParams(max_tokens=WARM_UP_TOKENS, temperature=request.params.temperature, ignore_eos=True)
-        self._finish([self._cold(replace(request, prompt=twice, params=params))])
-
     def _check_open(self) -> None:
         if self.closed:
             raise OutriderError("this LLM is closed; make a new one")
-
-    def _encode(self, prompt: Prompt, allow_special_tokens: bool | None = None) -> list[Token]:
-        options = {} if allow_special_tokens is None else {"allow_special_tokens": allow_special_tokens}
-        if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt, **options)
-        if not isinstance(prompt, Iterable):
-            raise RequestError(f"a prompt is text, token ids or messages; got {short_repr(prompt)}")
-        if len(prompt) > 0 and isinstance(prompt[0], Mapping):
-            messages = cast(Seq[Message], prompt)
-            check_roles(messages, lambda: self.tokenizer.template_text())
-            return self.tokenizer.encode_chat(messages, **options)
-        for token in prompt:
-            if not is_token_id(token):
-                raise RequestError(f"a prompt of token ids holds whole numbers, got {short_repr(token)}")
-        return [int(cast(Token, token)) for token in prompt]
 
     def _expected(self, prediction: str) -> tuple[Token, ...]:
         """As ids, no more than a text can hold."""
@@ -381,66 +314,13 @@ class LLM:
         """Run prompts or conversations to their end, together."""
         each = params_for(params, len(prompts))
         requests = [self.request(*pair, **options) for pair in zip(prompts, each, strict=True)]
-        results = self._finish(requests, shown=is_shown(progress, len(prompts)))
+        results = self._calls.finish(requests, shown=is_shown(progress, len(prompts)))
         return results[0] if single else results
-
-    def _finish(
-        self, requests: list[Request], watch: Callable[[Event], None] | None = None, *, shown: bool = False
-    ) -> list[Result]:
-        """Run requests to their end, together. Whatever goes wrong, none is left behind."""
-        submitted: list[list[int]] = []
-        line: ProgressLine | None = None
-        try:
-            for request in requests:
-                submitted.append(self._submit(request))  # noqa: PERF401 - what was submitted before an error is dropped
-            seeds = {i: self.engine.live(i).seq.seed for ids in submitted for i in ids}
-            line = ProgressLine(len(seeds)) if shown else None
-            watchers = [each for each in (watch, line and line.add) if each is not None]
-            while any(self.engine.alive(i) for i in seeds):
-                for event in self._step():
-                    for each in watchers if event.seq_id in seeds else ():
-                        each(event)
-            results = [[build_result(self._inbox[i], seeds[i]) for i in ids] for ids in submitted]
-        finally:
-            if line is not None:
-                line.close()
-            self._drop([i for ids in submitted for i in ids])
-        return [replace(first, others=tuple(others)) for first, *others in results]
-
-    def _step(self) -> list[Event]:
-        """Run one round; its events wait in the inbox, but for those of requests submitted to the engine directly."""
-        events = [event for event in self.engine.step() if event.seq_id in self._inbox]
-        for event in events:
-            self._inbox[event.seq_id].append(event)
-        return events
-
-    def _submit(self, request: Request) -> list[int]:
-        ids = self.engine.submit(request)
-        self._inbox.update({seq_id: [] for seq_id in ids})
-        return ids
-
-    def _events(self, seq_id: int) -> Iterator[Event]:
-        """One text's events to its end, moving every other text along; theirs wait in the inbox."""
-        inbox = self._inbox[seq_id]
-        while True:
-            while not inbox:
-                if not self.engine.alive(seq_id):  # cancelled by another caller, who got its last event
-                    return
-                self._step()
-            event = inbox.pop(0)
-            yield event
-            if event.finish:
-                return
-
-    def _drop(self, ids: list[int]) -> None:
-        for seq_id in ids:
-            if self._inbox.pop(seq_id, None) is not None:  # else `close` did it
-                self.engine.cancel(seq_id)
 
     def _load_draft(self, model: str, *, device: str, dtype: str, quantize: str) -> LoadedModel:
         """Load a draft model for the target, with a cache that holds as many tokens."""
         pool = self.loaded.target.pool
-        with _draft_errors():
+        with draft_errors():
             return load(
                 model,
                 device=device or str(self.loaded.target.device),

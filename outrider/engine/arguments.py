@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import fields, replace
 from difflib import get_close_matches
 from numbers import Integral
-from typing import Any
+from typing import Any, cast
 
 from outrider.core.errors import RequestError
 from outrider.core.sampling import OTHER_NAMES, SamplingParams, Token, short_repr
@@ -28,6 +28,23 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 def is_token_id(value: object) -> bool:
     """A whole number of any type, numpy's among them; not True or False."""
     return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def encode_prompt(tokenizer: Any, prompt: Prompt, allow_special_tokens: bool | None = None) -> list[Token]:
+    """A prompt as token ids. RequestError for what is none."""
+    options = {} if allow_special_tokens is None else {"allow_special_tokens": allow_special_tokens}
+    if isinstance(prompt, str):
+        return tokenizer.encode(prompt, **options)
+    if not isinstance(prompt, Iterable):
+        raise RequestError(f"a prompt is text, token ids or messages; got {short_repr(prompt)}")
+    if len(prompt) > 0 and isinstance(prompt[0], Mapping):
+        messages = cast(Seq[Message], prompt)
+        check_roles(messages, lambda: tokenizer.template_text())
+        return tokenizer.encode_chat(messages, **options)
+    for token in prompt:
+        if not is_token_id(token):
+            raise RequestError(f"a prompt of token ids holds whole numbers, got {short_repr(token)}")
+    return [int(cast(Token, token)) for token in prompt]
 
 
 def split_prompts(prompts: Any) -> tuple[list[Any], bool]:

@@ -62,7 +62,7 @@ class LoadOptions:
     """cpu, cuda or cuda:1; auto takes CUDA where there is one. mps is refused: it has no float64."""
     dtype: str = "auto"
     """float32, bfloat16 or float16; auto is float32 on the CPU. Elsewhere it is the checkpoint's own 16 bits, or
-    bfloat16 where the checkpoint is a GGUF file or in float32; Transformers' code runs in float32."""
+    bfloat16 where the checkpoint is a GGUF file or in float32."""
     quantize: str = "auto"
     """int4 or int8 weights on the CPU, or none; auto packs weights that were stored in 4 or 8 bits."""
     context: int | None = None
@@ -173,12 +173,11 @@ def _load_fallback(
 
     if options.pinned:
         raise ConfigError(f"{model} runs on Transformers' code, which is not bit-identical: leave out pinned")
-    dtype = dtype or torch.float32
     tokens = 4096 * options.max_batch if options.cache_tokens is None else options.cache_tokens
     target = FallbackRunner.load(folder, device=device, dtype=dtype, cache_tokens=tokens)
     target.context = choose_context(options.context, target.context, model)
     target.threads = threads_of(device, options.threads, target.decode_one)
-    return LoadedModel(model, folder, target, tokenizer, _dtype_name(dtype), threads=target.threads.told)
+    return LoadedModel(model, folder, target, tokenizer, _dtype_name(target.model.dtype), threads=target.threads.told)
 
 
 def keep_compiled_kernels() -> None:

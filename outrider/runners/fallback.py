@@ -59,8 +59,13 @@ class FallbackRunner(Runner):
         self.vocab_size = self._try_out()
 
     @classmethod
-    def load(cls, folder: Path, *, device: torch.device, dtype: torch.dtype, cache_tokens: int) -> FallbackRunner:
-        """Load safetensors from a local folder; nothing is fetched and no code of the model's own is run."""
+    def load(
+        cls, folder: Path, *, device: torch.device, dtype: torch.dtype | None = None, cache_tokens: int
+    ) -> FallbackRunner:
+        """Load safetensors from a local folder; nothing is fetched and no code of the model's own is run.
+
+        dtype None is `default_dtype`.
+        """
         config = _config(folder)
         try:
             loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -69,7 +74,7 @@ class FallbackRunner(Runner):
                 trust_remote_code=False,
                 use_safetensors=True,
                 local_files_only=True,
-                dtype=dtype,
+                dtype=dtype or default_dtype(config.dtype, device),
                 output_loading_info=True,
             )
         except (ImportError, OSError, RuntimeError, ValueError) as error:
@@ -245,6 +250,13 @@ def context_of(config: Any) -> int:
         if isinstance(rule, dict) and rule.get("rope_type") == "longrope":
             context = min(context, rule["original_max_position_embeddings"])
     return context
+
+
+def default_dtype(stored: torch.dtype | None, device: torch.device) -> torch.dtype:
+    """As a native model's: float32 on the CPU; elsewhere the checkpoint's own 16 bits, or bfloat16."""
+    if device.type == "cpu":
+        return torch.float32
+    return stored if stored in (torch.bfloat16, torch.float16) else torch.bfloat16
 
 
 def _config(folder: Path) -> Any:

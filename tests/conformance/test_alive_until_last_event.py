@@ -11,7 +11,7 @@ from outrider.engine.events import Event
 
 @pytest.mark.parametrize("at", range(2, 9))
 def test_a_stream_hears_the_end_after_an_interrupt(at: int):
-    """As `LLM._events` listens: as long as the text is alive."""
+    """As `Calls.events` listens: as long as the text is alive."""
     asked = [request([1 + i, 2, 3], max_tokens=30 - 25 * i, ignore_eos=True, logprobs=0) for i in range(2)]
     tried = WHOLE.engine("none")
     _, second = (tried.submit(each)[0] for each in asked)

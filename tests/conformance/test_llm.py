@@ -47,7 +47,7 @@ def assert_clean(tried: LLM) -> None:
     assert not tried.engine.busy
     tried.engine.check()
     assert tried.engine.target.pool.used == 0
-    assert tried._inbox == {}
+    assert tried._calls.inbox == {}
 
 
 def test_one_prompt_gives_one_result():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 
@@ -14,7 +15,7 @@ from outrider.core.draft import Draft
 from outrider.core.errors import ConfigError, OutriderError
 from outrider.core.sampling import MAX_TOKENS
 from outrider.core.sequence import Span
-from outrider.runners.fallback import FallbackRunner, context_of
+from outrider.runners.fallback import FallbackRunner, context_of, default_dtype
 
 VOCAB, HIDDEN = 61, 32
 WIDTHS = {"vocab_size": VOCAB, "hidden_size": HIDDEN, "num_hidden_layers": 2}
@@ -370,6 +371,25 @@ def test_a_saved_model_loads_with_its_weights(tmp_path, name: str) -> None:
     assert half.model.dtype == torch.bfloat16
     half.pool.open(0, TEXT[:6])
     assert half.score([Span(0, 0, tuple(TEXT[:6]))]).logits.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("stored", "on_cuda"),
+    [
+        (None, torch.bfloat16),
+        (torch.float32, torch.bfloat16),
+        (torch.bfloat16, torch.bfloat16),
+        (torch.float16, torch.float16),
+    ],
+)
+def test_a_checkpoint_runs_in_16_bits_on_a_device_and_in_float32_on_the_cpu(
+    tmp_path, stored: torch.dtype | None, on_cuda: torch.dtype
+) -> None:
+    assert default_dtype(stored, torch.device("cuda")) is on_cuda
+    copy.deepcopy(build("gpt2")).to(stored or torch.float32).save_pretrained(tmp_path)
+    target = FallbackRunner.load(tmp_path, device=torch.device("cpu"), cache_tokens=64)
+    assert target.model.dtype is torch.float32
+    assert default_dtype(target.model.config.dtype, torch.device("cpu")) is torch.float32
 
 
 def rewrite(folder, change: Callable[[dict], None]) -> None:

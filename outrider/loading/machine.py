@@ -1,0 +1,46 @@
+"""What a model's speed depends on, and what its draft models will take of a device's memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from platform import processor
+
+import torch
+
+from outrider.core.errors import ConfigError
+from outrider.loading.load import LoadedModel, choose_device
+from outrider.loading.memory import ReservedMemory, reserved_memory_of
+
+
+def speed_facts(loaded: LoadedModel) -> tuple[object, ...]:
+    """All that the times of a model's passes depend on; equal facts, equal times."""
+    device = loaded.target.device
+    threads = loaded.threads.partition(" ")[0]  # the number alone, not how it was found
+    cpu = f"{processor()} {os.cpu_count()} cores, {threads} threads"
+    machine = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu
+    return (torch.__version__, machine, loaded.folder, loaded.format, loaded.pinned)
+
+
+def memory_for_drafts(models: Iterable[tuple[str, str, int]], device: str) -> ReservedMemory:
+    """What draft models, each (name, device, rows of its head that are copied), will take of a CUDA device."""
+    here = choose_device(device)
+    if here.type != "cuda":
+        return ReservedMemory()
+    with draft_errors():
+        parts = [
+            reserved_memory_of(name, vocab=vocab)
+            for name, other, vocab in models
+            if not other or choose_device(other) == here
+        ]
+        return sum(parts, ReservedMemory())
+
+
+@contextmanager
+def draft_errors() -> Iterator[None]:
+    """Within, errors say that they are about the draft model."""
+    try:
+        yield
+    except ConfigError as error:
+        raise type(error)(f"draft model: {error}") from error
