@@ -56,7 +56,10 @@ class BlockConfig:
 
     @property
     def traits(self) -> Traits:
-        config = _read_head(self.model)
+        return self.traits_with(_read_head(self.model))
+
+    def traits_with(self, config: HeadConfig) -> Traits:
+        """The traits of a drafter with such a head."""
         return Traits(
             name="block",
             max_tokens=max(self.tree, self.levels(config)),
@@ -99,7 +102,7 @@ class Block(Drafter):
         self.nodes = 0 if self.sampled or not target.scores_trees else options.tree
         """Of a tree; 0: chains are drafted."""
         levels = options.levels(config)
-        self.traits = replace(options.traits, max_tokens=max(self.nodes, levels))
+        self.traits = replace(options.traits_with(config), max_tokens=max(self.nodes, levels))
         target.tap(config.taps)
         pool = None if target.graphs is None else target.graphs.graph_pool
         self.runner = BlockRunner(
