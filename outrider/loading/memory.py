@@ -14,6 +14,8 @@ from outrider.checkpoints.resolve import resolve
 from outrider.core.errors import ConfigError
 from outrider.core.sequence import Span
 from outrider.models.decoder import Decoder
+from outrider.models.heads.checkpoint import read_head_config
+from outrider.models.heads.config import HeadConfig
 from outrider.models.load import default_dtype, read_config, weight_bytes
 from outrider.runners.base import Runner
 from outrider.runners.native import NativeRunner
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 SPARE_BYTES = 256 << 20  # left free: what the driver and libraries allocate now and then
 SAMPLED_GRAPHS = 4  # CUDA graphs measured besides the largest; the others are taken to be like them
 MIN_CACHE_TOKENS = 64
+PAGE_TOKENS = 16
+DEFAULT_TAPS = 3  # layers that a head reads at most where its checkpoint does not say which
 GIB = 1 << 30
 
 
@@ -86,14 +90,29 @@ class MemoryPlan:
 
 
 def reserved_memory_of(model: str, *, vocab: int = 0) -> ReservedMemory:
-    """What a draft model will take, from its files; no weight is read. vocab: rows copied of its head."""
+    """What a draft model or a drafting head will take, from its files; no weight is read.
+
+    vocab: rows copied of its output head.
+    """
     folder = resolve(model)
+    head = read_head_config(model)
+    if head is not None:
+        return _memory_of_head(head, sum(file.stat().st_size for file in weight_files(folder)))
     config = read_config(folder)
     if config is None:  # it runs on Transformers' code, whose cache grows as it is used
         return ReservedMemory(sum(file.stat().st_size for file in weight_files(folder)))
     dtype = default_dtype(config, torch.device("cuda"))
     copied = vocab * config.hidden_size * dtype.itemsize if vocab < config.vocab_size else 0
     return ReservedMemory(weight_bytes(config, dtype) + copied, config.token_bytes(dtype))
+
+
+def _memory_of_head(head: HeadConfig, weights: int) -> ReservedMemory:
+    """Its keys and values lie in the target's pages, with the target's tapped outputs at the end of each."""
+    taps = (len(head.taps) or DEFAULT_TAPS) * head.target_hidden_size
+    copied = 0 if head.own_head else head.draft_vocab_size * head.hidden_size
+    per_token = 2 * head.layers * head.kv_heads * head.head_dim + -(-taps // PAGE_TOKENS)
+    size = torch.bfloat16.itemsize
+    return ReservedMemory(weights + copied * size, per_token * size)
 
 
 def plan_memory(

@@ -134,6 +134,16 @@ def parse_head_config(files: HeadFiles) -> HeadConfig:
         raise ConfigError(f"{files.folder / 'config.json'}: {fault}; mend it, or download the head again") from fault
 
 
+def read_head_config(name: str) -> HeadConfig | None:
+    """What a checkpoint says of its head; None where it holds none. No weight is read."""
+    try:
+        files = open_head(name)
+        kind_of(files)
+    except ConfigError:
+        return None
+    return parse_head_config(files)
+
+
 def _parse_layers(files: HeadFiles, kind: HeadKind) -> HeadConfig:
     """A head of layers that attend: every kind but Medusa."""
     given, shapes = files.config_json, files.shapes

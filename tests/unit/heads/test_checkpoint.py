@@ -12,6 +12,7 @@ from published_heads import DIM, HEADS, HIDDEN, KV, LAYERS, PUBLISHED, VOCAB, WI
 from safetensors.torch import load_file, save_file
 
 from outrider.core.errors import ConfigError
+from outrider.loading.memory import reserved_memory_of
 from outrider.models.config import DecoderConfig, LayerConfig, RopeConfig
 from outrider.models.decoder import Decoder, Norm, Weights
 from outrider.models.heads.checkpoint import check_target, kind_of, load_weights, open_head, parse_head_config
@@ -275,3 +276,12 @@ def test_a_checkpoint_loads_into_its_own_module_alone(tmp_path):
     config = check_target(parse_head_config(files), TARGET, name="head", kinds=("eagle3",))
     with pytest.raises(ConfigError, match=r"fc_norm.0.weight has no place"):
         load_weights(make_eagle(replace(config, fc_norm=False), decoder()), files)
+
+
+def test_memory_for_a_head_is_that_of_its_files_and_its_part_of_every_page(tmp_path):
+    stored = publish(tmp_path, "speculators")
+    reserved = reserved_memory_of(str(tmp_path))
+    file = (tmp_path / "model.safetensors").stat().st_size
+    assert file > sum(tensor.nbytes for tensor in stored.values())
+    assert reserved.weights == file + 20 * HIDDEN * 2  # and the rows of the target's head that it can draft
+    assert reserved.bytes_per_token == 2 * (2 * KV * DIM + 3 * HIDDEN // 16)
