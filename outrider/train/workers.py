@@ -106,6 +106,7 @@ def _work(
     except KeyboardInterrupt:
         return
     except Exception as error:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         messages.put(("error", type(error).__name__, str(error)))
         messages.close()
         messages.join_thread()
