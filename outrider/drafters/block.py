@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from outrider.drafters.base import Drafter, DrafterContext, ModelLoaded, RoundVi
 from outrider.models.heads.block import BlockHead
 from outrider.models.heads.checkpoint import check_target, load_weights, open_head, parse_head_config
 from outrider.models.heads.config import HeadConfig
+from outrider.models.heads.packed import PackedLinear, pack_linears
 from outrider.runners.block_heads import BlockBatch, BlockRunner
 from outrider.runners.draft_batch import HeadDraft
 from outrider.runners.native import NativeRunner
@@ -87,7 +89,11 @@ class BlockConfig:
             raise ConfigError(f"block: {self.model} has blocks of {config.block_size} rows; {MAX_BLOCK} are supported")
         head = BlockHead(config, decoder)
         load_weights(head, open_head(self.model))
-        drafter = Block(self, head.to(decoder.device, decoder.dtype).requires_grad_(False), target, context)
+        head = head.to(decoder.device, decoder.dtype).requires_grad_(False)
+        if decoder.weights.packed:
+            pack_linears(head.layers)
+            head.fc = cast(Any, PackedLinear(head.fc))
+        drafter = Block(self, head, target, context)
         for _ in drafter.runner.capture(context.max_batch):
             pass
         return drafter

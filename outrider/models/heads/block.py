@@ -106,7 +106,7 @@ class BlockHead(nn.Module):
 
     def embed(self, anchors: Tensor) -> Tensor:
         """The input rows of blocks: int64 [B] -> [B, block, hidden]"""
-        ids, dtype = anchors[:, None], self.fc.weight.dtype
+        ids, dtype = anchors[:, None], self.norm.weight.dtype
         if self.mask_embedding is None:
             masks = torch.full((1, self.config.block_size - 1), self.config.mask_token_id, device=anchors.device)
             return self._embedded(torch.cat([ids, masks.expand(len(ids), -1)], 1)).to(dtype)

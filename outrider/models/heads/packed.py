@@ -1,0 +1,35 @@
+"""A head's linear layers beside a target whose own are packed: there a pass is as fast as it reads weights.
+
+In bfloat16 where the CPU multiplies it: a block has more rows than the packed operators compute at a time, and
+they take half as long again as bfloat16. Else in 8 bits.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from outrider.models.linear import Int8Linear, Linear
+
+
+class PackedLinear(nn.Module):
+    """A linear layer that returns rows of the dtype it is given. It cannot be trained or saved."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        weight, bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
+        kind = Linear if torch.ops.mkldnn._is_mkldnn_bf16_supported() else Int8Linear
+        self._packed = kind(weight.bfloat16(), None if bias is None else bias.bfloat16())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, in] -> [N, out]"""
+        return self._packed(x.bfloat16()).to(x.dtype)
+
+
+def pack_linears(module: nn.Module) -> None:
+    """Replace every linear layer inside a module, in place."""
+    for name, child in list(module.named_children()):
+        if isinstance(child, nn.Linear):
+            setattr(module, name, PackedLinear(child))
+        else:
+            pack_linears(child)
