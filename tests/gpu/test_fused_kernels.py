@@ -151,6 +151,36 @@ def test_paged_attention_is_the_plain_one(sequences, width, text, tree, softcap,
         assert rows[real:].isnan().all()  # padding is not written
 
 
+@pytest.mark.parametrize("splits", [1, 8])
+def test_paged_attention_of_a_trees_last_rows_is_that_of_the_whole_tree(splits):
+    """The rows before were written by an earlier pass."""
+    from outrider.kernels.batch import AttentionWorkspace, uniform_rows
+    from outrider.kernels.triton_attention import attend_pages
+
+    heads, kv, dim, page, width, last = 8, 2, 64, 16, 7, 3
+    batch, count = a_batch(2, width, 70, tree=True, splits=splits)
+    batch = replace(batch, widths=torch.full_like(batch.widths, width), chunk=16)
+    keys, values = (random(count * page, kv, dim, seed=s) for s in (1, 2))
+    q = random(2 * width, heads, dim, seed=3)
+    work = AttentionWorkspace(len(q) * splits, heads, dim, torch.device(DEVICE))
+
+    def of_last(rows: torch.Tensor) -> torch.Tensor:
+        return rows.view(2, width, *rows.shape[1:])[:, -last:].flatten(0, 1).contiguous()
+
+    part = replace(
+        batch,
+        ancestors=of_last(batch.ancestors),
+        depths=of_last(batch.depths),
+        packing=uniform_rows(2, last, torch.device(DEVICE)),
+    )
+    whole, rows, plain = torch.full_like(q, torch.nan), *(torch.full_like(of_last(q), torch.nan) for _ in range(2))
+    attend_pages(q, keys, values, batch, whole, work, scale=dim**-0.5, skip=1, pdl=PDL)
+    attend_pages(of_last(q), keys, values, part, rows, work, scale=dim**-0.5, skip=1, pdl=PDL)
+    attention.attend_pages(of_last(q), keys, values, part, plain, scale=dim**-0.5, skip=1)
+    assert distance(rows, of_last(whole).double()) < 1e-2
+    assert distance(rows, plain.double()) < 1e-2
+
+
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize(("heads", "kv"), [(8, 2), (9, 3)])
 def test_heads_are_rotated_and_stored_where_they_belong(heads, kv, normed):
