@@ -35,10 +35,7 @@ class MixConfig:
     def __post_init__(self) -> None:
         if not self.of:
             raise ConfigError("mix: of names no drafter; for example mix:of=suffix+prediction")
-        tapping = [each.traits for each in self.of if each.traits.taps]
-        if len({each.taps for each in tapping}) > 1:
-            names = " and ".join(each.name for each in tapping)
-            raise ConfigError(f"mix: {names} read different layers of the target; leave all but one of them out")
+        _common_taps([each.traits for each in self.of])
 
     @property
     def traits(self) -> Traits:
@@ -46,6 +43,15 @@ class MixConfig:
 
     def build(self, context: DrafterContext) -> Mix:
         return Mix([config.build(context) for config in self.of], context.vocab_size)
+
+
+def _common_taps(members: Seq[Traits]) -> tuple[int, ...]:
+    """The layers that those members read which read any. ConfigError where they differ."""
+    tapping = [each for each in members if each.taps]
+    if len({each.taps for each in tapping}) > 1:
+        names = " and ".join(each.name for each in tapping)
+        raise ConfigError(f"mix: {names} read different layers of the target; leave all but one of them out")
+    return tapping[0].taps if tapping else ()
 
 
 def _traits_of(members: Seq[Traits]) -> Traits:
@@ -58,7 +64,7 @@ def _traits_of(members: Seq[Traits]) -> Traits:
         pays_budget=any(each.pays_budget for each in members),
         watches=any(each.watches for each in members),
         follows_target=any(each.follows_target for each in members),
-        taps=tuple(sorted({layer for each in members for layer in each.taps})),
+        taps=_common_taps(members),
         uses_prediction=any(each.uses_prediction for each in members),
         states_probs=any(each.states_probs for each in members),
         loads=tuple(model for each in members for model in each.loads),
