@@ -76,10 +76,14 @@ class Tally:
         return _acceptance(self.reached.sum(1), self.accepted.sum(1))
 
     def by_kind(self) -> list[Acceptance | None]:
-        """None for a kind without any chain."""
-        kinds = self.reached.shape[1]
-        seen = self.reached[:, :, 0].sum(0).tolist()
-        return [_acceptance(self.reached[:, k], self.accepted[:, k]) if seen[k] else None for k in range(kinds)]
+        """None for a kind without any chain; empty chances where it has no greedy or no sampled ones."""
+        found: list[Acceptance | None] = []
+        for k in range(self.reached.shape[1]):
+            greedy, sampled = (self.reached[:, k, 0] > 0).tolist()
+            each = _acceptance(self.reached[:, k], self.accepted[:, k])
+            each = Acceptance(each.greedy if greedy else (), each.sampled if sampled else ())
+            found.append(each if greedy or sampled else None)
+        return found
 
 
 def _acceptance(reached: Tensor, accepted: Tensor) -> Acceptance:

@@ -18,7 +18,15 @@ from outrider.train.acceptance import AnswerLabels, Tally
 from outrider.train.config import TrainConfig
 from outrider.train.corpus import Corpus
 from outrider.train.packing import PADDING, PackedRows
-from outrider.train.target import MAX_ELEMENTS, TargetOutputs, TrainingTarget, additive, attention, in_chunks
+from outrider.train.target import (
+    MAX_ELEMENTS,
+    TargetOutputs,
+    TrainingTarget,
+    additive,
+    attention,
+    begin_as_target,
+    in_chunks,
+)
 from outrider.train.vocabulary import DraftVocabulary
 
 ANCHOR_MULTIPLE = 8  # anchors of a row: attention wants masks of aligned rows
@@ -97,6 +105,7 @@ def make_head(config: HeadConfig, decoder: Decoder, tokens: Tensor | None, seed:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         head = BlockHead(config, decoder)
+        begin_as_target(head.norm, decoder)
         if head.mask_embedding is not None:
             spread = decoder.weights.embedding.float().std().item()
             nn.init.normal_(head.mask_embedding, std=spread)

@@ -17,7 +17,16 @@ from outrider.train.acceptance import AnswerLabels, Tally
 from outrider.train.config import TrainConfig
 from outrider.train.corpus import Corpus
 from outrider.train.packing import PackedRows
-from outrider.train.target import MAX_ELEMENTS, TargetOutputs, TrainingTarget, additive, attention, in_chunks, text_mask
+from outrider.train.target import (
+    MAX_ELEMENTS,
+    TargetOutputs,
+    TrainingTarget,
+    additive,
+    attention,
+    begin_as_target,
+    in_chunks,
+    text_mask,
+)
 from outrider.train.vocabulary import DraftVocabulary
 
 
@@ -84,6 +93,7 @@ def make_eagle3(config: HeadConfig, decoder: Decoder, tokens: Tensor | None, see
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         head = Eagle3Head(config, decoder)
+    begin_as_target(head.norm, decoder)
     if tokens is not None:
         head.register_buffer("d2t", tokens - torch.arange(len(tokens)))
     return head.to(decoder.device)

@@ -27,8 +27,8 @@ class KindRow:
 
     name: str
     answers: int
-    bigrams: float
-    """Mean share of distinct bigrams in the greedy ones."""
+    bigrams: float | None
+    """Mean share of distinct bigrams in the greedy ones; None: there are none."""
     before: Acceptance | None
     after: Acceptance | None
 
@@ -140,10 +140,10 @@ def _kinds(data: ReportData) -> str:
         [
             row.name,
             str(row.answers),
-            f"{row.before.tau:.2f}" if row.before else "",
-            f"{row.after.tau:.2f}" if row.after else "",
-            f"{row.after.tau_sampled:.2f}" if row.after else "",
-            f"{row.bigrams:.2f}",
+            f"{row.before.tau:.2f}" if row.before and row.before.greedy else "",
+            f"{row.after.tau:.2f}" if row.after and row.after.greedy else "",
+            f"{row.after.tau_sampled:.2f}" if row.after and row.after.sampled else "",
+            "" if row.bigrams is None else f"{row.bigrams:.2f}",
         ]
         for row in data.kinds
         if row.answers

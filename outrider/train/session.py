@@ -225,6 +225,6 @@ def _kind_rows(
     for k, name in enumerate(corpus.index.kinds):
         own = [int(i) for i in held if corpus.kinds[i] == k]
         greedy = [corpus.text(i)[corpus.prompt_lens[i] :].tolist() for i in own if not corpus.sampled[i]]
-        bigrams = float(np.mean([distinct_bigrams(text) for text in greedy])) if greedy else 0.0
+        bigrams = float(np.mean([distinct_bigrams(text) for text in greedy])) if greedy else None
         rows.append(KindRow(name, len(own), bigrams, before[k], after[k]))
     return rows

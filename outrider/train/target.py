@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from outrider.core.errors import ConfigError
 from outrider.models.decoder import Decoder
+from outrider.models.heads.layers import RMSNorm
 from outrider.train.packing import PADDING, PackedRows
 
 MAX_ELEMENTS = 1 << 28  # logits computed at a time
@@ -97,6 +99,15 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Te
     if groups > 1:
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+
+
+@torch.no_grad()
+def begin_as_target(norm: RMSNorm, decoder: Decoder) -> None:
+    """Give a head's final norm the weight of the target's: the output head expects rows of that size."""
+    weight = decoder.weights.norm.weight
+    if decoder.device.type == "cpu":  # where it holds a factor, see Norm
+        weight = weight / math.sqrt(len(weight))
+    norm.weight.copy_(weight)
 
 
 def in_chunks(count: int, size: int) -> Iterator[slice]:

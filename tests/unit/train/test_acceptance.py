@@ -38,7 +38,11 @@ def test_counts_by_kind_and_position():
 def test_a_kind_without_answers_has_no_figures():
     tally = Tally(2, 3, torch.device("cpu"))
     tally.add(torch.zeros(1, dtype=torch.int64), torch.tensor([1]), torch.ones(1, 2), torch.ones(1, 2).bool())
-    assert [each is None for each in tally.by_kind()] == [True, False, True]
+    first, second, third = tally.by_kind()
+    assert first is third is None
+    assert second is not None
+    assert second.greedy == (1.0, 1.0)
+    assert second.sampled == (), "none was sampled"
 
 
 def test_chains_cut_short_do_not_bias():

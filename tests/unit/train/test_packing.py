@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from outrider.models.heads.layers import RMSNorm
 from outrider.train.corpus import load_corpus
 from outrider.train.packing import PADDING, pack, pack_order
 from outrider.train.session import load_target
-from outrider.train.target import TrainingTarget
+from outrider.train.target import TrainingTarget, begin_as_target
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -70,3 +71,11 @@ def test_the_target_reads_each_text_as_if_alone(target_folder, answers_folder):
         at = (rows.answers == answer).flatten()
         torch.testing.assert_close(found.hidden[at], hidden, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(found.features[at], torch.cat([tapped[1], tapped[3]], 1), atol=1e-4, rtol=1e-4)
+
+
+def test_a_head_begins_with_the_targets_final_norm(target_folder):
+    decoder = load_target(target_folder, "cpu")
+    norm = RMSNorm(decoder.config.hidden_size, decoder.config.norm_eps)
+    begin_as_target(norm, decoder)
+    rows = torch.randn(5, decoder.config.hidden_size, generator=torch.Generator().manual_seed(2))
+    torch.testing.assert_close(norm(rows), decoder.weights.norm(rows))
