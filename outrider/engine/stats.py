@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.control.controller import Decisions
+from outrider.control.limits import PassLimits
 from outrider.core.draft import Draft, Verdict
 
 
@@ -122,7 +123,7 @@ class Times:
         self.host += other.host
 
 
-_SUMS = ("prompt_tokens", "shared_tokens", "tokens", "passes", "preemptions", "draft_failures", "first_tokens")
+_SUMS = ("prompt_tokens", "shared_tokens", "tokens", "passes", "preemptions", "draft_failures", "first_tokens", "rows")
 
 
 @dataclass(slots=True, repr=False)
@@ -148,6 +149,10 @@ class Stats:
     ended: float = 0.0
     decisions: Decisions | None = None
     """What the controller decided; None without one."""
+    rows: int = 0
+    """Rows of the target passes of its decoding rounds, those of other requests in the same passes included."""
+    limits: PassLimits | None = None
+    """What passes are bound by, where a controller knows it."""
 
     def count(self, draft: Draft, verdict: Verdict) -> None:
         self.all.count(draft, verdict)
@@ -172,6 +177,7 @@ class Stats:
         if other.decisions is not None:
             self.decisions = self.decisions or Decisions()
             self.decisions.add(other.decisions)
+        self.limits = self.limits or other.limits
         self.started = min(filter(None, (self.started, other.started)), default=0.0)
         self.first = min(filter(None, (self.first, other.first)), default=0.0)
         self.ended = max(self.ended, other.ended)
@@ -203,6 +209,14 @@ class Stats:
     def tau(self) -> float:
         return self.all.tau
 
+    def decisions_dict(self) -> dict[str, object] | None:
+        """What was decided, and whether its passes were bound by memory or by arithmetic; None without a controller."""
+        if self.decisions is None:
+            return None
+        mean = _ratio(self.rows, self.times.rounds)
+        load = {} if self.limits is None or not mean else {"load": self.limits.describe(mean)}
+        return {**self.decisions.as_dict(), **load}
+
     def summary(self) -> str:
         """The main figures in one line."""
         drafts = f"α {self.alpha:.2f}, γ {self.gamma:.1f}, τ {self.tau:.2f}"
@@ -229,7 +243,7 @@ class Stats:
             "read_seconds": self.times.read,
             "tokens_per_second": self.tokens_per_second,
             "decode_tokens_per_second": self.decode_tokens_per_second,
-            **({} if self.decisions is None else {"decisions": self.decisions.as_dict()}),
+            **({} if (decisions := self.decisions_dict()) is None else {"decisions": decisions}),
         }
 
 

@@ -23,6 +23,7 @@ from outrider.models.tokenizer import Tokenizer
 from outrider.runners.base import Runner
 from outrider.runners.compile_counter import COUNTER
 from outrider.runners.native import NativeRunner, decode_one
+from outrider.runners.pass_work import PACKED_BYTES, decoder_work
 from outrider.runners.threads import MAX_THREADS, threads_of, use_threads
 
 MAX_CACHE_TOKENS = 1 << 30
@@ -143,6 +144,7 @@ def _load(model: str, options: LoadOptions, progress: Progress | None) -> Loaded
         )
     threads = threads_of(device, options.threads, lambda: decode_one(decoder))
     target = NativeRunner(decoder, tokens, context=context, pinned=options.pinned, threads=threads)
+    target.work = decoder_work(config, PACKED_BYTES[quantize] if quantize else decoder.dtype.itemsize)
     name = quantize or _dtype_name(decoder.dtype)
     stored = reference.storage if reference else _dtype_name(config.dtype)
     return LoadedModel(model, folder, target, tokenizer, name, plan, options.pinned, threads.told, stored)

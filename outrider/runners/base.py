@@ -18,6 +18,7 @@ from outrider.core.sequence import Span
 from outrider.kernels.batch import MAX_WIDTH
 from outrider.kvcache.pages import PagePool
 from outrider.runners.device_state import DeviceState
+from outrider.runners.pass_work import PassWork
 from outrider.runners.reduced_head import ReducedHead
 
 TELLING_ROWS = (1, 8, 4, 16, 2, 6, 12, 3, 5)
@@ -78,6 +79,8 @@ class Runner(ABC):
     """Max rows of one decoding sequence in a pass that is launched behind another: its last token and its draft."""
     asynchronous: bool = False
     """Passes are launched and not waited for, so that the host works meanwhile."""
+    work: PassWork | None = None
+    """What its passes read and compute; None where nobody said."""
 
     @abstractmethod
     def score(self, spans: Seq[Span], after: DeviceState | None = None) -> Scores:

@@ -21,6 +21,7 @@ from outrider.core.sequence import Span
 from outrider.kvcache.pages import PagePool
 from outrider.runners.base import Runner, Scores
 from outrider.runners.device_state import DeviceState
+from outrider.runners.pass_work import Experts, PassWork
 from outrider.runners.threads import ThreadChooser
 
 log = logging.getLogger(__name__)
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 CACHES = ("past_key_values", "cache_params", "state")  # what models call the cache they take and hand back
 CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "n_ctx", "seq_length")
 WAYS = ((False, True), (False, False), (True, True), (True, False))  # (one by one, positions given), the best first
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # what configurations call the number of experts
+EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts")
 WHOLE = -1  # the place of a copy of a whole cache, where layers have 0, 1, ...
 
 
@@ -57,6 +60,7 @@ class FallbackRunner(Runner):
         self.rewinds = False
         self._positions: bool  # the model is given its tokens' positions, and does not count them itself
         self.vocab_size = self._try_out()
+        self.work = _work_of(model)
 
     @classmethod
     def load(
@@ -250,6 +254,22 @@ def context_of(config: Any) -> int:
         if isinstance(rule, dict) and rule.get("rope_type") == "longrope":
             context = min(context, rule["original_max_position_embeddings"])
     return context
+
+
+def _work_of(model: PreTrainedModel) -> PassWork:
+    """Experts are recognized by their name; all weights but theirs and the embedding's are read by every pass."""
+    config: Any = model.config
+    count = next((n for name in EXPERTS if (n := getattr(config, name, None))), 0)
+    chosen = next((n for name in EXPERTS_PER_TOKEN if (n := getattr(config, name, None))), 0)
+    experts = Experts(count, chosen) if 0 < chosen < count else None
+    head, embedding = model.get_output_embeddings(), cast(Any, model.get_input_embeddings())
+    tied = head is not None and cast(Any, head).weight is embedding.weight
+    weights = [0, 0]  # of all rows, of experts
+    for name, weight in model.named_parameters():
+        if weight is not embedding.weight or tied:
+            weights[experts is not None and ".experts." in name] += weight.numel()
+    dense, routed, size = *weights, model.dtype.itemsize
+    return PassWork(dense, dense * size, experts, routed, routed * size)
 
 
 def default_dtype(stored: torch.dtype | None, device: torch.device) -> torch.dtype:

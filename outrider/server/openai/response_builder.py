@@ -205,7 +205,7 @@ def speculation_metrics(stats: Iterable[Stats]) -> dict[str, Any]:
             "acceptance_rate_per_pos": [a / drafts.rounds for a in at],
             "num_target_passes": summed.passes,
             "drafters": {name: tally.accepted for name, tally in summed.drafters.items()},
-            "decisions": None if summed.decisions is None else summed.decisions.as_dict(),
+            "decisions": summed.decisions_dict(),
         }
     }
 

@@ -45,6 +45,22 @@ class ChosenLength(BaseModel):
     rounds: int
 
 
+class PassLoad(BaseModel):
+    """What the passes of one response were bound by: the time to read the weights, or to compute with them."""
+
+    rows: float
+    """Rows of a pass, of all responses together: the mean."""
+    bound: Literal["memory", "compute"]
+    reading_seconds: float
+    """To read the weights at the device's bandwidth."""
+    computing_seconds: float
+    """To multiply by them at the speed of a large product."""
+    bandwidth: float
+    """Bytes a second."""
+    arithmetic: float
+    """Operations a second."""
+
+
 class DraftDecisions(BaseModel):
     """What the controller decided for one response."""
 
@@ -52,6 +68,8 @@ class DraftDecisions(BaseModel):
     chosen: list[ChosenLength]
     saved_seconds: float
     """What drafting is believed to have saved, by measured costs; negative where it cost time."""
+    load: PassLoad | None = None
+    """None where it is not known what the device can do."""
 
 
 class SpeculativeDecoding(BaseModel):

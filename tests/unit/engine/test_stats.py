@@ -3,14 +3,17 @@
 import json
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outrider.control.controller import Decisions
+from outrider.control.limits import Ceilings, PassLimits
 from outrider.core.draft import EMPTY, Draft, Verdict
 from outrider.engine.stats import Stats, Tally, Times, ends_in_rejection, meaning, total
+from outrider.runners.pass_work import PassWork
 
 VOCAB = 6
 
@@ -193,3 +196,15 @@ def test_what_alpha_means(alpha: float, word: str):
     assert "another drafter" in meaning(0.49, 20)
     assert meaning(alpha, 19) == meaning(0.0, 19) == "19 tokens are too few to say more"
     assert meaning(alpha, 1) == "one token is too few to say more"
+
+
+def test_what_was_decided_says_what_passes_were_bound_by():
+    """Two requests of 3 rounds of 4 rows and one round of 8: five rows a pass on average."""
+    limits = PassLimits(PassWork(1000, 2000), Ceilings(10.0, 80.0))
+    one = Stats(rows=12, times=Times(rounds=3), limits=limits, decisions=Decisions(rounds=3, saved=1.5))
+    other = Stats(rows=8, times=Times(rounds=1), limits=limits, decisions=Decisions(rounds=1))
+    told = total([one, other]).as_dict()["decisions"]
+    assert (told["rounds"], told["saved_seconds"]) == (4, 1.5)
+    assert told["load"] == limits.describe(5.0)
+    assert "load" not in replace(one, limits=None).as_dict()["decisions"]
+    assert "decisions" not in replace(one, decisions=None).as_dict()

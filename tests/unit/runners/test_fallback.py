@@ -16,6 +16,7 @@ from outrider.core.errors import ConfigError, OutriderError
 from outrider.core.sampling import MAX_TOKENS
 from outrider.core.sequence import Span
 from outrider.runners.fallback import FallbackRunner, context_of, default_dtype
+from outrider.runners.pass_work import Experts
 
 VOCAB, HIDDEN = 61, 32
 WIDTHS = {"vocab_size": VOCAB, "hidden_size": HIDDEN, "num_hidden_layers": 2}
@@ -390,6 +391,25 @@ def test_a_checkpoint_runs_in_16_bits_on_a_device_and_in_float32_on_the_cpu(
     target = FallbackRunner.load(tmp_path, device=torch.device("cpu"), cache_tokens=64)
     assert target.model.dtype is torch.float32
     assert default_dtype(target.model.config.dtype, torch.device("cpu")) is torch.float32
+
+
+@pytest.mark.parametrize("name", ["gpt2", "falcon", "qwen3-next: hybrid", "minimax: a cache of its own class"])
+def test_what_a_pass_reads_is_all_but_the_embedding_and_the_experts_not_chosen(name: str) -> None:
+    model = build(name)
+    work = FallbackRunner(model, cache_tokens=64).work
+    assert work is not None
+    embedding = model.get_input_embeddings().weight
+    tied = any(weight is embedding for weight in model.get_output_embeddings().parameters())
+    total = sum(weight.numel() for weight in model.parameters()) - (0 if tied else embedding.numel())
+    assert work.weights + work.expert_weights == total
+    assert work.bytes_read(10**6) == pytest.approx(4 * total)
+    if name in ("gpt2", "falcon"):
+        assert work.experts is None
+        assert work.expert_weights == 0
+    else:  # four experts a layer, of three matrices each
+        inner = model.config.moe_intermediate_size if "qwen3" in name else model.config.intermediate_size
+        assert work.experts == Experts(4, 2)
+        assert work.expert_weights == 2 * 4 * 3 * HIDDEN * inner
 
 
 def rewrite(folder, change: Callable[[dict], None]) -> None:
