@@ -21,7 +21,8 @@ PARTS = [  # file, which of its tests, how many those are at least
     ("lookup_kernels", "", 17),
     ("reduced_head", "kernel", 3),
     ("packed_rows", "", 7),
-    ("graphed_forward_on_cpu", "", 10),
+    ("graphed_forward_on_cpu", "trees or lengths", 5),
+    ("graphed_forward_on_cpu", "not trees and not lengths", 17),
 ]
 
 ENVIRONMENT = {
