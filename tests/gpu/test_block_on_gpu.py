@@ -1,0 +1,110 @@
+"""The block drafter inside captured rounds: the same texts, drafts on the device, one wait a round."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import torch
+from test_graph_runner import VOCAB, decoder
+from test_toy_eagle_on_gpu import BATCH, Plain, answers, drafts_of, lead, requests
+
+from outrider.bench.syncs import SyncCounter
+from outrider.drafters.base import DrafterContext
+from outrider.drafters.block import Block, BlockConfig
+from outrider.drafters.none import NoDraft
+from outrider.engine.engine import Engine
+from outrider.engine.request import EngineLimits
+from outrider.runners.native import NativeRunner
+from outrider.testing.toy import ByteTokenizer
+from outrider.verify.base import make_verifier
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "conformance"))
+from tiny_block import block_config, random_block
+
+pytestmark = pytest.mark.gpu
+TREES = pytest.mark.parametrize("tree", [0, 15], ids=["chain", "tree"])
+
+
+def engine(
+    tree: int | None,
+    *,
+    mode: Literal["seeded", "distribution"] = "seeded",
+    pinned: bool = True,
+    cache: int = 8192,
+    qk_norm: bool = False,
+) -> Engine:
+    """tree None: without a drafter. Pinned, so that a text has the same bits with and without drafts."""
+    target = NativeRunner(decoder(4), cache, context=1024, pinned=pinned)
+    drafter = NoDraft()
+    if tree is not None:
+        own = target.model.decoder
+        sizes = {"heads": 9, "kv_heads": 3, "head_dim": 64, "intermediate_size": 768, "block_size": 6}
+        config = block_config(own.config, draft_vocab_size=700, confidence=True, qk_norm=qk_norm, **sizes)
+        head = random_block(config, own).to(own.device, own.dtype)
+        context = DrafterContext(vocab_size=VOCAB, context=1024, mode=mode, target=target, max_batch=BATCH)
+        drafter = Block(BlockConfig(model="random", tree=tree), head, target, context)
+        assert drafter.runner.fused is not None
+        assert len(list(drafter.runner.capture(BATCH))) == 4
+    list(target.capture(BATCH, 1 + drafter.traits.max_tokens))
+    limits = EngineLimits(max_batch=BATCH, max_round_tokens=512)
+    return Engine(target, drafter, make_verifier(mode), ByteTokenizer(), limits=limits)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("cache", [8192, 768], ids=["roomy", "preempted"])
+def test_pinned_texts_are_plain_decodings(temperature: float, cache: int):
+    asked = requests(12, temperature)
+    tried = engine(0, cache=cache)
+    assert answers(tried, asked) == answers(engine(None), asked)
+    assert tried.stats.all.drafted > 500
+    assert tried.stats.draft_failures == 0
+
+
+@TREES
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_texts_differ_from_plain_decoding_only_at_near_ties(tree: int, qk_norm: bool):
+    asked = requests(12, 1.0)
+    tried, plain = engine(tree, pinned=False, qk_norm=qk_norm), engine(None, pinned=False)
+    texts, expected = answers(tried, asked), answers(plain, asked)
+    assert tried.stats.all.drafted > 500
+    assert tried.stats.draft_failures == 0
+    for each, one, other in zip(asked, texts, expected, strict=True):
+        where = next((i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), None)
+        if where is not None:
+            assert lead(plain, each, other[: where + 1]) < 0.1
+
+
+@TREES
+def test_a_round_waits_once_and_rounds_follow_each_other(tree: int):
+    tried = engine(tree, pinned=False)
+    for each in requests(BATCH, 1.0, tokens=300):
+        tried.submit(each)
+    for _ in range(20):
+        tried.step()
+    assert len(tried._in_flight) == 1
+    torch.cuda.synchronize()
+    with SyncCounter() as waits:
+        for _ in range(20):
+            tried.step()
+    assert waits.count <= 20, waits
+
+
+def test_mode_distribution_runs_and_accepts():
+    tried = engine(0, mode="distribution", pinned=False)
+    texts = answers(tried, requests(6, 1.0, tokens=30))
+    assert all(len(text) >= 28 for text in texts)
+    assert tried.stats.draft_failures == 0
+    assert tried.stats.all.drafted > 100
+
+
+@TREES
+def test_captured_drafts_are_those_of_plain_calls(tree: int, monkeypatch: pytest.MonkeyPatch):
+    asked = requests(3, 1.0)
+    captured = drafts_of(engine(tree), asked)
+    monkeypatch.setattr("outrider.runners.draft_batch.capture", lambda work, pool, name: Plain(work))
+    plain = drafts_of(engine(tree), asked)
+    assert len(captured) > 50
+    assert captured == plain
