@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.core.errors import ConfigError
 from outrider.core.sequence import Sequence
 from outrider.kernels import attention as reference
 from outrider.kernels.batch import AttentionBatch, AttentionWorkspace, uniform_rows
@@ -175,9 +176,14 @@ class BatchAttention:
 
 
 def attention_workspace(model: PagedModel, shape: HeadShape) -> AttentionWorkspace | None:
-    """Where the fused kernel keeps partial sums; None without it."""
+    """Where the fused kernel keeps partial sums; None without it. ConfigError where it has no such head."""
     if not model.fused:
         return None
+    if shape.head_dim not in (16, 32, 64, 128, 256):
+        raise ConfigError(
+            f"a drafting head whose attention has {shape.head_dim} dimensions cannot run on CUDA here, where 16, 32, 64, "
+            "128 or 256 are supported; choose another drafter"
+        )
     from outrider.kernels.triton_attention import MAX_ROW_SPLITS
 
     return AttentionWorkspace(MAX_ROW_SPLITS, shape.heads, shape.head_dim, model.device)

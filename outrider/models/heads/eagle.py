@@ -18,6 +18,7 @@ from outrider.models.decoder import Attend, Decoder
 from outrider.models.heads.checkpoint import HeadFiles, check_target, load_weights, open_head, parse_head_config
 from outrider.models.heads.config import HeadConfig, HeadKind
 from outrider.models.heads.layers import HeadLayer, RMSNorm, Rotary
+from outrider.models.heads.packed import pack_linears
 from outrider.models.heads.vocabulary import VocabularyHead
 
 
@@ -117,6 +118,8 @@ def load_eagle(name: str, decoder: Decoder, kinds: Seq[HeadKind] = ("eagle", "ea
     tokens = head.tokens()
     if tokens is not None and not 0 <= int(tokens.min()) <= int(tokens.max()) < config.vocab_size:
         raise ConfigError(f"{name}: d2t names tokens beyond the target's {config.vocab_size}; download the head again")
+    if decoder.weights.packed:
+        pack_linears(head)
     return head.to(decoder.device, decoder.dtype).eval().requires_grad_(False)
 
 
