@@ -181,8 +181,8 @@ def attention_workspace(model: PagedModel, shape: HeadShape) -> AttentionWorkspa
         return None
     if shape.head_dim not in (16, 32, 64, 128, 256):
         raise ConfigError(
-            f"a drafting head whose attention has {shape.head_dim} dimensions cannot run on CUDA here, where 16, 32, 64, "
-            "128 or 256 are supported; choose another drafter"
+            f"a drafting head whose attention has {shape.head_dim} dimensions cannot run on CUDA here; 16, 32, 64, 128 "
+            "and 256 are supported: choose another drafter"
         )
     from outrider.kernels.triton_attention import MAX_ROW_SPLITS
 
