@@ -113,6 +113,15 @@ class Eagle3Options:
     decay: float = option(0.8, "Each step weighs this much of the one before")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MedusaOptions:
+    """Medusa heads. Named and defaulted as in MedusaTrainConfig."""
+
+    heads: int = option(4, "Tokens drafted in one pass")
+    layers: int = option(1, "Residual layers of each head")
+    decay: float = option(0.8, "Each head weighs this much of the one before")
+
+
 def collect(given: CollectOptions) -> None:
     """Collect the target's own answers: half greedy, half at temperature 1. Defaults are in brackets."""
     from outrider.train.collect import CollectConfig
@@ -156,6 +165,17 @@ def eagle3(run: RunOptions, optimizer: OptimizerOptions, head: Eagle3Options) ->
     _say_done(screen, data, task.out)
 
 
+def medusa(run: RunOptions, optimizer: OptimizerOptions, head: MedusaOptions) -> None:
+    """Train Medusa heads: small, and blind to the tokens between. Defaults are in brackets."""
+    from outrider.train.medusa import MedusaTrainConfig
+    from outrider.train.session import train_medusa
+
+    config, task, screen = MedusaTrainConfig(**_values(optimizer), **_values(head)), run.task(), Screen()
+    with TrainScreen(screen.notes) as watcher:
+        data = train_medusa(task, config, watcher)
+    _say_done(screen, data, task.out)
+
+
 def parse_taps(text: str | None) -> tuple[int, ...]:
     """Layer numbers with commas between them; empty for None."""
     try:
@@ -190,3 +210,4 @@ def _values(options: Any) -> dict[str, Any]:
 app.command("collect")(flatten_options(collect))
 app.command("block")(flatten_options(block))
 app.command("eagle3")(flatten_options(eagle3))
+app.command("medusa")(flatten_options(medusa))

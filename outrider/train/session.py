@@ -26,6 +26,7 @@ from outrider.train.eagle3 import Eagle3Recipe, Eagle3TrainConfig, make_eagle3
 from outrider.train.files import DiskError, write_json, write_text
 from outrider.train.loop import Recipe, Silent, Trainer, Watcher
 from outrider.train.measure import Measured, measure_speed
+from outrider.train.medusa import MedusaRecipe, MedusaTrainConfig, make_medusa, write_medusa
 from outrider.train.report import KindRow, ReportData, report_page, training_plots
 from outrider.train.state import FILE, RunState
 from outrider.train.target import TrainingTarget
@@ -80,6 +81,18 @@ def plan_eagle3(decoder: Decoder, corpus: Corpus, config: Eagle3TrainConfig) -> 
     head = make_eagle3(head_config, decoder, tokens, config.seed)
     recipe = Eagle3Recipe(head, TrainingTarget(decoder, head_config.taps), config, corpus)
     return HeadPlan("eagle", head_config, recipe, covered)
+
+
+def train_medusa(task: TrainTask, config: MedusaTrainConfig, watcher: Watcher | None = None) -> ReportData:
+    """Train Medusa heads, or continue; as `train_block`."""
+    return _train(task, config, plan_medusa, watcher or Silent())
+
+
+def plan_medusa(decoder: Decoder, corpus: Corpus, config: MedusaTrainConfig) -> HeadPlan:
+    head_config = config.head_config(decoder.config)
+    head = make_medusa(head_config, decoder)
+    recipe = MedusaRecipe(head, TrainingTarget(decoder, head_config.taps), config, corpus)
+    return HeadPlan("medusa", head_config, recipe, None)
 
 
 def _draft_tokens(corpus: Corpus, size: int) -> tuple[Tensor | None, float | None]:
@@ -177,6 +190,9 @@ def _judge(trainer: Trainer) -> Tally:
 def _write_drafter(task: TrainTask, made: HeadPlan, decoder: Decoder) -> None:
     folder, facts = task.out / DRAFTER, TargetFacts(task.target, decoder.config)
     tensors = made.recipe.head.state_dict()
+    if made.config.kind == "medusa":
+        write_medusa(folder, made.config, tensors, task.target)
+        return
     try:
         write_head(folder, made.config, tensors, facts, tokens=made.recipe.positions, max_file_bytes=MAX_FILE_BYTES)
     except SafetensorError as error:  # how it tells that the disk is full

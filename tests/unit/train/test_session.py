@@ -41,10 +41,12 @@ def trained(target_folder, tmp_path_factory):
                    "--block", 4, "--markov-rank", 8)  # fmt: skip
     assert not run("train", "eagle3", target_folder, "--answers", answers, "--out", folder / "eagle3", *options, *small,
                    "--steps", 3)  # fmt: skip
+    assert not run("train", "medusa", target_folder, "--answers", answers, "--out", folder / "medusa", "--length", 128,
+                   "--device", "cpu", "--epochs", 45, "--lr", 0.01, "--heads", 3, "--measured", 0)  # fmt: skip
     return folder
 
 
-@pytest.mark.parametrize(("kind", "drafter"), [("block", "block"), ("eagle3", "eagle")])
+@pytest.mark.parametrize(("kind", "drafter"), [("block", "block"), ("eagle3", "eagle"), ("medusa", "medusa")])
 def test_the_drafter_is_used_and_changes_nothing(trained, target_folder, kind, drafter):
     corpus = load_corpus(trained / "answers")
     spec = f"{drafter}:model={trained / kind / 'drafter'}"
