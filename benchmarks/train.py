@@ -20,7 +20,7 @@ def main() -> None:
     parser.add_argument("target")
     parser.add_argument("--prompts", required=True)
     parser.add_argument("--out", required=True, type=Path)
-    parser.add_argument("--kind", default="block", choices=["block", "eagle3"])
+    parser.add_argument("--kind", default="block", choices=["block", "eagle3", "medusa"])
     parser.add_argument("--limit", type=int, help="prompts (all)")
     parser.add_argument("--max-tokens", type=int, default=400, help="of an answer")
     parser.add_argument("--batch", type=int, default=0, help="sequences at once in each process of the collection")
