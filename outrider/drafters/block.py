@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any, cast
 
 import torch
@@ -32,7 +31,6 @@ _MEMORY = 0.05
 """Weight of a new round in running means."""
 
 
-@lru_cache(maxsize=8)
 def _read_head(name: str) -> HeadConfig:
     """What a head's checkpoint says of it. No weight is read."""
     return parse_head_config(open_head(name))
