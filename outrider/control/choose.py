@@ -51,6 +51,8 @@ class Plan:
     seconds: float
     probe: bool = False
     """Made to learn of a drafter, not for its promise."""
+    rounds: int = 0
+    """For so many rounds at least nobody is asked, not even to watch: made to learn what plain decoding takes."""
 
     @property
     def rate(self) -> float:
@@ -87,6 +89,9 @@ def choose_plan(outlooks: Seq[Outlook], costs: RoundCosts, widths: Seq[int] = ()
     best = plain = plain_plan(batch, costs)
     for group in _groups(outlooks):
         expected = {i: _expected(outlooks[i]) for i in group}
+        most = batch + sum(float(each[:, -1].sum()) for each in expected.values())
+        if most < MIN_GAIN * batch:  # not even if drafts took no time
+            continue
         plans = [*_padded_plans(outlooks, expected, costs, widths)] if widths else []
         plans += _ragged_plans(outlooks, expected, costs, widths)
         best = max((best, *plans), key=lambda plan: plan.rate)
@@ -123,7 +128,9 @@ def _expected(outlook: Outlook) -> Floats:
     """[sequences, max_tokens + 1]: tokens accepted of drafts of 0, 1, ... tokens, no longer than the budget."""
     place = np.arange(outlook.survival.shape[1])
     survival = np.where(place < outlook.budgets[:, None], outlook.survival, 0.0)
-    return np.pad(survival.cumsum(1), ((0, 0), (1, 0)))
+    expected = np.zeros((len(survival), survival.shape[1] + 1))
+    survival.cumsum(1, out=expected[:, 1:])
+    return expected
 
 
 def _padded_plans(

@@ -20,8 +20,10 @@ _PROBE_SEQUENCES = 4
 _PROBE_SHARE = 0.004
 """The share of time that probing may cost."""
 _MIN_PROBE_ROUNDS, _MAX_PROBE_ROUNDS = 16, 4096
-_PLAIN_ROUNDS = 128
-"""Of so many rounds at least one is without drafts, so that it is known what they save."""
+_PLAIN_ROUNDS = 256
+"""After so many rounds with drafts come some without, so that it is known what drafts save."""
+_PLAIN_SPELL = 5
+"""So many, where rounds overlap: the time of the first and the last is also that of its neighbours."""
 _ACTIVE_ROUNDS = 64
 """A drafter that no plan asked for so long need not keep up with the text."""
 _PROBES_AT_START = 3
@@ -89,8 +91,11 @@ class Controller:
     def plan(self, seq_ids: Seq[int], budgets: Seq[int]) -> Plan:
         """Who drafts how far in the next round; no sequence gets more than its budget."""
         batch = len(seq_ids)
-        if not any(budgets) or self._since_plain >= _PLAIN_ROUNDS:
+        if not any(budgets):
             return plain_plan(batch, self.costs)
+        if self._since_plain >= _PLAIN_ROUNDS:
+            self._since_plain = 0
+            return replace(plain_plan(batch, self.costs), rounds=_PLAIN_SPELL if self.widths else 1)
         most = np.asarray(budgets, dtype=np.int64)
         if self._visible is not None and len(self.members) == 1:
             return self._ask_visible(plain_plan(batch, self.costs), self._visible, most)
@@ -101,7 +106,6 @@ class Controller:
         plan = choose_plan(outlooks, self.costs, self.widths)
         if self._visible is not None:
             plan = self._ask_visible(plan, self._visible, most)
-        self._since_probe += 1
         return self._probe(outlooks, plan) or plan
 
     def _ask_visible(self, plan: Plan, member: int, budgets: Ints) -> Plan:
@@ -137,13 +141,17 @@ class Controller:
         A draft that only the device knows is scored at the length that was asked for, found or not.
         rows: the sequences that go on; the others ended meanwhile.
         """
+        if not plan.lengths.any():
+            self.note_plain(plan, [seq_ids[row] for row in rows], 0.0)
+            return
         plain = plain_plan(plan.kind.batch, self.costs).seconds
         extra = self.costs.seconds(self._kind(plan, drafted)) - plain
-        self._since_plain = self._since_plain + 1 if any(drafted) else 0
+        self._count_round(any(drafted))
         going_on = set(rows)
         for i, acceptance in enumerate(self.acceptance):
             lengths = plan.lengths_of(i)
-            self._idle[i] = 0 if any(lengths) and not plan.probe else self._idle[i] + 1
+            if any(lengths) and not plan.probe:
+                self._idle[i] = 0
             judged = [(r, drafted[r]) for r, n in enumerate(lengths) if n and drafted[r] and r in going_on]
             ids = [seq_ids[r] for r, _ in judged]
             acceptance.note(ids, [n for _, n in judged], [accepted[r] for r, _ in judged])
@@ -156,13 +164,18 @@ class Controller:
             chosen.saved += accepted[row] * plain - extra
 
     def note_plain(self, plan: Plan, seq_ids: Iterable[int], seconds: float) -> None:
-        """Note a round without drafts that nobody was asked for, and what it took."""
+        """Note a round that nobody was asked to draft for, and what it took; 0: that says nothing."""
         for seq_id in seq_ids:
             chosen = self._decisions.setdefault(seq_id, Decisions())
             chosen.rounds += 1
             chosen.lengths["", 0] += 1
-        self._since_plain = 0
+        self._count_round(False)
         self.costs.observe(plan.kind, seconds)
+
+    def _count_round(self, drafted: bool) -> None:
+        self._since_probe += 1
+        self._since_plain += drafted
+        self._idle = [rounds + 1 for rounds in self._idle]
 
     def is_active(self, member: int) -> bool:
         """Whether the drafter is asked these days, or has still to be tried."""
@@ -184,7 +197,9 @@ class Controller:
         """What kind of round a plan became: a pass is no wider than what was drafted."""
         width, rows = 1 + max(drafted, default=0), len(drafted) + sum(drafted)
         if width == 1:
-            return RoundKind(len(drafted), 1, len(drafted))
+            # where rounds overlap, drafters that were asked and found nothing have cost time all the same
+            asked = plan.kind if self.widths and plan.lengths.any() else RoundKind(0, 0, 0)
+            return replace(asked, batch=len(drafted), width=1, rows=len(drafted))
         return self.costs.padded_kind(replace(plan.kind, width=width, rows=rows), self.widths)
 
     def forget(self, seq_id: int) -> Decisions:

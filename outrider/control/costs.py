@@ -12,6 +12,10 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
+from math import prod
+
+from outrider.control.limits import PassLimits
+from outrider.runners.pass_work import Experts
 
 _RECENT_ROUNDS = 8
 """Corrections are running means of about so many rounds."""
@@ -36,6 +40,8 @@ class PassTable:
     """Passes are padded to the measured shapes, as captured ones are; else time depends on the rows in all."""
     packed: Mapping[tuple[int, int], float] = field(default_factory=dict[tuple[int, int], float])
     """Where passes are padded: of those that take sequences of different widths, by (sequences, rows of all)."""
+    experts: Experts | None = None
+    """Of a mixture of experts: between measured passes time grows with the experts that are read, not with rows."""
     _rows: tuple[tuple[int, float], ...] = field(init=False, repr=False)
     """(rows, seconds) of the shapes, by rows; where several have as many, the fastest."""
     _found: dict[tuple[int, int, int], float] = field(
@@ -86,8 +92,13 @@ class PassTable:
         if at == 0 or len(counts) == 1:
             return self._rows[0][1]
         (low, fast), (high, slow) = self._rows[at - 1 : at + 1] if at < len(counts) else self._rows[-2:]
-        slope = max(0.0, (slow - fast) / (high - low))
-        return (fast if at < len(counts) else slow) + slope * (rows - (low if at < len(counts) else high))
+        start, end, here = (self._read_by(count) for count in (low, high, rows))
+        slope = max(0.0, (slow - fast) / (end - start)) if end > start else 0.0
+        return (fast if at < len(counts) else slow) + slope * (here - (start if at < len(counts) else end))
+
+    def _read_by(self, rows: int) -> float:
+        """What the time of a pass of so many rows grows with."""
+        return rows if self.experts is None else self.experts.distinct(rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,18 +146,23 @@ class RoundCosts:
     def __init__(self, target: PassTable, drafters: Mapping[str, PassTable] | None = None) -> None:
         """drafters: the draft steps of those that run a model, by name."""
         self.target, self.drafters = target, dict(drafters or {})
+        self.limits: PassLimits | None = None
+        """What the target's passes are bound by, where that was measured."""
         self._levels: dict[int, _Ratio] = {}
         """By batch: how much slower rounds without drafts are than was measured, and so everything."""
         self._last_batch = 0
+        self._asking: dict[tuple[str, ...], _Ratio] = {}
+        """By drafters: how much slower than measured rounds are in which they are asked, beside the level."""
         self._kinds: dict[RoundKind, _Ratio] = {}
-        """Of rounds with drafts, beside the level."""
+        """Of rounds with drafts, beside both."""
         self._now = 0
         """Rounds noted so far."""
 
     def seconds(self, kind: RoundKind) -> float:
         """Expected seconds of a round of this kind."""
-        ratio = self._kinds.get(kind)
-        return self._measured(kind) * self._level(kind.batch) * (ratio.at(self._now) if ratio else 1.0)
+        known = self._asking.get(kind.drafters), self._kinds.get(kind)
+        ratio = prod(each.at(self._now) for each in known if each is not None)
+        return self._measured(kind) * self._level(kind.batch) * ratio
 
     def observe(self, kind: RoundKind, seconds: float) -> None:
         """Note what a round took."""
@@ -158,9 +174,12 @@ class RoundCosts:
             self._last_batch = kind.batch
             self._levels.setdefault(kind.batch, _Ratio(self._level(kind.batch))).add(seconds / expected, self._now)
             return
+        beside_level = min(seconds / (expected * self._level(kind.batch)), _MAX_RATIO)
+        asking = self._asking.setdefault(kind.drafters, _Ratio(last=self._now))
         own = self._kinds.setdefault(kind, _Ratio(last=self._now))
-        own.value = own.at(self._now)
-        own.add(seconds / (expected * self._level(kind.batch)), self._now)
+        asking.value, own.value = asking.at(self._now), own.at(self._now)
+        asking.add(beside_level / own.value, self._now)
+        own.add(beside_level / asking.value, self._now)  # what the first does not explain
         if len(self._kinds) > _MAX_KINDS:
             del self._kinds[min(self._kinds, key=lambda each: self._kinds[each].last)]
 

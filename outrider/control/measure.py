@@ -19,6 +19,7 @@ from outrider.control.costs import PassTable
 from outrider.core.draft import Draft
 from outrider.core.sequence import Span
 from outrider.runners.base import Runner
+from outrider.runners.pass_work import Experts
 
 VERSION = 2
 """Of the file; times of another version are measured again."""
@@ -37,7 +38,12 @@ def measure_passes(
     """
     times = _time_passes(runner, {(b, w): [w] * b for b, w in shapes}, seconds)
     ragged = {(b, rows): _widths(b, w, rows) for b, w, rows in packed}
-    return PassTable(times, padded=runner.asynchronous, packed=_time_passes(runner, ragged, seconds))
+    packed_times = _time_passes(runner, ragged, seconds)
+    return PassTable(times, padded=runner.asynchronous, packed=packed_times, experts=_experts_of(runner))
+
+
+def _experts_of(runner: Runner) -> Experts | None:
+    return None if runner.work is None else runner.work.experts
 
 
 def _time_passes(
@@ -111,14 +117,31 @@ def load_table(folder: Path, key: str, runner: Runner) -> PassTable | None:
         return None
     if not times or not all(b > 0 and n > 0 and 0 < s < 3600 for (b, n), s in (*times.items(), *packed.items())):
         return None
-    return PassTable(times, padded=runner.asynchronous, packed=packed)
+    return PassTable(times, padded=runner.asynchronous, packed=packed, experts=_experts_of(runner))
 
 
 def save_table(folder: Path, key: str, table: PassTable) -> None:
     """Keep times for the next start; where the folder cannot be written they are measured again."""
     seconds, packed = ([[b, n, s] for (b, n), s in part.items()] for part in (table.seconds, table.packed))
+    _write(folder, key, {"seconds": seconds, "packed": packed})
+
+
+def kept_numbers(folder: Path, key: str) -> list[float] | None:
+    """Numbers measured before; None where there are none that can be read."""
+    try:
+        return [float(x) for x in json.loads((folder / f"{key}.json").read_text(encoding="utf-8"))]
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def keep_numbers(folder: Path, key: str, numbers: Seq[float]) -> None:
+    """Keep numbers for the next start, as `save_table` keeps times."""
+    _write(folder, key, list(numbers))
+
+
+def _write(folder: Path, key: str, data: object) -> None:
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         new = folder / f"{key}.{os.getpid()}.tmp"
-        new.write_text(json.dumps({"seconds": seconds, "packed": packed}), encoding="utf-8")
+        new.write_text(json.dumps(data), encoding="utf-8")
         new.replace(folder / f"{key}.json")

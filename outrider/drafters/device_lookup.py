@@ -26,8 +26,6 @@ from outrider.runners.text_store import AnswerRing, TextStore
 
 MAX_WRITTEN = 16_384
 """Max tokens of texts brought to the device in one round: other sequences wait meanwhile."""
-_WATCH_ROUNDS = 4
-"""Of so many rounds without drafts, one is looked up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +118,6 @@ class DeviceLookup(Drafter):
         self._answers: list[tuple[str, list[Token]]] = []
         """Finished, and not on the device yet."""
         self._guesses = OpenGuesses()
-        self._since_watch = 0
 
     def propose(self, view: RoundView) -> list[Draft] | None:
         if view.state is not None and view.state.tokens is None:
@@ -139,10 +136,8 @@ class DeviceLookup(Drafter):
         return drafts
 
     def watch(self, view: RoundView) -> None:
-        self._since_watch += 1
-        if self._since_watch < _WATCH_ROUNDS or (view.state is not None and view.state.tokens is None):
+        if view.state is not None and view.state.tokens is None:
             return
-        self._since_watch = 0
         ready = self._ready(view)
         if ready:
             self._look_up(view, ready, np.zeros(len(ready), np.int64))

@@ -136,7 +136,11 @@ class Mix(Drafter):
         winners: list[_Member | None] = [None] * len(view.seqs)
         for member in self.members:
             rows = [i for i, k in enumerate(view.budgets) if k > 0 and self._asks(member, best[i], values[i])]
-            drafts = member.drafter.propose(view.take(rows)) if rows else ()
+            asked = view
+            if rows and member.drafter.traits.watches:  # at no cost for the others, which stay where they are
+                asked = replace(view, budgets=[k if i in rows else 0 for i, k in enumerate(view.budgets)])
+                rows = list(range(len(view.seqs)))
+            drafts = member.drafter.propose(asked.take(rows)) if rows else ()
             if drafts is None:
                 return None
             for i, draft in zip(rows, drafts, strict=True):

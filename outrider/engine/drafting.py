@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
@@ -16,8 +17,10 @@ from outrider.drafters.base import Drafter, RoundView, TargetPass
 from outrider.drafters.guard import GuardedDrafter, legal_nodes
 from outrider.runners.base import Runner
 
-_SEQUENCES_PER_REST = 16
-"""After a plan without drafts for so many sequences, or a multiple, as many rounds are without drafts unasked."""
+_ASKING_SHARE = 0.02
+"""The share of the time that planning and asking may take; rounds in between go by the last plan."""
+_MAX_REST, _MAX_KEPT = 32, 4
+"""Max rounds that are without drafts unasked after a plan without them, and that keep a plan with drafts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +32,55 @@ class Proposal:
     """As the controller decided it, in the order of the drafts; None without one."""
     observed: bool = True
     """A drafter was asked, or watched: it sees what became of the round."""
+    rest: int = 0
+    """How many rounds in a row no drafter had anything to do with, this one included."""
 
     @property
     def lengths(self) -> list[int]:
         """How many tokens drafters drafted for each sequence; forced ones do not count."""
         return [0 if draft.source == grammar.NAME else len(draft) for draft in self.drafts]
+
+
+class _KeptPlan:
+    """A controller's last plan, and for how many rounds more it holds: enough to make what it took a small share."""
+
+    def __init__(self) -> None:
+        self.seq_ids: list[int] = []
+        self.plan: Plan | None = None
+        self.is_new = False
+        """No round has gone by it yet."""
+        self.rounds = 0
+        self._seconds = 0.0
+        """What it took to make."""
+        self._plain = 0
+        """Plans without drafts in a row, for the same sequences."""
+
+    def begin(self, seq_ids: list[int], plan: Plan, began: float) -> None:
+        """A new plan for these sequences, begun at that time."""
+        self._plain = self._plain + 1 if seq_ids == self.seq_ids else 1
+        self.seq_ids, self.plan, self.is_new, self.rounds = seq_ids, plan, not plan.rounds, plan.rounds
+        self._seconds = time.perf_counter() - began
+
+    def rests(self, seq_ids: list[int]) -> bool:
+        """Whether these sequences go on without drafts: those it was made for, or some of them."""
+        if self.plan is None or self.is_new or not self.rounds or self.plan.lengths.any():
+            return False
+        return seq_ids == self.seq_ids or set(self.seq_ids).issuperset(seq_ids)
+
+    def use(self, seconds: float) -> None:
+        """A round goes by the plan; it took so long to make and to ask for."""
+        if not self.is_new:
+            self.rounds -= 1
+            return
+        self.is_new = False
+        plan = cast(Plan, self.plan)
+        if plan.probe:
+            self.rounds = 0
+        elif plan.lengths.any():
+            self._plain = 0
+            self.rounds = min(int(self._seconds / (_ASKING_SHARE * plan.seconds)), _MAX_KEPT)
+        else:  # the longer drafts did not pay, the less often that is asked
+            self.rounds = min(int(seconds / (_ASKING_SHARE * plan.seconds)), 1 << self._plain, _MAX_REST)
 
 
 class Drafting:
@@ -52,10 +99,9 @@ class Drafting:
         self.runner, self.traits, self.controller = runner, drafter.traits, controller
         parts = (drafter.parts if controller is not None else ()) or (drafter,)
         self.members = [GuardedDrafter(part, runner.vocab_size) for part in parts]
-        self._undecided: tuple[list[int], Plan] | None = None
-        """The plan of a round that waits for the one in flight, and its sequences."""
-        self._rest = 0, 0
-        """So many more rounds of so many sequences are without drafts before the controller is asked again."""
+        self._kept = _KeptPlan()
+        self._rest = 0
+        """As in the last proposal."""
         self._unscored: dict[int, tuple[int, int, Draft]] = {}
         """By sequence: a draft that was left out, until the text judges it; whose it is, and where it starts."""
 
@@ -71,32 +117,25 @@ class Drafting:
             forced = [self._forced(seq, budget) for seq, budget in zip(view.seqs, view.budgets, strict=True)]
             budgets = [0 if draft else budget for draft, budget in zip(forced, view.budgets, strict=True)]
             view = replace(view, budgets=budgets)
-        rested = self._rest_on(view)
-        if rested is not None:
-            return Proposal([first or EMPTY for first in forced], rested, observed=False)
+        began = time.perf_counter()
         plan = self._plan(view)
+        asks = plan is None or bool(plan.lengths.any())
+        if not asks and not self._kept.is_new:
+            self._kept.rounds -= 1
+            self._rest += 1
+            return Proposal([first or EMPTY for first in forced], plan, observed=False, rest=self._rest)
         drafts = self._ask(view, plan)
         if drafts is None:
             return None
-        self._undecided = None
         drafts = [self._scorable(draft) for draft in drafts]
         if plan is not None:
             drafts = self._review(view.seqs, plan, drafts)
-            # of a large batch each round costs the host time, and a single one tells little
-            self._rest = 0 if plan.lengths.any() else len(view.seqs) // _SEQUENCES_PER_REST, len(view.seqs)
+            self._kept.use(time.perf_counter() - began)
         drafts = [first or draft for first, draft in zip(forced, drafts, strict=True)]
         if view.state is None and len(drafts) == 1:
             drafts = [self._trimmed(draft) for draft in drafts]
-        observed = plan is None or bool(plan.lengths.any()) or any(m.traits.watches for m in self.members)
-        return Proposal(drafts, plan, observed)
-
-    def _rest_on(self, view: RoundView) -> Plan | None:
-        """The plan of a round without drafts, where the last one was without and the batch is as large as then."""
-        rounds, batch = self._rest
-        if self.controller is None or not rounds or batch != len(view.seqs):
-            return None
-        self._rest = rounds - 1, batch
-        return plain_plan(batch, self.controller.costs)
+        self._rest = 0
+        return Proposal(drafts, plan, asks or any(m.traits.watches for m in self.members))
 
     def process(self, work: TargetPass) -> None:
         """Show drafters that follow the target what it has read."""
@@ -132,6 +171,7 @@ class Drafting:
         """
         if self.controller is None or proposal.plan is None:
             return
+        seconds = seconds if self._tells(proposal) else 0.0
         if not proposal.observed:
             self.controller.note_plain(proposal.plan, verdicts, seconds)
             return
@@ -157,15 +197,26 @@ class Drafting:
         """How often drafters failed for a sequence; the count is dropped with that."""
         return sum(member.take_failures(seq_id) for member in self.members)
 
+    def _tells(self, proposal: Proposal) -> bool:
+        """Whether the time of a round says what one of its kind takes.
+
+        Where rounds overlap, the host works on the rounds before and after one meanwhile. So the time of one without
+        drafts counts only where no drafter has anything to do with those, either.
+        """
+        drafted = any(proposal.lengths) or (proposal.plan is not None and bool(proposal.plan.lengths.any()))
+        return not self.runner.asynchronous or drafted or 2 <= proposal.rest < self._rest
+
     def _plan(self, view: RoundView) -> Plan | None:
-        """The controller's plan; one that was made for the same round before it had to wait is kept."""
+        """The controller's plan, or the last one while it holds."""
         if self.controller is None:
             return None
-        ids = [seq.id for seq in view.seqs]
-        if self._undecided is None or self._undecided[0] != ids:
-            self._undecided = ids, self.controller.plan(ids, view.budgets)
-        plan = self._undecided[1]
-        return plan.within(view.budgets)
+        ids, kept = [seq.id for seq in view.seqs], self._kept
+        if kept.rests(ids):
+            kept.seq_ids, kept.plan = ids, plain_plan(len(ids), self.controller.costs)
+        elif ids != kept.seq_ids or not (kept.is_new or kept.rounds):
+            began = time.perf_counter()
+            kept.begin(ids, self.controller.plan(ids, view.budgets), began)
+        return cast(Plan, kept.plan).within(view.budgets)
 
     def _review(self, seqs: Seq[Sequence], plan: Plan, drafts: list[Draft]) -> list[Draft]:
         """The drafts that are worth scoring. One that was sampled always is: leaving it out would bias the text."""
@@ -206,11 +257,14 @@ class Drafting:
                 continue
             if view.state is not None and plan is not None and not member.traits.drafts_ahead:
                 return None
-            made = member.propose(replace(view, budgets=budgets).take(rows))
+            asked = replace(view, budgets=budgets)
+            if member.traits.watches:  # at no cost for those of no budget, which are not taken out of tensors then
+                rows = list(range(len(budgets)))
+            made = member.propose(asked.take(rows))
             if made is None:
                 return None if view.state is not None else drafts
             for row, draft in zip(rows, made, strict=True):
-                drafts[row] = draft
+                drafts[row] = draft or drafts[row]
         return drafts
 
     def _is_active(self, member: int) -> bool:
