@@ -95,3 +95,12 @@ def test_rounds_that_say_nothing_are_ignored():
     costs = RoundCosts(PassTable({(1, 1): 1.0}))
     costs.observe(PLAIN, 0.0)
     assert costs.seconds(PLAIN) == 1.0
+
+
+def test_kinds_never_seen_are_as_slow_as_others_of_their_drafters():
+    """What drafters cost the host is in no table: it is learned for all widths at once."""
+    costs = RoundCosts(PassTable({(1, 1): 1.0, (1, 4): 1.2, (1, 8): 2.0}))
+    run(costs, 60, lambda kind: 1.0 if kind.plain else 5.0)
+    other, stranger = RoundKind(1, 4, 4, ("lookup",)), RoundKind(1, 4, 4, ("model",))
+    assert 1.4 * 1.2 < costs.seconds(other) < 2.6 * 1.2
+    assert costs.seconds(stranger) == pytest.approx(1.2, rel=0.02)
