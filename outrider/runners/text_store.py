@@ -119,10 +119,11 @@ class TextStore:
         longest = int((rows[:, LENGTH] + rows[:, SHIFT]).max()) + _MARGIN  # the host may lack two rounds
         self._make_room(longest)
         sent = self._rows(rows)
-        lengths = sent[:, LENGTH].contiguous()
         if state is not None and state.tokens is not None and state.accepted is not None:
             lengths = state.lengths
             self._kernels.append(self._texts, sent, lengths, state.last, state.tokens.contiguous(), state.accepted)
+        else:
+            lengths = sent[:, LENGTH].contiguous()
         history = self.ring.history
         keys = self._kernels.find(self._texts, history, sent, lengths, self.max_match, longest)
         return HostCopy(self._kernels.draft(self._texts, history, sent, lengths, keys, self.k))
