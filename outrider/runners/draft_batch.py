@@ -97,7 +97,10 @@ class DraftBatch:
 
     def graph(self, work: Callable[[], None], name: str) -> Callable[[], None]:
         """Captured where graphs are, else as it is."""
-        return work if self.graph_pool is None else capture(work, self.graph_pool, name).replay
+        if self.graph_pool is None:
+            return work
+        graph = capture(work, self.graph_pool, name)
+        return lambda: graph.replay()  # looked up at each call, so that a benchmark can watch replays
 
     def attention_batch(
         self,

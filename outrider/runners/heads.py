@@ -68,7 +68,7 @@ class HeadRunner:
         caches = model.add_layers(config.layers, config.kv_heads, config.head_dim) if config.layers else []
         self.layers = AttentionLayers(caches, [config.window] * config.layers, scale, skip=head.skip)
         self.shape = HeadShape(config.heads, config.kv_heads, config.head_dim, scale)
-        self.workspace = attention_workspace(model, self.shape)
+        self.workspace = attention_workspace(model, self.shape) if config.layers else None
         self.width = 1 + max_accepted
         self.max_batch = 1 << (MAX_ROWS // max(self.width, row_width)).bit_length() - 1
         """Sequences of one pass; more are drafted for in several."""
