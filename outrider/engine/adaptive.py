@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from pathlib import Path
 
+from outrider.control.ceilings import limits_of
 from outrider.control.controller import Controller, Member
 from outrider.control.costs import PassTable, RoundCosts
 from outrider.control.measure import key_of, load_table, measure_passes, save_table
@@ -37,6 +38,7 @@ class CostMeter:
             self._table(target, width, "target"),
             {name: self._table(model, 1, name) for name, model in models.items()},
         )
+        costs.limits = limits_of(target, self._folder, self._facts)
         widths = sorted({w for _, w in target.pass_shapes(self.max_batch, width)}) if target.asynchronous else ()
         return Controller([_member(part, target) for part in parts], costs, widths)
 

@@ -47,6 +47,7 @@ class Engine:
         limits = limits or EngineLimits()
         self.target, self.drafter, self.verifier, self.tokenizer = target, drafter, verifier, tokenizer
         self.drafting = Drafting(drafter, target, controller)
+        self._limits = None if controller is None else controller.costs.limits
         self.eos_ids = frozenset(eos_ids)
         self.scheduler = Scheduler(target, max_batch=limits.max_batch, max_round_tokens=limits.max_round_tokens)
         self.stats = Stats()
@@ -210,7 +211,7 @@ class Engine:
                 salt=request.salt,
                 constraint=None if request.constraint is None else request.constraint.fork(),
             )
-            stats = Stats(prompt_tokens=seq.prompt_len, started=time.perf_counter())
+            stats = Stats(prompt_tokens=seq.prompt_len, started=time.perf_counter(), limits=self._limits)
             self._live[seq.id] = Live(seq, TextStream(self.tokenizer, request.prompt, params.stop), stats)
             self.scheduler.add(seq)
             ids.append(seq.id)
@@ -313,12 +314,14 @@ class Engine:
         verdicts = {o.live.seq.id: o.verdict for o in outcomes if o.verdict is not None}
         decodes = all(each.decodes for each in done.scheduled)
         ids = [each.seq.id for each in done.scheduled]
+        rows = sum(len(draft.tokens) for draft in done.drafts) + len(ids)
         self.drafting.account(done.proposal, verdicts, ids, times.total if decodes else 0.0)
         for each in done.scheduled:
             if each.seq.id in self._live:
                 stats = self._live[each.seq.id].stats
                 stats.shared_tokens += 0 if stats.passes else each.shared  # not what is found again after a preemption
                 stats.passes += 1
+                stats.rows += rows if each.decodes else 0
                 stats.times.add(times if each.decodes else Times(read=times.total))
 
     def _retire(self, live: Live) -> None:
