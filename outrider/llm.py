@@ -17,7 +17,7 @@ from outrider.core.errors import ConfigError, OutriderError, RequestError
 from outrider.core.outputs import TokenLogprob
 from outrider.core.sampling import SamplingParams, Token, short_repr
 from outrider.core.sequence import Constraint
-from outrider.drafters.base import DrafterConfig, DrafterContext
+from outrider.drafters.base import DrafterConfig, DrafterContext, ModelLoaded
 from outrider.drafters.registry import parse_drafter
 from outrider.engine.adaptive import CostMeter
 from outrider.engine.arguments import (
@@ -60,6 +60,12 @@ def _read_drafter(drafter: str | DrafterConfig) -> DrafterConfig:
     return drafter
 
 
+def _models_loaded(drafter: DrafterConfig, target: str, revision: str | None) -> list[ModelLoaded]:
+    """What a drafter loads, by names; where that is part of the target's checkpoint, by the target's."""
+    own = target if revision is None else f"{target.partition('@')[0]}@{revision}"
+    return [each._replace(model=each.model or own) for each in drafter.traits.loads]
+
+
 class LLM:
     """A model and a drafter, ready to answer.
 
@@ -100,7 +106,9 @@ class LLM:
                 max_batch=max_batch,
                 max_round_tokens=2048 if max_round_tokens is None else max_round_tokens,
                 max_draft=config.traits.max_tokens,
-                reserved=memory_for_drafts(config.traits.loads, options.get("device", "auto")),
+                reserved=memory_for_drafts(
+                    _models_loaded(config, os.fspath(model), options.get("revision")), options.get("device", "auto")
+                ),
                 **options,
             )
         elif not isinstance(model, LoadedModel):
@@ -127,6 +135,7 @@ class LLM:
             device=target.device,
             load_runner=self._load_draft,
             target=target,
+            target_folder=self.loaded.folder,
             max_batch=max_batch,
             max_round_tokens=max_round_tokens,
             row_price=meter.row_price(1 + config.traits.max_tokens) if meter else None,

@@ -123,7 +123,7 @@ def _check_loading(model: ModelOptions, drafting: DraftingOptions) -> None:
     check_name(model.model)
     for each in config.traits.loads:
         try:
-            check_name(each.model)
+            check_name(each.model or model.model)
         except ConfigError as error:
             raise ConfigError(f"draft model: {error}") from error
 

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from outrider.core.draft import Draft, Verdict
@@ -18,10 +19,13 @@ class ModelLoaded(NamedTuple):
     """A model that a drafter loads: memory is reserved for it."""
 
     model: str
+    """Empty: the target's own checkpoint."""
     device: str = ""
     """Empty: the target's."""
     vocab: int = 0
     """Rows of its output head that are copied."""
+    module: bool = False
+    """Only its MTP module is loaded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +164,8 @@ class DrafterContext:
     """Loads a draft model by name; only a drafter that runs a model calls it."""
     target: Runner | None = None
     """The target's runner, for a drafter that reads its layers or adds some to its cache."""
+    target_folder: Path | None = None
+    """The target's checkpoint, for a drafter that finds its weights there."""
     max_batch: int = 8
     """Max sequences it is asked for at once."""
     max_round_tokens: int = 512

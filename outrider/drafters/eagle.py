@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from outrider.core.device_row import DeviceRow
 from outrider.core.draft import EMPTY, Draft, Verdict
 from outrider.core.errors import ConfigError
-from outrider.core.host_copy import HostCopy
 from outrider.core.sampling import is_int
 from outrider.core.sequence import Sequence
 from outrider.drafters.base import Drafter, DrafterContext, ModelLoaded, RoundView, TargetPass, Traits
 from outrider.drafters.draft_model import chain_lengths
 from outrider.drafters.eagle_tree import TreePlan, drawn_plan, grow_trees, ranked_plan
+from outrider.drafters.head_drafts import drafts_of
 from outrider.drafters.options import check_options
 from outrider.models.heads.config import HeadKind
 from outrider.models.heads.eagle import EagleHead, load_eagle
+from outrider.models.heads.mtp import MtpHead
 from outrider.runners.draft_batch import HeadDraft
 from outrider.runners.heads import HeadBatch, HeadRunner
 from outrider.runners.native import NativeRunner
@@ -33,6 +33,61 @@ MAX_TREE_ROWS = 63
 """Rows of a tree that a head runs: as many as one number's bits can tell apart."""
 _MEMORY = 0.05
 """Weight of a new round in running means."""
+
+
+StepHead = EagleHead | MtpHead
+"""A head that drafts token by token."""
+
+
+class StepOptions(Protocol):
+    """What the configurations of such heads have in common: see `EagleConfig`."""
+
+    @property
+    def k(self) -> int: ...
+    @property
+    def tree(self) -> int: ...
+    @property
+    def depth(self) -> int: ...
+    @property
+    def top_k(self) -> int: ...
+    @property
+    def traits(self) -> Traits: ...
+
+
+def check_steps(name: str, options: StepOptions) -> None:
+    """ConfigError where options of the drafter `name` are out of range."""
+    check_options(name, options, k=(1, MAX_NODES), depth=(1, MAX_NODES), top_k=(1, MAX_NODES))
+    if not is_int(options.tree) or not 0 <= options.tree <= MAX_NODES:
+        raise ConfigError(f"{name}: tree must be 0 to {MAX_NODES}, got {options.tree!r}")
+    if options.tree and (rows := ranked_plan(options.tree, options.depth, options.top_k).rows) > MAX_TREE_ROWS:
+        raise ConfigError(
+            f"{name}: depth={options.depth} and top_k={options.top_k} run {rows} nodes of a tree, and {MAX_TREE_ROWS} "
+            "is the most: give a smaller depth or top_k"
+        )
+
+
+def step_traits(name: str, options: StepOptions, loads: ModelLoaded) -> Traits:
+    """Which layers are read, the head's checkpoint says: the drafter's own traits name them."""
+    return Traits(
+        name=name,
+        max_tokens=options.tree or options.k,
+        runs_model=True,
+        drafts_ahead=True,
+        pays_budget=True,
+        follows_target=True,
+        states_probs=True,
+        loads=(loads,),
+    )
+
+
+def native_target(name: str, context: DrafterContext) -> NativeRunner:
+    """The target of the drafter `name`. ConfigError where its layers cannot be read."""
+    if not isinstance(context.target, NativeRunner):
+        raise ConfigError(
+            f"{name} reads the layers of its target, which only models of a native family show; choose another "
+            "drafter, for example suffix"
+        )
+    return context.target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,47 +110,25 @@ class EagleConfig:
     def __post_init__(self) -> None:
         if not self.model:
             raise ConfigError("eagle needs a head: eagle:model=FOLDER, one that was trained for this target")
-        check_options("eagle", self, k=(1, MAX_NODES), depth=(1, MAX_NODES), top_k=(1, MAX_NODES))
-        if not is_int(self.tree) or not 0 <= self.tree <= MAX_NODES:
-            raise ConfigError(f"eagle: tree must be 0 to {MAX_NODES}, got {self.tree!r}")
-        if self.tree and (rows := ranked_plan(self.tree, self.depth, self.top_k).rows) > MAX_TREE_ROWS:
-            raise ConfigError(
-                f"eagle: depth={self.depth} and top_k={self.top_k} run {rows} nodes of a tree, and {MAX_TREE_ROWS} is "
-                "the most: give a smaller depth or top_k"
-            )
+        check_steps("eagle", self)
 
     @property
     def traits(self) -> Traits:
-        """Which layers are read, the head's checkpoint says: the drafter's own traits name them."""
-        return Traits(
-            name="eagle",
-            max_tokens=self.tree or self.k,
-            runs_model=True,
-            drafts_ahead=True,
-            pays_budget=True,
-            follows_target=True,
-            states_probs=True,
-            loads=(ModelLoaded(self.model),),
-        )
+        return step_traits("eagle", self, ModelLoaded(self.model))
 
     def build(self, context: DrafterContext) -> Eagle:
-        target = context.target
-        if not isinstance(target, NativeRunner):
-            raise ConfigError(
-                "eagle reads the layers of its target, which only models of a native family show; choose another "
-                "drafter, for example suffix"
-            )
+        target = native_target("eagle", context)
         kinds: tuple[HeadKind, ...] = ("eagle", "eagle3") if self.kind == "any" else (self.kind,)
-        drafter = Eagle(self, load_eagle(self.model, target.model.decoder, kinds), target, context)
-        for _ in drafter.runner.capture(context.max_batch):
-            pass
-        return drafter
+        return Eagle(self, load_eagle(self.model, target.model.decoder, kinds), target, context)
 
 
 class Eagle(Drafter):
-    """The head's keys and values lie in the target's pages; see `HeadRunner` for what else is kept of a text."""
+    """Any head that drafts token by token, EAGLE's or another.
 
-    def __init__(self, options: EagleConfig, head: EagleHead, target: NativeRunner, context: DrafterContext) -> None:
+    Its keys and values lie in the target's pages; see `HeadRunner` for what else is kept of a text.
+    """
+
+    def __init__(self, options: StepOptions, head: StepHead, target: NativeRunner, context: DrafterContext) -> None:
         self.head, self.sampled = head, context.mode == "distribution"
         self.plan: TreePlan | None = None
         """Of its trees; None: it drafts chains."""
@@ -127,6 +160,8 @@ class Eagle(Drafter):
             self._tokens = self._tokens.to(target.device)
         self._mean_accepted = levels / 2
         """Of the tokens of one draft, over recent rounds."""
+        for _ in self.runner.capture(context.max_batch):
+            pass
 
     def process(self, work: TargetPass) -> None:
         self.runner.feed(work.spans, work.scores.features, work.state)
@@ -134,22 +169,12 @@ class Eagle(Drafter):
     def propose(self, view: RoundView) -> Seq[Draft]:
         drafts = [EMPTY] * len(view.seqs)
         rows = [i for i in self.runner.ready(view.seqs, ahead=view.state is not None) if view.budgets[i] > 0]
-        if not rows:
-            return drafts
-        asked = view.take(rows)
-        made = self.runner.draft(asked.seqs, asked.state, max(asked.budgets))
-        tokens, nodes = HostCopy(made.tokens), made.tokens.shape[1]
-        parents = None if made.parents is None else HostCopy(made.parents)
-        for at, (i, seq) in enumerate(zip(rows, asked.seqs, strict=True)):
-            draft = Draft(
-                DeviceRow(tokens, at, nodes),
-                None if parents is None else DeviceRow(parents, at, nodes),
-                None if made.probs is None or seq.params.greedy else made.probs[at],
-                self.traits.name,
-                min(self._mean_accepted, nodes),
-                known=True,
-            )
-            drafts[i] = draft.first_nodes(view.budgets[i])
+        if rows:
+            asked = view.take(rows)
+            made = self.runner.draft(asked.seqs, asked.state, max(asked.budgets))
+            expected = [min(self._mean_accepted, made.tokens.shape[1])] * len(rows)
+            for i, draft in zip(rows, drafts_of(made, asked, self.traits.name, expected), strict=True):
+                drafts[i] = draft
         return drafts
 
     def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:

@@ -27,6 +27,7 @@ _MODULES = {
     "cross-model": "cross_model:CrossModelConfig",
     "layer-skip": "layer_skip:LayerSkipConfig",
     "eagle": "eagle:EagleConfig",
+    "mtp": "mtp:MtpConfig",
     "block": "block:BlockConfig",
     "medusa": "medusa:MedusaConfig",
     "mix": "mix:MixConfig",

@@ -23,15 +23,18 @@ def speed_facts(loaded: LoadedModel) -> tuple[object, ...]:
     return (torch.__version__, machine, loaded.folder, loaded.format, loaded.pinned)
 
 
-def memory_for_drafts(models: Iterable[tuple[str, str, int]], device: str) -> ReservedMemory:
-    """What draft models, each (name, device, rows of its head that are copied), will take of a CUDA device."""
+def memory_for_drafts(models: Iterable[tuple[str, str, int, bool]], device: str) -> ReservedMemory:
+    """What draft models will take of a CUDA device.
+
+    Each is (name, device, rows of its head that are copied, whether its MTP module alone is loaded).
+    """
     here = choose_device(device)
     if here.type != "cuda":
         return ReservedMemory()
     with draft_errors():
         parts = [
-            reserved_memory_of(name, vocab=vocab)
-            for name, other, vocab in models
+            reserved_memory_of(name, vocab=vocab, module=module)
+            for name, other, vocab, module in models
             if not other or choose_device(other) == here
         ]
         return sum(parts, ReservedMemory())

@@ -14,8 +14,9 @@ from outrider.checkpoints.resolve import resolve
 from outrider.core.errors import ConfigError
 from outrider.core.sequence import Span
 from outrider.models.decoder import Decoder
-from outrider.models.heads.checkpoint import read_head_config
+from outrider.models.heads.checkpoint import parse_head_config, read_head_config
 from outrider.models.heads.config import HeadConfig
+from outrider.models.heads.mtp import open_mtp
 from outrider.models.load import default_dtype, read_config, weight_bytes
 from outrider.runners.base import Runner
 from outrider.runners.native import NativeRunner
@@ -89,11 +90,14 @@ class MemoryPlan:
         return f"{self.total / GIB:.1f} GiB: {shares}; {self.tokens} tokens of {self.bytes_per_token} bytes"
 
 
-def reserved_memory_of(model: str, *, vocab: int = 0) -> ReservedMemory:
+def reserved_memory_of(model: str, *, vocab: int = 0, module: bool = False) -> ReservedMemory:
     """What a draft model or a drafting head will take, from its files; no weight is read.
 
-    vocab: rows copied of its output head.
+    vocab: rows copied of its output head. module: of its MTP module alone.
     """
+    if module:
+        files = open_mtp(model)
+        return _memory_of_head(parse_head_config(files), files.numbers * torch.bfloat16.itemsize)
     folder = resolve(model)
     head = read_head_config(model)
     if head is not None:

@@ -62,6 +62,14 @@ QWEN_DEFAULTS: dict[str, Any] = {
     "max_window_layers": 28,
     "layer_types": None,
 }
+MIMO_DEFAULTS: dict[str, Any] = QWEN_DEFAULTS | {  # Qwen2 with a module that predicts further tokens
+    "attention_bias": True,  # says nothing of the output projection, which has none
+    "auto_map": None,  # Transformers lacks this family, and runs code from the checkpoint
+    "num_speculative_steps": None,  # and what follows: how FastMTP trained the module
+    "mtp_loss_step_weights": None,
+    "ntp_loss_weight": None,
+    "mtp_loss_weight": None,
+}
 GEMMA_DEFAULTS: dict[str, Any] = {
     "head_dim": 256,
     "hidden_act": "gelu_pytorch_tanh",
@@ -95,6 +103,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "qwen2": Family("Qwen2ForCausalLM", QWEN_DEFAULTS, {"qkv_bias": True}),
     "qwen3": Family("Qwen3ForCausalLM", QWEN_DEFAULTS | {"head_dim": 128, "attention_bias": False}, {"qk_norm": True}),
+    "mimo": Family("MiMoForCausalLM", MIMO_DEFAULTS, {"qkv_bias": True, "out_bias": False}),
     "gemma": Family("GemmaForCausalLM", GEMMA_DEFAULTS | {"num_key_value_heads": 16}, {"unit_offset": True}),
     "gemma2": Family("Gemma2ForCausalLM", GEMMA_2_DEFAULTS, {"unit_offset": True, "sandwich_norms": True}),
     "gemma3_text": Family(
@@ -108,7 +117,8 @@ IGNORED_KEYS = frozenset(
     bos_token_id cache_implementation chunk_size_feed_forward
     diversity_penalty dtype early_stopping eos_token_id hidden_dropout id2label initializer_range is_decoder
     is_llama_config label2id length_penalty max_length max_sequence_length min_length model_type
-    no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_attentions output_hidden_states
+    mtp_num_hidden_layers no_repeat_ngram_size num_beam_groups num_beams num_nextn_predict_layers
+    num_return_sequences output_attentions output_hidden_states
     pad_token_id pretraining_tp repetition_penalty return_dict temperature tokenizer_class top_k top_p
     torch_dtype transformers.js_config transformers_version typical_p unk_token_id unsloth_fixed
     unsloth_version use_cache
@@ -161,11 +171,10 @@ def parse_config(config_json: Mapping[str, Any]) -> DecoderConfig:
         attention_softcap=read_optional_float(values, "attn_logit_softcapping"),
         final_softcap=read_optional_float(values, "final_logit_softcapping"),
         embedding_scale=sizes["hidden_size"] ** 0.5 if family.overrides.get("unit_offset") else 1.0,  # Gemma
-        out_bias=bias,
         mlp_bias=read_bool(values, "mlp_bias"),
         tied=read_bool(values, "tie_word_embeddings"),
         dtype=_read_dtype(config_json),
-        **{"qkv_bias": bias, **family.overrides},
+        **{"qkv_bias": bias, "out_bias": bias, **family.overrides},
     )
 
 

@@ -19,6 +19,7 @@ from outrider.models.config import DecoderConfig
 from outrider.models.decoder import Decoder, Layer, Norm, Weights
 from outrider.models.families import parse_config
 from outrider.models.fields import FieldError, UnsupportedModel
+from outrider.models.heads.mtp_layout import mtp_tensors
 from outrider.models.linear import Int4Linear, Int8Linear, Linear, LinearOp, Quantization
 from outrider.models.rope import pair_rows
 
@@ -138,8 +139,10 @@ def _check_tensors(config: DecoderConfig, tensors: Tensors, folder: Path) -> Non
     expected, found = _expected_shapes(config), tensors.names()
     if HEAD_NAME in found:
         expected[HEAD_NAME] = expected[EMBEDDING_NAME]
-    # Rotary frequencies follow from config.json; older checkpoints store them anyway.
-    surplus = {name for name in found - expected.keys() if not name.endswith("rotary_emb.inv_freq")}
+    # Rotary frequencies follow from config.json; older checkpoints store them anyway. MTP modules belong to a drafter.
+    surplus = {
+        name for name in found - expected.keys() - mtp_tensors(found) if not name.endswith("rotary_emb.inv_freq")
+    }
     faults = [f"{name} is missing" for name in sorted(expected.keys() - found)]
     faults += [f"{name} has no place in the model" for name in sorted(surplus)]
     for name in sorted(expected.keys() & found):

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from tiny_block import tiny_block
 from tiny_eagle import tiny_eagle
 from tiny_medusa import tiny_medusa
+from tiny_mtp import tiny_mtp
 
 from outrider.core.draft import EMPTY, Draft, Verdict
 from outrider.core.sampling import Token
@@ -43,6 +44,7 @@ NATIVE_ONLY = {
     "eagle": ("eagle:model=tiny-eagle3,k=3", "eagle:model=tiny-eagle1,tree=7,depth=3,top_k=3"),
     "block": ("block:model=tiny-block", "block:model=tiny-block,tree=7"),
     "medusa": ("medusa:model=tiny-medusa,tree=0", "medusa:model=tiny-medusa,tree=9"),
+    "mtp": ("mtp:model=tiny-mtp,k=2", "mtp:model=tiny-mtp,tree=6,depth=3,top_k=3"),
 }
 """How drafters are spelled that read the layers of a native target."""
 HEADS: dict[str, Callable[[Decoder], Path]] = {
@@ -50,6 +52,7 @@ HEADS: dict[str, Callable[[Decoder], Path]] = {
     "tiny-eagle3": partial(tiny_eagle, "tiny-eagle3"),
     "tiny-block": tiny_block,
     "tiny-medusa": tiny_medusa,
+    "tiny-mtp": tiny_mtp,
 }
 EVERYBODY = (*(_NEEDS.get(name, name) for name in DRAFTERS if name not in NATIVE_ONLY), *VARIANTS, *SCRIPTED)
 EVERY_NATIVE = (*EVERYBODY, *(spec for specs in NATIVE_ONLY.values() for spec in specs))

@@ -28,6 +28,8 @@ SPECS = (
     "layer-skip:skip=1,k=4",
     "medusa:model=tiny-medusa,tree=0",
     "medusa:model=tiny-medusa,tree=9",
+    "mtp:model=tiny-mtp,k=3",
+    "mtp:model=tiny-mtp,tree=7,depth=3,top_k=3",
     "block:model=tiny-block",
     "block:model=tiny-block,tree=7",
 )

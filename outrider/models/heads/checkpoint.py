@@ -1,105 +1,40 @@
 """Reads the checkpoints of drafting heads: what kind of head they hold, for which target, and its weights.
 
-Layouts: EAGLE-1, EAGLE-3, `speculators` (eagle, eagle3, dflash, dspark), DFlash, JetSpec, DSpark, Medusa. Tensors
-are known by their names in the `speculators` layout, to which the names of the others are translated.
+Layouts: EAGLE-1, EAGLE-3, `speculators` (eagle, eagle3, dflash, dspark), DFlash, JetSpec, DSpark, Medusa, and the MTP
+modules of whole models (`mtp_layout`).
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import nn
 
-from outrider.checkpoints.folder import weight_files
-from outrider.checkpoints.resolve import resolve
 from outrider.core.errors import ConfigError
 from outrider.models.config import DecoderConfig
 from outrider.models.families import read_activation, read_rope
 from outrider.models.fields import FieldError, UnsupportedModel, read_bool, read_dict, read_float, read_int
 from outrider.models.heads.config import HeadConfig, HeadKind
+from outrider.models.heads.files import HeadFiles, open_head
+from outrider.models.heads.mtp_layout import MtpLayout
 
-MAX_CONFIG_BYTES = 1 << 20
-_PREFIXES = {"model.": "", "midlayer.": "layers.0.", "transformer.": "layers.0.", "fusion_fc.": "fc."}
-"""How other layouts spell the beginning of a name."""
+__all__ = ["HeadFiles", "check_target", "kind_of", "load_weights", "open_head", "parse_head_config", "read_head_config"]
+
 _SPECULATORS: dict[str, HeadKind] = {"eagle": "eagle", "eagle3": "eagle3", "dflash": "block", "dspark": "block"}
 _MEDUSA = re.compile(r"(\d+)\.(\d+)\.linear\.weight")
 _UNREAD = ("embed_tokens.weight", "lm_head.weight", "t2d", "verifier_norm.weight", "verifier_lm_head.weight")
 """Tensors that a head may leave unread: the target has them, or they follow from others."""
-_DRAFTERS: dict[HeadKind, str] = {"eagle": "eagle", "eagle3": "eagle", "block": "block", "medusa": "medusa"}
-"""The drafter that runs each kind."""
-
-
-@dataclass(frozen=True, slots=True)
-class HeadFiles:
-    """A head's checkpoint, opened: its config.json, and where its tensors are."""
-
-    folder: Path
-    config_json: dict[str, Any]
-    shapes: dict[str, tuple[int, ...]]
-    """Of every tensor, by its name in the `speculators` layout."""
-    places: dict[str, tuple[Path, str]]
-    """The file of each, and its name there."""
-
-    def read(self, name: str) -> Tensor:
-        """A copy of one tensor, as it is stored, on the CPU."""
-        file, stored = self.places[name]
-        with safe_open(file, "pt") as tensors:
-            return tensors.get_tensor(stored).clone()
-
-    def has(self, pattern: str) -> bool:
-        """Whether some tensor's whole name matches."""
-        return any(re.fullmatch(pattern, name) for name in self.shapes)
-
-
-def open_head(name: str) -> HeadFiles:
-    """The checkpoint of a head: a folder or a Hugging Face id. Only safetensors are read. ConfigError where it is
-    none, or damaged."""
-    folder = resolve(name)
-    file = folder / "config.json"
-    if file.stat().st_size > MAX_CONFIG_BYTES:
-        raise ConfigError(f"{file} has more than {MAX_CONFIG_BYTES} bytes, so it is no head's; name a head's folder")
-    try:
-        config_json = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{file} is not JSON ({error}); download or save the head again") from error
-    if not isinstance(config_json, dict):
-        raise ConfigError(f"{file} is not a JSON object; download or save the head again")
-    shapes: dict[str, tuple[int, ...]] = {}
-    places: dict[str, tuple[Path, str]] = {}
-    for weights in weight_files(folder):
-        if weights.suffix != ".safetensors":
-            raise ConfigError(f"{name} is a GGUF file; a head is a folder with config.json and .safetensors")
-        try:
-            with safe_open(weights, "pt") as tensors:
-                found = {stored: tuple(tensors.get_slice(stored).get_shape()) for stored in tensors.keys()}  # noqa: SIM118
-        except SafetensorError as error:
-            raise ConfigError(f"{weights} is not a sound safetensors file ({error}); download it again") from error
-        for stored, shape in found.items():
-            known = _known_name(stored)
-            if known in places:
-                raise ConfigError(f"{weights}: {stored} and {places[known][1]} are the same tensor of a head")
-            if not known.endswith("inv_freq"):
-                shapes[known], places[known] = shape, (weights, stored)
-    return HeadFiles(folder, config_json, shapes, places)
-
-
-def _known_name(stored: str) -> str:
-    for prefix, known in _PREFIXES.items():
-        if stored.startswith(prefix):
-            stored = known + stored.removeprefix(prefix)
-    return stored
 
 
 def kind_of(files: HeadFiles) -> HeadKind:
     """What kind of head this is, by its configuration and the names of its tensors. ConfigError where it is none."""
+    if files.mtp is not None:
+        return "mtp"
     named = files.config_json.get("speculators_model_type")
     if named is not None:
         if not isinstance(named, str) or named not in _SPECULATORS:
@@ -122,26 +57,31 @@ def kind_of(files: HeadFiles) -> HeadKind:
 
 
 def _readable() -> str:
-    return "EAGLE, EAGLE-3, DFlash, DSpark, Medusa"
+    return "EAGLE, EAGLE-3, DFlash, DSpark, Medusa, MTP"
 
 
 def parse_head_config(files: HeadFiles) -> HeadConfig:
     """What the checkpoint says of its head. `check_target` completes it."""
     kind = kind_of(files)
     try:
-        return _parse_medusa(files) if kind == "medusa" else _parse_layers(files, kind)
+        if kind == "medusa":
+            return _parse_medusa(files)
+        return _parse_layers(files, kind) if files.mtp is None else _parse_mtp(files, files.mtp)
     except (FieldError, UnsupportedModel) as fault:
         raise ConfigError(f"{files.folder / 'config.json'}: {fault}; mend it, or download the head again") from fault
 
 
 def read_head_config(name: str) -> HeadConfig | None:
-    """What a checkpoint says of its head; None where it holds none. No weight is read."""
+    """What a checkpoint says of its head; None where it holds none, or only the MTP module of a model.
+
+    No weight is read.
+    """
     try:
         files = open_head(name)
-        kind_of(files)
+        kind = kind_of(files)
     except ConfigError:
         return None
-    return parse_head_config(files)
+    return None if kind == "mtp" else parse_head_config(files)
 
 
 def _parse_layers(files: HeadFiles, kind: HeadKind) -> HeadConfig:
@@ -179,6 +119,8 @@ def _parse_layers(files: HeadFiles, kind: HeadKind) -> HeadConfig:
         window=_window(values),
         bias="fc.bias" in shapes,
     )
+    if kind == "mtp":
+        return config
     if kind == "block":
         return _with_block(config, files)
     if files.has(r"(embedding_layernorm|pre_lm_head_layernorm|hidden_states_layernorm)\.weight"):
@@ -222,6 +164,39 @@ def _with_block(config: HeadConfig, files: HeadFiles) -> HeadConfig:
         confidence_with_markov=shapes.get("confidence_head.proj.weight", (1, 0))[1] > config.hidden_size,
         sample_from_anchor=read_bool(anchored, "sample_from_anchor"),
         causal=windowed or read_bool({"causal_head": False} | _given(given), "causal_head"),
+    )
+
+
+def _parse_mtp(files: HeadFiles, layout: MtpLayout) -> HeadConfig:
+    """A module of an ordinary layer. Its config.json is that of the model it belongs to."""
+    given, shapes = files.config_json, files.shapes
+    given = given | read_dict(given, "text_config")
+    queries = shapes.get("layers.0.self_attn.q_proj.weight", (0,))[0]
+    heads = read_int(given, "num_attention_heads")
+    dim = read_int({"head_dim": read_int(given, "hidden_size") // heads} | _given(given), "head_dim")
+    other = None
+    if files.has(r"layers\.0\.self_attn\.(q_a|q_b|kv_a|kv_b)_proj.*"):
+        other = "multi-head latent attention (MLA)"
+    elif files.has(r"layers\.0\.mlp\.(experts|gate|shared_experts?)\..*"):
+        other = "a mixture of experts"
+    elif queries == 2 * heads * dim:
+        other = "gated attention"
+    if other is not None:
+        raise ConfigError(
+            f"{files.folder}: the layer of its MTP module has {other}, and mtp runs layers of plain attention and one "
+            "MLP; choose another drafter, for example suffix"
+        )
+    config = _parse_layers(replace(files, config_json=given), "mtp")
+    number = re.fullmatch(r"model\.layers\.(\d+)\..*", files.places["fc.weight"][1])
+    return replace(
+        config,
+        target_layers=int(number[1]) if number else 0,  # modules are numbered behind the target's layers
+        own_embedding=False,  # what DeepSeek-V3 stores are copies of the target's
+        own_head=False,
+        hidden_first=layout.hidden_first,
+        # FastMTP, whose configuration has this key, trains MiMo's module anew on what the target's head reads
+        raw_hidden=layout.raw_hidden and "num_speculative_steps" not in given,
+        unit_offset=str(given.get("model_type")).startswith(("qwen3_next", "qwen3_5")),
     )
 
 
@@ -279,7 +254,8 @@ def check_target(config: HeadConfig, target: DecoderConfig, *, name: str, kinds:
     """
     if config.kind not in kinds:
         asked = f"not of kind {' or '.join(kinds)}"
-        raise ConfigError(f"{name} is a head of kind {config.kind}, {asked}; use {_DRAFTERS[config.kind]}:model={name}")
+        drafter = "eagle" if config.kind == "eagle3" else config.kind
+        raise ConfigError(f"{name} is a head of kind {config.kind}, {asked}; use {drafter}:model={name}")
     layers = len(target.layers)
     for what, made_for, has in (
         ("a vocabulary of {} tokens", config.vocab_size, target.vocab_size),

@@ -7,7 +7,7 @@ from typing import Literal
 
 from outrider.models.config import Activation, RopeConfig
 
-HeadKind = Literal["eagle", "eagle3", "block", "medusa"]
+HeadKind = Literal["eagle", "eagle3", "block", "medusa", "mtp"]
 _ROPE = RopeConfig()
 
 
@@ -77,6 +77,14 @@ class HeadConfig:
     """The anchor's row predicts the first draft token: as many drafts as rows, else one less."""
     causal: bool = False
     """Rows of a block see those before them only, else all of their block."""
+
+    # MTP
+    hidden_first: bool = False
+    """Its projection reads the hidden state before the embedding."""
+    raw_hidden: bool = False
+    """It reads the target's last hidden state before the target's final norm, not after it."""
+    unit_offset: bool = False
+    """Norms multiply by 1 + weight (Qwen3-Next)."""
 
     # Medusa
     medusa_heads: int = 0

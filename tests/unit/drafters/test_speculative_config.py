@@ -5,7 +5,11 @@ import json
 import pytest
 
 from outrider.core.errors import ConfigError
+from outrider.drafters.block import BlockConfig
+from outrider.drafters.draft_model import DraftModelConfig
 from outrider.drafters.eagle import EagleConfig
+from outrider.drafters.medusa import MedusaConfig
+from outrider.drafters.mtp import MtpConfig
 from outrider.drafters.prompt_lookup import PromptLookupConfig
 from outrider.drafters.speculative_config import from_vllm
 from outrider.drafters.suffix import SuffixConfig
@@ -81,13 +85,40 @@ def test_an_eagle_head(config, kind):
 
 
 @pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"method": "medusa", "model": "a", "num_speculative_tokens": 3}, MedusaConfig(model="a", k=3, tree=0)),
+        ({"method": "dflash", "model": "a", "num_speculative_tokens": 15}, BlockConfig(model="a", k=15)),
+        ({"method": "dspark", "model": "a", "num_speculative_tokens": 7}, BlockConfig(model="a", k=7)),
+        (
+            {"model": "org/Qwen3-8B-DFlash-b16", "num_speculative_tokens": 15, "revision": "v2"},
+            BlockConfig(model="org/Qwen3-8B-DFlash-b16@v2", k=15),
+        ),
+        ({"method": "mtp", "num_speculative_tokens": 2}, MtpConfig(k=2)),
+        ({"method": "mtp", "model": "a", "num_speculative_tokens": 2, "revision": "b"}, MtpConfig(model="a@b", k=2)),
+        *(
+            ({"method": method, "num_speculative_tokens": 1}, MtpConfig(k=1))
+            for method in ("deepseek_mtp", "mimo_mtp", "qwen3_next_mtp", "qwen3_5_mtp")
+        ),
+    ],
+)
+def test_other_heads(config, expected):
+    assert from_vllm(config) == expected
+
+
+def test_a_folder_with_no_head_is_a_draft_model(tmp_path):
+    config = {"model": str(tmp_path), "num_speculative_tokens": 4}
+    assert from_vllm(config) == DraftModelConfig(model=str(tmp_path), k=4)
+
+
+@pytest.mark.parametrize(
     ("config", "message"),
     [
         ('{"method": "eagle3", "num_speculative_tokens": 2}', "method eagle3 needs model, the folder"),
         ('{"method": "eagle3", "model": "x"}', "needs num_speculative_tokens"),
         (
             '{"method": "draft_model", "model": "org/EAGLE3-x", "num_speculative_tokens": 2}',
-            "is an EAGLE head; its method is eagle3",
+            "is a drafting head; its method is eagle3",
         ),
         (
             '{"method": "eagle", "model": "x", "num_speculative_tokens": 2, "speculative_token_tree": "[(0,)]"}',
@@ -97,7 +128,19 @@ def test_an_eagle_head(config, kind):
             '{"method": "mlp_speculator", "num_speculative_tokens": 1}',
             "no method 'mlp_speculator' here; methods: ngram, s",
         ),
-        ('{"method": "mtp", "num_speculative_tokens": 1}', "no method 'mtp' here"),
+        ('{"method": "foo_mtp", "num_speculative_tokens": 1}', "no method 'foo_mtp' here"),
+        ('{"method": "mtp"}', "needs num_speculative_tokens"),
+        ('{"method": "mtp", "num_speculative_tokens": 1, "revision": "main"}', "revision is that of model"),
+        ('{"method": "mtp", "num_speculative_tokens": 1, "draft_tensor_parallel_size": 2}', "size must be 1"),
+        ('{"method": "mtp", "num_speculative_tokens": 32}', "mtp: k must be 1 to 31, got 32"),
+        ('{"method": "mtp", "num_speculative_tokens": 1, "index_share_for_mtp_iteration": true}', "cannot be honoured"),
+        ('{"method": "medusa", "num_speculative_tokens": 3}', "method medusa needs model, the folder"),
+        ('{"method": "dflash", "model": "x"}', "needs num_speculative_tokens"),
+        (
+            '{"method": "dspark", "model": "x", "num_speculative_tokens": 7, "dspark_draft_topk": 4}',
+            "cannot be honoured",
+        ),
+        ('{"model": "x", "num_speculative_tokens": 7, "revision": 4}', "revision must be a branch, tag or commit"),
         ('{"method": ["ngram"], "num_speculative_tokens": 1}', "no method"),
         ('{"num_speculative_tokens": 5}', "neither method nor model; methods: ngram, suffix, draft_model"),
         ('{"method": "ngram"}', "needs num_speculative_tokens"),

@@ -58,6 +58,22 @@ DSPARK: Shapes = DFLASH | {
     "confidence_head.proj.weight": (1, HIDDEN + 5),
     "confidence_head.proj.bias": (1,),
 }
+WHOLE: Shapes = {  # of the model that an MTP module belongs to
+    "model.embed_tokens.weight": (VOCAB, HIDDEN),
+    "model.norm.weight": (HIDDEN,),
+    "lm_head.weight": (VOCAB, HIDDEN),
+    **layer("model.layers.0."),
+}
+
+
+def module(prefix: str, projection: str, *norms: str, layers: str = "") -> Shapes:
+    """An MTP module without what belongs to its layout alone."""
+    return {
+        f"{prefix}{projection}.weight": (HIDDEN, 2 * HIDDEN),
+        **{f"{prefix}{name}.weight": (HIDDEN,) for name in norms},
+        **layer(f"{prefix}{layers}"),
+    }
+
 
 PUBLISHED: dict[str, tuple[dict[str, Any], Shapes]] = {
     "eagle1": (
@@ -126,6 +142,32 @@ PUBLISHED: dict[str, tuple[dict[str, Any], Shapes]] = {
         {f"{i}.0.linear.weight": (HIDDEN, HIDDEN) for i in range(3)}
         | {f"{i}.0.linear.bias": (HIDDEN,) for i in range(3)}
         | {f"{i}.1.weight": (VOCAB, HIDDEN) for i in range(3)},
+    ),
+    "mtp-deepseek": (
+        LAYER_JSON | {"model_type": "qwen3", "num_nextn_predict_layers": 2, "num_hidden_layers": LAYERS},
+        WHOLE
+        | module("model.layers.8.", "eh_proj", "enorm", "hnorm", "shared_head.norm")
+        | {
+            "model.layers.8.embed_tokens.weight": (VOCAB, HIDDEN),
+            "model.layers.8.shared_head.head.weight": (VOCAB, HIDDEN),
+        }
+        | module("model.layers.9.", "eh_proj", "enorm", "hnorm", "shared_head.norm"),
+    ),
+    "mtp-qwen": (
+        LAYER_JSON | {"model_type": "qwen3_next", "mtp_num_hidden_layers": 2},
+        WHOLE
+        | module("mtp.", "fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm", layers="layers.0.")
+        | layer("mtp.layers.1.")
+        | {f"mtp.layers.{i}.self_attn.{name}_norm.weight": (DIM,) for i in range(2) for name in "qk"},
+    ),
+    "mtp-mimo": (
+        LAYER_JSON | {"model_type": "mimo", "num_nextn_predict_layers": 1},
+        WHOLE
+        | module("model.mtp_layers.0.", "input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm")
+        | {
+            f"model.mtp_layers.0.self_attn.{name}_proj.bias": (rows * DIM,)
+            for name, rows in (("q", HEADS), ("k", KV), ("v", KV))
+        },
     ),
 }
 

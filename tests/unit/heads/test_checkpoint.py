@@ -46,6 +46,9 @@ READ: dict[str, dict[str, Any]] = {
     "dspark": {"kind": "block", "markov_rank": 5, "sample_from_anchor": True, "taps": (0, 6), "confidence": True},
     "speculators-dspark": {"kind": "block", "taps": (0, 6), "confidence_with_markov": True, "sample_from_anchor": True},
     "medusa": {"kind": "medusa", "medusa_heads": 3, "medusa_layers": 1, "vocab_size": VOCAB, "own_head": True},
+    "mtp-deepseek": {"kind": "mtp", "layers": 1, "target_layers": 8, "own_head": False, "own_embedding": False},
+    "mtp-qwen": {"kind": "mtp", "layers": 1, "qk_norm": True, "unit_offset": True, "hidden_first": False},
+    "mtp-mimo": {"kind": "mtp", "layers": 1, "qkv_bias": True, "hidden_first": True, "raw_hidden": True},
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -117,6 +118,19 @@ def test_gemma_3_windows_turn_by_the_local_rope():
     ours = parse_config(PUBLISHED["Gemma 3"])
     assert ours.ropes == (RopeConfig(theta=10_000), RopeConfig(theta=1e6, kind="linear", factor=8))
     assert {(layer.window, layer.rope) for layer in ours.layers} == {(512, 0), (None, 1)}
+
+
+def test_mimo_is_qwen2_with_a_module_of_its_own():
+    """Transformers lacks the family: its config.json, as published, is read as Qwen2's is."""
+    sizes: dict[str, Any] = {
+        "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 32_768, "rope_theta": 640_000,
+        "rms_norm_eps": 1e-5, "max_window_layers": 36, "sliding_window": 32_768, "use_sliding_window": False,
+    }  # fmt: skip
+    more = {"attention_bias": True, "num_nextn_predict_layers": 1, "use_mrope": False}
+    code = {"AutoModelForCausalLM": "modeling_mimo.MiMoForCausalLM"}
+    ours = parse_config(config_json("mimo", 4096, 32, 36, **sizes, **more, auto_map=code))
+    assert ours == replace(parse_config(config_json("qwen2", 4096, 32, 36, **sizes)), model_type="mimo")
+    assert (ours.qkv_bias, ours.out_bias) == (True, False)
 
 
 @pytest.mark.parametrize(
