@@ -13,6 +13,7 @@ from torch import cat
 from outrider.control.controller import Controller
 from outrider.core.draft import Verdict
 from outrider.core.errors import OutriderError, RequestError
+from outrider.core.host_copy import HostCopy
 from outrider.core.sampling import Token, derive_seeds
 from outrider.core.sequence import Sequence, Span
 from outrider.drafters.base import Drafter, RoundView, TargetPass
@@ -24,7 +25,7 @@ from outrider.engine.round import InFlightRound, spans_of
 from outrider.engine.scheduler import ScheduledSequence, Scheduler
 from outrider.engine.stats import Stats, Times
 from outrider.engine.text import Detokenizer, TextStream
-from outrider.runners.base import Runner
+from outrider.runners.base import Runner, Scores
 from outrider.runners.device_state import DeviceState
 from outrider.verify.base import Verifier
 
@@ -107,7 +108,7 @@ class Engine:
         if after is None:  # else the device is busy meanwhile
             times.host, times.draft = proposing - began, scoring - proposing
         spans = spans_of(scheduled, proposal.drafts)
-        launched = InFlightRound(scheduled, proposal, self.target.score(spans, state), scoring, times)
+        launched = InFlightRound(scheduled, proposal, self._score(scheduled, spans, state), scoring, times)
         if self.target.asynchronous:
             self._decide(launched, spans)
         return launched
@@ -131,11 +132,21 @@ class Engine:
         budgets = [each.budget for each in scheduled]
         return self.drafting.propose(RoundView([each.seq for each in scheduled], budgets, state))
 
+    def _score(self, scheduled: list[ScheduledSequence], spans: list[Span], state: DeviceState | None) -> Scores:
+        """The pass; where all its sequences decode, and the target alone decides, with its choices."""
+        if self.target.asynchronous and all(each.complete and each.chunk == 1 for each in scheduled):
+            draws = self.verifier.draws([each.seq for each in scheduled])
+            if draws is not None:
+                return self.target.score_and_choose(spans, state, draws)
+        return self.target.score(spans, state)
+
     def _decide(self, launched: InFlightRound, spans: list[Span]) -> None:
         """Launch the choices of a round where they are the target's alone, and where they leave its sequences."""
         seqs, drafts = launched.decoding
         scores = launched.scores
-        if seqs:
+        if scores.choices is not None:
+            launched.choices = HostCopy(scores.choices)
+        elif seqs:
             launched.choices = self.verifier.decide(seqs, drafts, scores.logits, scores.positions)
         if launched.choices is not None and len(seqs) == len(spans):
             launched.state = self.target.advance(scores, launched.choices.tokens)

@@ -11,17 +11,19 @@ import torch
 from torch import Tensor
 
 
-def accept_chains(ids: Tensor, starts: Tensor, widths: Tensor, choices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def accept_chains(
+    ids: Tensor, starts: Tensor, widths: Tensor, choices: Tensor, offsets: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Each sequence's length [B], its last two tokens [B, 2] and accepted [B] once the round is committed.
 
     ids [B, W]: a sequence's last token, then its draft, a chain. A negative id is no token, and never accepted.
-    starts [B]: tokens cached before the pass.
-    widths [B]: how many of a sequence's rows are real. choices [sum of widths]: the target's token after each real
-    row, sequence by sequence; negative where none can be chosen. After an accepted token the sequence then steps back
-    to that token, which is read again in the next round, as in the verifier; after its own last token the
+    starts [B]: tokens cached before the pass. widths [B]: how many of a sequence's rows are real.
+    choices: the target's token after each row; negative where none can be chosen. Of the real rows alone, sequence by
+    sequence, or each sequence's from offsets [B] on. After an accepted token without a choice behind it the sequence
+    steps back to that token, which is read again in the next round, as in the verifier; after its own last token the
     sequence has ended, and 0 is in place of the missing token.
     """
-    chosen = _chosen_tokens(ids, widths, choices)
+    chosen = _chosen_tokens(ids, widths, choices, offsets)
     matches = (ids[:, 1:] == chosen[:, :-1]) & (chosen[:, :-1] >= 0) & _real_rows(ids, widths)[:, 1:]
     accepted = matches.long().cumprod(1).sum(1, keepdim=True)
     token = chosen.gather(1, accepted)
@@ -51,7 +53,7 @@ def tree_rows(parents: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def accept_trees(
-    ids: Tensor, parents: Tensor, starts: Tensor, widths: Tensor, choices: Tensor
+    ids: Tensor, parents: Tensor, starts: Tensor, widths: Tensor, choices: Tensor, offsets: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """As `accept_chains` for trees: lengths [B], last [B, 2], path [B, K] and accepted [B].
 
@@ -59,7 +61,8 @@ def accept_trees(
     accepted; of equal siblings the last one. path[b, : accepted[b]] are the accepted nodes, the rest is -1. A node
     that the sequence steps back to is not in path: it is read again.
     """
-    chosen, above, real = _chosen_tokens(ids, widths, choices), _parent_rows(parents), _real_rows(ids, widths)
+    chosen, above = _chosen_tokens(ids, widths, choices, offsets), _parent_rows(parents)
+    real = _real_rows(ids, widths)
     rows = torch.arange(ids.shape[1], device=ids.device)
     path = torch.full_like(parents, -1)
     row = torch.zeros_like(starts)[:, None]  # [B, 1]
@@ -116,10 +119,11 @@ def _real_rows(ids: Tensor, widths: Tensor) -> Tensor:
     return torch.arange(ids.shape[1], device=ids.device) < widths[:, None]
 
 
-def _chosen_tokens(ids: Tensor, widths: Tensor, choices: Tensor) -> Tensor:
+def _chosen_tokens(ids: Tensor, widths: Tensor, choices: Tensor, offsets: Tensor | None) -> Tensor:
     """[B, W]: the choice after each row, -1 for rows that are not real."""
     column = torch.arange(ids.shape[1], device=ids.device)
-    place = (widths.cumsum(0) - widths)[:, None] + column
+    firsts = widths.cumsum(0) - widths if offsets is None else offsets
+    place = firsts[:, None] + column
     return torch.where(_real_rows(ids, widths), choices[place.clamp(max=len(choices) - 1)], -1)
 
 

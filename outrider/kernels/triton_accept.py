@@ -17,10 +17,16 @@ COPY_BLOCK = 256  # words of 8 bytes one program moves
 
 
 @triton.jit
-def _chosen_tokens(widths, choices, b, w, SEQUENCES: tl.constexpr):
-    """How many rows sequence b has, and the choices after its rows w; -1 beyond."""
-    before = tl.arange(0, SEQUENCES)
-    first = tl.sum(tl.load(widths + before, mask=before < b, other=0), 0)
+def _chosen_tokens(widths, offsets, choices, b, w, SEQUENCES: tl.constexpr, OFFSET: tl.constexpr):
+    """How many rows sequence b has, and the choices after its rows w; -1 beyond.
+
+    OFFSET: its first choice is at its offset, else behind those of the sequences before.
+    """
+    if OFFSET:
+        first = tl.load(offsets + b)
+    else:
+        before = tl.arange(0, SEQUENCES)
+        first = tl.sum(tl.load(widths + before, mask=before < b, other=0), 0)
     own = tl.load(widths + b)
     return own, tl.load(choices + first + w, mask=w < own, other=-1)
 
@@ -33,13 +39,16 @@ def _parent_rows(parents, w, nodes):
     return tl.where((parent >= -1) & (parent < node), parent + 1, tl.maximum(node, 0))
 
 
-@triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["ids", "starts", "widths", "choices"])
+@triton.jit(
+    do_not_specialize=["width"], do_not_specialize_on_alignment=["ids", "starts", "widths", "offsets", "choices"]
+)
 def _accept_chain(
-    ids, starts, widths, choices, lengths, last, kept, width, SEQUENCES: tl.constexpr, WIDTH: tl.constexpr
-):
+    ids, starts, widths, offsets, choices, lengths, last, kept, width,
+    SEQUENCES: tl.constexpr, WIDTH: tl.constexpr, OFFSET: tl.constexpr,
+):  # fmt: skip
     b = tl.program_id(0)
     w = tl.arange(0, WIDTH)
-    own, chosen = _chosen_tokens(widths, choices, b, w, SEQUENCES)
+    own, chosen = _chosen_tokens(widths, offsets, choices, b, w, SEQUENCES, OFFSET)
     drafted = tl.load(ids + b * width + w + 1, mask=w + 1 < own, other=-2)
     accepted = tl.min(tl.where((drafted != chosen) | (chosen < 0), w, WIDTH), 0)  # nothing is drafted after the last
     token = tl.sum(tl.where(w == accepted, chosen, 0), 0)
@@ -72,15 +81,16 @@ def _tree_row(parents, counts, ancestors, depths, nodes, WIDTH: tl.constexpr):
 
 
 @triton.jit(
-    do_not_specialize=["nodes"], do_not_specialize_on_alignment=["ids", "parents", "starts", "widths", "choices"]
+    do_not_specialize=["nodes"],
+    do_not_specialize_on_alignment=["ids", "parents", "starts", "widths", "offsets", "choices"],
 )
 def _accept_tree(
-    ids, parents, starts, widths, choices, lengths, last, path, accepted, nodes,
-    SEQUENCES: tl.constexpr, WIDTH: tl.constexpr,
+    ids, parents, starts, widths, offsets, choices, lengths, last, path, accepted, nodes,
+    SEQUENCES: tl.constexpr, WIDTH: tl.constexpr, OFFSET: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(0)
     w = tl.arange(0, WIDTH)
-    own, chosen = _chosen_tokens(widths, choices, b, w, SEQUENCES)
+    own, chosen = _chosen_tokens(widths, offsets, choices, b, w, SEQUENCES, OFFSET)
     held = tl.load(ids + b * (nodes + 1) + w, mask=w <= nodes, other=-2)
     up = tl.where((w > 0) & (w < own), _parent_rows(parents + b * nodes, w, nodes), -1)  # others are no children
     kept = tl.full((WIDTH,), -1, dtype=tl.int64)
@@ -133,12 +143,15 @@ def _compact_kept(
                 tl.store(values + goal, tl.load(values + source, mask=inside), mask=inside)
 
 
-def accept_chains(ids: Tensor, starts: Tensor, widths: Tensor, choices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def accept_chains(
+    ids: Tensor, starts: Tensor, widths: Tensor, choices: Tensor, offsets: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """As the plain `accept_chains`; at most MAX_SEQUENCES sequences of MAX_WIDTH rows, all contiguous."""
     count, width = _size(ids)
     lengths, last, accepted = _ints(ids, count), _ints(ids, count, 2), _ints(ids, count)
     _accept_chain[(count,)](
-        ids, starts, widths, choices, lengths, last, accepted, width, MAX_SEQUENCES, MAX_WIDTH, num_warps=1
+        ids, starts, widths, widths if offsets is None else offsets, choices, lengths, last, accepted, width,
+        MAX_SEQUENCES, MAX_WIDTH, offsets is not None, num_warps=1,
     )  # fmt: skip
     return lengths, last, accepted
 
@@ -152,7 +165,7 @@ def tree_rows(parents: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def accept_trees(
-    ids: Tensor, parents: Tensor, starts: Tensor, widths: Tensor, choices: Tensor
+    ids: Tensor, parents: Tensor, starts: Tensor, widths: Tensor, choices: Tensor, offsets: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """As the plain `accept_trees`; at most MAX_SEQUENCES sequences of MAX_WIDTH rows, all contiguous."""
     count, nodes = _size(parents, 1)
@@ -160,8 +173,8 @@ def accept_trees(
         raise ValueError(f"ids: contiguous [{count}, {nodes + 1}] for these parents, got {list(ids.shape)}")
     lengths, last, path, accepted = _ints(ids, count), _ints(ids, count, 2), _ints(ids, count, nodes), _ints(ids, count)
     _accept_tree[(count,)](
-        ids, parents, starts, widths, choices, lengths, last, path, accepted, nodes,
-        MAX_SEQUENCES, MAX_WIDTH, num_warps=1,
+        ids, parents, starts, widths, widths if offsets is None else offsets, choices, lengths, last, path, accepted,
+        nodes, MAX_SEQUENCES, MAX_WIDTH, offsets is not None, num_warps=1,
     )  # fmt: skip
     return lengths, last, path, accepted
 

@@ -17,7 +17,7 @@ def _embed_row(embedding, ids, row_index, out, K: tl.constexpr, BLOCK: tl.conste
         tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
-    token = tl.load(ids + tl.maximum(tl.load(row_index + row), 0))
+    token = tl.maximum(tl.load(ids + tl.maximum(tl.load(row_index + row), 0)), 0)
     tl.store(out + row * K + i, tl.load(embedding + token * K + i, mask=i < K), mask=i < K)
 
 
@@ -48,7 +48,7 @@ def _gate_row(x, out, N: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
 
 
 def embed_rows(embedding: Tensor, ids: Tensor, row_index: Tensor, out: Tensor, *, pdl: bool = True) -> None:
-    """out [N, k] = embedding[ids[row_index]]; rows of a negative index get any token's. ids and row_index int64."""
+    """out [N, k] = embedding[ids[row_index]]; rows of a negative index or id get any token's. Both are int64."""
     n, k = out.shape
     _embed_row[(n,)](
         embedding, ids, row_index, out, k, triton.next_power_of_2(k), pdl, num_warps=4, launch_pdl=pdl

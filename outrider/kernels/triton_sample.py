@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from outrider.core.sampling import NO_TOKEN
+from outrider.kernels.batch import AttentionBatch
 
 SAMPLE_BLOCK = 4096  # columns of one program
 
@@ -39,12 +40,20 @@ def gumbel_noise(seed, position, token):
 
 
 # columns of one tensor, at any address: their alignment must not compile another variant
-@triton.jit(do_not_specialize_on_alignment=["temperatures", "seeds", "positions", "cutoffs", "ids"])
+@triton.jit(
+    do_not_specialize=["width"],
+    do_not_specialize_on_alignment=["temperatures", "seeds", "positions", "row_index", "depths", "cutoffs", "ids"],
+)
 def _best_of_part(
-    logits, temperatures, seeds, positions, cutoffs, ids, values, tokens, columns, stride,
-    PARTS: tl.constexpr, SAMPLED: tl.constexpr, CUT: tl.constexpr, NAMED: tl.constexpr, BLOCK: tl.constexpr,
+    logits, temperatures, seeds, positions, row_index, depths, cutoffs, ids, values, tokens, columns, stride, width,
+    PARTS: tl.constexpr, SAMPLED: tl.constexpr, PLACED: tl.constexpr, CUT: tl.constexpr, NAMED: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The best noisy value of one part of one row, and its token; NaN where the part holds one."""
+    """The best noisy value of one part of one row, and its token; NaN where the part holds one.
+
+    PLACED: temperatures and seeds are of sequences, and positions where their rows start; a row's own follow from its
+    place.
+    """
     row = tl.program_id(0)
     part = tl.program_id(1)
     column = part * BLOCK + tl.arange(0, BLOCK)
@@ -55,9 +64,15 @@ def _best_of_part(
         token = tl.load(ids + column, mask=inside, other=2147483647).to(tl.int32)
     x = raw.to(tl.float64)
     if SAMPLED:
-        temperature = tl.load(temperatures + row)
+        of = row.to(tl.int64)
+        ahead = tl.zeros((), dtype=tl.int64)
+        if PLACED:
+            place = tl.maximum(tl.load(row_index + row), 0)
+            of = place // width
+            ahead = tl.load(depths + place) + 1
+        temperature = tl.load(temperatures + of)
         if temperature > 0:
-            x = x / temperature + gumbel_noise(tl.load(seeds + row), tl.load(positions + row), token)
+            x = x / temperature + gumbel_noise(tl.load(seeds + of), tl.load(positions + of) + ahead, token)
             x = tl.where(inside, x, float("-inf"))
     if CUT:
         low, high = tl.load(cutoffs + row), tl.load(cutoffs + tl.num_programs(0) + row)
@@ -97,16 +112,38 @@ def sample_tokens(
     [2, R]: logits below the first or above the second are excluded. ids int64 [columns]: the token of each column, in
     any order, where logits [R, columns] cover part of the vocabulary; a token's noise does not depend on its column.
     """
+    sampled = temperatures is not None
+    noise = (temperatures, seeds, positions) if sampled else (logits, logits, logits)
+    return _sample(logits, noise, None, cut, ids, sampled=sampled)
+
+
+def sample_rows(logits: Tensor, temperatures: Tensor, seeds: Tensor, batch: AttentionBatch) -> Tensor:
+    """The token after each of a pass's N rows, as `sample_tokens`; any for padding rows. logits [N, vocab].
+
+    temperatures float64 [B] and seeds int64 [B]: of the batch's sequences.
+    """
+    return _sample(logits, (temperatures, seeds, batch.starts), batch, None, None, sampled=True)
+
+
+def _sample(
+    logits: Tensor,
+    noise: tuple[Tensor | None, ...],
+    batch: AttentionBatch | None,
+    cut: Tensor | None,
+    ids: Tensor | None,
+    *,
+    sampled: bool,
+) -> Tensor:
     rows, columns = logits.shape
     parts = triton.cdiv(columns, SAMPLE_BLOCK)
     values = torch.empty(rows, parts, dtype=torch.float64, device=logits.device)
     tokens = torch.empty(rows, parts, dtype=torch.int32, device=logits.device)
     out = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    sampled = temperatures is not None
-    noise = (temperatures, seeds, positions) if sampled else (values, tokens, tokens)
+    places = (tokens, tokens, 1) if batch is None else (batch.packing.row_index, batch.depths, batch.width)
     _best_of_part[(rows, parts)](
-        logits, *noise, values if cut is None else cut, tokens if ids is None else ids, values, tokens, columns,
-        logits.stride(0), parts, sampled, cut is not None, ids is not None, SAMPLE_BLOCK, num_warps=8,
+        logits, *noise, *places[:2], values if cut is None else cut, tokens if ids is None else ids, values, tokens,
+        columns, logits.stride(0), places[2], parts, sampled, batch is not None, cut is not None, ids is not None,
+        SAMPLE_BLOCK, num_warps=8,
     )  # fmt: skip
     _best_of_parts[(rows,)](values, tokens, out, NO_TOKEN, parts, triton.next_power_of_2(parts), num_warps=1)
     return out

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import Verdict
+from outrider.core.draws import Draws
 from outrider.core.errors import ConfigError
 from outrider.core.sampling import Token
 from outrider.core.sequence import Span
@@ -42,6 +43,8 @@ class Scores:
     """
     handle: Any = None
     """The runner's own, for `advance`; valid until the next pass."""
+    choices: Tensor | None = None
+    """int64 [rows of logits]: the target's choice after each row, where the pass made it; valid until the next pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,13 @@ class Runner(ABC):
         after: the state of the spans' sequences, in their order, which only the device knows: each span is
         one token and a draft, and its `start` and `tokens` are ignored.
         """
+
+    def score_and_choose(self, spans: Seq[Span], after: DeviceState | None, draws: Draws) -> Scores:
+        """As `score`, for spans that are one token and a draft each: the scores may hold the target's choices too.
+
+        draws: of the spans' sequences, in their order.
+        """
+        return self.score(spans, after)
 
     @abstractmethod
     def keep(self, span: Span, path: Seq[int], *, compacted: bool = False, trim: bool = True) -> int:

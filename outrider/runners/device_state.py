@@ -26,6 +26,11 @@ class DeviceState:
     def __len__(self) -> int:
         return len(self.lengths)
 
+    def first(self, count: int) -> DeviceState:
+        """A view of the first sequences."""
+        parts = (self.lengths, self.last, self.tokens, self.accepted, self.features)
+        return DeviceState(*(None if part is None else part[:count] for part in parts))  # type: ignore[arg-type]
+
     def take(self, rows: Seq[int]) -> DeviceState:
         """The state of some of the sequences, in this order."""
         if list(rows) == list(range(len(self))):

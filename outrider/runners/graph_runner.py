@@ -15,6 +15,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from outrider.core.draws import Draws
 from outrider.core.errors import ConfigError
 from outrider.core.sequence import Span
 from outrider.kernels.batch import MAX_SEQUENCES
@@ -149,7 +150,7 @@ class GraphRunner:
             shape = packed
         return shape if self.has_room(shape) else None
 
-    def score(self, spans: Seq[Span], after: DeviceState | None = None) -> Scores:
+    def score(self, spans: Seq[Span], after: DeviceState | None = None, draws: Draws | None = None) -> Scores:
         """As `Runner.score`, for spans it takes; in several passes where one would have too many rows."""
         shape = self.shape_of(spans)
         if shape is None:
@@ -165,7 +166,7 @@ class GraphRunner:
                 torch.cat(positions).clone if positions else None,
             )
         forward, graph = self.captured_pass(shape)
-        forward.load(spans, after)
+        forward.load(spans, after, draws)
         graph.replay()
         rows = forward.wanted_rows(spans)
         return Scores(
@@ -174,6 +175,7 @@ class GraphRunner:
             _features(forward, spans) if self.model.taps else None,
             partial(forward.positions, rows),
             forward,
+            None if draws is None else forward.choices[rows],
         )
 
     def _part(self, spans: Seq[Span], after: DeviceState | None) -> Scores:
@@ -191,7 +193,7 @@ class GraphRunner:
         if shape not in self.captured:
             forward = self.forward_of(shape)
             name = f"a pass of {shape.batch} x {shape.width}, {shape.rows} rows, {shape.outputs or 'all'} outputs"
-            self.captured[shape] = forward, capture(forward.forward, self.graph_pool, name)
+            self.captured[shape] = forward, capture(forward.run, self.graph_pool, name)
             forward.accept(shape.batch, forward.ids.view(-1))  # compiled now, not in the first round
             if not self._accepts_trees and shape.width > 1 and not self.pinned:
                 forward.accept_empty_trees()

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from itertools import accumulate
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from outrider.core.device_row import DeviceRow
+from outrider.core.draws import Draws
 from outrider.core.sequence import Span
 from outrider.kernels.batch import AttentionBatch, AttentionWorkspace, PackedRows, RowPlaces, uniform_rows
 from outrider.kernels.triton_accept import accept_chains, accept_trees, compact_kept, tree_rows
@@ -25,6 +26,7 @@ from outrider.kernels.triton_attention import MAX_ROW_SPLITS, attend_pages, choo
 from outrider.kernels.triton_linear import LinearWorkspace, linear, linear_rope
 from outrider.kernels.triton_rope import locate_rows, rotate_and_store
 from outrider.kernels.triton_rows import embed_rows, gate_rows, norm_rows
+from outrider.kernels.triton_sample import sample_rows
 from outrider.kernels.triton_tiles import supports_linear
 from outrider.models.config import DecoderConfig
 from outrider.models.decoder import Layer
@@ -65,15 +67,30 @@ class ActivationBuffers:
         self.places = [RowPlaces.empty(rows, dim, device) for _ in config.ropes]
 
 
+class _Inputs(NamedTuple):
+    """The inputs of B sequences at W places each, N rows."""
+
+    ids: np.ndarray  # [B, W]; negative: padding of a draft
+    parents: np.ndarray  # [B, W - 1]
+    starts: np.ndarray  # [B], as the next four
+    widths: np.ndarray
+    table_ids: np.ndarray
+    seeds: np.ndarray
+    temperatures: np.ndarray
+    offsets: np.ndarray  # [B], as the next empty where a pass is not packed
+    row_index: np.ndarray  # [N]
+
+
 class GraphedForward:
     """One shape's inputs and buffers, and the launches that go from one to the other."""
 
     def __init__(self, model: PagedModel, buffers: ActivationBuffers, shape: BatchShape, *, pinned: bool) -> None:
         self.model, self.shape, self.buffers, self.pinned = model, shape, buffers, pinned
         n, batch, width, places = shape.rows, shape.batch, shape.width, shape.places
-        sizes = [places, places - batch, batch, batch, batch, *([batch, n] if shape.packed else [])]
+        sizes = [places, places - batch, *[batch] * 5, *([batch, n] if shape.packed else [])]
         self.inputs = PinnedInputs(sum(sizes), model.device)
-        ids, parents, starts, widths, table_ids, *packing = self.inputs.ints.split(sizes)
+        ids, parents, starts, widths, table_ids, self.seeds, temperatures, *packing = self.inputs.ints.split(sizes)
+        self.temperatures = temperatures.view(torch.float64)
         self.ids, self.parents = ids.view(batch, width), parents.view(batch, width - 1)
         chain = torch.arange(width, device=model.device)
         self.batch = AttentionBatch(
@@ -83,8 +100,6 @@ class GraphedForward:
         )  # fmt: skip
         self._trees = False
         """Ancestors and depths are those of trees, not of chains."""
-        self._tokens: Tensor | None = None
-        """bool [batch, width]: which ids are tokens, where drafts are padded; None: all."""
         self.x, self.qkv, self.q = buffers.x[:n], buffers.qkv[:n], buffers.q[:n]
         self.attended, self.wide = buffers.attended[:n], buffers.wide[:n]
         self.features = buffers.features[:n]
@@ -92,29 +107,39 @@ class GraphedForward:
         self.head = cast(Linear, model.decoder.weights.head if self.reduced is None else self.reduced.rows).weight
         self.logits = buffers.logits.view(-1)[: n * len(self.head)].view(n, len(self.head))
         self._padding = np.zeros(len(self.inputs.ints), dtype=np.int64)  # chains in no page of anybody's
-        _, parents, _, _, table_ids, _, row_index = self._parts(self._padding)
-        parents[:] = range(-1, width - 2)
-        table_ids[:] = model.tables.spare
-        row_index[:] = -1
+        padding = self._parts(self._padding)
+        padding.parents[:] = range(-1, width - 2)
+        padding.table_ids[:] = model.tables.spare
+        padding.row_index[:] = -1
+        self.choices = ids  # replaced by `choose`
+        """int64 [N]: the target's choice after each row, by the draws of its sequence."""
+        self._state: DeviceState | None = None
+        """Of chains, after those choices."""
 
-    def _parts(self, array: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Of all inputs: ids [B, W], parents [B, W - 1], starts, widths, table ids [B], offsets [B] and row index [N].
-
-        The last two are empty where a pass is not packed.
-        """
+    def _parts(self, array: np.ndarray) -> _Inputs:
+        """Views of all inputs."""
         batch, places = self.shape.batch, self.shape.places
         nodes, rest = array[places : 2 * places - batch], array[2 * places - batch :]
-        starts, widths, table_ids = rest[: 3 * batch].reshape(3, batch)
-        packing = rest[3 * batch :]
+        packing = rest[5 * batch :]
         ids = array[:places].reshape(batch, -1)
-        return ids, nodes.reshape(batch, -1), starts, widths, table_ids, packing[:batch], packing[batch:]
+        starts, widths, table_ids, seeds, temperatures = rest[: 5 * batch].reshape(5, batch)
+        return _Inputs(
+            ids, nodes.reshape(batch, -1), starts, widths, table_ids, seeds, temperatures,
+            packing[:batch], packing[batch:],
+        )  # fmt: skip
 
-    def load(self, spans: Seq[Span], after: DeviceState | None = None) -> None:
-        """Bring a batch's inputs to the device: one copy, not waited for. after: the state of its sequences."""
+    def load(self, spans: Seq[Span], after: DeviceState | None = None, draws: Draws | None = None) -> None:
+        """Bring a batch's inputs to the device: one copy, not waited for. after: the state of its sequences.
+
+        draws: theirs; without them every row takes its best token.
+        """
         count, array = len(spans), self.inputs.array()
         array[:] = self._padding
-        ids, parents, starts, widths, table_ids, offsets, row_index = self._parts(array)
+        ids, parents, starts, widths, table_ids, seeds, temperatures, offsets, row_index = self._parts(array)
         table_ids[:count] = self.model.tables.table_ids([span.seq_id for span in spans])
+        if draws is not None:
+            seeds[:count] = np.array(draws.seeds, dtype=np.uint64).view(np.int64)
+            temperatures.view(np.float64)[:count] = draws.temperatures
         device_tokens: list[tuple[int, int, DeviceRow]] = []
         device_parents: list[tuple[int, int, DeviceRow]] = []
         trees = False
@@ -139,10 +164,6 @@ class GraphedForward:
         self.inputs.send()
         copy_rows(self.ids, device_tokens)
         copy_rows(self.parents, device_parents)
-        self._tokens = None
-        if any(row.padded for _, _, row in device_tokens):
-            self._tokens = self.ids >= 0
-            self.ids.clamp_(min=0)  # padding is read as some token, and never accepted
         if after is not None:
             self.ids[:count, 0].copy_(after.last[:, 1])
             torch.sub(after.lengths, 1, out=self.batch.starts[:count])
@@ -152,20 +173,24 @@ class GraphedForward:
             self.batch.depths.copy_(depths.view(-1))
         self._trees = trees
 
-    def accept(self, count: int, choices: Tensor) -> DeviceState:
+    def accept(self, count: int, choices: Tensor | None = None) -> DeviceState:
         """The state of the first `count` sequences, each of one token and a draft, after these choices.
 
-        The accepted nodes of trees are moved together in the cache.
+        choices int64: of all rows that are real, in order; None: the pass's own. The accepted nodes of trees are moved
+        together in the cache. Padding of a draft, which is read as some token, is never accepted.
         """
         batch, ids = self.batch, self.ids[:count]
-        if self._tokens is not None:
-            ids = torch.where(self._tokens[:count], ids, -1)
         starts, widths = batch.starts[:count], batch.widths[:count]
         if not self._trees:
-            lengths, last, accepted = accept_chains(ids, starts, widths, choices)
-            state = DeviceState(lengths, last, ids, accepted)
+            if choices is None:
+                state = cast(DeviceState, self._state).first(count)
+            else:
+                lengths, last, accepted = accept_chains(ids, starts, widths, choices)
+                state = DeviceState(lengths, last, ids, accepted)
             return self._with_features(state, None) if self.model.taps else state
-        lengths, last, path, accepted = accept_trees(ids, self.parents[:count], starts, widths, choices)
+        offsets = batch.packing.offsets if choices is None else None
+        choices = self.choices if choices is None else choices
+        lengths, last, path, accepted = accept_trees(ids, self.parents[:count], starts, widths, choices, offsets)
         for keys, values in self.model.groups:
             table_ids, page = batch.table_ids[:count], self.model.pool.size
             compact_kept(keys, values, batch.block_tables, table_ids, starts, path, accepted, page=page)
@@ -179,6 +204,7 @@ class GraphedForward:
         tree_rows(self.parents, self.batch.widths - 1)
         self._trees = True
         self.accept(self.shape.batch, self.ids.view(-1))
+        self.accept(self.shape.batch)
         self._trees = False
 
     def _with_features(self, state: DeviceState, rows: Tensor | None) -> DeviceState:
@@ -224,8 +250,17 @@ class GraphedForward:
         places = batch.packing.row_index[rows] if self.shape.packed else rows
         return (batch.starts[:, None] + batch.depths.view(self.shape.batch, -1) + 1).view(-1)[places]
 
+    def run(self) -> None:
+        """Launch the pass and what follows from it alone: each row's choice, and what chains accept by that."""
+        self.forward()
+        if self.reduced is None:
+            batch = self.batch
+            self.choices = sample_rows(self.logits, self.temperatures, self.seeds, batch)
+            made = accept_chains(self.ids, batch.starts, batch.widths, self.choices, batch.packing.offsets)
+            self._state = DeviceState(*made[:2], self.ids, made[2])
+
     def forward(self) -> None:
-        """Launch everything: from the inputs to the logits [N, vocab], or as many as a reduced head has."""
+        """Launch the pass: from the inputs to the logits [N, vocab], or as many as a reduced head has."""
         model, x = self.model, self.x
         weights, config, page = model.decoder.weights, model.config, model.pool.size
         embed_rows(weights.embedding, self.ids, self.batch.packing.row_index, x, pdl=PDL)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import EMPTY, Verdict
+from outrider.core.draws import Draws
 from outrider.core.errors import ConfigError
 from outrider.core.sampling import Token
 from outrider.core.sequence import Span
@@ -95,6 +96,13 @@ class NativeRunner(Runner):
                 raise ConfigError(f"no layer {layer} to {purpose}: this model's layers are 0 to {count - 1}")
 
     @torch.inference_mode()
+    def score_and_choose(self, spans: Seq[Span], after: DeviceState | None, draws: Draws) -> Scores:
+        graphs = self.graphs
+        if graphs is None or any(span.width > graphs.max_decode for span in spans):
+            return self.score(spans, after)
+        return graphs.score(spans, after, draws)
+
+    @torch.inference_mode()
     def score(self, spans: Seq[Span], after: DeviceState | None = None) -> Scores:
         if self.graphs is None:
             if after is None:
@@ -146,7 +154,7 @@ class NativeRunner(Runner):
         if not all(len(span.tokens) == 1 and span.wanted for span in scores.spans):
             return None
         if scores.handle is not None:
-            return scores.handle.accept(len(scores.spans), choices)
+            return scores.handle.accept(len(scores.spans), None if choices is scores.choices else choices)
         return accept_plainly(self.model, scores, choices) if self.device.type == "cpu" else None
 
     @torch.inference_mode()

@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from outrider.core.draft import Draft, Verdict
+from outrider.core.draws import Draws
 from outrider.core.errors import ConfigError, RequestError
 from outrider.core.host_copy import HostCopy
 from outrider.core.sequence import Sequence
@@ -41,6 +42,10 @@ class Verifier(Protocol):
         text, so drafts may still be on the device. Not given, positions follow from the host's
         sequences and drafts.
         """
+        ...
+
+    def draws(self, seqs: Seq[Sequence]) -> Draws | None:
+        """What the choices of these sequences depend on, where a pass can make them itself in place of `decide`."""
         ...
 
     def judge(

@@ -7,6 +7,7 @@ from collections.abc import Sequence as Seq
 from torch import Tensor
 
 from outrider.core.draft import Draft, Verdict
+from outrider.core.draws import Draws
 from outrider.core.errors import RequestError
 from outrider.core.host_copy import HostCopy
 from outrider.core.sequence import Sequence
@@ -29,6 +30,9 @@ class DistributionVerifier:
     ) -> HostCopy | None:
         greedy = all(seq.params.greedy for seq in seqs)
         return self._greedy.decide(seqs, drafts, logits, positions) if greedy else None
+
+    def draws(self, seqs: Seq[Sequence]) -> Draws | None:
+        return None
 
     def judge(
         self, seqs: Seq[Sequence], drafts: Seq[Draft], logits: Tensor, decided: HostCopy | None = None

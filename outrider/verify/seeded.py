@@ -17,13 +17,22 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import Draft, TokenPath, Verdict
+from outrider.core.draws import Draws
 from outrider.core.errors import RequestError
 from outrider.core.host_copy import HostCopy
 from outrider.core.sampling import NO_TOKEN, Token
 from outrider.core.sequence import Sequence
 from outrider.verify.choose_cuda import choose_rows_cuda
 from outrider.verify.noise import TARGET, gumbel_rows, rows_at_once
-from outrider.verify.probs import LogitRows, Positions, apply_temperature, no_token_error, positions_of, process_logits
+from outrider.verify.probs import (
+    MIN_TEMPERATURE,
+    LogitRows,
+    Positions,
+    apply_temperature,
+    no_token_error,
+    positions_of,
+    process_logits,
+)
 
 SeedPosition = tuple[int, int]  # the seed and the position in the text that a row of noise is for
 
@@ -35,6 +44,13 @@ class SeededVerifier:
         self, seqs: Seq[Sequence], drafts: Seq[Draft], logits: Tensor, positions: Positions | None = None
     ) -> HostCopy | None:
         return _decide(logits, seqs, [_rows_of(draft) for draft in drafts], positions)
+
+    def draws(self, seqs: Seq[Sequence]) -> Draws | None:
+        if not all(seq.plain_logits for seq in seqs):
+            return None
+        params = [seq.params for seq in seqs]
+        warmth = [0.0 if p.greedy else max(p.temperature, MIN_TEMPERATURE) for p in params]
+        return Draws([seq.seed for seq in seqs], warmth)
 
     def judge(
         self, seqs: Seq[Sequence], drafts: Seq[Draft], logits: Tensor, decided: HostCopy | None = None

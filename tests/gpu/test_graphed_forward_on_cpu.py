@@ -28,7 +28,7 @@ from outrider.runners.base import Scores
 from outrider.runners.cuda_graphs import BatchShape
 from outrider.runners.native import NativeRunner
 from outrider.testing.synthetic import synthetic_pair
-from outrider.verify.seeded import accept_draft
+from outrider.verify.seeded import SeededVerifier, accept_draft
 
 pytestmark = [
     pytest.mark.gpu,
@@ -134,6 +134,46 @@ def test_padding_of_a_draft_is_scored_and_never_accepted(target: NativeRunner):
     ]
     for draft, own, accepted in zip(drafts, choices, [1, 0, 3], strict=True):
         assert accept_draft(draft, own).accepted == accepted  # as the host sees it
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_pass_makes_the_choices_that_the_verifier_makes_of_its_logits(target: NativeRunner, packed: bool):
+    """And knows where they leave its sequences: chains shorter than the pass is wide, padding, greedy and sampled."""
+    graphs = target.graphs
+    assert graphs is not None
+    if packed:
+        graphs._packed = [BatchShape(4, 4, packed=8)]
+    block = HostCopy(torch.tensor([[9, -1]]))
+    drafts = [Draft((5, 6, 7)), EMPTY, Draft(DeviceRow(block, 0, 2, padded=True), known=True)]
+    spans, plain = read(target, 3, [*drafts[:2], Draft((9, 0))])
+    seqs = [
+        Sequence(
+            id=span.seq_id,
+            tokens=[1] * span.start + [*span.tokens],
+            prompt_len=span.start,
+            params=SamplingParams(temperature=temperature, seed=seed),
+            seed=seed,
+        )
+        for span, temperature, seed in zip(spans, (0.7, 0.0, 1.3), (1, 2, (1 << 64) - 3), strict=True)
+    ]
+    verifier = SeededVerifier()
+    draws = verifier.draws(seqs)
+    assert draws is not None
+    spans = [replace(span, draft=draft) for span, draft in zip(spans, drafts, strict=True)]
+    got = target.score_and_choose(spans, None, draws)
+    assert [*graphs.captured] == [BatchShape(4, 4, packed=8 if packed else 0)]
+    torch.testing.assert_close(got.logits, plain, rtol=1e-4, atol=1e-4)
+    assert got.choices is not None
+    expected = verifier.decide(seqs, [*drafts[:2], Draft((9, 0))], got.logits)
+    assert expected is not None
+    assert got.choices.tolist() == expected.list()
+    state, by_host = target.advance(got, got.choices), target.advance(got, got.choices.clone())
+    assert state is not None
+    assert by_host is not None
+    for one, other in ((state.lengths, by_host.lengths), (state.last, by_host.last)):
+        assert one.tolist() == other.tolist()
+    assert state.accepted is not None
+    assert state.accepted.tolist() == by_host.accepted.tolist()
 
 
 @pytest.mark.parametrize("taps", [(), (0, 1)])
