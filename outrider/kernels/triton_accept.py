@@ -144,11 +144,19 @@ def _compact_kept(
 
 
 def accept_chains(
-    ids: Tensor, starts: Tensor, widths: Tensor, choices: Tensor, offsets: Tensor | None = None
+    ids: Tensor,
+    starts: Tensor,
+    widths: Tensor,
+    choices: Tensor,
+    offsets: Tensor | None = None,
+    out: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As the plain `accept_chains`; at most MAX_SEQUENCES sequences of MAX_WIDTH rows, all contiguous."""
+    """As the plain `accept_chains`; at most MAX_SEQUENCES sequences of MAX_WIDTH rows, all contiguous.
+
+    out: where the result goes; None: to new tensors.
+    """
     count, width = _size(ids)
-    lengths, last, accepted = _ints(ids, count), _ints(ids, count, 2), _ints(ids, count)
+    lengths, last, accepted = out or (_ints(ids, count), _ints(ids, count, 2), _ints(ids, count))
     _accept_chain[(count,)](
         ids, starts, widths, widths if offsets is None else offsets, choices, lengths, last, accepted, width,
         MAX_SEQUENCES, MAX_WIDTH, offsets is not None, num_warps=1,

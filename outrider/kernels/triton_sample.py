@@ -117,12 +117,12 @@ def sample_tokens(
     return _sample(logits, noise, None, cut, ids, sampled=sampled)
 
 
-def sample_rows(logits: Tensor, temperatures: Tensor, seeds: Tensor, batch: AttentionBatch) -> Tensor:
-    """The token after each of a pass's N rows, as `sample_tokens`; any for padding rows. logits [N, vocab].
+def sample_rows(logits: Tensor, temperatures: Tensor, seeds: Tensor, batch: AttentionBatch, out: Tensor) -> None:
+    """The token after each of a pass's N rows, as `sample_tokens`, to out int64 [N]; any for padding rows.
 
-    temperatures float64 [B] and seeds int64 [B]: of the batch's sequences.
+    logits [N, vocab]; temperatures float64 [B] and seeds int64 [B]: of the batch's sequences.
     """
-    return _sample(logits, (temperatures, seeds, batch.starts), batch, None, None, sampled=True)
+    _sample(logits, (temperatures, seeds, batch.starts), batch, None, None, sampled=True, out=out)
 
 
 def _sample(
@@ -133,12 +133,13 @@ def _sample(
     ids: Tensor | None,
     *,
     sampled: bool,
+    out: Tensor | None = None,
 ) -> Tensor:
     rows, columns = logits.shape
     parts = triton.cdiv(columns, SAMPLE_BLOCK)
     values = torch.empty(rows, parts, dtype=torch.float64, device=logits.device)
     tokens = torch.empty(rows, parts, dtype=torch.int32, device=logits.device)
-    out = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    out = torch.empty(rows, dtype=torch.int64, device=logits.device) if out is None else out
     places = (tokens, tokens, 1) if batch is None else (batch.packing.row_index, batch.depths, batch.width)
     _best_of_part[(rows, parts)](
         logits, *noise, *places[:2], values if cut is None else cut, tokens if ids is None else ids, values, tokens,

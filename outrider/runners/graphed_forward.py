@@ -111,9 +111,11 @@ class GraphedForward:
         padding.parents[:] = range(-1, width - 2)
         padding.table_ids[:] = model.tables.spare
         padding.row_index[:] = -1
-        self.choices = ids  # replaced by `choose`
+        # not in the graphs' memory, where other graphs may write before these are read
+        self.choices = torch.zeros(n, dtype=torch.int64, device=model.device)
         """int64 [N]: the target's choice after each row, by the draws of its sequence."""
-        self._state: DeviceState | None = None
+        numbers = torch.zeros(4, batch, dtype=torch.int64, device=model.device)
+        self._state = DeviceState(numbers[0], numbers[2:].view(batch, 2), self.ids, numbers[1])
         """Of chains, after those choices."""
 
     def _parts(self, array: np.ndarray) -> _Inputs:
@@ -183,7 +185,7 @@ class GraphedForward:
         starts, widths = batch.starts[:count], batch.widths[:count]
         if not self._trees:
             if choices is None:
-                state = cast(DeviceState, self._state).first(count)
+                state = self._state.first(count)
             else:
                 lengths, last, accepted = accept_chains(ids, starts, widths, choices)
                 state = DeviceState(lengths, last, ids, accepted)
@@ -254,10 +256,10 @@ class GraphedForward:
         """Launch the pass and what follows from it alone: each row's choice, and what chains accept by that."""
         self.forward()
         if self.reduced is None:
-            batch = self.batch
-            self.choices = sample_rows(self.logits, self.temperatures, self.seeds, batch)
-            made = accept_chains(self.ids, batch.starts, batch.widths, self.choices, batch.packing.offsets)
-            self._state = DeviceState(*made[:2], self.ids, made[2])
+            batch, state = self.batch, self._state
+            sample_rows(self.logits, self.temperatures, self.seeds, batch, self.choices)
+            out = state.lengths, state.last, cast(Tensor, state.accepted)
+            accept_chains(self.ids, batch.starts, batch.widths, self.choices, batch.packing.offsets, out)
 
     def forward(self) -> None:
         """Launch the pass: from the inputs to the logits [N, vocab], or as many as a reduced head has."""
