@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from block_reference import reference_logits, target_probs
+from recipe_reference import reference_logits, target_probs
 
 from outrider.core.errors import ConfigError
 from outrider.train.acceptance import Tally

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from block_reference import one_text, target_probs
+from recipe_reference import one_text, target_probs
 
 from outrider.core.errors import ConfigError
 from outrider.train.acceptance import Tally

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from block_reference import reference_logits
+from recipe_reference import reference_logits
 
 from outrider.cli.main import main
 from outrider.core.errors import ConfigError
