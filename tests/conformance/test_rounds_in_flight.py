@@ -131,7 +131,7 @@ READ = (
 )
 
 
-@pytest.mark.parametrize("options", READ, ids=str)
+@pytest.mark.parametrize("options", READ, ids=lambda options: ",".join(options))
 def test_options_that_read_the_text_are_waited_for(options: dict[str, Any]):
     most = 40
     tried = ASYNC_TOY.engine("none")
