@@ -73,7 +73,7 @@ class OptimizerOptions:
     epochs: float = option(3.0, "How often each answer is read")
     max_minutes: float = option(0.0, "End after this time; 0: no limit")
     length: int = option(2048, "Tokens of a packed row")
-    step_tokens: int = option(0, "Tokens of a step; 0: up to 65536")
+    step_tokens: int = option(0, "Tokens of a step; 0: up to 8192")
     pass_tokens: int = option(0, "Tokens of a pass; 0: by device")
     lr: float = option(6e-4, "Highest learning rate")
     warmup: float = option(0.04, "Share of the steps with a rising rate")
@@ -120,6 +120,17 @@ class MedusaOptions:
     heads: int = option(4, "Tokens drafted in one pass")
     layers: int = option(1, "Residual layers of each head")
     decay: float = option(0.8, "Each head weighs this much of the one before")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayersOptions:
+    """Search."""
+
+    target: str = argument("demo", "Folder, Hugging Face id or .gguf file (demo)", metavar="TARGET")
+    answers: str | None = option(None, "Folder that `train collect` made", metavar="FOLDER")
+    tokens: int = option(4096, "Tokens of answers to search on")
+    length: int = option(512, "Tokens of a packed row")
+    device: str = option("auto", "cpu, cuda, cuda:1")
 
 
 def collect(given: CollectOptions) -> None:
@@ -176,6 +187,32 @@ def medusa(run: RunOptions, optimizer: OptimizerOptions, head: MedusaOptions) ->
     _say_done(screen, data, task.out)
 
 
+def layers(given: LayersOptions) -> None:
+    """Search for the layers to leave out where the target drafts for itself. Defaults are in brackets."""
+    from outrider.drafters.layer_skip import write_layers
+    from outrider.train.corpus import load_corpus
+    from outrider.train.layers import LayerChoice, LayerSearch, search_rows
+    from outrider.train.session import load_target
+
+    corpus, screen = load_corpus(_required("--answers", given.answers)), Screen()
+    rows = search_rows(corpus, given.tokens, given.length)
+    decoder = load_target(given.target, given.device)
+
+    def tell(choice: LayerChoice) -> None:
+        screen.note(
+            f"without {write_layers(choice.skip)}: {choice.agreement:.2f} of tokens the same, "
+            f"{choice.cost:.2f} of the bytes, {choice.speedup:.2f} x with k={choice.k}"
+        )
+
+    best = LayerSearch(decoder, rows.to(decoder.device)).search(tell)
+    screen.say("expected", f": {best.speedup:.2f} x plain decoding, where time is bytes read")
+    if best.speedup <= 1:
+        screen.say("advice", ": no layers to leave out pay for this target; use another drafter")
+        return
+    drafter = f"layer-skip:skip={write_layers(best.skip)},k={best.k}"
+    screen.say("use it", f": outrider serve {given.target} --drafter {drafter}")
+
+
 def parse_taps(text: str | None) -> tuple[int, ...]:
     """Layer numbers with commas between them; empty for None."""
     try:
@@ -211,3 +248,4 @@ app.command("collect")(flatten_options(collect))
 app.command("block")(flatten_options(block))
 app.command("eagle3")(flatten_options(eagle3))
 app.command("medusa")(flatten_options(medusa))
+app.command("layers")(flatten_options(layers))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from outrider.core.errors import ConfigError
 from outrider.core.sampling import check_int, is_finite
 
-MAX_STEP_TOKENS = 65_536  # of one step, where none is given
+MAX_STEP_TOKENS = 8192  # of one step, where none is given: with few minutes, more steps learn more than larger ones
 MIN_EPOCH_STEPS = 64  # a small collection gets smaller steps, so that an epoch has this many
 MAX_LENGTH = 1 << 16
 
@@ -24,7 +24,7 @@ class TrainConfig:
     length: int = 2048
     """Tokens of a packed row. Longer answers are cut."""
     step_tokens: int = 0
-    """Tokens of one step; 0: 65,536, or less for a collection so small that an epoch would have fewer than 64 steps."""
+    """Tokens of one step; 0: 8192, or less for a collection so small that an epoch would have fewer than 64 steps."""
     pass_tokens: int = 0
     """Tokens of one pass; a step is as many passes as it takes. 0: 32,768 on CUDA, one row on the CPU."""
     lr: float = 6e-4

@@ -6,13 +6,17 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from outrider.core.errors import ConfigError
+from outrider.core.sampling import check_int
 from outrider.models.decoder import Attend, Decoder
 from outrider.models.load import weight_bytes
-from outrider.train.packing import PADDING, PackedRows
+from outrider.train.config import MAX_LENGTH
+from outrider.train.corpus import Corpus
+from outrider.train.packing import PADDING, PackedRows, pack
 from outrider.train.target import TextAttention, additive, attention, text_mask
 
 MAX_DRAFT = 8
@@ -32,6 +36,15 @@ class LayerChoice:
     """Tokens to draft a round."""
     speedup: float
     """Expected, where time is proportional to the bytes read and rows are free."""
+
+
+def search_rows(corpus: Corpus, tokens: int, length: int) -> PackedRows:
+    """About so many tokens of the first answers, packed into rows of `length`."""
+    check_int("tokens", tokens, 16, 1 << 24)
+    check_int("length", length, 8, MAX_LENGTH)
+    sizes = np.minimum(np.diff(corpus.starts), length)
+    count = 1 + int(np.searchsorted(np.cumsum(sizes), tokens))
+    return pack(corpus, np.arange(min(count, len(corpus))), length)
 
 
 class LayerSearch:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from outrider.cli.main import main
 from outrider.core.errors import ConfigError
 from outrider.models.decoder import Decoder
 from outrider.testing.synthetic import synthetic_pair
@@ -38,6 +41,13 @@ def rows() -> PackedRows:
     positions[0, 15:] -= 15
     in_answer = (positions >= 4) & (texts != PADDING)
     return PackedRows(tokens, texts, positions, in_answer, texts.clone())
+
+
+def run_cli(*words: str) -> Any:
+    """The command line; its exit code."""
+    with pytest.raises(SystemExit) as left:
+        main([*words, "--device", "cpu"])
+    return left.value.code
 
 
 def plain_choices(decoder: Decoder, ids: list[int], kept: list[int]) -> list[int]:
@@ -110,3 +120,17 @@ def test_rows_without_answers_are_refused(decoder: Decoder, rows: PackedRows):
     empty = PackedRows(rows.tokens, rows.texts, rows.positions, torch.zeros_like(rows.in_answer), rows.answers)
     with pytest.raises(ConfigError, match="no answers"):
         LayerSearch(decoder, empty)
+
+
+def test_the_command_tells_which_layers_to_leave_out(target_folder: str, answers_folder: Path, capsys):
+    small = ("--tokens", "300", "--length", "64")
+    assert not run_cli("train", "layers", target_folder, "--answers", str(answers_folder), *small)
+    told = capsys.readouterr()
+    assert "without" in told.err
+    assert "expected: " in told.out + told.err
+
+
+def test_bad_sizes_and_missing_answers_are_refused(target_folder: str, answers_folder: Path, tmp_path: Path, capsys):
+    for options in (("--tokens", "1"), ("--length", "2"), ("--answers", str(tmp_path / "none"))):
+        code = run_cli("train", "layers", target_folder, "--answers", str(answers_folder), *options)
+        assert code == 2, options
