@@ -152,7 +152,7 @@ def test_the_rate_rises_then_falls():
 
 
 def test_sizes_follow_the_collection():
-    assert Sizes.of(TrainConfig(epochs=2), 10_000, cuda=True) == Sizes(10_000, 32, 16, 625)
+    assert Sizes.of(TrainConfig(epochs=2), 10_000, cuda=True) == Sizes(10_000, 4, 4, 5000)
     small = Sizes.of(TrainConfig(length=512, epochs=1), 100, cuda=False)
     assert (small.step_rows, small.pass_rows, small.steps) == (1, 1, 100)
 
