@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from outrider.core.device_row import DeviceRow
-from outrider.core.draft import EMPTY, Draft, Verdict
 from outrider.core.errors import ConfigError
 from outrider.core.host_copy import HostCopy
 from outrider.core.sampling import is_int
 from outrider.core.sequence import Sequence
-from outrider.drafters.base import Drafter, DrafterContext, ModelLoaded, RoundView, TargetPass, Traits
+from outrider.drafters.base import DrafterContext, ModelLoaded, RoundView, Traits
+from outrider.drafters.head_drafter import HeadDrafter, native_target
 from outrider.models.heads.block import BlockHead
 from outrider.models.heads.checkpoint import check_target, load_weights, open_head, parse_head_config
 from outrider.models.heads.config import HeadConfig
@@ -27,8 +25,6 @@ from outrider.verify.block_sampling import BlockLogits, draft_chain, draft_tree,
 
 MAX_BLOCK = 32
 """Max rows of a block, and nodes of a tree with the text's last token."""
-_MEMORY = 0.05
-"""Weight of a new round in running means."""
 
 
 def _read_head(name: str) -> HeadConfig:
@@ -78,9 +74,7 @@ class BlockConfig:
         return min(self.k, drafts) if self.k else drafts
 
     def build(self, context: DrafterContext) -> Block:
-        target = context.target
-        if not isinstance(target, NativeRunner):
-            raise ConfigError("block reads the layers of its target; use a model of a native family")
+        target = native_target("block", context)
         decoder = target.model.decoder
         config = check_target(_read_head(self.model), decoder.config, name=self.model, kinds=("block",))
         if config.block_size > MAX_BLOCK:
@@ -97,7 +91,7 @@ class BlockConfig:
         return drafter
 
 
-class Block(Drafter):
+class Block(HeadDrafter[BlockRunner]):
     """Keys and values of what the target has read lie in its pages; between rounds nothing else is kept of a text."""
 
     def __init__(self, options: BlockConfig, head: BlockHead, target: NativeRunner, context: DrafterContext) -> None:
@@ -115,56 +109,31 @@ class Block(Drafter):
         self._tokens = head.tokens
         markov = head.markov_head
         self._markov = None if markov is None else (markov.markov_w1.weight.detach(), markov.markov_w2.weight.detach())
-        self._mean_accepted = levels / 2
-        """Of the tokens of one draft, over recent rounds."""
+        super().__init__(levels)
         self._confidences: dict[int, list[DeviceConfidence]] = {}
         """Of each sequence's last two drafts, the older first."""
 
-    def process(self, work: TargetPass) -> None:
-        self.runner.feed(work.spans, work.scores.features, work.state)
-
-    def propose(self, view: RoundView) -> Seq[Draft]:
-        drafts = [EMPTY] * len(view.seqs)
-        rows = [i for i in self.runner.ready(view.seqs, ahead=view.state is not None) if view.budgets[i] > 0]
-        if not rows:
-            return drafts
-        asked = view.take(rows)
-        made = self.runner.draft(asked.seqs, asked.state)
-        tokens, nodes = HostCopy(made.tokens), made.tokens.shape[1]
-        parents = None if made.parents is None else HostCopy(made.parents)
-        confidences = None if made.confidence is None else HostCopy(made.confidence)
-        for at, (i, seq) in enumerate(zip(rows, asked.seqs, strict=True)):
-            draft = Draft(
-                DeviceRow(tokens, at, nodes),
-                None if parents is None else DeviceRow(parents, at, nodes),
-                None if made.probs is None or seq.params.greedy else made.probs[at],
-                self.traits.name,
-                self._expected(seq, ahead=view.state is not None),
-                known=True,
-            )
-            if confidences is not None:
+    def make(self, view: RoundView) -> HeadDraft:
+        made = self.runner.draft(view.seqs, view.state)
+        if made.confidence is not None:
+            confidences = HostCopy(made.confidence)
+            for at, seq in enumerate(view.seqs):
                 before = self._confidences.get(seq.id, [])[-1:]
                 self._confidences[seq.id] = [*before, DeviceConfidence(confidences, at)]
-            drafts[i] = draft.first_nodes(view.budgets[i])
-        return drafts
+        return made
 
-    def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
-        for draft, verdict in zip(drafts, verdicts, strict=True):
-            if len(draft):
-                self._mean_accepted += _MEMORY * (verdict.accepted - self._mean_accepted)
-
-    def forget(self, seq: Sequence) -> None:
-        self.runner.forget(seq)
-        self._confidences.pop(seq.id, None)
-
-    def _expected(self, seq: Sequence, *, ahead: bool) -> float:
-        """Tokens that should be accepted, by the confidences of the last draft that the host can know.
+    def expected(self, seq: Sequence, *, ahead: bool) -> float:
+        """By the confidences of the last draft that the host can know.
 
         Never by those of the draft itself: whether it is scored must not depend on what was drawn for it.
         """
         known = self._confidences.get(seq.id, [])
         known = known[:-1] if ahead else known  # the last one may still be computed
-        return known[-1].accepted() if known else self._mean_accepted
+        return known[-1].accepted() if known else self._accepted.value
+
+    def forget(self, seq: Sequence) -> None:
+        super().forget(seq)
+        self._confidences.pop(seq.id, None)
 
     def _draft(self, batch: BlockBatch) -> HeadDraft:
         rows = batch.rows()

@@ -15,6 +15,7 @@ from outrider.core.sequence import Sequence
 from outrider.drafters.base import Drafter, DrafterContext, ModelLoaded, RoundView, Traits
 from outrider.drafters.draft_cache import DraftCache
 from outrider.drafters.draft_model import fair_shares
+from outrider.drafters.mean_accepted import MeanAccepted
 from outrider.drafters.options import check_options
 from outrider.models.vocab_map import VocabMap
 from outrider.runners.base import Runner
@@ -104,8 +105,7 @@ class CrossModel(Drafter):
         self._targets = torch.tensor(list(vocab.shared), dtype=torch.int64, device=model.device)
         self._drafts = torch.tensor(list(vocab.shared.values()), dtype=torch.int64, device=model.device)
         self._texts: dict[int, TranslatedText] = {}
-        self._mean_accepted = 1.0
-        """Of the tokens of one draft, over recent rounds."""
+        self._accepted = MeanAccepted(1.0)
 
     def propose(self, view: RoundView) -> list[Draft]:
         drafts = [EMPTY] * len(view.seqs)
@@ -120,9 +120,7 @@ class CrossModel(Drafter):
         return drafts
 
     def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
-        for draft, verdict in zip(drafts, verdicts, strict=True):
-            if len(draft):
-                self._mean_accepted += 0.05 * (verdict.accepted - self._mean_accepted)
+        self._accepted.note(drafts, verdicts)
 
     def forget(self, seq: Sequence) -> None:
         text = self._texts.pop(seq.id, None)
@@ -175,4 +173,4 @@ class CrossModel(Drafter):
 
     def _draft(self, tokens: tuple[Token, ...], probs: Seq[Tensor]) -> Draft:
         stated = torch.stack([*probs]) if probs else None
-        return Draft(tokens, None, stated, self.traits.name, min(self._mean_accepted, len(tokens)))
+        return Draft(tokens, None, stated, self.traits.name, min(self._accepted.value, len(tokens)))

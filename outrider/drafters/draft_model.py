@@ -15,6 +15,7 @@ from outrider.core.sequence import Sequence
 from outrider.drafters.base import Drafter, DrafterContext, ModelLoaded, RoundView, TargetPass, Traits
 from outrider.drafters.beam_search import BeamSearch, token_probs
 from outrider.drafters.draft_cache import DraftCache
+from outrider.drafters.mean_accepted import MeanAccepted
 from outrider.drafters.options import check_options
 from outrider.drafters.reduced_vocab import MIN_TOKENS, read_ranking, reduce_vocab
 from outrider.models.tokenizer import check_same_vocabulary
@@ -122,8 +123,7 @@ class DraftModel(Drafter):
         self.lengths = tuple(self._chain_lengths) if model.asynchronous else ()
         self._left = self.max_round_tokens
         """Tokens of text that may still be read in this round."""
-        self._mean_accepted = 1.0
-        """Of the tokens of one draft, over recent rounds."""
+        self._accepted = MeanAccepted(1.0)
         ends = sorted(context.eos_ids)  # rare, but sure to come once in a text
         self._vocab = reduce_vocab(model, config.vocab, (*ends, *ranking), self.cache.vocab_size)
 
@@ -172,9 +172,7 @@ class DraftModel(Drafter):
     def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
         """Note how many were accepted; the committed text itself shows which cached tokens still hold."""
         self.cache.complete(seqs)
-        for draft, verdict in zip(drafts, verdicts, strict=True):
-            if len(draft):
-                self._mean_accepted += 0.05 * (verdict.accepted - self._mean_accepted)
+        self._accepted.note(drafts, verdicts)
 
     def forget(self, seq: Sequence) -> None:
         self.cache.drop(seq)
@@ -287,7 +285,7 @@ class DraftModel(Drafter):
         stated = None
         if probs:
             stated = torch.nn.functional.pad(torch.stack([*probs]), (0, self.target_vocab - len(probs[0])))
-        return Draft(tokens, parents, stated, self.traits.name, min(self._mean_accepted, len(tokens)))
+        return Draft(tokens, parents, stated, self.traits.name, min(self._accepted.value, len(tokens)))
 
 
 def chain_lengths(k: int) -> tuple[int, ...]:

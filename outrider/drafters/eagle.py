@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, Protocol
@@ -10,14 +9,12 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from outrider.core.draft import EMPTY, Draft, Verdict
 from outrider.core.errors import ConfigError
 from outrider.core.sampling import is_int
-from outrider.core.sequence import Sequence
-from outrider.drafters.base import Drafter, DrafterContext, ModelLoaded, RoundView, TargetPass, Traits
+from outrider.drafters.base import DrafterContext, ModelLoaded, RoundView, Traits
 from outrider.drafters.draft_model import chain_lengths
 from outrider.drafters.eagle_tree import TreePlan, drawn_plan, grow_trees, ranked_plan
-from outrider.drafters.head_drafts import drafts_of
+from outrider.drafters.head_drafter import HeadDrafter, native_target
 from outrider.drafters.options import check_options
 from outrider.models.heads.config import HeadKind
 from outrider.models.heads.eagle import EagleHead, load_eagle
@@ -80,16 +77,6 @@ def step_traits(name: str, options: StepOptions, loads: ModelLoaded) -> Traits:
     )
 
 
-def native_target(name: str, context: DrafterContext) -> NativeRunner:
-    """The target of the drafter `name`. ConfigError where its layers cannot be read."""
-    if not isinstance(context.target, NativeRunner):
-        raise ConfigError(
-            f"{name} reads the layers of its target, which only models of a native family show; choose another "
-            "drafter, for example suffix"
-        )
-    return context.target
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EagleConfig:
     """Draft token by token with a head over the target's hidden states (EAGLE-1, 2 and 3)."""
@@ -122,7 +109,7 @@ class EagleConfig:
         return Eagle(self, load_eagle(self.model, target.model.decoder, kinds), target, context)
 
 
-class Eagle(Drafter):
+class Eagle(HeadDrafter[HeadRunner]):
     """Any head that drafts token by token, EAGLE's or another.
 
     Its keys and values lie in the target's pages; see `HeadRunner` for what else is kept of a text.
@@ -158,32 +145,12 @@ class Eagle(Drafter):
         self._tokens = head.tokens()
         if self._tokens is not None:
             self._tokens = self._tokens.to(target.device)
-        self._mean_accepted = levels / 2
-        """Of the tokens of one draft, over recent rounds."""
+        super().__init__(levels)
         for _ in self.runner.capture(context.max_batch):
             pass
 
-    def process(self, work: TargetPass) -> None:
-        self.runner.feed(work.spans, work.scores.features, work.state)
-
-    def propose(self, view: RoundView) -> Seq[Draft]:
-        drafts = [EMPTY] * len(view.seqs)
-        rows = [i for i in self.runner.ready(view.seqs, ahead=view.state is not None) if view.budgets[i] > 0]
-        if rows:
-            asked = view.take(rows)
-            made = self.runner.draft(asked.seqs, asked.state, max(asked.budgets))
-            expected = [min(self._mean_accepted, made.tokens.shape[1])] * len(rows)
-            for i, draft in zip(rows, drafts_of(made, asked, self.traits.name, expected), strict=True):
-                drafts[i] = draft
-        return drafts
-
-    def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
-        for draft, verdict in zip(drafts, verdicts, strict=True):
-            if len(draft):
-                self._mean_accepted += _MEMORY * (verdict.accepted - self._mean_accepted)
-
-    def forget(self, seq: Sequence) -> None:
-        self.runner.forget(seq)
+    def make(self, view: RoundView) -> HeadDraft:
+        return self.runner.draft(view.seqs, view.state, max(view.budgets))
 
     def _draft(self, batch: HeadBatch, length: int) -> HeadDraft:
         if self.plan is None:

@@ -14,6 +14,8 @@ from outrider.core.sampling import Token
 from outrider.core.sequence import Sequence, Span
 from outrider.drafters.base import Drafter, DrafterContext, RoundView, Traits
 from outrider.drafters.draft_model import chain_lengths
+from outrider.drafters.head_drafter import native_target
+from outrider.drafters.mean_accepted import MeanAccepted
 from outrider.drafters.options import check_options
 from outrider.runners.base import ChainStart
 from outrider.runners.device_state import DeviceState
@@ -49,14 +51,10 @@ class LayerSkipConfig:
         )
 
     def build(self, context: DrafterContext) -> LayerSkip:
-        if not isinstance(context.target, NativeRunner):
-            raise ConfigError(
-                "layer-skip leaves out layers of a model of a native family, and this target runs on Transformers' own "
-                "code; choose another drafter, for example suffix"
-            )
-        count = len(context.target.model.config.layers)
+        target = native_target("layer-skip", context)
+        count = len(target.model.config.layers)
         kept = kept_layers(count, parse_layers(self.skip) if self.skip else default_skip(count))
-        drafter = LayerSkip(context.target, kept, self, context.mode)
+        drafter = LayerSkip(target, kept, self, context.mode)
         drafter.capture(context.max_batch)
         return drafter
 
@@ -74,8 +72,7 @@ class LayerSkip(Drafter):
         self.step_model = self.model
         self._chain_lengths = chain_lengths(config.k)
         self.lengths = self._chain_lengths if self.model.asynchronous else ()
-        self._mean_accepted = 1.0
-        """Of the tokens of one draft, over recent rounds."""
+        self._accepted = MeanAccepted(1.0)
 
     def capture(self, batch: int) -> None:
         """Capture the chains of rounds of up to so many sequences."""
@@ -96,9 +93,7 @@ class LayerSkip(Drafter):
         return drafts
 
     def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
-        for draft, verdict in zip(drafts, verdicts, strict=True):
-            if len(draft):
-                self._mean_accepted += 0.05 * (verdict.accepted - self._mean_accepted)
+        self._accepted.note(drafts, verdicts)
 
     def _after(self, view: RoundView, state: DeviceState) -> list[Draft] | None:
         """Chains behind the round in flight, which may commit a token and a whole draft."""
@@ -161,7 +156,7 @@ class LayerSkip(Drafter):
     def _draft(self, tokens: Seq[Token], probs: Seq[Tensor], *, known: bool = False) -> Draft:
         """probs: [vocab] for each token, or none at all."""
         stated = torch.stack([*probs]) if probs else None
-        return Draft(tokens, None, stated, self.traits.name, min(self._mean_accepted, len(tokens)), known)
+        return Draft(tokens, None, stated, self.traits.name, min(self._accepted.value, len(tokens)), known)
 
 
 def parse_layers(written: str) -> tuple[int, ...]:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from outrider.core.draft import EMPTY, Draft, Verdict
 from outrider.core.errors import ConfigError
 from outrider.core.sampling import is_int
-from outrider.core.sequence import Sequence
-from outrider.drafters.base import Drafter, DrafterContext, ModelLoaded, RoundView, TargetPass, Traits
-from outrider.drafters.head_drafts import drafts_of
+from outrider.drafters.base import DrafterContext, ModelLoaded, RoundView, Traits
+from outrider.drafters.head_drafter import HeadDrafter, native_target
 from outrider.models.heads.checkpoint import check_target, load_weights, open_head, parse_head_config
 from outrider.models.heads.config import HeadConfig
 from outrider.models.heads.medusa import MedusaHead
@@ -66,9 +63,7 @@ class MedusaConfig:
         return min(self.k, config.medusa_heads) if self.k else config.medusa_heads
 
     def build(self, context: DrafterContext) -> Medusa:
-        target = context.target
-        if not isinstance(target, NativeRunner):
-            raise ConfigError("medusa reads the last layer of its target; use a model of a native family")
+        target = native_target("medusa", context)
         decoder = target.model.decoder
         config = check_target(_read_head(self.model), decoder.config, name=self.model, kinds=("medusa",))
         head = MedusaHead(config, decoder)
@@ -79,7 +74,7 @@ class MedusaConfig:
         return drafter
 
 
-class Medusa(Drafter):
+class Medusa(HeadDrafter[HeadRunner]):
     """Between rounds it keeps the target's hidden state at each text's last cached token, see `HeadRunner`."""
 
     def __init__(self, options: MedusaConfig, head: MedusaHead, target: NativeRunner, context: DrafterContext) -> None:
@@ -93,30 +88,10 @@ class Medusa(Drafter):
         self.runner = HeadRunner(
             target.model, head, self._draft, max_accepted=self.levels, sampled=self.sampled, graph_pool=pool
         )  # fmt: skip
-        self._mean_accepted = 1.0
-        """Of the tokens of one draft, over recent rounds."""
+        super().__init__(self.levels)
 
-    def process(self, work: TargetPass) -> None:
-        self.runner.feed(work.spans, work.scores.features, work.state)
-
-    def propose(self, view: RoundView) -> Seq[Draft]:
-        drafts = [EMPTY] * len(view.seqs)
-        rows = [i for i in self.runner.ready(view.seqs, ahead=view.state is not None) if view.budgets[i] > 0]
-        if rows:
-            asked = view.take(rows)
-            made = self.runner.draft(asked.seqs, asked.state)
-            expected = [self._mean_accepted] * len(rows)
-            for i, draft in zip(rows, drafts_of(made, asked, self.traits.name, expected), strict=True):
-                drafts[i] = draft
-        return drafts
-
-    def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
-        for draft, verdict in zip(drafts, verdicts, strict=True):
-            if len(draft):
-                self._mean_accepted += 0.05 * (verdict.accepted - self._mean_accepted)
-
-    def forget(self, seq: Sequence) -> None:
-        self.runner.forget(seq)
+    def make(self, view: RoundView) -> HeadDraft:
+        return self.runner.draft(view.seqs, view.state)
 
     def _draft(self, batch: HeadBatch, _length: int) -> HeadDraft:
         """A block of rows that know nothing of each other: as a block drafter's without a Markov head."""

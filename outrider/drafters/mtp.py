@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from outrider.core.errors import ConfigError
 from outrider.drafters.base import DrafterContext, ModelLoaded, Traits
-from outrider.drafters.eagle import Eagle, check_steps, native_target, step_traits
+from outrider.drafters.eagle import Eagle, check_steps, step_traits
+from outrider.drafters.head_drafter import native_target
 from outrider.models.heads.mtp import load_mtp
 
 

@@ -1,0 +1,102 @@
+"""What drafters with a head over the target's hidden states share."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence as Seq
+from typing import Generic, Protocol, TypeVar
+
+from torch import Tensor
+
+from outrider.core.device_row import DeviceRow
+from outrider.core.draft import EMPTY, Draft, Verdict
+from outrider.core.errors import ConfigError
+from outrider.core.host_copy import HostCopy
+from outrider.core.sequence import Sequence, Span
+from outrider.drafters.base import Drafter, DrafterContext, RoundView, TargetPass
+from outrider.drafters.mean_accepted import MeanAccepted
+from outrider.runners.device_state import DeviceState
+from outrider.runners.draft_batch import HeadDraft
+from outrider.runners.native import NativeRunner
+
+
+class FedRunner(Protocol):
+    """Keeps a head in step with its target's texts: `HeadRunner`, `BlockRunner`."""
+
+    def feed(self, spans: Seq[Span], features: Seq[Tensor] | None, state: DeviceState | None) -> None: ...
+    def ready(self, seqs: Seq[Sequence], *, ahead: bool) -> list[int]: ...
+    def forget(self, seq: Sequence) -> None: ...
+
+
+RunnerT = TypeVar("RunnerT", bound=FedRunner)
+
+
+class HeadDrafter(Drafter, Generic[RunnerT]):
+    """Its head reads what the target reads, and drafts on the device for the texts it has read whole."""
+
+    runner: RunnerT
+
+    def __init__(self, levels: int) -> None:
+        """levels: tokens that a draft has in a row."""
+        self._accepted = MeanAccepted(levels / 2)
+
+    @abstractmethod
+    def make(self, view: RoundView) -> HeadDraft:
+        """Draft for these sequences, all of them ready."""
+
+    def expected(self, seq: Sequence, *, ahead: bool) -> float:
+        """How many tokens of the next draft should be accepted, by what is known before it is made.
+
+        ahead: the host is a round behind.
+        """
+        return self._accepted.value
+
+    def process(self, work: TargetPass) -> None:
+        self.runner.feed(work.spans, work.scores.features, work.state)
+
+    def propose(self, view: RoundView) -> Seq[Draft]:
+        drafts, ahead = [EMPTY] * len(view.seqs), view.state is not None
+        rows = [i for i in self.runner.ready(view.seqs, ahead=ahead) if view.budgets[i] > 0]
+        if rows:
+            asked = view.take(rows)
+            expected = [self.expected(seq, ahead=ahead) for seq in asked.seqs]
+            made = drafts_of(self.make(asked), asked, self.traits.name, expected)
+            for i, draft in zip(rows, made, strict=True):
+                drafts[i] = draft
+        return drafts
+
+    def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
+        self._accepted.note(drafts, verdicts)
+
+    def forget(self, seq: Sequence) -> None:
+        self.runner.forget(seq)
+
+
+def drafts_of(made: HeadDraft, view: RoundView, name: str, expected: Seq[float]) -> list[Draft]:
+    """A draft for each sequence of the view, cut to its budget. Nothing is waited for.
+
+    name: the drafter's. expected: how many tokens of each draft should be accepted.
+    """
+    tokens, nodes = HostCopy(made.tokens), made.tokens.shape[1]
+    parents = None if made.parents is None else HostCopy(made.parents)
+    return [
+        Draft(
+            DeviceRow(tokens, at, nodes),
+            None if parents is None else DeviceRow(parents, at, nodes),
+            None if made.probs is None or seq.params.greedy else made.probs[at],
+            name,
+            min(expected[at], nodes),
+            known=True,
+        ).first_nodes(view.budgets[at])
+        for at, seq in enumerate(view.seqs)
+    ]
+
+
+def native_target(name: str, context: DrafterContext) -> NativeRunner:
+    """The target of the drafter `name`. ConfigError where its layers cannot be read."""
+    if not isinstance(context.target, NativeRunner):
+        raise ConfigError(
+            f"{name} reads the layers of its target, which only models of a native family show; choose another "
+            "drafter, for example suffix"
+        )
+    return context.target
