@@ -19,7 +19,7 @@ def test_plain_and_speculative_side_by_side(cli):
 
 
 def test_json_of_both(cli):
-    done = cli("bench", "synthetic:tiny", "--max-tokens", "30", "--device", "cpu", "--json", "--fixed")
+    done = cli("bench", "synthetic:tiny", "--max-tokens", "62", "--device", "cpu", "--json", "--fixed")
     told = json.loads(done.out)
     assert told["identical"] == 1.0
     assert (told["plain"]["tau"], told["plain"]["gamma"]) == (1.0, 0.0)
@@ -75,7 +75,7 @@ def test_profile_names_operators(cli):
         (["synthetic", "--max-tokens", "1"], "--max-tokens must be 2 to"),
         (["synthetic", "--max-tokens", "2", "--device", "cpu"], "a sequence finishes before all 1 decode together"),
         (
-            ["synthetic", "--batch", "2", "--max-tokens", "24", "--device", "cpu", "--fixed"],
+            ["synthetic", "--batch", "2", "--max-tokens", "12", "--device", "cpu", "--fixed"],
             "with speculative decoding",
         ),
         (["synthetic", "--profile", "--rounds", "900"], "at most 211"),
