@@ -133,6 +133,15 @@ class LayersOptions:
     device: str = option("auto", "cpu, cuda, cuda:1")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NgramOptions:
+    """History."""
+
+    answers: str | None = option(None, "Folder that `train collect` made", metavar="FOLDER")
+    out: str | None = option(None, "File for the history", metavar="FILE")
+    tokens: int = option(65_536, "Max tokens of its answers")
+
+
 def collect(given: CollectOptions) -> None:
     """Collect the target's own answers: half greedy, half at temperature 1. Defaults are in brackets."""
     from outrider.train.collect import CollectConfig
@@ -213,6 +222,20 @@ def layers(given: LayersOptions) -> None:
     screen.say("use it", f": outrider serve {given.target} --drafter {drafter}")
 
 
+def ngram(given: NgramOptions) -> None:
+    """Make a history for the drafter suffix: answers that share much with others. Defaults are in brackets."""
+    from outrider.drafters.history import history_bytes
+    from outrider.train.corpus import load_corpus
+    from outrider.train.files import write_bytes
+    from outrider.train.ngram import choose_answers
+
+    corpus, out, screen = load_corpus(_required("--answers", given.answers)), _required("--out", given.out), Screen()
+    chosen = choose_answers(corpus, given.tokens)
+    write_bytes(out, history_bytes(chosen, corpus.index.vocab_size))
+    screen.say(str(out), f": {len(chosen):,} answers, {sum(map(len, chosen)):,} tokens")
+    screen.say("use it", f": outrider serve {corpus.index.target} --drafter suffix:history={out}")
+
+
 def parse_taps(text: str | None) -> tuple[int, ...]:
     """Layer numbers with commas between them; empty for None."""
     try:
@@ -249,3 +272,4 @@ app.command("block")(flatten_options(block))
 app.command("eagle3")(flatten_options(eagle3))
 app.command("medusa")(flatten_options(medusa))
 app.command("layers")(flatten_options(layers))
+app.command("ngram")(flatten_options(ngram))

@@ -46,6 +46,8 @@ class LookupRules:
     ring_answers: int = 0
     predicted: bool = False
     """The answer is looked up in `Sequence.prediction`, and nowhere else."""
+    history: Seq[Seq[Token]] = ()
+    """Answers that are there from the start and match for every salt; as finished ones they are dropped in time."""
 
 
 def looks_up_on_device(context: DrafterContext) -> Runner | None:
@@ -103,6 +105,8 @@ class DeviceLookup(Drafter):
         self.traits = replace(rules.traits, max_tokens=self.k, drafts_ahead=True, pays_budget=True, watches=True)
         self.max_match = len(rules.limits) - 1
         self.ring = AnswerRing(rules.ring_tokens, rules.ring_answers, target.device)
+        for answer in rules.history:
+            self.ring.add(None, answer)
         self.store = TextStore(max_batch, self.ring, k=self.k, max_match=self.max_match, device=target.device)
         self._texts: dict[int, _Text] = {}
         self._free = list(range(max_batch))

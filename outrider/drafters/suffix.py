@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
 
 from outrider.core.draft import EMPTY, Draft
 from outrider.core.sampling import Token
@@ -12,6 +13,7 @@ from outrider.core.sequence import Sequence
 from outrider.drafters.base import Drafter, DrafterContext, RoundView, Traits
 from outrider.drafters.confidence import Confidence, Continuation, prior_prob
 from outrider.drafters.device_lookup import DeviceLookup, LookupRules, looks_up_on_device
+from outrider.drafters.history import read_history
 from outrider.drafters.ngram_index import MAX_INDEXED, NgramIndex
 from outrider.drafters.options import check_options, default_min_prob
 from outrider.drafters.tree_builder import DraftTree, TreeLimits, build_tree
@@ -44,6 +46,8 @@ class SuffixConfig:
     """Max tokens those answers may have in all."""
     device_tokens: int = 65_536
     """Of those, max tokens where matches are looked for on a CUDA device, which compares with every one of them."""
+    history: str = ""
+    """File of answers to draft from at the start, made by `outrider train ngram`."""
 
     def __post_init__(self) -> None:
         check_options(
@@ -69,9 +73,10 @@ class SuffixConfig:
 
     def build(self, context: DrafterContext) -> Drafter:
         min_prob, target = default_min_prob(self.min_prob, context), looks_up_on_device(context)
+        history = read_history(self.history, context.vocab_size).answers() if self.history else []
         if target is None or self.width > 1:
-            return Suffix(self, min_prob)
-        return DeviceLookup(self.rules(min_prob), target, context.max_batch)
+            return Suffix(self, min_prob, history)
+        return DeviceLookup(replace(self.rules(min_prob), history=history), target, context.max_batch)
 
     def rules(self, min_prob: float) -> LookupRules:
         """What a lookup on the device does in place of `Suffix`: only the longest match counts, and its last place."""
@@ -117,11 +122,11 @@ class Suffix(Drafter):
     (`confidence.prior_prob`) and where such continuations failed in this text (`Confidence`). The
     match with the most tokens expected to be accepted is proposed.
 
-    State: one index for each live sequence, and one for the finished answers of each salt. At most
-    `MAX_INDEXED` tokens of a sequence are indexed a round, and nothing is proposed before all are.
+    State: one index for each live sequence, one for the finished answers of each salt, and one for the history that
+    all share. At most `MAX_INDEXED` tokens of a sequence are indexed a round, and nothing is proposed before all are.
     """
 
-    def __init__(self, config: SuffixConfig, min_prob: float) -> None:
+    def __init__(self, config: SuffixConfig, min_prob: float, history: Seq[Seq[Token]] = ()) -> None:
         self.config, self.traits, self.min_prob = config, config.traits, min_prob
         self._states: dict[int, _SuffixState] = {}
         self._answers: dict[str, NgramIndex] = {}
@@ -130,6 +135,11 @@ class Suffix(Drafter):
         self._cached_tokens = 0
         self._unindexed: deque[tuple[str, list[Token]]] = deque()
         """Finished answers that are not indexed to their end, with their salts."""
+        self._history = NgramIndex()
+        """Of what was there at the start; nothing of it is dropped."""
+        for answer in history:
+            self._history.extend(answer)
+            self._history.finish()
 
     def propose(self, view: RoundView) -> list[Draft]:
         self._index_answers()
@@ -175,7 +185,7 @@ class Suffix(Drafter):
         if len(state.index) < len(seq.tokens):
             return EMPTY
         state.judge()
-        best = self._best(state, self._answers.get(seq.salt), budget)
+        best = self._best(state, (self._answers.get(seq.salt), self._history or None), budget)
         if best is None:
             return EMPTY
         state.continuation, state.judged_by = best.likeliest(len(seq.tokens)), best.confidence
@@ -184,10 +194,11 @@ class Suffix(Drafter):
         parents = None if self.config.width == 1 else tuple(best.parents)
         return Draft(tuple(best.tokens), parents, None, self.traits.name, best.expected)
 
-    def _best(self, state: _SuffixState, answers: NgramIndex | None, budget: int) -> DraftTree | None:
-        """The tree that expects most tokens to be accepted, over both indexes and all match lengths."""
+    def _best(self, state: _SuffixState, answers: Seq[NgramIndex | None], budget: int) -> DraftTree | None:
+        """The tree that expects most tokens to be accepted, over all indexes and all match lengths."""
         best: DraftTree | None = None
-        for index, confidence in ((state.index, state.confidence), (answers, state.answers_confidence)):
+        others = ((index, state.answers_confidence) for index in answers)
+        for index, confidence in ((state.index, state.confidence), *others):
             if index is None:
                 continue
             for match, places in self._matches(index, state.index.text):

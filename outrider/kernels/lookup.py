@@ -19,6 +19,8 @@ knows it; max tokens after a match of each length, 0 to max match, in its own ro
 
 NO_TOKEN = -1
 """Ends an answer in the history, pads drafts, and stands before a text that is matched from its first token on."""
+PUBLIC = -2
+"""Owns what matches for every owner."""
 _DISTANCE_BITS = 33
 _MAX_DISTANCE = (1 << 32) - 1
 
@@ -27,7 +29,7 @@ class History(NamedTuple):
     """Finished answers in a ring of H tokens, a NO_TOKEN after each."""
 
     tokens: Tensor  # int32 [H]
-    owners: Tensor  # int32 [H]: whose answer a token is of
+    owners: Tensor  # int32 [H]: whose answer a token is of; PUBLIC: everybody's
     head: int
     """Where the next answer begins; H - 1 tokens on lies the newest token."""
     used: int
@@ -76,7 +78,8 @@ def find(texts: Tensor, history: History, rows: Tensor, lengths: Tensor, max_mat
         newest = (history.head + torch.arange(size - used, size, device=texts.device)) % size
         ring = history.tokens[newest].expand(len(rows), -1)
         match = _matches(ring, own, ends, torch.full_like(ends, used), max_match)
-        match = match * (history.owners[newest] == rows[:, OWNER, None])
+        owners = history.owners[newest]
+        match = match * ((owners == rows[:, OWNER, None]) | (owners == PUBLIC))
         best = torch.maximum(best, _keys(match, 0, torch.full_like(ends, used)).amax(1))
     return best
 

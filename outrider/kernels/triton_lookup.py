@@ -12,11 +12,12 @@ import triton.language as tl
 from torch import Tensor
 
 from outrider.kernels.batch import MAX_WIDTH
-from outrider.kernels.lookup import AIM, BUDGET, END, LIMITS, OWNER, SHIFT, SLOT, Found, History
+from outrider.kernels.lookup import AIM, BUDGET, END, LIMITS, OWNER, PUBLIC, SHIFT, SLOT, Found, History
 
 CHUNK = 1024
 _SLOT, _SHIFT, _END, _AIM = tl.constexpr(SLOT), tl.constexpr(SHIFT), tl.constexpr(END), tl.constexpr(AIM)
 _OWNER, _BUDGET, _LIMITS = tl.constexpr(OWNER), tl.constexpr(BUDGET), tl.constexpr(LIMITS)
+_PUBLIC = tl.constexpr(PUBLIC)
 _DISTANCE_BITS = tl.constexpr(33)
 _MAX_DISTANCE = tl.constexpr((1 << 32) - 1)
 
@@ -75,7 +76,7 @@ def _find(
     if RING:
         at = tl.where(place + head >= size, place + head - size, place + head)
         owner = tl.load(owners + at, mask=match > 0, other=-1)
-        match = tl.where(owner == tl.load(row + _OWNER).to(tl.int32), match, 0)
+        match = tl.where((owner == tl.load(row + _OWNER).to(tl.int32)) | (owner == _PUBLIC), match, 0)
     offset = place - target
     near = ((-tl.abs(offset).to(tl.int64) + _MAX_DISTANCE) << 1) | (offset > 0).to(tl.int64)
     key = (match.to(tl.int64) << (_DISTANCE_BITS + 1)) | near

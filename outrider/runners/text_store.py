@@ -15,7 +15,7 @@ from outrider.core.host_copy import HostCopy
 from outrider.core.sampling import Token
 from outrider.kernels import lookup
 from outrider.kernels.batch import MAX_WIDTH
-from outrider.kernels.lookup import BUDGET, LENGTH, LIMITS, NO_TOKEN, SHIFT, Found, History
+from outrider.kernels.lookup import BUDGET, LENGTH, LIMITS, NO_TOKEN, PUBLIC, SHIFT, Found, History
 from outrider.runners.cuda_graphs import PinnedInputs
 from outrider.runners.device_state import DeviceState
 
@@ -33,7 +33,7 @@ class AnswerRing:
         self.size, self.max_answers, self.head = tokens if answers else 0, answers, 0
         self._tokens = torch.full((self.size,), NO_TOKEN, dtype=torch.int32, device=device)
         self._owners = torch.zeros_like(self._tokens)
-        self._order: deque[tuple[str, int]] = deque()
+        self._order: deque[tuple[str | None, int]] = deque()
         """The salt and size of each answer, oldest first."""
         self._ids: dict[str, int] = {}
         self._next_id = 0
@@ -46,16 +46,17 @@ class AnswerRing:
         """The number of a salt whose answers are here; -1: there is none."""
         return self._ids.get(salt, -1)
 
-    def add(self, salt: str, answer: Seq[Token]) -> None:
-        """Write an answer, of one that is too long its last tokens."""
+    def add(self, salt: str | None, answer: Seq[Token]) -> None:
+        """Write an answer, of one that is too long its last tokens. salt None: it matches for all."""
         answer = answer[max(0, len(answer) - self.size + 1) :]
         if not answer or self.size < 2:
             return
-        if salt not in self._ids:
+        if salt is not None and salt not in self._ids:
             self._ids[salt], self._next_id = self._next_id, self._next_id + 1
+        owner = PUBLIC if salt is None else self._ids[salt]
         places = (self.head + np.arange(len(answer) + 1)) % self.size
         values = np.array([*answer, NO_TOKEN])
-        sent = send(np.stack([places, values, np.full_like(values, self._ids[salt])]), self._tokens.device)
+        sent = send(np.stack([places, values, np.full_like(values, owner)]), self._tokens.device)
         self._tokens[sent[0]] = sent[1].int()
         self._owners[sent[0]] = sent[2].int()
         self.head = int(places[-1] + 1) % self.size

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from outrider.kernels import lookup
-from outrider.kernels.lookup import NO_TOKEN, Found, History
+from outrider.kernels.lookup import NO_TOKEN, PUBLIC, Found, History
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 SEEDS = range(16)
@@ -48,7 +48,7 @@ class Texts:
             answer = [self.rng.randrange(vocab) for _ in range(self.rng.randrange(1, size - 1))]
             at = [(head + i) % size for i in range(len(answer) + 1)]
             ring[at] = torch.tensor([*answer, NO_TOKEN]).int()
-            owners[at] = self.rng.randrange(2)
+            owners[at] = self.rng.choice([0, 1, PUBLIC])
             head = (head + len(at)) % size
             sizes.append(len(at))
         while sum(sizes) > size:
@@ -75,7 +75,7 @@ def longest_match(made: Texts, b: int) -> tuple[int, int, list[int]]:
     newest = [(head + i) % size for i in range(size - made.history.used, size)]
     ring, owners = made.history.tokens[newest].tolist(), made.history.owners[newest].tolist()
     for place in range(1, len(ring)):
-        match = common_end(ring[:place], tail, made.max_match) if owners[place] == made.owners[b] else 0
+        match = common_end(ring[:place], tail, made.max_match) if owners[place] in (made.owners[b], PUBLIC) else 0
         found.append(((match, 0, place), ring[place : place + made.k]))
     (match, source, *_), tokens = max(found)
     return match, source, tokens[: tokens.index(NO_TOKEN)] if NO_TOKEN in tokens else tokens

@@ -29,7 +29,7 @@ KNOWS: dict[str, set[str]] = {
     "engine": {"control", "core", "drafters", "runners", "verify"},
     "llm": {"checkpoints", "core", "drafters", "engine", "grammar", "loading", "models", "verify"},
     "bench": {"core", "drafters", "engine", "llm", "loading", "models", "runners", "testing"},
-    "train": {"checkpoints", "core", "engine", "llm", "loading", "models"},
+    "train": {"checkpoints", "core", "drafters", "engine", "llm", "loading", "models"},
     "server": {"core", "engine", "grammar", "llm"},
     "async_llm": {"core", "engine", "llm", "loading", "models", "server"},
     "cli": {
