@@ -18,6 +18,7 @@ KNOWS: dict[str, set[str]] = {
     "checkpoints": {"core"},
     "kernels": {"core"},
     "kvcache": {"core"},
+    "report": set(),
     "grammar": {"core"},
     "models": {"checkpoints", "core"},
     "verify": {"core", "kernels"},
@@ -29,7 +30,7 @@ KNOWS: dict[str, set[str]] = {
     "engine": {"control", "core", "drafters", "runners", "verify"},
     "llm": {"checkpoints", "core", "drafters", "engine", "grammar", "loading", "models", "verify"},
     "bench": {"core", "drafters", "engine", "llm", "loading", "models", "runners", "testing"},
-    "train": {"checkpoints", "core", "drafters", "engine", "llm", "loading", "models"},
+    "train": {"checkpoints", "core", "drafters", "engine", "llm", "loading", "models", "report"},
     "server": {"core", "engine", "grammar", "llm"},
     "async_llm": {"core", "engine", "llm", "loading", "models", "server"},
     "cli": {

@@ -1,8 +1,6 @@
-"""What training draws: curves in the terminal, plots as SVG."""
+"""What training draws: curves in the terminal, plots of a run."""
 
 import io
-import re
-import xml.etree.ElementTree as ElementTree
 
 import pytest
 from rich.console import Console
@@ -10,7 +8,6 @@ from rich.console import Console
 from outrider.cli import train_screen
 from outrider.cli.train_screen import BARS, CollectScreen, TrainScreen, bar, curve, minutes
 from outrider.train.config import Sizes
-from outrider.train.plot import Line, svg_plot
 from outrider.train.report import training_plots
 from outrider.train.state import RunState
 
@@ -62,24 +59,6 @@ def test_collection_is_told_to_its_end():
     lines = out.getvalue().splitlines()
     assert lines[0].startswith("1 of 4 answers")
     assert lines[-1].startswith("4 of 4 answers, 300 tokens")
-
-
-def test_a_plot_places_points_to_scale():
-    picture = svg_plot("a < b", [Line("one & two", [(0, 0), (10, 5), (20, 10)])], across="step")
-    root = ElementTree.fromstring(picture)  # noqa: S314 - our own; sound XML, names escaped
-    texts = [each.text for each in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert {"a < b", "one & two", "step", "0", "10", "20"} <= set(texts)
-    points = re.search(r'points="([^"]+)"', picture)
-    assert points is not None
-    (x0, y0), (x1, y1), (x2, y2) = [tuple(map(float, each.split(","))) for each in points[1].split()]
-    assert x1 - x0 == pytest.approx(x2 - x1, abs=0.2)
-    assert y0 - y1 == pytest.approx(y1 - y2, abs=0.2)
-    assert y0 > y2, "upwards"
-
-
-def test_plots_without_points_are_empty_and_of_one_value_flat():
-    assert "polyline" not in svg_plot("none", [], across="x")
-    assert "nan" not in svg_plot("flat", [Line("one", [(1, 2.0), (2, 2.0)])], across="x")
 
 
 def test_the_plots_of_a_run():
