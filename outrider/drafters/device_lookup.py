@@ -22,7 +22,7 @@ from outrider.drafters.base import Drafter, DrafterContext, Evidence, RoundView,
 from outrider.drafters.confidence import BatchConfidence, Integers
 from outrider.drafters.evidence import OpenGuesses
 from outrider.runners.base import Runner
-from outrider.runners.text_store import AnswerRing, TextStore
+from outrider.runners.text_store import AnswerRing, LookupRow, TextStore
 
 MAX_WRITTEN = 16_384
 """Max tokens of texts brought to the device in one round: other sequences wait meanwhile."""
@@ -220,18 +220,15 @@ class DeviceLookup(Drafter):
 
     def _look_up(self, view: RoundView, ready: Seq[_Ready], budgets: Integers) -> HostCopy:
         """Launch the lookup of these texts' ends, and note it to be judged when the round is observed."""
-        texts = [
-            (t.slot, t.shift, t.stop, 0, self.ring.owner(view.seqs[row].salt) if self.ring.size else -1, length)
-            for row, t, length, _ in ready
+        behind, seqs, owner = view.state is not None, view.seqs, self.ring.owner
+        slots = [each.text.slot for each in ready]
+        aims = self._distance[slots].tolist() if self.rules.predicted else [0] * len(ready)
+        rows = [
+            LookupRow(t.slot, t.shift, t.stop, aim, owner(seqs[row].salt), budget, length, 1 + row if behind else 0)
+            for (row, t, length, _), aim, budget in zip(ready, aims, budgets.tolist(), strict=True)
         ]
-        rows = np.array(texts)
-        slots = rows[:, 0]
-        if self.rules.predicted:
-            rows[:, 3] = self._distance[slots]
-        whole = len(ready) == len(view.seqs)
-        state = view.state if whole or view.state is None else view.state.take([each.row for each in ready])
-        block = self.store.look_up(self.store.rows(rows, budgets, self._limits[slots]), state)
-        ahead = 1 if state is None else 2
+        block = self.store.look_up(rows, self._limits[slots], view.state)
+        ahead = 2 if behind else 1
         for at, (each, budget) in enumerate(zip(ready, budgets.tolist(), strict=True)):
             each.text.open[each.round + ahead] = block, at, budget > 0
         return block

@@ -1,7 +1,8 @@
 """Where the end of a text occurred before, in plain PyTorch: the reference of triton_lookup.py, on any device.
 
 Texts are rows of int32 [slots, columns]. A *place* is the index of a token that followed a match. Each of B sequences
-is described by a row of int64 [B, LIMITS + 2 * (max match + 1)], whose columns are named below.
+is described by a row of int64 [B, LIMITS + 2 * (max match + 1)], whose columns are named below. Nothing is found for a
+row of zeros, which pads.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-SLOT, SHIFT, END, AIM, OWNER, BUDGET, LENGTH, LIMITS = range(8)
+SLOT, SHIFT, END, AIM, OWNER, BUDGET, LENGTH, GAIN, LIMITS = range(9)
 """The row of its text; the index of the text's first token there (what comes before is a text of its own to match);
 the first place that is not looked at, negative: where the text ends; how far before the text's end the place is
-expected, 0 prefers the most recent; whose answers it may read; max tokens to draft; the text's length, where the host
-knows it; max tokens after a match of each length, 0 to max match, in its own row and then in the history."""
+expected, 0 prefers the most recent; whose answers it may read; max tokens to draft; the text's length, as the host
+knows it; 1 + its row of `Gains`, 0: the host lacks nothing; max tokens after a match of each length, 0 to max match, in
+its own row and then in the history."""
 
 NO_TOKEN = -1
 """Ends an answer in the history, pads drafts, and stands before a text that is matched from its first token on."""
@@ -36,6 +38,15 @@ class History(NamedTuple):
     """How many of the newest tokens are looked at; all of the answers they are of."""
 
 
+class Gains(NamedTuple):
+    """What the round in flight gave S texts, as in a `DeviceState`; all contiguous."""
+
+    lengths: Tensor  # int64 [S]: of the texts with it
+    last: Tensor  # int64 [S, 2]
+    tokens: Tensor  # int64 [S, W]
+    accepted: Tensor  # int64 [S]
+
+
 class Found(NamedTuple):
     """The columns of what `draft` returns, k the most tokens drafted."""
 
@@ -51,11 +62,25 @@ class Found(NamedTuple):
         return Found(slice(0, k), slice(k, 2 * k), 2 * k, 2 * k + 1, 2 * k + 2, 2 * k + 3)
 
 
-def append(texts: Tensor, rows: Tensor, lengths: Tensor, last: Tensor, tokens: Tensor, accepted: Tensor) -> None:
-    """Write what a round gave each text behind it: tokens[b, 1 : 1 + accepted[b]], then last[b, 1].
+def look_up(
+    texts: Tensor, history: History, rows: Tensor, gains: Gains | None, max_match: int, k: int, columns: int = 0
+) -> Tensor:
+    """The longest match of each text's end and what followed it: int64 [B, 2 * k + 4], see `Found`.
 
-    lengths int64 [B], last int64 [B, 2], tokens int64 [B, W], accepted int64 [B]: as in `DeviceState`.
+    What the round in flight gave a text is written behind it first.
     """
+    lengths, behind = rows[:, LENGTH].clone(), rows[:, GAIN] > 0
+    if gains is not None:
+        gained = Gains(*(part[rows[behind, GAIN] - 1] for part in gains))
+        append(texts, rows[behind], gained)
+        lengths[behind] = gained.lengths
+    keys = find(texts, history, rows, lengths, max_match, columns)
+    return draft(texts, history, rows, lengths, keys, k)
+
+
+def append(texts: Tensor, rows: Tensor, gains: Gains) -> None:
+    """Write what a round gave each text behind it: tokens[b, 1 : 1 + accepted[b]], then last[b, 1]. B gains."""
+    lengths, last, tokens, accepted = gains
     texts[rows[:, SLOT], rows[:, SHIFT] + lengths - 1] = last[:, 1].int()
     steps = torch.arange(1, tokens.shape[1], device=texts.device)
     b, step = torch.where(steps <= accepted[:, None])

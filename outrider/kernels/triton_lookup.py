@@ -1,100 +1,134 @@
-"""Where the end of a text occurred before, in Triton: the functions of lookup.py.
+"""Where the end of a text occurred before, in Triton: lookup.py's `look_up`, in launches that can be captured.
 
-`find` splits the places between programs, a chunk each; the best key of all is an atomic maximum. Hardly any place
+What changes from one lookup to the next is read from the device, addresses among it: `write_header` says where texts
+and gains are, so that neither is copied for a captured lookup, and texts may move to where there is more room.
+
+`_find` splits the places between programs, chunk by chunk; the best key of all is an atomic maximum. Hardly any place
 matches more than a token or two: a program stops comparing where no place of its chunk matches any longer.
 """
 
 from __future__ import annotations
 
-import torch
+import numpy as np
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from outrider.kernels.batch import MAX_WIDTH
-from outrider.kernels.lookup import AIM, BUDGET, END, LIMITS, OWNER, PUBLIC, SHIFT, SLOT, Found, History
+from outrider.kernels.lookup import (
+    AIM,
+    BUDGET,
+    END,
+    GAIN,
+    LENGTH,
+    LIMITS,
+    OWNER,
+    PUBLIC,
+    SHIFT,
+    SLOT,
+    Gains,
+    History,
+)
 
 CHUNK = 1024
+MIN_PROGRAMS, MAX_PROGRAMS = 4, 64
+"""That the places of one sequence are split between."""
+ALL_PROGRAMS = 2048
+"""Max programs of all sequences, about what a device runs at a time."""
+HEADER = 10
+"""int64 numbers before the rows of a lookup, see `write_header`; even, so that rows are aligned."""
+_TEXTS, _COLUMNS, _HEAD, _USED, _LENGTHS, _LAST, _TOKENS, _ACCEPTED, _WIDTH = (tl.constexpr(i) for i in range(9))
 _SLOT, _SHIFT, _END, _AIM = tl.constexpr(SLOT), tl.constexpr(SHIFT), tl.constexpr(END), tl.constexpr(AIM)
 _OWNER, _BUDGET, _LIMITS = tl.constexpr(OWNER), tl.constexpr(BUDGET), tl.constexpr(LIMITS)
-_PUBLIC = tl.constexpr(PUBLIC)
+_LENGTH, _GAIN, _PUBLIC = tl.constexpr(LENGTH), tl.constexpr(GAIN), tl.constexpr(PUBLIC)
 _DISTANCE_BITS = tl.constexpr(33)
 _MAX_DISTANCE = tl.constexpr((1 << 32) - 1)
 
 
-@triton.jit(
-    do_not_specialize=["columns", "inputs", "width"],
-    do_not_specialize_on_alignment=["texts", "rows", "lengths", "last", "tokens", "accepted"],
-)
-def _append(texts, rows, lengths, last, tokens, accepted, columns, inputs, width, WIDTH: tl.constexpr):
+@triton.jit
+def _text_of(header, row):
+    """The address of a sequence's text."""
+    texts = tl.load(header + _TEXTS).to(tl.pointer_type(tl.int32))
+    return texts + tl.load(row + _SLOT) * tl.load(header + _COLUMNS)
+
+
+@triton.jit(do_not_specialize=["inputs"])
+def _append(header, rows, ends, keys, inputs, WIDTH: tl.constexpr):
+    """Write a text's gain behind it, note where the text ends now, and begin with no match."""
     b = tl.program_id(0)
     row = rows + b * inputs
-    count = tl.load(accepted + b)
-    first = tl.load(lengths + b) + tl.load(row + _SHIFT) - 1 - count
-    text = texts + tl.load(row + _SLOT) * columns + first
-    w = tl.arange(0, WIDTH)
-    token = tl.load(tokens + b * width + w + 1, mask=w < count, other=0)
-    token = tl.where(w == count, tl.load(last + 2 * b + 1), token)
-    tl.store(text + w, token.to(tl.int32), mask=w <= count)
+    shift = tl.load(row + _SHIFT)
+    end = tl.load(row + _LENGTH) + shift
+    gain = tl.load(row + _GAIN) - 1
+    if gain >= 0:
+        count = tl.load(tl.load(header + _ACCEPTED).to(tl.pointer_type(tl.int64)) + gain)
+        end = tl.load(tl.load(header + _LENGTHS).to(tl.pointer_type(tl.int64)) + gain) + shift
+        last = tl.load(tl.load(header + _LAST).to(tl.pointer_type(tl.int64)) + 2 * gain + 1)
+        tokens = tl.load(header + _TOKENS).to(tl.pointer_type(tl.int64)) + gain * tl.load(header + _WIDTH)
+        w = tl.arange(0, WIDTH)
+        token = tl.where(w == count, last, tl.load(tokens + w + 1, mask=w < count, other=0))
+        tl.store(_text_of(header, row) + end - 1 - count + w, token.to(tl.int32), mask=w <= count)
+    tl.store(ends + b, end)
+    tl.store(keys + b, tl.zeros((), dtype=tl.int64))
 
 
-@triton.jit(
-    do_not_specialize=["columns", "inputs", "head", "size", "first", "max_match"],
-    do_not_specialize_on_alignment=["texts", "ring", "owners", "rows", "lengths", "keys"],
-)
+@triton.jit(do_not_specialize=["inputs", "size", "max_match"])
 def _find(
-    texts, ring, owners, rows, lengths, keys, columns, inputs, head, size, first, max_match,
-    RING: tl.constexpr, CHUNK: tl.constexpr,
+    header, rows, ring, owners, ends, keys, inputs, size, max_match, RING: tl.constexpr, CHUNK: tl.constexpr
 ):  # fmt: skip
-    """The best place of one chunk: of the text's own row, or of the ring from its `first` oldest token on."""
+    """The best place of some chunks of the text's own row, or of the ring from its oldest token in use on."""
     b = tl.program_id(0)
     row = rows + b * inputs
-    text = texts + tl.load(row + _SLOT) * columns
-    end = (tl.load(lengths + b) + tl.load(row + _SHIFT)).to(tl.int32)
-    place = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
+    text = _text_of(header, row)
+    end = tl.load(ends + b).to(tl.int32)
     if RING:
-        place += first
-        stop, target, low, source = size, size, first, ring
+        head = tl.load(header + _HEAD).to(tl.int32)
+        low = size - tl.load(header + _USED).to(tl.int32)
+        stop, target, source = size, size, ring
+        owner_wanted = tl.load(row + _OWNER).to(tl.int32)
     else:
         own_stop = tl.load(row + _END).to(tl.int32)
         stop, target, low = tl.where(own_stop < 0, end, own_stop), end - tl.load(row + _AIM).to(tl.int32), 0
         source = text
-    alive = (place < stop) & (place > low)
-    match = tl.zeros((CHUNK,), dtype=tl.int32)
-    j = 0
-    more = tl.where(end > 0, tl.max(alive.to(tl.int32), 0), 0)
-    while more > 0:
-        want = tl.load(text + end - 1 - j)
-        at = place - 1 - j
-        alive = alive & (at >= low)
+    stop = tl.where(end > 0, stop, 0)
+    first = low + tl.program_id(1) * CHUNK
+    best = tl.zeros((), dtype=tl.int64)
+    while first < stop:
+        place = first + tl.arange(0, CHUNK)
+        alive = (place < stop) & (place > low)
+        match = tl.zeros((CHUNK,), dtype=tl.int32)
+        j = 0
+        more = tl.max(alive.to(tl.int32), 0)
+        while more > 0:
+            want = tl.load(text + end - 1 - j)
+            at = place - 1 - j
+            alive = alive & (at >= low)
+            if RING:
+                at = tl.where(at + head >= size, at + head - size, at + head)
+            alive = alive & (tl.load(source + at, mask=alive, other=-2) == want)
+            match += alive.to(tl.int32)
+            j += 1
+            more = tl.where((j < max_match) & (j < end), tl.max(alive.to(tl.int32), 0), 0)
         if RING:
-            at = tl.where(at + head >= size, at + head - size, at + head)
-        alive = alive & (tl.load(source + at, mask=alive, other=-2) == want)
-        match += alive.to(tl.int32)
-        j += 1
-        more = tl.where((j < max_match) & (j < end), tl.max(alive.to(tl.int32), 0), 0)
-    if RING:
-        at = tl.where(place + head >= size, place + head - size, place + head)
-        owner = tl.load(owners + at, mask=match > 0, other=-1)
-        match = tl.where((owner == tl.load(row + _OWNER).to(tl.int32)) | (owner == _PUBLIC), match, 0)
-    offset = place - target
-    near = ((-tl.abs(offset).to(tl.int64) + _MAX_DISTANCE) << 1) | (offset > 0).to(tl.int64)
-    key = (match.to(tl.int64) << (_DISTANCE_BITS + 1)) | near
-    if not RING:
-        key |= tl.full((CHUNK,), 1, dtype=tl.int64) << _DISTANCE_BITS
-    best = tl.max(tl.where(match > 0, key, 0), 0)
+            at = tl.where(place + head >= size, place + head - size, place + head)
+            owner = tl.load(owners + at, mask=match > 0, other=-1)
+            match = tl.where((owner == owner_wanted) | (owner == _PUBLIC), match, 0)
+        offset = place - target
+        near = ((-tl.abs(offset).to(tl.int64) + _MAX_DISTANCE) << 1) | (offset > 0).to(tl.int64)
+        key = (match.to(tl.int64) << (_DISTANCE_BITS + 1)) | near
+        if not RING:
+            key |= tl.full((CHUNK,), 1, dtype=tl.int64) << _DISTANCE_BITS
+        best = tl.maximum(best, tl.max(tl.where(match > 0, key, 0), 0))
+        first += tl.num_programs(1) * CHUNK
     if best > 0:
         tl.atomic_max(keys + b, best)
 
 
-@triton.jit(
-    do_not_specialize=["columns", "inputs", "head", "size", "k"],
-    do_not_specialize_on_alignment=["texts", "ring", "rows", "lengths", "keys", "out"],
-)
-def _draft(texts, ring, rows, lengths, keys, out, columns, inputs, head, size, k, WIDTH: tl.constexpr):
+@triton.jit(do_not_specialize=["inputs", "size", "k"])
+def _draft(header, rows, ring, ends, keys, out, inputs, size, k, WIDTH: tl.constexpr):
     b = tl.program_id(0)
     row, out = rows + b * inputs, out + b * (2 * k + 4)
-    end = (tl.load(lengths + b) + tl.load(row + _SHIFT)).to(tl.int32)
+    end, head = tl.load(ends + b).to(tl.int32), tl.load(header + _HEAD).to(tl.int32)
     key = tl.load(keys + b)
     match, own = key >> (_DISTANCE_BITS + 1), (key >> _DISTANCE_BITS) & 1
     low = key & ((tl.full((), 1, dtype=tl.int64) << _DISTANCE_BITS) - 1)
@@ -105,8 +139,7 @@ def _draft(texts, ring, rows, lengths, keys, out, columns, inputs, head, size, k
     from_ring = tl.where((match > 0) & (own == 0), k, 0)
     place = end - tl.load(row + _AIM).to(tl.int32) + offset
     period = tl.where(tl.load(row + _END) < 0, tl.maximum(end - place, 1), k)
-    text = texts + tl.load(row + _SLOT) * columns
-    token = tl.load(text + place + step % period, mask=step < from_text, other=-1)
+    token = tl.load(_text_of(header, row) + place + step % period, mask=step < from_text, other=-1)
     age = size + offset + step
     at = tl.where(age + head >= size, age + head - size, age + head)
     token = tl.maximum(token, tl.load(ring + at, mask=(step < from_ring) & (age < size), other=-1))
@@ -123,33 +156,32 @@ def _draft(texts, ring, rows, lengths, keys, out, columns, inputs, head, size, k
     tl.store(out + 2 * k + 3, tl.where(match > 0, tl.where(own == 1, end - place, -offset), 0).to(tl.int64))
 
 
-def append(texts: Tensor, rows: Tensor, lengths: Tensor, last: Tensor, tokens: Tensor, accepted: Tensor) -> None:
-    """As the plain `append`; all contiguous."""
-    sizes = texts.shape[1], rows.shape[1], tokens.shape[1]
-    _append[(len(rows),)](texts, rows, lengths, last, tokens, accepted, *sizes, WIDTH=MAX_WIDTH, num_warps=1)
+def write_header(header: np.ndarray, texts: Tensor, history: History, gains: Gains | None) -> None:
+    """Write into int64 [HEADER] where texts and gains are, and how far the ring is in use.
+
+    The tensors must not be freed before the lookup is launched.
+    """
+    header[:4] = texts.data_ptr(), texts.shape[1], history.head, history.used
+    if gains is not None:
+        header[4:9] = *(part.data_ptr() for part in gains), gains.tokens.shape[1]
 
 
-def find(texts: Tensor, history: History, rows: Tensor, lengths: Tensor, max_match: int, columns: int = 0) -> Tensor:
-    """As the plain `find`; all contiguous."""
-    keys = torch.zeros(len(rows), dtype=torch.int64, device=texts.device)
-    ring, owners, head, used = history
-    size = len(ring)
-    for is_ring, first, count in ((False, 0, columns or texts.shape[1]), (True, size - used, used)):
-        if count:
-            _find[len(rows), triton.cdiv(count, CHUNK)](
-                texts, ring, owners, rows, lengths, keys, texts.shape[1], rows.shape[1], head, size, first, max_match,
-                RING=is_ring, CHUNK=CHUNK,
-            )  # fmt: skip
-    return keys
+def look_up(
+    header: Tensor, rows: Tensor, history: History, ends: Tensor, keys: Tensor, out: Tensor, max_match: int, k: int
+) -> None:
+    """As the plain `look_up`, to out [B, 2 * k + 4]; k below MAX_WIDTH, all contiguous.
 
-
-def draft(texts: Tensor, history: History, rows: Tensor, lengths: Tensor, keys: Tensor, k: int) -> Tensor:
-    """As the plain `draft`; all contiguous, k below MAX_WIDTH."""
+    header int64 [HEADER]: see `write_header`; of the history only its tensors are read from here.
+    ends, keys int64 [B]: for the launches between each other.
+    """
     if k >= MAX_WIDTH:
         raise ValueError(f"drafts of at most {MAX_WIDTH - 1} tokens, got {k}")
-    out = torch.empty(len(rows), Found.of(k).distance + 1, dtype=torch.int64, device=texts.device)
-    _draft[(len(rows),)](
-        texts, history.tokens, rows, lengths, keys, out, texts.shape[1], rows.shape[1], history.head,
-        len(history.tokens), k, WIDTH=MAX_WIDTH, num_warps=1,
-    )  # fmt: skip
-    return out
+    (batch, inputs), size = rows.shape, len(history.tokens)
+    _append[(batch,)](header, rows, ends, keys, inputs, WIDTH=MAX_WIDTH, num_warps=1)
+    programs = max(MIN_PROGRAMS, min(MAX_PROGRAMS, ALL_PROGRAMS // batch))
+    for is_ring in (False, True) if size else (False,):
+        _find[batch, programs](
+            header, rows, history.tokens, history.owners, ends, keys, inputs, size, max_match,
+            RING=is_ring, CHUNK=CHUNK,
+        )  # fmt: skip
+    _draft[(batch,)](header, rows, history.tokens, ends, keys, out, inputs, size, k, WIDTH=MAX_WIDTH, num_warps=1)

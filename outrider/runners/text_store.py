@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence as Seq
-from types import ModuleType
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -13,11 +13,12 @@ from torch import Tensor
 
 from outrider.core.host_copy import HostCopy
 from outrider.core.sampling import Token
-from outrider.kernels import lookup
 from outrider.kernels.batch import MAX_WIDTH
-from outrider.kernels.lookup import BUDGET, LENGTH, LIMITS, NO_TOKEN, PUBLIC, SHIFT, Found, History
-from outrider.runners.cuda_graphs import PinnedInputs
+from outrider.kernels.lookup import LENGTH, NO_TOKEN, PUBLIC, SHIFT, Found, Gains, History, look_up
 from outrider.runners.device_state import DeviceState
+
+if TYPE_CHECKING:
+    from outrider.runners.graphed_lookup import GraphedLookups
 
 Integers = NDArray[np.int64]
 _MARGIN = 2 * MAX_WIDTH
@@ -67,6 +68,20 @@ class AnswerRing:
         self._ids = {salt: number for salt, number in self._ids.items() if salt in live}
 
 
+class LookupRow(NamedTuple):
+    """The text of a sequence whose end is looked up: the columns of `kernels.lookup`, in their order."""
+
+    slot: int
+    shift: int
+    end: int
+    aim: int
+    owner: int
+    budget: int
+    length: int
+    gain: int
+    """1 + its row in the state, 0: the host knows all of it."""
+
+
 class TextStore:
     """A row of tokens for each of `slots` sequences, and lookups of their ends for a batch at a time."""
 
@@ -75,20 +90,8 @@ class TextStore:
         self.ring, self.k, self.max_match, self.device = ring, k, max_match, device
         self.columns = Found.of(k)
         """Of what `look_up` returns."""
-        self.width = LIMITS + 2 * (max_match + 1)
         self._texts = torch.zeros(slots, _MIN_COLUMNS, dtype=torch.int32, device=device)
-        self._inputs = PinnedInputs(slots * self.width, device)
-        self._kernels = _kernels(device)
-        self.warm_up()
-
-    def warm_up(self) -> None:
-        """Run every kernel once: they are compiled now, not in the first round."""
-        rows = np.zeros((1, self.width), dtype=np.int64)
-        rows[0, LENGTH] = 2
-        zeros = torch.zeros(1, 2, dtype=torch.int64, device=self.device)
-        self.look_up(rows, DeviceState(zeros[:, 0] + 2, zeros, zeros, zeros[:, 0].clone())).array()
-        history = self.ring.history._replace(used=min(self.ring.size, 1))
-        self._kernels.find(self._texts, history, self._rows(rows), zeros[:, 0] + 2, self.max_match)
+        self._graphs = _graphs(slots, ring.history, k, max_match)
 
     @torch.inference_mode()
     def write(self, pieces: Seq[tuple[int, int, Seq[Token]]]) -> None:
@@ -102,37 +105,22 @@ class TextStore:
         sent = send(np.stack([places, values]), self.device)
         self._texts.view(-1)[sent[0]] = sent[1].int()
 
-    def rows(self, texts: Integers, budgets: Integers, limits: Integers) -> Integers:
-        """What `look_up` takes: int64 [B, width].
-
-        texts int64 [B, 6]: SLOT, SHIFT, END, AIM, OWNER and LENGTH, see `kernels.lookup`. budgets [B]: max tokens to
-        draft. limits [B, 2, 1 + max_match]: max tokens after a match of each length, in its own row and in the ring.
-        """
-        return np.concatenate([texts[:, :BUDGET], budgets[:, None], texts[:, -1:], limits.reshape(len(texts), -1)], 1)
-
     @torch.inference_mode()
-    def look_up(self, rows: Integers, state: DeviceState | None = None) -> HostCopy:
+    def look_up(self, texts: Seq[LookupRow], limits: Integers, state: DeviceState | None = None) -> HostCopy:
         """The longest match of each text's end and what followed it, as `kernels.lookup.Found` says. Never waits.
 
-        rows: as `rows` makes them. state: where the device has these texts, with tokens, where the
-        host lacks the round in flight: what that gave them is written behind them first.
+        limits int64 [B, 2, 1 + max_match]: max tokens after a match of each length, in its own row and in the ring.
+        state: of the round in flight, with tokens: what that gave the texts is written behind them first. On the
+        device, what is found stays until the next lookup.
         """
+        rows = np.array(texts)
         longest = int((rows[:, LENGTH] + rows[:, SHIFT]).max()) + _MARGIN  # the host may lack two rounds
         self._make_room(longest)
-        sent = self._rows(rows)
-        if state is not None and state.tokens is not None and state.accepted is not None:
-            lengths = state.lengths
-            self._kernels.append(self._texts, sent, lengths, state.last, state.tokens.contiguous(), state.accepted)
-        else:
-            lengths = sent[:, LENGTH].contiguous()
-        history = self.ring.history
-        keys = self._kernels.find(self._texts, history, sent, lengths, self.max_match, longest)
-        return HostCopy(self._kernels.draft(self._texts, history, sent, lengths, keys, self.k))
-
-    def _rows(self, rows: Integers) -> Tensor:
-        self._inputs.array()[: rows.size] = rows.reshape(-1)
-        self._inputs.send()
-        return self._inputs.ints[: rows.size].view(rows.shape)
+        gains = None if state is None else _gains(state)
+        if self._graphs is not None:
+            return HostCopy(self._graphs.run(self._texts, self.ring.history, rows, limits, gains))
+        sent = torch.from_numpy(np.concatenate([rows, limits.reshape(len(rows), -1)], 1))
+        return HostCopy(look_up(self._texts, self.ring.history, sent, gains, self.max_match, self.k, longest))
 
     def _make_room(self, columns: int) -> None:
         if columns > self._texts.shape[1]:
@@ -147,10 +135,16 @@ def send(values: Integers, device: torch.device) -> Tensor:
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
 
 
-def _kernels(device: torch.device) -> ModuleType:
-    """The lookups for a device. Triton is imported only where it runs."""
-    if device.type != "cuda":
-        return lookup
-    from outrider.kernels import triton_lookup
+def _gains(state: DeviceState) -> Gains:
+    if state.tokens is None or state.accepted is None:
+        raise ValueError("a lookup behind a round in flight needs the tokens that it kept")
+    return Gains(*(part.contiguous() for part in (state.lengths, state.last, state.tokens, state.accepted)))
 
-    return triton_lookup
+
+def _graphs(slots: int, history: History, k: int, max_match: int) -> GraphedLookups | None:
+    """Captured lookups on CUDA. Triton is imported only there."""
+    if history.tokens.device.type != "cuda":
+        return None
+    from outrider.runners.graphed_lookup import GraphedLookups
+
+    return GraphedLookups(slots, history, k=k, max_match=max_match)

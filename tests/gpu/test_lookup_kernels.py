@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import random
 
+import numpy as np
 import pytest
 import torch
 
 from outrider.kernels import lookup
-from outrider.kernels.lookup import NO_TOKEN, PUBLIC, Found, History
+from outrider.kernels.lookup import GAIN, NO_TOKEN, PUBLIC, Found, Gains, History
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 SEEDS = range(16)
@@ -58,6 +59,7 @@ class Texts:
     @property
     def rows(self) -> torch.Tensor:
         columns = [self.slots, self.shifts, self.ends, self.aims, self.owners, self.budgets, self.lengths]
+        columns.append([0] * self.batch)
         return torch.cat([torch.tensor(columns).t(), torch.tensor(self.limits)], 1).contiguous()
 
 
@@ -88,18 +90,15 @@ def common_end(a: list[int], b: list[int], most: int) -> int:
     return count
 
 
-def looked_up(made: Texts, module, device: str) -> torch.Tensor:
-    texts, rows = made.texts.to(device), made.rows.to(device)
-    history = made.history._replace(tokens=made.history.tokens.to(device), owners=made.history.owners.to(device))
-    lengths = torch.tensor(made.lengths, device=device)
-    keys = module.find(texts, history, rows, lengths, made.max_match)
-    return module.draft(texts, history, rows, lengths, keys, made.k).cpu()
+def looked_up(made: Texts) -> torch.Tensor:
+    """By the plain functions, the host knowing all."""
+    return lookup.look_up(made.texts, made.history, made.rows, None, made.max_match, made.k)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_plain_functions_find_what_a_search_finds(seed):
     made = Texts(seed)
-    columns, block = Found.of(made.k), looked_up(made, lookup, "cpu").tolist()
+    columns, block = Found.of(made.k), looked_up(made).tolist()
     for b, row in enumerate(block):
         match, source, tokens = longest_match(made, b)
         assert row[columns.match] == match
@@ -118,39 +117,84 @@ def test_the_plain_functions_find_what_a_search_finds(seed):
             assert made.texts[made.slots[b], place] == tokens[0] if tokens else True
 
 
-def appended(seed: int, module, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Texts before and after a round's tokens were written behind them."""
-    made = Texts(seed)
-    width = made.rng.choice([1, 4, 8])
-    tokens = torch.randint(100, 200, (made.batch, width), generator=made._generator())
-    accepted = torch.tensor([made.rng.randrange(width) for _ in range(made.batch)])
-    last = torch.randint(200, 300, (made.batch, 2), generator=made._generator())
-    lengths = torch.tensor(made.lengths) + 1 + accepted
-    texts = made.texts.clone().to(device)
-    module.append(texts, *(t.to(device) for t in (made.rows, lengths, last, tokens, accepted)))
-    expected = made.texts.clone()
-    for b in range(made.batch):
-        kept = [*tokens[b, 1 : 1 + accepted[b]].tolist(), int(last[b, 1])]
+def gained(made: Texts) -> tuple[torch.Tensor, Gains, torch.Tensor]:
+    """Rows of which some were given tokens by the round in flight, what it gave them, and the texts with that."""
+    width, count = made.rng.choice([1, 4, 8]), made.batch + 1
+    tokens = torch.randint(100, 200, (count, width), generator=made._generator())
+    accepted = torch.tensor([made.rng.randrange(width) for _ in range(count)])
+    last = torch.randint(200, 300, (count, 2), generator=made._generator())
+    lengths, rows, expected = torch.zeros(count).long(), made.rows, made.texts.clone()
+    for b, of in enumerate(made.rng.sample(range(count), made.batch)):
+        if made.rng.random() < 0.2:
+            continue
+        kept = [*tokens[of, 1 : 1 + accepted[of]].tolist(), int(last[of, 1])]
+        lengths[of] = made.lengths[b] + len(kept)
+        rows[b, GAIN] = 1 + of
         start = made.shifts[b] + made.lengths[b]
         expected[made.slots[b], start : start + len(kept)] = torch.tensor(kept).int()
-    return texts.cpu(), expected
+    return rows, Gains(lengths, last, tokens, accepted), expected
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_what_a_round_kept_is_written_behind_the_text(seed):
-    texts, expected = appended(seed, lookup, "cpu")
+def test_what_a_round_gave_is_written_behind_the_text_and_matched(seed):
+    made = Texts(seed)
+    rows, gains, expected = gained(made)
+    texts = made.texts.clone()
+    found = lookup.look_up(texts, made.history, rows, gains, made.max_match, made.k)
     assert torch.equal(texts, expected)
+    made.texts = expected
+    for b, of in enumerate(rows[:, GAIN].tolist()):
+        made.lengths[b] = int(gains.lengths[of - 1]) if of else made.lengths[b]
+    assert torch.equal(found, looked_up(made))
+
+
+class Launched:
+    """The kernels, launched one after the other: what `GraphedLookup` captures."""
+
+    def __init__(self, made: Texts, padding: int) -> None:
+        self.made, self.texts = made, made.texts.clone().to(DEVICE)
+        self.history = made.history._replace(
+            tokens=made.history.tokens.to(DEVICE), owners=made.history.owners.to(DEVICE)
+        )
+        self.padding = padding
+
+    def look_up(self, rows: torch.Tensor, gains: Gains | None) -> torch.Tensor:
+        from outrider.kernels import triton_lookup
+
+        made, batch = self.made, self.made.batch + self.padding
+        header = np.zeros(triton_lookup.HEADER, dtype=np.int64)
+        gains = None if gains is None else Gains(*(part.to(DEVICE) for part in gains))
+        triton_lookup.write_header(header, self.texts, self.history, gains)
+        sent = torch.cat([rows, torch.zeros_like(rows[:1]).expand(self.padding, -1)]).to(DEVICE)
+        ends, keys = torch.full((2, batch), 99, device=DEVICE).unbind()
+        out = torch.full((batch, 2 * made.k + 4), 99, device=DEVICE)
+        triton_lookup.look_up(
+            torch.from_numpy(header).to(DEVICE), sent, self.history, ends, keys, out, made.max_match, made.k
+        )
+        return out.cpu()
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_kernels_do_as_the_plain_functions(seed):
+def test_the_kernels_do_as_the_plain_functions(seed, monkeypatch):
     from outrider.kernels import triton_lookup
 
-    texts, expected = appended(seed, triton_lookup, DEVICE)
-    assert torch.equal(texts, expected)
+    if seed:  # so few programs that some take several chunks
+        monkeypatch.setattr(triton_lookup, "MIN_PROGRAMS", 1)
+        monkeypatch.setattr(triton_lookup, "MAX_PROGRAMS", 1 + seed % 2)
     made = Texts(seed)
-    assert torch.equal(looked_up(made, triton_lookup, DEVICE), looked_up(made, lookup, "cpu"))
+    padding = seed % 3
+    launched = Launched(made, padding)
+    found = launched.look_up(made.rows, None)
+    assert torch.equal(found[: made.batch], looked_up(made))
+    assert torch.equal(launched.texts.cpu(), made.texts)
+    nothing = torch.tensor([*[NO_TOKEN] * (2 * made.k), *[0] * 4])
+    assert torch.equal(found[made.batch :], nothing.expand(padding, -1))
+    rows, gains, expected = gained(made)
+    found = launched.look_up(rows, gains)
+    plain = lookup.look_up(made.texts, made.history, rows, gains, made.max_match, made.k)
+    assert torch.equal(found[: made.batch], plain)
+    assert torch.equal(launched.texts.cpu(), expected)
 
 
 @pytest.mark.gpu
@@ -158,5 +202,6 @@ def test_a_draft_as_wide_as_a_pass_is_refused():
     from outrider.kernels import triton_lookup
 
     made = Texts(0)
+    zeros = torch.zeros(made.batch).long()
     with pytest.raises(ValueError, match="at most 31 tokens, got 32"):
-        triton_lookup.draft(made.texts, made.history, made.rows, torch.tensor(made.lengths), torch.zeros(1), 32)
+        triton_lookup.look_up(zeros, made.rows, made.history, zeros, zeros, zeros, made.max_match, 32)

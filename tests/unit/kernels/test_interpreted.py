@@ -19,6 +19,7 @@ PARTS = [  # file, which of its tests, how many those are at least
     ("attention_bits", "", 2),
     ("accept", "", 85),
     ("lookup_kernels", "", 17),
+    ("graphed_lookup", "captured", 3),
     ("reduced_head", "kernel", 3),
     ("packed_rows", "", 7),
     ("graphed_forward_on_cpu", "trees or lengths", 5),

@@ -1,0 +1,59 @@
+"""Lookups captured for a few batch sizes: one copy to the device and one replay for a round's."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from outrider.kernels.lookup import LIMITS, Found, Gains, History
+from outrider.kernels.triton_lookup import HEADER, look_up, write_header
+from outrider.runners.cuda_graphs import PinnedInputs, capture, padded_batch
+
+Integers = NDArray[np.int64]
+
+
+class GraphedLookup:
+    """Lookups of up to `batch` texts at a time. What it finds is overwritten by the next."""
+
+    def __init__(self, batch: int, history: History, *, k: int, max_match: int) -> None:
+        """history: its tensors stay where they are."""
+        device, width = history.tokens.device, LIMITS + 2 * (max_match + 1)
+        self.history, self.k, self.max_match = history, k, max_match
+        self.inputs = PinnedInputs(HEADER + batch * width, device)
+        self.header, self.rows = self.inputs.ints[:HEADER], self.inputs.ints[HEADER:].view(batch, width)
+        # not in the graph's memory: read by others after the replay
+        self.found = torch.zeros(batch, Found.of(k).distance + 1, dtype=torch.int64, device=device)
+        self._ends = torch.zeros(batch, dtype=torch.int64, device=device)
+        self._keys = torch.zeros_like(self._ends)
+        self._graph = capture(self.launch, None, f"lookups of {batch}")
+
+    def run(self, texts: Tensor, history: History, rows: Integers, limits: Integers, gains: Gains | None) -> Tensor:
+        """As `kernels.lookup.look_up`, of rows [B, LIMITS] and their limits [B, ...]: int64 [B, 2 * k + 4]."""
+        count, array = len(rows), self.inputs.array()
+        write_header(array[:HEADER], texts, history, gains)
+        inputs = array[HEADER:].reshape(self.rows.shape)
+        inputs[:count, :LIMITS] = rows
+        inputs[:count, LIMITS:] = limits.reshape(count, -1)
+        inputs[count:] = 0
+        self.inputs.send()
+        self._graph.replay()
+        return self.found[:count]
+
+    def launch(self) -> None:
+        """The launches that are captured."""
+        ends, keys = self._ends, self._keys
+        look_up(self.header, self.rows, self.history, ends, keys, self.found, self.max_match, self.k)
+
+
+class GraphedLookups:
+    """Lookups of up to `max_batch` texts, captured for every power of two that takes."""
+
+    def __init__(self, max_batch: int, history: History, *, k: int, max_match: int) -> None:
+        sizes = [1 << i for i in range(padded_batch(max_batch).bit_length())]
+        self._by_batch = {size: GraphedLookup(size, history, k=k, max_match=max_match) for size in sizes}
+
+    def run(self, texts: Tensor, history: History, rows: Integers, limits: Integers, gains: Gains | None) -> Tensor:
+        """As `GraphedLookup.run`."""
+        return self._by_batch[padded_batch(len(rows))].run(texts, history, rows, limits, gains)
