@@ -34,7 +34,7 @@ $(DEV): pyproject.toml constraints.txt | $(VENV)/bin/python
 demo: install  ## fetch the demo model and watch speculative decoding at work
 	@$(BIN)/outrider pull demo
 	@echo; cat examples/edit_prompt.txt; echo "..."; echo
-	@$(BIN)/outrider run --model demo --drafter suffix --raw --compare --max-tokens 120 --stop=-- --file examples/edit_prompt.txt
+	@$(BIN)/outrider run --model demo --raw --compare --max-tokens 120 --stop=-- --file examples/edit_prompt.txt
 	@echo
 	@echo "The model, SmolLM2-135M, is very small: it completes an edit like this one, where drafting helps most, and is"
 	@echo "often wrong when asked for facts, sums or code. Other texts gain less. The text is the same in every case."

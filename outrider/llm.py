@@ -7,6 +7,7 @@ import os
 from collections.abc import Generator, Mapping
 from collections.abc import Sequence as Seq
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, overload
 
@@ -17,7 +18,7 @@ from outrider.core.errors import ConfigError, OutriderError, RequestError
 from outrider.core.outputs import TokenLogprob
 from outrider.core.sampling import SamplingParams, Token, short_repr
 from outrider.core.sequence import Constraint
-from outrider.drafters.base import DrafterConfig, DrafterContext, ModelLoaded
+from outrider.drafters.base import DrafterConfig, DrafterContext, ModelLoaded, for_target
 from outrider.drafters.registry import parse_drafter
 from outrider.engine.adaptive import CostMeter
 from outrider.engine.arguments import (
@@ -43,6 +44,7 @@ from outrider.engine.stats import Stats
 from outrider.grammar import GrammarSpec, compile_constraint, read_response_format
 from outrider.loading.load import LoadedModel, load
 from outrider.loading.machine import draft_errors, memory_for_drafts, speed_facts
+from outrider.loading.memory import ReservedMemory
 from outrider.models.tokenizer import Tokenizer
 from outrider.verify.base import make_verifier
 
@@ -64,6 +66,14 @@ def _models_loaded(drafter: DrafterConfig, target: str, revision: str | None) ->
     """What a drafter loads, by names; where that is part of the target's checkpoint, by the target's."""
     own = target if revision is None else f"{target.partition('@')[0]}@{revision}"
     return [each._replace(model=each.model or own) for each in drafter.traits.loads]
+
+
+def _draft_needs(
+    drafter: DrafterConfig, target: str, revision: str | None, device: str, folder: Path
+) -> tuple[int, ReservedMemory]:
+    """The longest drafts for the target, which lies in `folder`, and the memory that making them takes."""
+    drafter = for_target(drafter, folder)
+    return drafter.traits.max_tokens, memory_for_drafts(_models_loaded(drafter, target, revision), device)
 
 
 class LLM:
@@ -105,9 +115,8 @@ class LLM:
                 progress=progress,
                 max_batch=max_batch,
                 max_round_tokens=2048 if max_round_tokens is None else max_round_tokens,
-                max_draft=config.traits.max_tokens,
-                reserved=memory_for_drafts(
-                    _models_loaded(config, os.fspath(model), options.get("revision")), options.get("device", "auto")
+                drafts=partial(
+                    _draft_needs, config, os.fspath(model), options.get("revision"), options.get("device", "auto")
                 ),
                 **options,
             )
@@ -116,6 +125,7 @@ class LLM:
             raise ConfigError(f"LLM: a model is a folder, a Hugging Face id, a .gguf file or demo; got {got}")
         elif options:
             raise ConfigError(f"LLM: {', '.join(options)}: this model is loaded already; give load such options")
+        config = for_target(config, model.folder)
         self.loaded, self._threads = model, options.get("threads")
         target, self.tokenizer = self.loaded.target, self.loaded.tokenizer
         if max_round_tokens is None:

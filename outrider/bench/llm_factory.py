@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from outrider.drafters.base import Drafter, DrafterConfig, DrafterContext, Traits
+from outrider.drafters.base import Drafter, DrafterConfig, DrafterContext, Traits, for_target
 from outrider.drafters.registry import parse_drafter
 from outrider.llm import LLM
 from outrider.loading.load import LoadedModel
@@ -29,6 +29,9 @@ class LoadedDraftConfig:
     @property
     def traits(self) -> Traits:
         return self.config.traits
+
+    def for_target(self, folder: Path) -> LoadedDraftConfig:
+        return LoadedDraftConfig(for_target(self.config, folder), self.draft)
 
     def build(self, context: DrafterContext) -> Drafter:
         return self.config.build(replace(context, load_runner=lambda *_, **__: self.draft))

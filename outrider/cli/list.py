@@ -13,9 +13,10 @@ from outrider.cli.screen import Screen, clean
 
 
 def list_models(as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
-    """List the installed models."""
+    """List the installed models, and which of them a drafting head is shipped for."""
     from outrider.checkpoints.folder import installed_models
     from outrider.checkpoints.storage import outrider_home
+    from outrider.drafters.shipped import shipped_for
 
     models = list(installed_models())
     if as_json:
@@ -26,6 +27,7 @@ def list_models(as_json: Annotated[bool, typer.Option("--json", help="As JSON.")
                 "parameters": model.parameters or None,
                 "size": model.size,
                 "path": str(model.path),
+                "head": head.name if (head := shipped_for(model.path)) else None,
             }
             for model in models
         ]
@@ -38,10 +40,13 @@ def list_models(as_json: Annotated[bool, typer.Option("--json", help="As JSON.")
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for heading in ("name", "architecture", "parameters", "size"):
         table.add_column(heading, no_wrap=True, justify="right" if heading in ("parameters", "size") else "left")
+    table.add_column("head", no_wrap=True)
     table.add_column("path", overflow="fold")
     for model in models:
         parameters = human_count(model.parameters) if model.parameters else "?"
-        cells = (model.name, model.architecture, parameters, human_size(model.size), str(model.path))
+        head = shipped_for(model.path)
+        shipped = f"{head.drafter}, shipped" if head else ""
+        cells = (model.name, model.architecture, parameters, human_size(model.size), shipped, str(model.path))
         table.add_row(*(Text(clean(cell)) for cell in cells))
     screen.out.print(table)
 

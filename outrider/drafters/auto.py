@@ -1,14 +1,19 @@
-"""What to take where nobody chose: every drafter that costs nothing, and a draft model where one is named."""
+"""What to take where nobody chose: every drafter that costs nothing, and a draft model where one is named, else the
+head that is shipped for the target."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from outrider.core.errors import ConfigError
 from outrider.drafters.base import Drafter, DrafterContext, Traits
+from outrider.drafters.block import BlockConfig
 from outrider.drafters.draft_model import DraftModelConfig
+from outrider.drafters.eagle import EagleConfig
 from outrider.drafters.mix import MixConfig
 from outrider.drafters.prediction import PredictionConfig
+from outrider.drafters.shipped import ShippedHead, shipped_for
 from outrider.drafters.suffix import SuffixConfig
 
 _K = 7
@@ -17,27 +22,35 @@ _K = 7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoConfig:
-    """Draft from the text, earlier answers and predictions, and with a draft model if one is named."""
+    """Draft from the text, earlier answers and predictions, and with a draft model or a shipped head."""
 
     model: str = ""
-    """A draft model, as for draft-model; empty: none."""
+    """A draft model, as for draft-model; empty: the head that is shipped for the target, if there is one."""
     k: int | None = None
     """Max tokens that the draft model drafts in one round; auto: 7."""
 
     def __post_init__(self) -> None:
         if self.k is not None and not self.model:
             raise ConfigError(f"auto: k={self.k} is of a draft model; name one, as in auto:model=NAME,k={self.k}")
-        self._mix()  # which checks the options
+        self._mix(None)  # which checks the options
 
-    def _mix(self) -> MixConfig:
+    def _mix(self, shipped: ShippedHead | None) -> MixConfig:
         free = (SuffixConfig(), PredictionConfig())
-        if not self.model:
+        if self.model:
+            return MixConfig(of=(*free, DraftModelConfig(model=self.model, k=_K if self.k is None else self.k)))
+        if shipped is None:
             return MixConfig(of=free)
-        return MixConfig(of=(*free, DraftModelConfig(model=self.model, k=_K if self.k is None else self.k)))
+        head = BlockConfig if shipped.kind == "block" else EagleConfig
+        return MixConfig(of=(*free, head(model=str(shipped.folder))))
 
     @property
     def traits(self) -> Traits:
-        return self._mix().traits
+        """Without a shipped head, until `for_target` finds one."""
+        return self._mix(None).traits
+
+    def for_target(self, folder: Path) -> MixConfig:
+        return self._mix(None if self.model else shipped_for(folder))
 
     def build(self, context: DrafterContext) -> Drafter:
-        return self._mix().build(context)
+        folder = context.target_folder
+        return (self._mix(None) if folder is None else self.for_target(folder)).build(context)

@@ -184,3 +184,17 @@ class DrafterConfig(Protocol):
     def build(self, context: DrafterContext) -> Drafter:
         """The drafter, ready to draft for an engine of this context."""
         ...
+
+
+@runtime_checkable
+class TargetedConfig(Protocol):
+    """A configuration that is complete only once the target is known."""
+
+    def for_target(self, folder: Path) -> DrafterConfig:
+        """The configuration for the model in this folder."""
+        ...
+
+
+def for_target(config: DrafterConfig, folder: Path) -> DrafterConfig:
+    """The configuration, completed for the model in this folder where it depends on that."""
+    return config.for_target(folder) if isinstance(config, TargetedConfig) else config

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -14,6 +15,7 @@ from outrider.core.sampling import is_int
 from outrider.core.sequence import Sequence
 from outrider.drafters.base import DrafterContext, ModelLoaded, RoundView, Traits
 from outrider.drafters.head_drafter import HeadDrafter, native_target
+from outrider.drafters.shipped import shipped_for
 from outrider.models.heads.block import BlockHead
 from outrider.models.heads.checkpoint import check_target, load_weights, open_head, parse_head_config
 from outrider.models.heads.config import HeadConfig
@@ -32,49 +34,70 @@ def _read_head(name: str) -> HeadConfig:
     return parse_head_config(open_head(name))
 
 
+def _traits(max_tokens: int, taps: tuple[int, ...], loads: tuple[ModelLoaded, ...]) -> Traits:
+    return Traits(
+        name="block",
+        max_tokens=max_tokens,
+        runs_model=True,
+        drafts_ahead=True,
+        pays_budget=True,
+        follows_target=True,
+        taps=taps,
+        states_probs=True,
+        loads=loads,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockConfig:
     """Draft a block in one pass of a head over the target's hidden states (DSpark, DFlash)."""
 
     model: str = ""
-    """Folder or Hugging Face id of the head, which was trained for this target."""
+    """Folder or Hugging Face id of the head, which was trained for this target; empty: the one that is shipped."""
     k: int = 0
     """Tokens drafted a round; 0: as many as its blocks have."""
     tree: int = 0
     """Nodes of a tree of the likeliest tokens; 0 drafts chains. In mode `distribution` always chains."""
 
     def __post_init__(self) -> None:
-        if not self.model:
-            raise ConfigError("block needs a head: block:model=FOLDER, one that was trained for this target")
         for name, value, most in (("k", self.k, MAX_BLOCK), ("tree", self.tree, MAX_BLOCK - 1)):
             if not is_int(value) or not 0 <= value <= most:
                 raise ConfigError(f"block: {name} must be 0 to {most}, got {value!r}")
 
     @property
     def traits(self) -> Traits:
+        """Without `model` those that every head has, until `for_target` names one."""
+        if not self.model:
+            return _traits(max(self.tree, self.k), (), ())
         return self.traits_with(_read_head(self.model))
 
     def traits_with(self, config: HeadConfig) -> Traits:
         """The traits of a drafter with such a head."""
-        return Traits(
-            name="block",
-            max_tokens=max(self.tree, self.levels(config)),
-            runs_model=True,
-            drafts_ahead=True,
-            pays_budget=True,
-            follows_target=True,
-            taps=config.taps,
-            states_probs=True,
-            loads=(ModelLoaded(self.model),),
-        )
+        return _traits(max(self.tree, self.levels(config)), config.taps, (ModelLoaded(self.model),))
 
     def levels(self, config: HeadConfig) -> int:
         """Tokens that a draft of this head has in a row, at most."""
         drafts = config.block_size - (not config.sample_from_anchor)
         return min(self.k, drafts) if self.k else drafts
 
+    def for_target(self, folder: Path) -> BlockConfig:
+        """With the shipped head for the model in this folder, where none is named."""
+        if self.model:
+            return self
+        found = shipped_for(folder)
+        if found is None or found.kind != "block":
+            raise ConfigError(
+                f"block: no head is shipped for the model in {folder}; name one that was trained for it, "
+                "block:model=FOLDER, train one with `outrider train block`, or choose another drafter, such as suffix"
+            )
+        return replace(self, model=str(found.folder))
+
     def build(self, context: DrafterContext) -> Block:
         target = native_target("block", context)
+        if not self.model:
+            if context.target_folder is None:
+                raise ConfigError("block needs a head: block:model=FOLDER, one that was trained for this target")
+            return self.for_target(context.target_folder).build(context)
         decoder = target.model.decoder
         config = check_target(_read_head(self.model), decoder.config, name=self.model, kinds=("block",))
         if config.block_size > MAX_BLOCK:

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from outrider.core.draft import EMPTY, Draft, Verdict, accepted_by
 from outrider.core.errors import ConfigError
 from outrider.core.sequence import Sequence
-from outrider.drafters.base import Drafter, DrafterConfig, DrafterContext, Evidence, RoundView, TargetPass, Traits
+from outrider.drafters.base import (
+    Drafter,
+    DrafterConfig,
+    DrafterContext,
+    Evidence,
+    RoundView,
+    TargetPass,
+    Traits,
+    for_target,
+)
 from outrider.drafters.guard import GuardedDrafter
 from outrider.drafters.prediction import PredictionConfig
 from outrider.drafters.prompt_lookup import PromptLookupConfig
@@ -40,6 +50,9 @@ class MixConfig:
     @property
     def traits(self) -> Traits:
         return _traits_of([each.traits for each in self.of])
+
+    def for_target(self, folder: Path) -> MixConfig:
+        return MixConfig(of=tuple(for_target(each, folder) for each in self.of))
 
     def build(self, context: DrafterContext) -> Mix:
         return Mix([config.build(context) for config in self.of], context.vocab_size)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -28,6 +29,8 @@ from outrider.runners.threads import MAX_THREADS, threads_of, use_threads
 
 MAX_CACHE_TOKENS = 1 << 30
 DEFAULT_MEMORY = 8 << 30  # bytes taken to be free where the system does not say
+DraftNeeds = Callable[[Path], tuple[int, ReservedMemory]]
+"""`max_draft` and `reserved` of LoadOptions for the model in a folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,24 +103,33 @@ class LoadOptions:
 
 
 def load(
-    model: str, options: LoadOptions | None = None, *, progress: Progress | None = None, **given: Any
+    model: str,
+    options: LoadOptions | None = None,
+    *,
+    progress: Progress | None = None,
+    drafts: DraftNeeds | None = None,
+    **given: Any,
 ) -> LoadedModel:
     """Load a folder, a Hugging Face id, a .gguf file or `demo`. Options are a LoadOptions, or its fields by name.
 
-    Raises ConfigError for what is impossible, before any weight is read.
+    drafts: gives `max_draft` and `reserved`, where they depend on the model. Raises ConfigError for what is
+    impossible, before any weight is read.
     """
     if options is not None and given:
         raise ConfigError(f"load: {', '.join(given)} beside LoadOptions: put all options in one of the two")
     options = options or LoadOptions(**_check_names(given))
     with use_threads(options.threads), COUNTER.start_up():
-        return _load(model, options, progress)
+        return _load(model, options, progress, drafts)
 
 
-def _load(model: str, options: LoadOptions, progress: Progress | None) -> LoadedModel:
+def _load(model: str, options: LoadOptions, progress: Progress | None, drafts: DraftNeeds | None) -> LoadedModel:
     device, dtype = choose_device(options.device), choose_dtype(options.dtype)
     if device.type == "cuda":
         keep_compiled_kernels()
     folder = resolve(model, revision=options.revision, progress=progress)
+    if drafts is not None:
+        max_draft, reserved = drafts(folder)
+        options = replace(options, max_draft=max_draft, reserved=reserved)
     config = read_config(folder)
     quantize = _choose_quantize(options.quantize, folder, config is not None, device, dtype)
     tokenizer = Tokenizer.from_folder(folder)

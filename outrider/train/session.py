@@ -18,6 +18,7 @@ from outrider.loading.load import available_memory, choose_device
 from outrider.models.decoder import Decoder
 from outrider.models.heads.config import HeadConfig
 from outrider.models.heads.save import TargetFacts, write_head
+from outrider.models.identity import identify
 from outrider.models.load import default_dtype, load_decoder, read_config, weight_bytes
 from outrider.train.acceptance import Acceptance, Tally, distinct_bigrams
 from outrider.train.block import BlockRecipe, BlockTrainConfig, make_head
@@ -188,7 +189,7 @@ def _judge(trainer: Trainer) -> Tally:
 
 
 def _write_drafter(task: TrainTask, made: HeadPlan, decoder: Decoder) -> None:
-    folder, facts = task.out / DRAFTER, TargetFacts(task.target, decoder.config)
+    folder, facts = task.out / DRAFTER, TargetFacts(task.target, decoder.config, identify(resolve(task.target)))
     tensors = made.recipe.head.state_dict()
     if made.config.kind == "medusa":
         write_medusa(folder, made.config, tensors, task.target)

@@ -263,10 +263,11 @@ def test_mode_distribution_follows_the_target(world, heads, kind):
 
 
 def test_refusals(world, heads):
-    with pytest.raises(ConfigError, match="block needs a head"):
-        BlockConfig()
     with pytest.raises(ConfigError, match="tree must be 0 to 31"):
         BlockConfig(model="x", tree=32)
+    native = DrafterContext(vocab_size=VOCAB, context=CONTEXT, target=world.target(64))
+    with pytest.raises(ConfigError, match="block needs a head"):
+        BlockConfig().build(native)
     toy = ToyRunner()
     context = DrafterContext(vocab_size=toy.vocab_size, context=CONTEXT, target=toy)
     with pytest.raises(ConfigError, match="native family"):

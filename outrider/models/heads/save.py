@@ -19,6 +19,10 @@ from outrider.core.errors import ConfigError
 from outrider.models.config import DecoderConfig, RopeConfig
 from outrider.models.families import FAMILIES
 from outrider.models.heads.config import HeadConfig
+from outrider.models.identity import ModelIdentity
+
+IDENTITY = "target_identity"
+"""Key of config.json: the model that the head was made for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,8 @@ class TargetFacts:
     name: str
     """Folder or Hugging Face id."""
     config: DecoderConfig
+    identity: ModelIdentity | None = None
+    """None: not known, as where the target lies in no folder."""
 
 
 def write_head(
@@ -117,6 +123,8 @@ def _config_json(config: HeadConfig, target: TargetFacts, tokens: int) -> dict[s
         "target_hidden_size": config.target_hidden_size,
         "tie_word_embeddings": False,
     }
+    if target.identity is not None:
+        made[IDENTITY] = target.identity.as_json()
     if block:
         return made | {
             "aux_hidden_state_layer_ids": entering,

@@ -82,6 +82,7 @@ def test_list(cli, monkeypatch):
         "parameters": 134_515_008,
         "size": 538_000_000,
         "path": "here/demo",
+        "head": None,
     }
     assert told[1]["parameters"] is None
     monkeypatch.setattr(folder_module, "installed_models", list)

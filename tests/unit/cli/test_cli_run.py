@@ -15,6 +15,7 @@ from reciting import SONG, Stage
 from outrider.cli.screen import STYLES
 from outrider.core.errors import ConfigError
 from outrider.drafters.prompt_lookup import PromptLookupConfig
+from outrider.loading.memory import ReservedMemory
 
 ASK = "Sing: "
 
@@ -142,10 +143,10 @@ def test_options_reach_the_loader(cli, stage):
     words = ["--model", "org/name", "--revision", "v1", "--device", "cpu", "--dtype", "float32", "--quantize", "none"]
     words += ["--context", "64", "--cache-tokens", "128", "--max-batch", "3", "--pinned", "--threads", "2"]
     assert cli("run", ASK, "--json", *words).code == 0
-    del stage.asked["progress"], stage.asked["reserved"]
+    del stage.asked["progress"]
+    assert stage.asked.pop("drafts")(Path("nowhere")) == (15, ReservedMemory())
     assert stage.asked == {
         "max_round_tokens": 2048,
-        "max_draft": 15,
         "pinned": True,
         "model": "org/name",
         "revision": "v1",
