@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,4 +132,10 @@ class BatchConfidence:
         """[slots, 1 + max_match, k]: the probability that so many tokens come after a match of each length."""
         ratios = self._right[slots, kinds] / self._expected[slots, kinds]
         probs = np.minimum(_MAX_PROB, self._priors * ratios[:, self._grades])
-        return np.lib.stride_tricks.sliding_window_view(probs, k, axis=1)[:, : max_match + 1].cumprod(-1)
+        return probs[:, _windows(max_match, k)].cumprod(-1)
+
+
+@cache
+def _windows(max_match: int, k: int) -> Integers:
+    """[1 + max_match, k]: the length that a match of each length has grown to after each of k tokens."""
+    return np.arange(max_match + 1)[:, None] + np.arange(k)

@@ -92,6 +92,20 @@ class _Ready(NamedTuple):
     round: int
 
 
+class _Judged(NamedTuple):
+    """A continuation and what came of it."""
+
+    slot: int
+    kind: int
+    """0: of the text itself, 1: of another."""
+    match: int
+    came: int
+    """How many of its tokens did."""
+    missed: int
+    """1 where the next one did not."""
+    wanted: int
+
+
 class DeviceLookup(Drafter):
     """Drafts what followed the longest match of a text's end, found on the device.
 
@@ -113,11 +127,11 @@ class DeviceLookup(Drafter):
         self._confidence = BatchConfidence(max_batch, rules.priors, rules.start)
         self._limits = np.zeros((max_batch, 2, self.max_match + 1), dtype=np.int64)
         self._max_limits = np.array(rules.limits)
-        self._reach = np.zeros(max_batch, dtype=np.int64)
+        self._reach = [0] * max_batch
         """How far each slot was lately to be drafted for; halved with every round in which it was not."""
-        self._expected = np.zeros(max_batch)
+        self._expected = [0.0] * max_batch
         """How many tokens each slot's lookups lately expected to be accepted; halved likewise."""
-        self._distance = np.zeros(max_batch, dtype=np.int64)
+        self._distance = [0] * max_batch
         """Of the last place in a prediction from the end of its row."""
         self._answers: list[tuple[str, list[Token]]] = []
         """Finished, and not on the device yet."""
@@ -129,11 +143,11 @@ class DeviceLookup(Drafter):
         drafts, ready = [EMPTY] * len(view.seqs), self._ready(view)
         if not ready:
             return drafts
-        slots = np.array([each.text.slot for each in ready])
-        budgets = np.minimum(np.array([view.budgets[each.row] for each in ready]), self.k)
+        budgets = [min(view.budgets[each.row], self.k) for each in ready]
         if view.state is not None:
-            budgets = np.minimum(budgets, self._reach[slots])
+            budgets = [min(budget, self._reach[each.text.slot]) for budget, each in zip(budgets, ready, strict=True)]
         block = self._look_up(view, ready, budgets)
+        slots = [each.text.slot for each in ready]
         made = self._on_device(block, slots, budgets) if view.state is not None else self._on_host(block, slots)
         for each, draft in zip(ready, made, strict=True):
             drafts[each.row] = draft
@@ -144,22 +158,28 @@ class DeviceLookup(Drafter):
             return
         ready = self._ready(view)
         if ready:
-            self._look_up(view, ready, np.zeros(len(ready), np.int64))
+            self._look_up(view, ready, [0] * len(ready))
 
     def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
-        seen: list[tuple[_Text, np.ndarray, Seq[Token]]] = []
+        columns, judged = self.store.columns, list[_Judged]()
         for seq, verdict in zip(seqs, verdicts, strict=True):
             text = self._texts.get(seq.id)
             entry = text.open.pop(seq.round, None) if text is not None else None
             if text is None or entry is None:
                 continue
             block, row, drafted = entry
-            found = block.array()[row]
-            seen.append((text, found, verdict.tokens))
+            found, slot = block.list()[row], text.slot
             if not drafted and seq.finish is None:
                 self._guess(seq, found, len(verdict.tokens))
-        if seen:
-            self._judge(seen)
+            self._reach[slot] = max(found[columns.wanted], self._reach[slot] // 2)
+            self._expected[slot] /= 2
+            if found[columns.match]:
+                came, missed = _compare(found[columns.continuations], verdict.tokens)
+                kind = 1 - found[columns.source]
+                judged.append(_Judged(slot, kind, found[columns.match], came, missed, found[columns.wanted]))
+                self._distance[slot] = found[columns.distance]
+        if judged:
+            self._judge(judged)
 
     def take_evidence(self) -> Seq[Evidence]:
         return self._guesses.take()
@@ -218,38 +238,37 @@ class DeviceLookup(Drafter):
             self._learn(np.array([slot]), np.array([kind]))
         return text
 
-    def _look_up(self, view: RoundView, ready: Seq[_Ready], budgets: Integers) -> HostCopy:
+    def _look_up(self, view: RoundView, ready: Seq[_Ready], budgets: Seq[int]) -> HostCopy:
         """Launch the lookup of these texts' ends, and note it to be judged when the round is observed."""
         behind, seqs, owner = view.state is not None, view.seqs, self.ring.owner
-        slots = [each.text.slot for each in ready]
-        aims = self._distance[slots].tolist() if self.rules.predicted else [0] * len(ready)
-        rows = [
-            LookupRow(t.slot, t.shift, t.stop, aim, owner(seqs[row].salt), budget, length, 1 + row if behind else 0)
-            for (row, t, length, _), aim, budget in zip(ready, aims, budgets.tolist(), strict=True)
-        ]
-        block = self.store.look_up(rows, self._limits[slots], view.state)
+        predicted, rows = self.rules.predicted, list[LookupRow]()
+        for (row, text, length, _), budget in zip(ready, budgets, strict=True):
+            slot = text.slot
+            aim, gain = self._distance[slot] if predicted else 0, 1 + row if behind else 0
+            rows.append(LookupRow(slot, text.shift, text.stop, aim, owner(seqs[row].salt), budget, length, gain))
+        block = self.store.look_up(rows, self._limits[[row.slot for row in rows]], view.state)
         ahead = 2 if behind else 1
-        for at, (each, budget) in enumerate(zip(ready, budgets.tolist(), strict=True)):
+        for at, (each, budget) in enumerate(zip(ready, budgets, strict=True)):
             each.text.open[each.round + ahead] = block, at, budget > 0
         return block
 
-    def _on_device(self, block: HostCopy, slots: Integers, budgets: Integers) -> list[Draft]:
-        expected = np.minimum(self._expected[slots], budgets).tolist()
+    def _on_device(self, block: HostCopy, slots: Seq[int], budgets: Seq[int]) -> list[Draft]:
+        name, expected = self.traits.name, self._expected
         return [
-            Draft(DeviceRow(block, row, count, padded=True), None, None, self.traits.name, expected[row], known=True)
+            Draft(DeviceRow(block, at, count, padded=True), None, None, name, min(expected[slot], count), known=True)
             if count
             else EMPTY
-            for row, count in enumerate(budgets.tolist())
+            for at, (slot, count) in enumerate(zip(slots, budgets, strict=True))
         ]
 
-    def _on_host(self, block: HostCopy, slots: Integers) -> list[Draft]:
+    def _on_host(self, block: HostCopy, slots: Seq[int]) -> list[Draft]:
         """The drafts themselves; what is known of their matches says how much they expect."""
         found, columns = block.array(), self.store.columns
-        self._reach[slots] = found[:, columns.wanted]
+        for slot, wanted in zip(slots, found[:, columns.wanted].tolist(), strict=True):
+            self._reach[slot] = wanted
         tokens = found[:, columns.drafts]
         counts = (tokens >= 0).sum(1)
-        kinds = 1 - found[:, columns.source]
-        paths = self._confidence.paths(slots, kinds, self.max_match, self.k)
+        paths = self._confidence.paths(np.array(slots), 1 - found[:, columns.source], self.max_match, self.k)
         expected = _sum_first(paths, found[:, columns.match], counts).tolist()
         return [
             Draft(tuple(tokens[row, :count].tolist()), source=self.traits.name, expected=expected[row])
@@ -258,37 +277,33 @@ class DeviceLookup(Drafter):
             for row, count in enumerate(counts.tolist())
         ]
 
-    def _guess(self, seq: Sequence, found: np.ndarray, committed: int) -> None:
+    def _guess(self, seq: Sequence, found: Seq[int], committed: int) -> None:
         """Keep what would have been drafted until the text judges it: where nothing was found, a draft of nothing."""
         columns = self.store.columns
-        tokens = found[columns.continuations][: found[columns.wanted]].tolist()
+        tokens = found[columns.continuations][: found[columns.wanted]]
         self._guesses.note(seq, len(seq.tokens) - committed, tokens)
 
-    def _judge(self, seen: Seq[tuple[_Text, np.ndarray, Seq[Token]]]) -> None:
-        """Compare continuations with the tokens of their round, whether they were drafted or not."""
-        columns, found = self.store.columns, np.stack([row for _, row, _ in seen])
-        slots = np.array([text.slot for text, _, _ in seen])
-        tokens = found[:, columns.continuations]
-        came = np.full_like(tokens, -2)
-        for row, (_, _, committed) in enumerate(seen):
-            came[row, : len(committed)] = committed[: self.k]
-        right = (tokens == came).cumprod(1).sum(1)
-        missed = (right < np.minimum((tokens >= 0).sum(1), (came > -2).sum(1))).astype(np.int64)
-        matches, wanted, kinds = found[:, columns.match], found[:, columns.wanted], 1 - found[:, columns.source]
-        self._confidence.judge(slots, kinds, matches, right, missed)
-        self._reach[slots] = np.maximum(wanted, self._reach[slots] // 2)
-        self._expected[slots] /= 2
-        rows = matches > 0
-        slots, kinds, matches = slots[rows], kinds[rows], matches[rows]
-        self._distance[slots] = found[rows, columns.distance]
-        worth = _sum_first(self._learn(slots, kinds), matches, wanted[rows])
-        self._expected[slots] = np.maximum(worth, self._expected[slots])
+    def _judge(self, judged: Seq[_Judged]) -> None:
+        """Learn from continuations that the tokens of their round were compared with, drafted or not."""
+        slots, kinds, matches, came, missed, wanted = np.array(judged).T
+        self._confidence.judge(slots, kinds, matches, came, missed)
+        worth = _sum_first(self._learn(slots, kinds), matches, wanted).tolist()
+        for each, value in zip(judged, worth, strict=True):
+            self._expected[each.slot] = max(value, self._expected[each.slot])
 
     def _learn(self, slots: Integers, kinds: Integers) -> NDArray[np.float64]:
         """Set how far these slots are drafted for after a match of each length; returns the probabilities."""
         paths = self._confidence.paths(slots, kinds, self.max_match, self.k)
         self._limits[slots, kinds] = np.minimum((paths >= self.rules.min_prob).sum(-1), self._max_limits)
         return paths
+
+
+def _compare(tokens: Seq[Token], committed: Seq[Token]) -> tuple[int, int]:
+    """How many of a continuation's tokens, padded with negative ones, came, and 1 where the next did not."""
+    for i, (token, came) in enumerate(zip(tokens, committed, strict=False)):
+        if token != came:
+            return i, int(token >= 0)
+    return min(len(tokens), len(committed)), 0
 
 
 def _sum_first(paths: NDArray[np.float64], matches: Integers, counts: Integers) -> NDArray[np.float64]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from outrider.core.host_copy import HostCopy
 from outrider.core.sampling import Token
 from outrider.kernels.batch import MAX_WIDTH
-from outrider.kernels.lookup import LENGTH, NO_TOKEN, PUBLIC, SHIFT, Found, Gains, History, look_up
+from outrider.kernels.lookup import NO_TOKEN, PUBLIC, Found, Gains, History, look_up
 from outrider.runners.device_state import DeviceState
 
 if TYPE_CHECKING:
@@ -113,8 +113,7 @@ class TextStore:
         state: of the round in flight, with tokens: what that gave the texts is written behind them first. On the
         device, what is found stays until the next lookup.
         """
-        rows = np.array(texts)
-        longest = int((rows[:, LENGTH] + rows[:, SHIFT]).max()) + _MARGIN  # the host may lack two rounds
+        rows, longest = np.array(texts), max(text.length + text.shift for text in texts) + _MARGIN
         self._make_room(longest)
         gains = None if state is None else _gains(state)
         if self._graphs is not None:
