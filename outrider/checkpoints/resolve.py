@@ -17,6 +17,7 @@ from urllib.parse import quote
 from outrider.checkpoints.demo import pull_demo
 from outrider.checkpoints.folder import NO_PICKLES, check_folder, gguf_of
 from outrider.checkpoints.gguf import convert_gguf, refer_to_gguf
+from outrider.checkpoints.hub import hub_errors
 from outrider.checkpoints.storage import NoProgress, Progress, models_folder, outrider_home, report_growth
 from outrider.core.errors import ConfigError, FetchError
 
@@ -36,7 +37,7 @@ def resolve(path_or_id: str, *, revision: str | None = None, progress: Progress 
     if path_or_id == "demo":
         _no_revision(path_or_id, revision)
         return pull_demo(progress=progress)
-    if path := _local_path(path_or_id):
+    if path := local_path(path_or_id):
         _no_revision(path_or_id, revision)
         return check_folder(path) if path.is_dir() else _refer_to_file(path)
     repo, _, named = path_or_id.partition("@")
@@ -47,12 +48,12 @@ def resolve(path_or_id: str, *, revision: str | None = None, progress: Progress 
 
 def check_name(path_or_id: str) -> None:
     """Raise ConfigError for what `resolve` would refuse, without downloading or converting anything."""
-    path = None if path_or_id == "demo" else _local_path(path_or_id)
+    path = None if path_or_id == "demo" else local_path(path_or_id)
     if path and path.is_dir():
         check_folder(path)
 
 
-def _local_path(path_or_id: str) -> Path | None:
+def local_path(path_or_id: str) -> Path | None:
     """The folder or file a name means; None where it is a Hugging Face id. Raises ConfigError where it is neither."""
     path = Path(path_or_id).expanduser()
     if not path.exists() and re.fullmatch(r"\w[\w.-]*", path_or_id):
@@ -66,6 +67,24 @@ def _local_path(path_or_id: str) -> Path | None:
             "`demo` is a small model to try, and `outrider list` shows the models that are here"
         )
     return None
+
+
+def cached_folder(hub_id: str, revision: str | None = None) -> Path | None:
+    """The folder of a Hugging Face id that is here whole; None where it would have to be downloaded."""
+    from huggingface_hub import snapshot_download
+
+    repo, _, named = hub_id.partition("@")
+    ref = _ref_file(repo, revision or named or "main")
+    sha = ref.read_text(encoding="utf-8") if ref.is_file() else revision or named or "main"
+    try:
+        return check_folder(Path(str(snapshot_download(repo, revision=sha, local_files_only=True))))
+    except Exception:  # whatever is missing: the hub has it
+        return None
+
+
+def _ref_file(repo: str, revision: str) -> Path:
+    """Holds the commit that a revision was resolved to last time."""
+    return outrider_home() / "refs" / f"{quote(repo, safe='')}@{quote(revision, safe='')}"
 
 
 def _no_revision(name: str, revision: str | None) -> None:
@@ -119,28 +138,16 @@ def _download_snapshot(repo: str, revision: str, progress: Progress) -> Path:
     Where the hub cannot be reached, the commit this revision was resolved to last time, if it is cached.
     """
     from huggingface_hub import HfApi, constants, snapshot_download
-    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
-    ref = outrider_home() / "refs" / f"{quote(repo, safe='')}@{quote(revision, safe='')}"
+    ref = _ref_file(repo, revision)
     try:
-        info = HfApi().model_info(repo, revision=revision, files_metadata=True)
-        cache = Path(constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"
-        with report_growth(cache, f"downloading {repo}", _wanted_bytes(repo, info), progress), _no_hub_bars():
-            folder = snapshot_download(
-                repo, revision=info.sha, allow_patterns=ALLOW_PATTERNS, ignore_patterns=IGNORE_PATTERNS
-            )
-    except GatedRepoError as error:
-        raise FetchError(
-            f"{repo} asks for its terms to be accepted: do so on its page, then run `hf auth login`"
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise FetchError(
-            f"Hugging Face has no model {repo}, or it is private; check the spelling, or run `hf auth login`"
-        ) from error
-    except RevisionNotFoundError as error:
-        raise FetchError(f"{repo} has no revision {revision!r}; name a branch, a tag or a commit it has") from error
-    except HFValidationError as error:
-        raise ConfigError(f"{repo} is no Hugging Face id: {error}") from error
+        with hub_errors(repo, revision):
+            info = HfApi().model_info(repo, revision=revision, files_metadata=True)
+            cache = Path(constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"
+            with report_growth(cache, f"downloading {repo}", _wanted_bytes(repo, info), progress), _no_hub_bars():
+                folder = snapshot_download(
+                    repo, revision=info.sha, allow_patterns=ALLOW_PATTERNS, ignore_patterns=IGNORE_PATTERNS
+                )
     except ConfigError:
         raise
     except Exception as error:  # whatever its network library raises, which differs between releases

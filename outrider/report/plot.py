@@ -15,7 +15,7 @@ from outrider.report.page import Html
 COLORS = ("#3b82f6", "#1f9d3a", "#b8860b", "#c2410c", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f")
 WIDTH, HEIGHT = 680, 240
 LEFT, RIGHT, ROW = 52, 16, 17
-LETTER = 6.3  # mean width of a letter
+LETTER = 6.8  # width of a letter, rather too much
 MAX_POINTS = 60  # of a line whose points are marked
 MAX_LETTERS = 40
 

@@ -70,7 +70,14 @@ def open_head(name: str) -> HeadFiles:
         raise ConfigError(f"{file} is not JSON ({error}); download or save the head again") from error
     if not isinstance(config_json, dict):
         raise ConfigError(f"{file} is not a JSON object; download or save the head again")
-    stored = _stored_tensors(name, folder)
+    return known_files(folder, config_json, _stored_tensors(name, folder))
+
+
+def known_files(
+    folder: Path, config_json: dict[str, Any], stored: Mapping[str, tuple[Path, tuple[int, ...]]]
+) -> HeadFiles:
+    """A checkpoint by what its headers say. stored: the file and the shape of every tensor. ConfigError where two
+    tensors are the same one of a head."""
     for prefix, layout in mtp_modules(stored).items():
         return _mtp_files(folder, config_json, stored, prefix, layout)  # the first one
     shapes: dict[str, tuple[int, ...]] = {}
