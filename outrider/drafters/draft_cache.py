@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from outrider.core.sampling import Token
-from outrider.core.sequence import Span
+from outrider.core.sequence import Sequence, Span
 from outrider.runners.base import Runner
 
 
@@ -39,8 +39,9 @@ class DraftCache:
         self._cached: dict[int, list[Token]] = {}
         self._chains: dict[int, Seq[Token]] = {}
         """Tokens of the last chain that are cached too, behind those."""
-        self._pending: dict[int, Seq[Token]] = {}
-        """Chains that follow a round in flight: where they begin is known once it completes."""
+        self._pending: dict[int, tuple[Seq[Token], int]] = {}
+        """Chains that follow a round in flight, and the value of `Sequence.round` once that has completed: where they
+        begin is known then."""
 
     def __contains__(self, seq_id: int) -> bool:
         return seq_id in self._cached
@@ -92,10 +93,10 @@ class DraftCache:
         if spans:
             self._read(spans)
 
-    def catch_up(self, seqs: Seq[Text]) -> None:
-        """Read all but the last token of each text that lacks more than two: a chain on the device reads those."""
+    def catch_up(self, seqs: Seq[Text], most: int = 2) -> None:
+        """Read all but the last token of each text that lacks more than `most`: a chain on the device reads those."""
         missing = [(seq, len(seq.tokens) - self.length(seq)) for seq in seqs]
-        self.read([(seq, count - 1) for seq, count in missing if count > 2])
+        self.read([(seq, count - 1) for seq, count in missing if count > most])
 
     def advance(self, work: list[tuple[Text, tuple[Token, ...]]]) -> torch.Tensor:
         """Read what is missing of each text and its draft; logits after the last token of each, [len(work), vocab]."""
@@ -115,15 +116,18 @@ class DraftCache:
         """Whether such a chain follows the text as it is now."""
         return seq.id in self._chains and len(self._cached[seq.id]) == len(seq.tokens)
 
-    def add_pending_chain(self, seq: Text, chain: Seq[Token]) -> None:
+    def add_pending_chain(self, seq: Sequence, chain: Seq[Token]) -> None:
         """Note a chain drafted behind what the round in flight will make of the text."""
-        self._pending[seq.id] = chain
+        self._pending[seq.id] = chain, seq.round + 1
 
-    def complete(self, seqs: Seq[Text]) -> None:
-        """A round has completed: the chains that follow it begin where its texts end now."""
+    def complete(self, seqs: Seq[Sequence]) -> None:
+        """Chains that follow a round which has completed begin where its texts end now; later, nobody knows where."""
         for seq in seqs:
-            if seq.id in self._pending:
-                self.add_chain(seq, self._pending.pop(seq.id))
+            chain, number = self._pending.get(seq.id, ((), 0))
+            if chain and seq.round >= number:
+                del self._pending[seq.id]
+                if seq.round == number:
+                    self.add_chain(seq, chain)
 
     def _room(self, seq: Text) -> int:
         """How many tokens more the context and the pages allow a text; negative where it is too long already."""

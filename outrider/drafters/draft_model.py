@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
@@ -150,6 +151,7 @@ class DraftModel(Drafter):
     def propose(self, view: RoundView) -> list[Draft] | None:
         if self._vocab is not None:
             self._vocab.note(view.seqs)
+        self.cache.complete(view.seqs)  # a round that was not shown
         if view.state is not None:
             return self._after(view, view.state)
         drafts = [EMPTY] * len(view.seqs)
@@ -192,18 +194,25 @@ class DraftModel(Drafter):
         return [i for i, count, share in parts if count <= max(share, 2)]
 
     def _after(self, view: RoundView, state: DeviceState) -> list[Draft] | None:
-        """Chains behind chains: all the draft model has not read yet are a text's last two tokens, at most.
+        """Chains behind the round in flight: all the draft model has not read then are a text's last two tokens.
 
-        None where a text that may be drafted for has no chain in flight: without a state one is begun.
+        So it is behind a chain of its own, and where nothing is drafted for a text, which thus gains one token: it is
+        read up to there. None where another drafter's draft is in flight.
         """
         if state.lengths.device != self.model.device:
             return None
         cache, seqs, budgets = self.cache, view.seqs, view.budgets
         steps = self._steps(budgets)
         room = 1 + self.config.k + steps  # the round in flight may commit a token and a whole draft
-        rows = [i for i, s in enumerate(seqs) if budgets[i] and (s.id not in cache or cache.reserve(s, room))]
-        if not all(cache.has_chain(seqs[i]) for i in rows):
+        wanted = [i for i, budget in enumerate(budgets) if budget]
+        new = [i for i in wanted if not cache.has_chain(seqs[i])]
+        if not all(state.drafted and not state.drafted[i] for i in new) or not self._chains_alone(seqs[i] for i in new):
             return None
+        rows = [i for i in wanted if i not in new and cache.reserve(seqs[i], room)]
+        if new:
+            read = self._read_on(seqs, [i for i in new if cache.make_room(seqs[i], 1 + steps) == 1 + steps])
+            cache.catch_up([seqs[i] for i in read], most=1)
+            rows = sorted([*rows, *read])
         drafts = [EMPTY] * len(seqs)
         if rows:
             starts = [ChainStart(seq.id, seq.seed, seq.params.temperature) for seq in (seqs[i] for i in rows)]
@@ -227,9 +236,7 @@ class DraftModel(Drafter):
         All texts or none: one that must go step by step takes a pass for every token, in which the others take
         part at hardly any cost. Chains for those would be further passes.
         """
-        simple = seqs and self.mode == "seeded" and not self.config.min_prob
-        able = self.model.asynchronous and self.model.vocab_size <= self.target_vocab
-        if not (simple and able) or not all(seq.unprocessed and len(seq.tokens) > 1 for seq in seqs):
+        if not seqs or not self._chains_alone(seqs) or not all(len(seq.tokens) > 1 for seq in seqs):
             return None
         steps = self._steps(budgets)
         if not all(self.cache.reserve(seq, steps) for seq in seqs):
@@ -244,6 +251,12 @@ class DraftModel(Drafter):
         for seq, chain in zip(seqs, chains, strict=True):
             self.cache.add_chain(seq, chain)
         return [self._device_draft(chain, budget) for chain, budget in zip(chains, budgets, strict=True)]
+
+    def _chains_alone(self, seqs: Iterable[Sequence]) -> bool:
+        """Whether the device can draft whole chains for these texts by itself."""
+        able = self.model.asynchronous and self.model.vocab_size <= self.target_vocab
+        simple = self.mode == "seeded" and not self.config.min_prob
+        return able and simple and all(seq.unprocessed for seq in seqs)
 
     def _chains(self, seqs: Seq[Sequence], budgets: Seq[int]) -> list[Draft]:
         """All sequences a token at a time, one batched pass a step."""

@@ -149,7 +149,8 @@ class Engine:
         elif seqs:
             launched.choices = self.verifier.decide(seqs, drafts, scores.logits, scores.positions)
         if launched.choices is not None and len(seqs) == len(spans):
-            launched.state = self.target.advance(scores, launched.choices.tokens)
+            state = self.target.advance(scores, launched.choices.tokens)
+            launched.state = state and replace(state, drafted=tuple(map(len, drafts)))
         if launched.choices is not None and any(seq.params.logprobs is not None for seq in seqs):
             launched.logprobs = RoundLogprobs(seqs, drafts, scores.logits, launched.choices.tokens)
         traits = self.drafting.traits

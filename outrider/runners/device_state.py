@@ -22,6 +22,8 @@ class DeviceState:
     tokens: Tensor | None = None
     accepted: Tensor | None = None  # int64 [B]: how many those are; columns beyond 1 + accepted are undefined
     features: Tensor | None = None  # [B, W, taps * hidden]: the tapped outputs at those tokens
+    drafted: tuple[int, ...] | None = None
+    """How many tokens were drafted for each, as the host knows: it gained one token more at most. None: unknown."""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -42,8 +44,9 @@ class DeviceState:
         def some(values: Tensor | None) -> Tensor | None:
             return None if values is None else values[index]
 
+        drafted = None if self.drafted is None else tuple(self.drafted[row] for row in rows)
         return DeviceState(
-            self.lengths[index], self.last[index], some(self.tokens), some(self.accepted), some(self.features)
+            self.lengths[index], self.last[index], some(self.tokens), some(self.accepted), some(self.features), drafted
         )
 
 
