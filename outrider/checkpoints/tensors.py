@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from outrider.checkpoints.folder import gguf_of, weight_files
-from outrider.checkpoints.gguf.weights import open_gguf
+from outrider.checkpoints.gguf.weights import StoredRows, open_gguf
 from outrider.core.errors import ConfigError
 
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -20,6 +20,11 @@ FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 class Tensors(Protocol):
     """A checkpoint's tensors by their Hugging Face names."""
+
+    @property
+    def rotary_pairs(self) -> bool:
+        """Whether the stored rows of q and k are in the order of rotary pairs."""
+        ...
 
     def names(self) -> set[str]: ...
     def shape(self, name: str) -> tuple[int, ...]: ...
@@ -31,9 +36,15 @@ class Tensors(Protocol):
         """A copy in this dtype, on this device."""
         ...
 
+    def stored(self, name: str) -> StoredRows | None:
+        """The tensor's blocks as they lie in the file; None where it stores plain numbers."""
+        ...
+
 
 class SafetensorsFiles:
     """The tensors of all safetensors files of a checkpoint."""
+
+    rotary_pairs = False
 
     def __init__(self, files: list[Any]) -> None:
         self._files = {name: file for file in files for name in file.keys()}  # noqa: SIM118 - not a dict
@@ -50,6 +61,9 @@ class SafetensorsFiles:
     def read(self, name: str, device: torch.device, dtype: torch.dtype) -> Tensor:
         """A copy, because a memory-mapped file may change under its tensor."""
         return self._mapped(name).to(device, dtype, copy=True)
+
+    def stored(self, name: str) -> None:
+        return None
 
     def _mapped(self, name: str) -> Tensor:
         tensor = self._files[name].get_tensor(name)

@@ -17,8 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.models.config import Activation, DecoderConfig
-from outrider.models.linear import PACKED_ROWS, LinearOp
+from outrider.models.linear import LinearOp
 from outrider.models.rope import RopeTables, apply_rope
+from outrider.native.tensors import BlockTensor
 
 ACTIVATION_FUNCTIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -51,11 +52,13 @@ class Norm:
     row's bits independent of other rows. Elsewhere F.rms_norm is one kernel.
     """
 
-    __slots__ = ("_dtype", "_eps", "_scaled_eps", "weight")
+    __slots__ = ("_dtype", "_eps", "_scaled_eps", "plain_weight", "weight")
 
     def __init__(self, weight: Tensor, eps: float, dtype: torch.dtype = torch.float32) -> None:
         """weight: float32 [dim] or, for a weight per head, [heads, dim]. dtype: of the output."""
         self.weight, self._eps, self._dtype, self._scaled_eps = weight, eps, dtype, None
+        self.plain_weight = weight
+        """What the normalized row is multiplied by; `weight` may have a factor besides."""
         if weight.device.type == "cpu":
             # A row's length is sqrt(dim) times its root mean square; weight and eps absorb the factor.
             dim = weight.shape[-1]
@@ -91,13 +94,29 @@ class Layer:
 class Weights:
     """All weights of a decoder."""
 
-    embedding: Tensor
-    """[vocab, hidden], for lookup."""
+    table: Tensor | BlockTensor
+    """The embedding [vocab, hidden], as floats or in blocks."""
     layers: list[Layer]
     norm: Norm
     head: LinearOp
     packed: bool = False
-    """Linear layers are packed: they return bf16 and are row-invariant; the residual stream is float32."""
+    """Linear layers are packed: they are row-invariant; the residual stream is float32."""
+    row_block: int = 1
+    """Rows that the linear layers compute at a time, see `linear.PACKED_ROWS`."""
+
+    @property
+    def device(self) -> torch.device:
+        return self.table.device if isinstance(self.table, Tensor) else torch.device("cpu")
+
+    @property
+    def embedding(self) -> Tensor:
+        """The embedding as floats [vocab, hidden]: dequantised anew each time where it is in blocks."""
+        table = self.table
+        return table if isinstance(table, Tensor) else table.rows(torch.arange(table.shape[0]))
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """int64 [N] -> [N, hidden]"""
+        return F.embedding(ids, self.table) if isinstance(self.table, Tensor) else self.table.rows(ids)
 
 
 class Decoder:
@@ -109,10 +128,9 @@ class Decoder:
 
     def __init__(self, config: DecoderConfig, weights: Weights, dtype: torch.dtype) -> None:
         """dtype: of the residual stream, and so of q, k and v."""
-        self.config, self.dtype, self.device = config, dtype, weights.embedding.device
+        self.config, self.dtype, self.device = config, dtype, weights.device
         self.weights = weights
-        self.row_block = PACKED_ROWS if weights.packed else 1
-        """Rows that a forward pass computes at a time, see `linear.PACKED_ROWS`."""
+        self.row_block = weights.row_block
         self._rope_tables = RopeTables(config, self.device)
         self._activate = ACTIVATION_FUNCTIONS[config.activation]
         if weights.packed:
@@ -157,7 +175,7 @@ class Decoder:
         return capped(logits / cap) * cap
 
     def _embed(self, ids: Tensor) -> Tensor:
-        x = F.embedding(ids, self.weights.embedding).to(self.dtype)
+        x = self.weights.embed(ids).to(self.dtype)
         return x if self._embedding_scale == 1 else x * self._embedding_scale
 
     def _attention(self, i: int, layer: Layer, x: Tensor, rotation: Tensor, attend: Attend) -> Tensor:

@@ -11,17 +11,20 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from outrider.checkpoints.folder import check_folder
+from outrider.checkpoints.folder import check_folder, source_bits
 from outrider.checkpoints.storage import NoProgress, Progress
 from outrider.checkpoints.tensors import FLOAT_DTYPES, Tensors, open_tensors
 from outrider.core.errors import ConfigError
+from outrider.models.blocks import BlockLinear, BlockPacker
 from outrider.models.config import DecoderConfig
 from outrider.models.decoder import Decoder, Layer, Norm, Weights
 from outrider.models.families import parse_config
 from outrider.models.fields import FieldError, UnsupportedModel
 from outrider.models.heads.mtp_layout import mtp_tensors
-from outrider.models.linear import Int4Linear, Int8Linear, Linear, LinearOp, Quantization
+from outrider.models.linear import PACKED_ROWS, QUANTIZED_BITS, Int4Linear, Int8Linear, Linear, LinearOp, Quantization
 from outrider.models.rope import pair_rows
+from outrider.native.library import library
+from outrider.native.tensors import BlockTensor
 
 EMBEDDING_NAME, FINAL_NORM_NAME, HEAD_NAME = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 
@@ -59,7 +62,11 @@ def load_decoder(
     dtype = dtype or default_dtype(config, device)
     with open_tensors(folder) as tensors:
         _check_tensors(config, tensors, folder)
-        builder = _Builder(config, tensors, device, dtype, quantize)
+        packer = None
+        if quantize is not None and (found := library()) is not None:
+            keeps_blocks = 0 < source_bits(folder) <= QUANTIZED_BITS[quantize]
+            packer = BlockPacker(found, tensors, quantize, keeps_blocks, config.head_dim)
+        builder = _Builder(config, tensors, device, dtype, quantize, packer)
         return Decoder(config, builder.weights(progress or NoProgress()), dtype)
 
 
@@ -162,6 +169,8 @@ class _Builder:
     device: torch.device
     dtype: torch.dtype
     quantize: Quantization | None
+    packer: BlockPacker | None
+    """Packs for the CPU kernels; None where they are not used."""
 
     def _layer(self, i: int) -> Layer:
         config, prefix = self.config, f"model.layers.{i}."
@@ -187,12 +196,19 @@ class _Builder:
             layers.append(self._layer(i))
             progress.advance(1)
         progress.done()
+        norm = self._norm("model.norm")
+        if self.packer is not None:
+            table = self.packer.table(EMBEDDING_NAME)
+            tied = HEAD_NAME not in self.tensors.names()
+            if tied and isinstance(table, BlockTensor):
+                return Weights(table, layers, norm, BlockLinear((table,)), packed=True)
+            head = self.packer.linear([EMBEDDING_NAME if tied else HEAD_NAME], None, as_quantized="int8")
+            return Weights(table, layers, norm, head, packed=True)
         # Where weights are packed the embedding is only looked up, so it keeps the checkpoint's own precision.
         table = self._stacked([EMBEDDING_NAME])
         head = self._stacked([HEAD_NAME]) if HEAD_NAME in self.tensors.names() else table
-        norm = self._norm("model.norm")
         if self.quantize is not None:
-            return Weights(table, layers, norm, Int8Linear(head), packed=True)
+            return Weights(table, layers, norm, Int8Linear(head), packed=True, row_block=PACKED_ROWS)
         return Weights(table, layers, norm, Linear(table if head is table or torch.equal(head, table) else head))
 
     def _qkv(self, prefix: str) -> LinearOp:
@@ -200,8 +216,10 @@ class _Builder:
 
     def _fused(self, names: list[str], *, bias: bool) -> LinearOp:
         """One linear layer of all the named ones, their outputs concatenated; those of q and k in pairs for RoPE."""
-        weight = self._stacked([f"{name}.weight" for name in names])
         biases = self._stacked([f"{name}.bias" for name in names]) if bias else None
+        if self.packer is not None:
+            return self.packer.linear([f"{name}.weight" for name in names], biases)
+        weight = self._stacked([f"{name}.weight" for name in names])
         if self.quantize is not None:
             return (Int4Linear if self.quantize == "int4" else Int8Linear)(weight, biases)
         return Linear(weight, biases)

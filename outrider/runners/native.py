@@ -22,8 +22,9 @@ from outrider.models.decoder import Decoder
 from outrider.runners.acceptance import accept_plainly, keep_text_ends, state_of_verdicts
 from outrider.runners.attention import AttentionLayers, attention_of
 from outrider.runners.base import ChainStart, Runner, Scores
+from outrider.runners.cpu_pass import CpuPass, cpu_pass_of
 from outrider.runners.device_state import DeviceState, resolve_spans, row_positions
-from outrider.runners.layout import lay_out
+from outrider.runners.layout import Layout, lay_out
 from outrider.runners.paged_model import PagedModel
 from outrider.runners.reduced_head import ReducedHead
 from outrider.runners.threads import ThreadChooser
@@ -67,6 +68,8 @@ class NativeRunner(Runner):
         self.graphs = _graphs(model, pinned)
         """Its captured passes; None where nothing is captured."""
         self.asynchronous = self.graphs is not None
+        self.cpu_pass = cpu_pass_of(model)
+        """Passes in one call of the CPU kernels; None where they do not compute them."""
         # a tree's row sums over the same keys in another order than a chain's, and rounds otherwise in the last bit
         self.scores_trees = self.graphs is None or not self.graphs.pinned
         self._chains: GraphedChains | None = None
@@ -212,6 +215,8 @@ class NativeRunner(Runner):
             self._clean(spans)
         model = self.model
         layout = lay_out(spans, self.pool, self.device)
+        if self.cpu_pass is not None:
+            return self._forward_at_once(self.cpu_pass, spans, layout)
         attend = attention_of(model, AttentionLayers.of_model(model), spans, layout)
         tapped = dict.fromkeys(model.taps, layout.ids) or None  # filled by the pass
         hidden = model.decoder.forward(layout.ids, layout.positions, attend, tapped)
@@ -226,6 +231,15 @@ class NativeRunner(Runner):
         self._tainted.update((layout.slots[bad] // self.pool.size).tolist())
         rows = [bool(bad[part].any()) for part in layout.rows]
         return logits, features, [i for i, span in enumerate(spans) if rows[i] and len(span.draft)]
+
+    def _forward_at_once(
+        self, cpu_pass: CpuPass, spans: Seq[Span], layout: Layout
+    ) -> tuple[Tensor, list[Tensor] | None, list[int]]:
+        """As `_forward`. A row does not touch keys that it does not see, so that none breaks another."""
+        whole_head = not self.model.heads.size
+        out = cpu_pass.run(spans, layout, logits=whole_head)
+        logits = self.model.heads.logits(out.hidden) if out.logits is None else out.logits
+        return logits, None if out.features is None else [out.features[rows] for rows in layout.rows], []
 
     def _without_drafts(self, logits: Tensor, spans: Seq[Span], broken: list[int]) -> Tensor:
         """Score those spans again without their drafts: a draft that breaks the model must not break the text.

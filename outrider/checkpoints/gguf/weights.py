@@ -60,6 +60,15 @@ class GGUFWeights:
         """What values are dequantized to."""
         return torch.float32
 
+    def stored(self, name: str) -> StoredRows:
+        """The tensor's blocks as they lie in the file, mapped."""
+        return StoredRows.of_tensor(self.file, self.tensors[name])
+
+    @property
+    def rotary_pairs(self) -> bool:
+        """Whether the stored rows of q and k are in the order of rotary pairs, see GGUFFamily."""
+        return self.family.rotary_pairs
+
     def read(self, name: str, device: torch.device, dtype: torch.dtype) -> Tensor:
         """The tensor in this dtype, on this device. On the host no more than a few rows are held besides it."""
         out = torch.empty(self.shape(name), dtype=dtype, device=device)

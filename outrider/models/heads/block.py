@@ -146,5 +146,5 @@ class BlockHead(nn.Module):
         return cast("list[HeadLayer]", list(self.layers))
 
     def _embedded(self, ids: Tensor) -> Tensor:
-        table = self.decoder.weights.embedding if self.embed_tokens is None else self.embed_tokens.weight
-        return F.embedding(ids, table)
+        own = self.embed_tokens
+        return self.decoder.weights.embed(ids) if own is None else F.embedding(ids, own.weight)

@@ -38,7 +38,7 @@ class VocabularyHead(nn.Module):
     def embed(self, ids: Tensor) -> Tensor:
         """int64 [N] -> [N, hidden]"""
         own = self.embed_tokens
-        return F.embedding(ids, self.decoder.weights.embedding if own is None else own.weight)
+        return self.decoder.weights.embed(ids) if own is None else F.embedding(ids, own.weight)
 
     def output_logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden], after any final norm -> float32 [N, outputs]"""

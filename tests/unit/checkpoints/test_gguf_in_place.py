@@ -42,7 +42,8 @@ def logits(folder: Path, **options: Any) -> Tensor:
 )
 @pytest.mark.parametrize("kind", [None, Q4_1, Q8_0], ids=str)
 @pytest.mark.parametrize("model_type", ["llama", "qwen2", "gemma"])
-def test_the_logits_are_those_of_the_converted_folder(model_type, kind, options, tmp_path):
+def test_the_logits_are_those_of_the_converted_folder(model_type, kind, options, tmp_path, monkeypatch):
+    monkeypatch.setenv("OUTRIDER_NATIVE", "0")  # the CPU kernels keep the file's own blocks, see test_cpu_pass.py
     write_gguf(tmp_path / "m.gguf", random_model(model_type), kind=kind)
     convert_gguf(tmp_path / "m.gguf", tmp_path / "out")
     assert torch.equal(logits(resolve(str(tmp_path / "m.gguf")), **options), logits(tmp_path / "out", **options))

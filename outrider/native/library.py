@@ -1,0 +1,117 @@
+"""The library of CPU kernels as Python calls it. Its structures are those of src/pass.h, field by field."""
+
+from __future__ import annotations
+
+import ctypes as c
+import logging
+import os
+from functools import cache
+from typing import Any
+
+from outrider.core.errors import OutriderError
+from outrider.native.build import BuildError, find_or_build
+
+log = logging.getLogger(__name__)
+VERSION = 1
+
+
+class Product(c.Structure):
+    """One linear layer: tensors whose outputs lie side by side."""
+
+    _fields_ = [("parts", c.c_void_p * 3), ("bias", c.c_void_p)]
+
+
+class Layer(c.Structure):
+    _fields_ = [
+        *((name, c.c_void_p) for name in ("attention_norm", "mlp_norm")),
+        *((name, Product) for name in ("qkv", "out", "gate_up", "down")),
+        *((name, c.c_void_p) for name in ("q_norm", "k_norm", "keys", "values", "cos_sin")),
+        ("window", c.c_int64),
+    ]
+
+
+class Model(c.Structure):
+    _fields_ = [
+        *((name, c.c_int64) for name in ("layer_count", "hidden", "wide", "heads", "kv_heads", "head_dim", "vocab")),
+        *((name, c.c_int64) for name in ("slots", "page_bits", "positions")),
+        *((name, c.c_float) for name in ("eps", "scale", "embedding_scale")),
+        ("embedding", c.c_void_p),
+        ("norm", c.c_void_p),
+        ("head", Product),
+        ("layers", c.POINTER(Layer)),
+    ]
+
+
+class Sequence(c.Structure):
+    _fields_ = [
+        *((name, c.c_int64) for name in ("rows", "start", "text")),
+        ("table", c.c_void_p),
+        ("pages", c.c_int64),
+        ("parents", c.c_void_p),
+    ]
+
+
+class Pass(c.Structure):
+    _fields_ = [
+        *((name, c.c_int64) for name in ("rows", "sequence_count", "wanted_count", "tap_count", "threads")),
+        *((name, c.c_void_p) for name in ("ids", "positions", "slots", "embedded")),
+        ("sequences", c.POINTER(Sequence)),
+        *((name, c.c_void_p) for name in ("wanted", "taps", "features", "hidden", "logits")),
+    ]
+
+
+_POINTER, _SIZE = c.c_void_p, c.c_int64
+SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "version": (c.c_int32, []),
+    "kernels": (c.c_char_p, []),
+    "use_kernels": (c.c_int32, [c.c_char_p]),
+    "pack": (c.c_char_p, [c.c_int32, _POINTER, _SIZE, _SIZE, _SIZE, _POINTER, _SIZE, c.POINTER(_POINTER)]),
+    "like": (c.c_char_p, [_POINTER, _SIZE, c.POINTER(_POINTER)]),
+    "copy_rows": (c.c_char_p, [_POINTER, _POINTER, _POINTER, _POINTER, _SIZE]),
+    "free": (None, [_POINTER]),
+    "bytes": (_SIZE, [_POINTER]),
+    "rows": (c.c_char_p, [_POINTER, _POINTER, _SIZE, _POINTER]),
+    "product": (c.c_char_p, [c.POINTER(Product), _POINTER, _SIZE, _SIZE, _SIZE, _POINTER]),
+    "quantize": (None, [_POINTER, _SIZE, _SIZE, _POINTER, _POINTER, _POINTER, _POINTER]),
+    "pass": (c.c_char_p, [c.POINTER(Model), c.POINTER(Pass)]),
+}
+
+
+class Library:
+    """The loaded library. `call` raises what a function says went wrong."""
+
+    def __init__(self, file: str) -> None:
+        loaded = c.CDLL(file)
+        self._functions = {name: loaded[f"outrider_{name}"] for name in SIGNATURES}
+        for name, (result, arguments) in SIGNATURES.items():
+            self._functions[name].restype, self._functions[name].argtypes = result, arguments
+
+    def call(self, name: str, *arguments: object) -> int:
+        """The number that a function returns; 0 for those that return none, or text where they fail."""
+        found = self._functions[name](*arguments)
+        if isinstance(found, bytes):
+            raise OutriderError(f"the CPU kernels refuse {name}: {found.decode()}")
+        return found or 0
+
+    @property
+    def kernels(self) -> str:
+        """The instruction set in use: plain, avx2 or avx512."""
+        return self._functions["kernels"]().decode()
+
+
+def library() -> Library | None:
+    """The library, built first where necessary; None where OUTRIDER_NATIVE is 0 or it cannot be had."""
+    return None if os.environ.get("OUTRIDER_NATIVE") == "0" else _load()
+
+
+@cache
+def _load() -> Library | None:
+    try:
+        found = Library(str(find_or_build()))
+    except (BuildError, OSError) as error:
+        log.warning("packed weights run on PyTorch's operators, which are slower than the CPU kernels: %s", error)
+        return None
+    if found.call("version") != VERSION:
+        log.warning("packed weights run on PyTorch's operators: the installed CPU kernels are of another version")
+        return None
+    return found

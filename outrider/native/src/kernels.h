@@ -1,0 +1,43 @@
+// What is compiled once for each instruction set. Every function computes a row the same way whatever rows are beside it.
+#pragma once
+#include "activations.h"
+#include "blocks.h"
+
+struct AttentionTask {
+    const float* q;          // [rows, ldq]: the tile's first row and first head of the group
+    int64_t ldq;
+    float* out;              // [rows, ldo], likewise
+    int64_t ldo;
+    int64_t rows, group, dim;  // rows * group <= 16
+    const float *keys, *values;  // of this layer and key head: the slot s lies at s * slot_stride
+    int64_t slot_stride;
+    const int32_t* table;    // pages of the sequence
+    int64_t page_bits;       // a page holds 2^page_bits tokens
+    int64_t text;            // tokens of text: positions below are seen by every row at or behind them
+    const int64_t* limits;   // [rows]: a row sees the text below its limit,
+    const int64_t* firsts;   // [rows]: from here on
+    const uint64_t* nodes;   // [rows, words]: and of what lies behind the text the nodes with set bits; may be null
+    int64_t words;
+    const int64_t* node_positions;  // in the text, of the nodes
+    int64_t length;          // keys that any row sees end here
+    float scale;
+    float* scores;           // [length, 16], scratch
+};
+
+struct Kernels {
+    const char* name;
+    void (*quantize)(Rows* rows, int64_t first, int64_t end);
+    // y[row, 16 * strip + i] for strips [first, end); ldy: floats between rows of y
+    void (*product)(const Tensor* w, const Rows* rows, int64_t first, int64_t end, float* y, int64_t ldy);
+    void (*attend)(const AttentionTask* task);
+    // out = x / rms(x) * weight, of n numbers
+    void (*norm)(const float* x, const float* weight, float eps, int64_t n, float* out);
+    void (*add)(float* x, const float* y, int64_t n);               // x += y
+    void (*silu_times)(const float* gate, const float* up, int64_t n, float* out);
+    void (*rotate)(float* x, const float* cos_sin, int64_t dim);    // pairs in place
+};
+
+extern const Kernels KERNELS_PLAIN;
+#ifdef OUTRIDER_X86
+extern const Kernels KERNELS_AVX2, KERNELS_AVX512;
+#endif

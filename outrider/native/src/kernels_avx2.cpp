@@ -1,0 +1,23 @@
+#include <immintrin.h>
+#include <math.h>
+#include <string.h>
+
+#include "kernels.h"
+#include "sizes.h"
+
+// A namespace of its own: what is inline here must not be merged with what is compiled for other instructions. The
+// system's headers come before it.
+namespace avx2 {
+#include "vector_avx2.h"
+
+constexpr int MAX_ROWS = 8;
+#include "rows.inl"
+
+#include "products.inl"
+
+#include "attention.inl"
+}  // namespace avx2
+
+const Kernels KERNELS_AVX2 = {
+    "avx2", avx2::quantize, avx2::product, avx2::attend, avx2::norm, avx2::add_rows, avx2::silu_times, avx2::rotate,
+};

@@ -1,0 +1,23 @@
+#include <immintrin.h>
+#include <math.h>
+#include <string.h>
+
+#include "kernels.h"
+#include "sizes.h"
+
+// A namespace of its own: what is inline here must not be merged with what is compiled for other instructions. The
+// system's headers come before it.
+namespace avx512 {
+#include "vector_avx512.h"
+
+constexpr int MAX_ROWS = 8;
+#include "rows.inl"
+
+#include "products.inl"
+
+#include "attention.inl"
+}  // namespace avx512
+
+const Kernels KERNELS_AVX512 = {
+    "avx512", avx512::quantize, avx512::product, avx512::attend, avx512::norm, avx512::add_rows, avx512::silu_times, avx512::rotate,
+};

@@ -1,0 +1,22 @@
+#include <math.h>
+#include <string.h>
+
+#include "kernels.h"
+#include "sizes.h"
+
+// A namespace of its own: what is inline here must not be merged with what is compiled for other instructions. The
+// system's headers come before it.
+namespace plain {
+#include "vector_plain.h"
+
+constexpr int MAX_ROWS = 1;
+#include "rows.inl"
+
+#include "products.inl"
+
+#include "attention.inl"
+}  // namespace plain
+
+const Kernels KERNELS_PLAIN = {
+    "plain", plain::quantize, plain::product, plain::attend, plain::norm, plain::add_rows, plain::silu_times, plain::rotate,
+};

@@ -1,0 +1,50 @@
+// One pass: rows of several sequences through the layers of a model.
+#pragma once
+#include "kernels.h"
+
+struct Product {  // one linear layer: tensors whose outputs lie side by side
+    const Tensor* parts[3];  // null from the first that is missing
+    const float* bias;       // of all outputs; may be null
+};
+
+struct Layer {
+    const float *attention_norm, *mlp_norm;
+    Product qkv, out, gate_up, down;
+    const float *q_norm, *k_norm;  // [head_dim]; null where heads are not normalized
+    float *keys, *values;          // [slots, kv_heads, head_dim]
+    const float* cos_sin;          // [positions, head_dim]: pairs of cosine and sine
+    int64_t window;                // last positions that a row sees; 0: all
+};
+
+struct Model {
+    int64_t layer_count, hidden, wide, heads, kv_heads, head_dim, vocab;
+    int64_t slots, page_bits, positions;  // of the cache; of a page; rows of cos_sin
+    float eps, scale, embedding_scale;
+    const Tensor* embedding;  // null where passes bring embedded rows
+    const float* norm;
+    Product head;  // its first part null: no logits
+    const Layer* layers;
+};
+
+struct Sequence {  // its rows follow each other: text, then the nodes of a draft
+    int64_t rows, start, text;  // text: end of its text, after the last text row
+    const int32_t* table;
+    int64_t pages;
+    const int32_t* parents;  // of each node, -1 for those behind the text; null: a chain
+};
+
+struct Pass {
+    int64_t rows, sequence_count, wanted_count, tap_count, threads;
+    const int64_t *ids, *positions, *slots;  // [rows]
+    const float* embedded;   // [rows, hidden]; null: rows of the embedding
+    const Sequence* sequences;
+    const int64_t* wanted;   // [wanted_count]: rows
+    const int64_t* taps;     // [tap_count]: layers
+    float* features;         // [rows, tap_count * hidden]
+    float* hidden;           // [wanted_count, hidden], after the last norm
+    float* logits;           // [wanted_count, vocab]
+};
+
+const char* run_pass(const Kernels* kernels, const Model* model, const Pass* pass);  // null, or what is wrong
+void run_product(const Kernels* kernels, const Product* product, const Rows* rows, int64_t threads, float* y, int64_t ldy);
+void quantize_rows(const Kernels* kernels, Rows* rows, int64_t threads);

@@ -1,0 +1,112 @@
+// 16 lanes in two registers: AVX2 with FMA and F16C.
+#pragma once
+#include <immintrin.h>
+#include <stdint.h>
+
+#define INLINE static inline __attribute__((always_inline))
+
+struct F { __m256 a, b; };
+struct I { __m256i a, b; };
+struct B { __m256i a, b; };
+constexpr int BYTE_ZERO = 0;  // `dot8` takes 128 off
+
+INLINE __m256i lanes_below(int n) { return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)); }
+INLINE F load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+INLINE F load_n(const float* p, int n) {
+    return {_mm256_maskload_ps(p, lanes_below(n)), _mm256_maskload_ps(p + 8, lanes_below(n - 8))};
+}
+INLINE void store(float* p, F v) { _mm256_storeu_ps(p, v.a), _mm256_storeu_ps(p + 8, v.b); }
+INLINE void store_n(float* p, F v, int n) {
+    _mm256_maskstore_ps(p, lanes_below(n), v.a), _mm256_maskstore_ps(p + 8, lanes_below(n - 8), v.b);
+}
+INLINE F set1(float v) { return {_mm256_set1_ps(v), _mm256_set1_ps(v)}; }
+INLINE F add(F x, F y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+INLINE F sub(F x, F y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+INLINE F mul(F x, F y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+INLINE F div(F x, F y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+INLINE F fma(F x, F y, F z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+INLINE F max(F x, F y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+INLINE F min(F x, F y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+INLINE F absolute(F x) {
+    __m256 sign = _mm256_set1_ps(-0.0f);
+    return {_mm256_andnot_ps(sign, x.a), _mm256_andnot_ps(sign, x.b)};
+}
+INLINE F nearest(F x) { return {_mm256_round_ps(x.a, 8), _mm256_round_ps(x.b, 8)}; }
+INLINE F zero_below(F x, float bound, F v) {
+    __m256 low = _mm256_set1_ps(bound);
+    return {_mm256_andnot_ps(_mm256_cmp_ps(x.a, low, _CMP_LT_OQ), v.a), _mm256_andnot_ps(_mm256_cmp_ps(x.b, low, _CMP_LT_OQ), v.b)};
+}
+INLINE __m256 power2_half(__m256 n) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+}
+INLINE F power2(F n) { return {power2_half(n.a), power2_half(n.b)}; }
+INLINE float sum_lanes(F v) {
+    __m256 half = _mm256_add_ps(v.a, v.b);
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+    four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
+}
+INLINE float max_lane(F v) {
+    __m256 half = _mm256_max_ps(v.a, v.b);
+    __m128 four = _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+    four = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
+}
+INLINE F load_f16(const uint8_t* p) {
+    return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 16)))};
+}
+INLINE __m256 wide_bf16(const uint8_t* p) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
+}
+INLINE F load_bf16(const uint8_t* p) { return {wide_bf16(p), wide_bf16(p + 16)}; }
+INLINE F load_u8(const uint8_t* p) {
+    return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p))),
+            _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8))))};
+}
+INLINE I load_i8(const uint8_t* p) {
+    return {_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)), _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8)))};
+}
+INLINE I whole(F v) { return {_mm256_cvtps_epi32(v.a), _mm256_cvtps_epi32(v.b)}; }
+INLINE void store_i8(int8_t* p, I v) {
+    int32_t lanes[16];
+    _mm256_storeu_si256((__m256i*)lanes, v.a), _mm256_storeu_si256((__m256i*)(lanes + 8), v.b);
+    for (int i = 0; i < 16; i++) p[i] = (int8_t)lanes[i];
+}
+INLINE int32_t sum_lanes_i(I v) {
+    int32_t lanes[8], sum = 0;
+    _mm256_storeu_si256((__m256i*)lanes, _mm256_add_epi32(v.a, v.b));
+    for (int i = 0; i < 8; i++) sum += lanes[i];
+    return sum;
+}
+INLINE I set1_i(int32_t v) { return {_mm256_set1_epi32(v), _mm256_set1_epi32(v)}; }
+INLINE I add_i(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
+INLINE I mul_i(I x, I y) { return {_mm256_mullo_epi32(x.a, y.a), _mm256_mullo_epi32(x.b, y.b)}; }
+INLINE F to_float(I v) { return {_mm256_cvtepi32_ps(v.a), _mm256_cvtepi32_ps(v.b)}; }
+
+INLINE B bytes(const uint8_t* p) { return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))}; }
+INLINE B low_half(B v) { return {_mm256_and_si256(v.a, _mm256_set1_epi8(15)), _mm256_and_si256(v.b, _mm256_set1_epi8(15))}; }
+INLINE B high_half(B v) { return low_half({_mm256_srli_epi16(v.a, 4), _mm256_srli_epi16(v.b, 4)}); }
+template <int SHIFT, int MASK> INLINE __m256i with_bits_half(__m256i level, __m256i plane) {
+    __m256i placed = SHIFT < 4 ? _mm256_slli_epi16(plane, SHIFT < 4 ? 4 - SHIFT : 0) : _mm256_srli_epi16(plane, SHIFT < 4 ? 0 : SHIFT - 4);
+    return _mm256_or_si256(level, _mm256_and_si256(placed, _mm256_set1_epi8((char)(MASK << 4))));
+}
+template <int SHIFT, int MASK> INLINE B with_bits(B level, B plane) {
+    return {with_bits_half<SHIFT, MASK>(level.a, plane.a), with_bits_half<SHIFT, MASK>(level.b, plane.b)};
+}
+// Pairs of products must fit 16 bits: levels of up to 6 bits do.
+INLINE __m256i dot_half(__m256i sum, __m256i levels, __m256i four) {
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(levels, four), _mm256_set1_epi16(1)));
+}
+INLINE I dot(I sum, B levels, int32_t four) {
+    __m256i x = _mm256_set1_epi32(four);
+    return {dot_half(sum.a, levels.a, x), dot_half(sum.b, levels.b, x)};
+}
+// 8-bit levels: their distance from 128, whose size goes on one side and whose sign on the other.
+INLINE __m256i dot8_half(__m256i sum, __m256i levels, __m256i four) {
+    __m256i w = _mm256_xor_si256(levels, _mm256_set1_epi8((char)0x80));
+    return dot_half(sum, _mm256_abs_epi8(w), _mm256_sign_epi8(four, w));
+}
+INLINE I dot8(I sum, B levels, int32_t four) {
+    __m256i x = _mm256_set1_epi32(four);
+    return {dot8_half(sum.a, levels.a, x), dot8_half(sum.b, levels.b, x)};
+}

@@ -1,0 +1,60 @@
+// 16 lanes in one register: AVX-512 with VNNI.
+#pragma once
+#include <immintrin.h>
+#include <stdint.h>
+
+#define INLINE static inline __attribute__((always_inline))
+
+typedef __m512 F;
+typedef __m512i I;
+typedef __m512i B;
+constexpr int BYTE_ZERO = 128;  // `dot` of 8-bit levels takes them as they are
+
+INLINE F load(const float* p) { return _mm512_loadu_ps(p); }
+INLINE F load_n(const float* p, int n) { return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p); }
+INLINE void store(float* p, F v) { _mm512_storeu_ps(p, v); }
+INLINE void store_n(float* p, F v, int n) { _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), v); }
+INLINE F set1(float v) { return _mm512_set1_ps(v); }
+INLINE F add(F a, F b) { return _mm512_add_ps(a, b); }
+INLINE F sub(F a, F b) { return _mm512_sub_ps(a, b); }
+INLINE F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+INLINE F div(F a, F b) { return _mm512_div_ps(a, b); }
+INLINE F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+INLINE F max(F a, F b) { return _mm512_max_ps(a, b); }  // b where either is NaN
+INLINE F min(F a, F b) { return _mm512_min_ps(a, b); }
+INLINE F absolute(F a) { return _mm512_abs_ps(a); }
+INLINE F nearest(F a) { return _mm512_roundscale_ps(a, 0); }
+INLINE F zero_below(F x, float bound, F v) {  // 0 in lanes where x < bound
+    return _mm512_mask_mov_ps(v, _mm512_cmp_ps_mask(x, set1(bound), _CMP_LT_OQ), _mm512_setzero_ps());
+}
+INLINE F power2(F n) {  // 2^n of whole n in -126 to 127
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
+}
+INLINE float sum_lanes(F v) { return _mm512_reduce_add_ps(v); }
+INLINE float max_lane(F v) { return _mm512_reduce_max_ps(v); }
+INLINE F load_f16(const uint8_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+INLINE F load_bf16(const uint8_t* p) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
+}
+INLINE F load_u8(const uint8_t* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)));
+}
+INLINE I load_i8(const uint8_t* p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)); }
+INLINE I whole(F v) { return _mm512_cvtps_epi32(v); }  // to nearest
+INLINE void store_i8(int8_t* p, I v) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(v)); }
+INLINE int32_t sum_lanes_i(I v) { return _mm512_reduce_add_epi32(v); }
+INLINE I set1_i(int32_t v) { return _mm512_set1_epi32(v); }
+INLINE I add_i(I a, I b) { return _mm512_add_epi32(a, b); }
+INLINE I mul_i(I a, I b) { return _mm512_mullo_epi32(a, b); }
+INLINE F to_float(I v) { return _mm512_cvtepi32_ps(v); }
+
+INLINE B bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
+INLINE B low_half(B v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }
+INLINE B high_half(B v) { return _mm512_and_si512(_mm512_srli_epi16(v, 4), _mm512_set1_epi8(15)); }
+// level | (plane >> shift & mask) << 4 in each byte, mask of bits that do not cross bytes
+template <int SHIFT, int MASK> INLINE B with_bits(B level, B plane) {
+    B placed = SHIFT < 4 ? _mm512_slli_epi16(plane, 4 - SHIFT) : _mm512_srli_epi16(plane, SHIFT - 4);
+    return _mm512_ternarylogic_epi32(level, placed, _mm512_set1_epi8((char)(MASK << 4)), 0xF8);  // a | (b & c)
+}
+INLINE I dot(I sum, B levels, int32_t four) { return _mm512_dpbusd_epi32(sum, levels, _mm512_set1_epi32(four)); }
+INLINE I dot8(I sum, B levels, int32_t four) { return dot(sum, levels, four); }
