@@ -131,7 +131,7 @@ def _load(model: str, options: LoadOptions, progress: Progress | None, drafts: D
         max_draft, reserved = drafts(folder)
         options = replace(options, max_draft=max_draft, reserved=reserved)
     config = read_config(folder)
-    quantize = _choose_quantize(options.quantize, folder, config is not None, device, dtype)
+    quantize = choose_quantize(options.quantize, source_bits(folder), config is not None, device, dtype)
     tokenizer = Tokenizer.from_folder(folder)
     reference = gguf_of(folder)
     if config is None and reference is not None:
@@ -234,9 +234,10 @@ def choose_dtype(name: str) -> torch.dtype | None:
     return DTYPES[name]
 
 
-def _choose_quantize(
-    name: str, folder: Path, native: bool, device: torch.device, dtype: torch.dtype | None
+def choose_quantize(
+    name: str, bits: int, native: bool, device: torch.device, dtype: torch.dtype | None
 ) -> Quantization | None:
+    """How weights are packed, None: not. bits: of the weights before they were converted, 0: not known."""
     packed = get_args(Quantization)
     if name not in ("auto", "none", "", *packed):
         raise ConfigError(f"no quantization called {name!r}; choose one of: auto, none, {', '.join(packed)}")
@@ -249,7 +250,6 @@ def _choose_quantize(
         return cast(Quantization, name)
     if name != "auto" or not native or device.type != "cpu" or dtype is not None:
         return None
-    bits = source_bits(folder)
     return "int4" if 0 < bits <= 4 else "int8" if 0 < bits <= 8 else None
 
 

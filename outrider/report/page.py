@@ -20,11 +20,11 @@ h1, h2, p, td, summary { overflow-wrap: anywhere }
 .wide { overflow-x: auto; margin: .5rem 0 1.25rem }
 svg { display: block; margin: 1rem 0; max-width: 100%; height: auto }
 table { border-collapse: collapse } td, th { padding: .25rem .9rem .25rem 0; text-align: right; vertical-align: top }
-td:first-child, th:first-child, table.text td, table.text th { text-align: left }
+td:first-child, th:first-child, td.told, table.text td, table.text th { text-align: left }
 th { font-weight: 600 } tr + tr { border-top: 1px solid var(--line) } table { font-variant-numeric: tabular-nums }
 code, pre { font: 13px/1.5 ui-monospace, monospace }
 pre { padding: .6rem .8rem; background: var(--soft); overflow-x: auto; border-radius: 4px }
-.note { opacity: .75 } details { margin: .4rem 0 } .prompt { white-space: pre-wrap; opacity: .75 }
+.note, .told { opacity: .75 } details { margin: .4rem 0 } .prompt { white-space: pre-wrap; opacity: .75 }
 .verdict { font-size: 1.1rem; padding: .7rem 1rem; border-left: 4px solid; background: var(--soft) }
 .good { border-color: var(--good) } .fair { border-color: var(--fair) } .bad { border-color: var(--bad) }
 """
@@ -98,9 +98,16 @@ def details(summary: str, parts: Seq[Html], *, is_open: bool = False) -> Html:
     return Html(f"<details{state}><summary>{escaped(summary)}</summary>{''.join(parts)}</details>")
 
 
-def table(head: Seq[str], rows: Seq[Seq[str]], *, text: bool = False) -> Html:
-    """A table; its first column to the left, the others to the right: numbers. text: all to the left."""
+def table(head: Seq[str], rows: Seq[Seq[str]], *, text: bool = False, told: bool = False) -> Html:
+    """A table; its first column to the left, the others to the right: numbers. text: all to the left.
+
+    told: the last column holds explanations, and stands to the left too.
+    """
+    kinds = [""] * (len(head) - told) + [' class="told"'] * told
     cells = "".join(f"<th>{escaped(each)}</th>" for each in head)
-    lines = ("<tr>" + "".join(f"<td>{escaped(each)}</td>" for each in row) + "</tr>" for row in rows)
+    lines = (
+        "<tr>" + "".join(f"<td{kind}>{escaped(each)}</td>" for kind, each in zip(kinds, row, strict=True)) + "</tr>"
+        for row in rows
+    )
     kind = ' class="text"' if text else ""
     return Html(f'<div class="wide"><table{kind}><tr>{cells}</tr>{"".join(lines)}</table></div>')

@@ -1,0 +1,209 @@
+"""What a model takes of a device's memory, by what for. In bytes; computed from its configuration, nothing is loaded.
+
+Weights, caches, tables and buffers are counted as the engine allocates them. What libraries, captured graphs and the
+allocator add on CUDA cannot be counted: their figures were measured on an H200 with torch 2.11, see docs/plan.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from outrider.kernels.batch import MAX_SEQUENCES, MAX_WIDTH
+from outrider.loading.memory import DEFAULT_TAPS, PAGE_TOKENS, Workload
+from outrider.models.config import DecoderConfig
+from outrider.models.heads.config import HeadConfig
+from outrider.models.linear import COLUMN_MULTIPLE, GROUP_SIZE, ROW_MULTIPLE, Quantization
+from outrider.models.rope import INITIAL_LENGTH
+from outrider.runners.cuda_graphs import MAX_ROWS, MIN_ROWS, capture_shapes, packed_shapes, prompt_shapes
+
+Role = Literal["target", "draft model", "head"]
+FLOAT = torch.float32.itemsize
+DRIVER = 621 << 20
+"""CUDA's own on a device, before anything is allocated."""
+LIBRARIES = 177 << 20
+"""Workspaces of libraries and compiled kernels, once for a process."""
+GRAPH = 890 << 10
+"""One captured pass."""
+PLANNED_GRAPH = 1800 << 10
+"""What the engine keeps free for one: it measures a few of the largest."""
+SPLIT_BYTES = 8_600_000
+"""Parts of split products, for all passes of a model (`triton_linear.LinearWorkspace`)."""
+ROW_SPLITS = 2048
+"""As `triton_attention.MAX_ROW_SPLITS`."""
+PROMPT_SHARE = 1.31
+"""What the allocator takes for a prompt's activations, for each byte that is alive at once."""
+SAMPLED_BYTES, SAMPLED_BATCH_BYTES = 1100, 20
+"""Per token of the vocabulary, and besides for each sequence: what sampling with every option leaves allocated."""
+CPU_SAMPLED_ROWS, CPU_SAMPLED_BYTES = 8, 20
+"""On the CPU, rows that are sampled at a time, and what that takes of each for a token of the vocabulary."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelMemory:
+    """What one model takes, by what for."""
+
+    name: str
+    role: Role
+    weights: int
+    per_token: int
+    """Of its cache, for a token."""
+    tables: int = 0
+    """Rotations of positions, block tables."""
+    buffers: int = 0
+    """Of captured passes: activations, and logits of all their rows."""
+    graphs: int = 0
+    """Captured passes themselves."""
+    prompt: int = 0
+    """Activations of the longest chunk of a prompt."""
+    logits: int = 0
+    """Logits that are alive at once besides, and what sampling makes of them."""
+    kept_free: int = 0
+    """On CUDA, what the engine leaves for passes when it sizes the cache: it measures the largest."""
+
+    @property
+    def workspace(self) -> int:
+        """All but weights and cache."""
+        return self.tables + self.buffers + self.graphs + self.transient
+
+    @property
+    def transient(self) -> int:
+        """Of passes; on the CPU given back after each, on CUDA kept by the allocator."""
+        return self.prompt + self.logits
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """Where and how a model's weights are held."""
+
+    device: str
+    """cpu or cuda."""
+    dtype: torch.dtype
+    quantize: Quantization | None = None
+
+
+def decoder_weights(config: DecoderConfig, form: Format, embedding: torch.dtype) -> int:
+    """Bytes of a decoder's weights. embedding: the dtype that the checkpoint stores it in."""
+    hidden, size = config.hidden_size, form.dtype.itemsize
+    table = config.vocab_size * hidden
+    if form.quantize is None:
+        total = table * (1 if config.tied else 2) * size
+    else:  # the embedding is looked up, and keeps the checkpoint's own precision
+        total = table * embedding.itemsize + _packed(config.vocab_size, hidden, "int8")
+    for rows, columns, bias in _matrices(config):
+        total += rows * columns * size if form.quantize is None else _packed(rows, columns, form.quantize)
+        if bias:
+            total += rows * (size if form.quantize is None else torch.bfloat16.itemsize)
+    return total + _norm_bytes(config)
+
+
+def _matrices(config: DecoderConfig) -> list[tuple[int, int, bool]]:
+    """(outputs, inputs, whether there is a bias) of every linear layer, fused as the decoder fuses them."""
+    hidden, wide, dim = config.hidden_size, config.intermediate_size, config.head_dim
+    layer = [
+        ((config.heads + 2 * config.kv_heads) * dim, hidden, config.qkv_bias),
+        (hidden, config.heads * dim, config.out_bias),
+        (2 * wide, hidden, config.mlp_bias),
+        (hidden, wide, config.mlp_bias),
+    ]
+    return layer * len(config.layers)
+
+
+def _norm_bytes(config: DecoderConfig) -> int:
+    """In float32 whatever the dtype; those of queries and keys have a row for each head."""
+    each = (4 if config.sandwich_norms else 2) * config.hidden_size
+    each += (config.heads + config.kv_heads) * config.head_dim if config.qk_norm else 0
+    return FLOAT * (len(config.layers) * each + config.hidden_size)
+
+
+def _packed(rows: int, columns: int, quantize: Quantization) -> int:
+    columns += -columns % COLUMN_MULTIPLE
+    if quantize == "int8":
+        return rows * columns + rows * torch.bfloat16.itemsize
+    rows += -rows % ROW_MULTIPLE
+    return rows * columns // 2 + rows * (columns // GROUP_SIZE) * 2 * torch.bfloat16.itemsize
+
+
+def decoder_memory(
+    name: str, role: Role, config: DecoderConfig, form: Format, work: Workload, embedding: torch.dtype
+) -> ModelMemory:
+    """A whole model. work: the largest passes it will run."""
+    weights, per_token = decoder_weights(config, form, embedding), config.token_bytes(form.dtype)
+    rows = min(work.max_round_tokens, work.context - 1)
+    prompt, vocab = rows * _row_bytes(config, form.dtype.itemsize), config.vocab_size
+    if form.device == "cpu":
+        positions = INITIAL_LENGTH if work.context <= INITIAL_LENGTH else max(work.context, 2 * INITIAL_LENGTH)
+        return ModelMemory(
+            name=name,
+            role=role,
+            weights=weights,
+            per_token=per_token,
+            tables=_rotations(config, positions),
+            prompt=prompt,
+            logits=vocab * (work.max_rows * FLOAT + min(work.max_rows, CPU_SAMPLED_ROWS) * CPU_SAMPLED_BYTES),
+        )
+    shapes = [*capture_shapes(work.max_batch, work.max_width), *packed_shapes(work.max_batch, work.max_width)]
+    graphs = len(shapes) + len(prompt_shapes(work.max_width))
+    held = 2 if work.max_rows <= MAX_ROWS else 3
+    tables = _rotations(config, max(work.context + MAX_WIDTH, 2 * INITIAL_LENGTH)) + _block_tables(work.context)
+    buffers = _buffers(config, max(MIN_ROWS, *(shape.rows for shape in shapes)), form.dtype.itemsize)
+    prompt = round(prompt * PROMPT_SHARE)
+    measured = buffers + prompt + graphs * PLANNED_GRAPH + held * work.max_rows * vocab * FLOAT
+    return ModelMemory(
+        name=name,
+        role=role,
+        weights=weights,
+        per_token=per_token,
+        tables=tables,
+        buffers=buffers,
+        graphs=graphs * GRAPH,
+        prompt=prompt,
+        logits=vocab * (SAMPLED_BYTES + SAMPLED_BATCH_BYTES * min(work.max_batch, MAX_SEQUENCES)),
+        kept_free=LIBRARIES + tables + measured,
+    )
+
+
+def _row_bytes(config: DecoderConfig, size: int) -> int:
+    """Alive at once for a row of a plain pass: in the MLP, or around attention, where some is in float32."""
+    hidden, wide = config.hidden_size, config.intermediate_size
+    qkv = (config.heads + 2 * config.kv_heads) * config.head_dim
+    return max(4 * wide * size + hidden * size, qkv * (size + 3 * FLOAT + size) + hidden * size)
+
+
+def _rotations(config: DecoderConfig, positions: int) -> int:
+    return len(config.ropes) * positions * config.head_dim * FLOAT
+
+
+def _block_tables(context: int) -> int:
+    return (MAX_SEQUENCES + 1) * (-(-context // PAGE_TOKENS) + 4) * torch.int32.itemsize
+
+
+def _buffers(config: DecoderConfig, rows: int, size: int) -> int:
+    """As `graphed_forward.ActivationBuffers`."""
+    heads, dim = config.heads, config.head_dim
+    qkv = (heads + 2 * config.kv_heads) * dim
+    row = size * (2 * config.hidden_size + qkv + 2 * heads * dim + 3 * config.intermediate_size)
+    row += config.vocab_size * FLOAT + len(config.ropes) * (torch.int64.itemsize + dim * FLOAT)
+    return rows * row + ROW_SPLITS * heads * (dim + 2) * FLOAT + SPLIT_BYTES
+
+
+def head_memory(name: str, head: HeadConfig, numbers: int, target: DecoderConfig, form: Format) -> ModelMemory:
+    """A drafting head; its keys and values lie in the target's pages. numbers: of all its tensors."""
+    size = form.dtype.itemsize
+    packed = form.quantize is not None
+    held = torch.bfloat16.itemsize if packed else size  # see heads/packed.py
+    rows = 0 if head.own_head else head.draft_vocab_size  # of the target's head, copied
+    taps = (len(head.taps) or DEFAULT_TAPS) * target.hidden_size
+    per_token = 2 * head.layers * head.kv_heads * head.head_dim + -(-taps // PAGE_TOKENS)
+    work = 0 if form.device == "cpu" else ROW_SPLITS * head.heads * (head.head_dim + 2) * FLOAT
+    tables = 0 if head.kind == "block" else (MAX_SEQUENCES + 1) * taps * size
+    return ModelMemory(
+        name=name,
+        role="head",
+        weights=numbers * held + rows * head.hidden_size * (1 if packed else size),
+        per_token=per_token * size,
+        tables=tables,
+        buffers=work if head.layers else 0,
+    )

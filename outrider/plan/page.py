@@ -1,0 +1,103 @@
+"""A forecast as an HTML page."""
+
+from __future__ import annotations
+
+from outrider.plan.estimate import ModelMemory
+from outrider.plan.forecast import Forecast
+from outrider.report.numbers import count, memory
+from outrider.report.page import Html, Section, code, note, page, table, verdict
+from outrider.report.plot import Bars, Line, Mark, line_plot, stacked_bars
+
+KINDS = ("weights", "tables", "buffers", "graphs", "prompt", "logits")
+MEANINGS = {
+    "weights": "as they are held on the device",
+    "tables": "rotations of positions, block tables, a head's outputs",
+    "buffers": "activations and logits of captured passes",
+    "graphs": "captured passes",
+    "prompt": "activations of the longest chunk of a prompt",
+    "logits": "logits alive at once, and what sampling makes of them",
+}
+
+
+def summary(plan: Forecast) -> str:
+    """The answer in a sentence."""
+    where = f"{memory(plan.memory)} of {'CUDA' if plan.device == 'cuda' else 'host'} memory"
+    if not plan.fits:
+        return f"Does not fit in {where}: {plan.problem}."
+    return (
+        f"Fits in {where}: {memory(plan.at_start)} in use at start, {memory(plan.peak)} at most, with a cache of "
+        f"{count(plan.tokens)} tokens for {plan.max_batch} sequences of up to {count(plan.context)}."
+    )
+
+
+def advice(plan: Forecast) -> str:
+    """What to do next: a command where it fits, else what would make it fit."""
+    if plan.fits:
+        return f"outrider serve {plan.target} --drafter {plan.drafter} --max-batch {plan.max_batch}"
+    smaller = [fit for fit in plan.largest if fit.batch <= plan.max_batch]
+    if smaller:
+        fit = smaller[-1]
+        return f"{fit.batch} sequences of {fit.context} tokens fit: --max-batch {fit.batch} --context {fit.context}"
+    return "nothing fits: take a smaller or a quantized model, or a device with more memory"
+
+
+def plan_page(plan: Forecast) -> str:
+    """The whole file."""
+    parts = [verdict(summary(plan), "good" if plan.fits else "bad"), code(advice(plan))]
+    parts += [note(each) for each in plan.notes]
+    per_token = [[m.name, m.role, memory(1024 * m.per_token)] for m in plan.models if m.per_token]
+    sections = [
+        Section("", parts),
+        Section("In use at start", [_start_plot(plan), _parts_table(plan)]),
+        Section("Caches", [table(["model", "role", "per 1024 tokens"], per_token)]),
+        Section("What fits", [_fit_plot(plan), _fit_table(plan), _draft(plan)]),
+    ]
+    return page(f"Memory of {plan.target} with {plan.drafter}", sections)
+
+
+def _label(model: ModelMemory) -> str:
+    return f"{model.role}: {model.name}"
+
+
+def _start_plot(plan: Forecast) -> Html:
+    names = ["all", *(_label(model) for model in plan.models)]
+    pad = [0] * len(plan.models)
+    work = [m.workspace - (m.transient if plan.device == "cpu" else 0) for m in plan.models]
+    bars = [
+        Bars("driver and libraries", [plan.own, *pad]),
+        Bars("weights", [sum(m.weights for m in plan.models), *(m.weights for m in plan.models)]),
+        Bars("cache", [plan.cache, *(plan.tokens * m.per_token for m in plan.models)]),
+        Bars("workspace", [sum(work), *work]),
+    ]
+    limit = Mark(f"memory: {memory(plan.memory)}", x=plan.memory)
+    return stacked_bars("memory in use at start", names, bars, show=memory, limit=limit)
+
+
+def _parts_table(plan: Forecast) -> Html:
+    head = ["", *(_label(model) for model in plan.models), ""]
+    values = {kind: [int(getattr(model, kind)) for model in plan.models] for kind in KINDS}
+    rows = [[kind, *map(memory, values[kind]), MEANINGS[kind]] for kind in KINDS if any(values[kind])]
+    caches = [memory(plan.tokens * model.per_token) for model in plan.models]
+    rows.append(["cache", *caches, f"{count(plan.tokens)} tokens"])
+    return table(head, rows, told=True)
+
+
+def _fit_plot(plan: Forecast) -> Html:
+    points = [(float(fit.batch), float(fit.context)) for fit in plan.largest]
+    return line_plot(
+        "longest context by batch", [Line("context", points)], across="sequences at once", log=True, zero=True
+    )
+
+
+def _fit_table(plan: Forecast) -> Html:
+    rows = [[count(fit.batch), count(fit.context), count(fit.batch * fit.context)] for fit in plan.largest]
+    return table(["sequences at once", "longest context", "tokens in all"], rows)
+
+
+def _draft(plan: Forecast) -> Html:
+    if not plan.largest_draft:
+        return note("There is no room for a draft model beside this target and its cache.")
+    return note(
+        f"The largest draft model that fits beside this target and its cache has weights of "
+        f"{memory(plan.largest_draft)}, if its cache is to its weights as the target's are."
+    )

@@ -1,0 +1,142 @@
+"""The plan against what engines really hold on the CPU: weights, caches, tables, and the peaks of passes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from held_tensors import held_bytes, peak_bytes
+
+sys.path.append(str(Path(__file__).parents[1] / "models"))
+
+from tiny_models import MODELS, save
+
+from outrider.checkpoints.demo import demo_folder
+from outrider.drafters.registry import parse_drafter
+from outrider.llm import LLM
+from outrider.models.heads.block import BlockHead
+from outrider.models.heads.config import HeadConfig
+from outrider.models.heads.save import TargetFacts, write_head
+from outrider.models.load import load_decoder, read_config
+from outrider.plan.estimate import Format, decoder_weights
+from outrider.plan.facts import read_facts
+from outrider.plan.forecast import PlanOptions, make_forecast
+from outrider.testing.synthetic import synthetic_pair
+
+MEMORY = 8 << 30
+SHAPE = {
+    "model_type": "qwen2",
+    "vocab_size": 2000,
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e4,
+    "max_position_embeddings": 1024,
+}
+
+
+@pytest.fixture(autouse=True)
+def torch_kernels(monkeypatch):
+    """Weights that tensors hold, and that can be found in them."""
+    monkeypatch.setenv("OUTRIDER_NATIVE", "0")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """Folders of a target and a draft."""
+    made = synthetic_pair(SHAPE, layers=2, seed=1)
+    return made.save(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.mark.parametrize("form", ["float32", "bfloat16", "int4", "int8"])
+@pytest.mark.parametrize("name", MODELS)
+def test_weights_of_every_family_in_every_form(name, form, tmp_path):
+    save(name, tmp_path)
+    config = read_config(tmp_path)
+    assert config is not None
+    packed = form if form.startswith("int") else None
+    dtype = torch.float32 if packed else getattr(torch, form)
+    decoder = load_decoder(tmp_path, device="cpu", dtype=None if packed else dtype, quantize=packed)
+    planned = decoder_weights(config, Format("cpu", dtype, packed), read_facts(str(tmp_path)).embedding_dtype)
+    held = held_bytes(decoder.weights)
+    assert planned <= held <= 1.06 * planned, "the norms of such small models may be held twice"
+
+
+@pytest.mark.parametrize("quantize", ["none", "int4", "int8"])
+@pytest.mark.parametrize("drafter", ["none", "suffix", "draft-model", "head"])
+def test_what_an_engine_holds_at_start(drafter, quantize, pair, tmp_path):
+    target, draft = map(str, pair)
+    spec = {"draft-model": f"draft-model:model={draft},k=3"}.get(drafter, drafter)
+    if drafter == "head":
+        spec = f"block:model={_save_head(target, tmp_path / 'head')}"
+    options = {"context": 512, "max_batch": 4, "quantize": quantize, "device": "cpu"}
+    plan = make_forecast(target, spec, PlanOptions(memory=MEMORY, **options))
+    assert plan.fits
+    llm = LLM(target, drafter=parse_drafter(spec), adaptive=False, threads=1, **options)
+    assert plan.tokens == llm.loaded.target.pool.count * 16
+    assert held_bytes(llm) == pytest.approx(plan.at_start, rel=0.05)
+
+
+def _save_head(target: str, folder: Path) -> Path:
+    decoder = load_decoder(Path(target), device="cpu")
+    config = HeadConfig(
+        kind="block",
+        vocab_size=decoder.config.vocab_size,
+        hidden_size=256,
+        target_hidden_size=256,
+        taps=(0, 3),
+        layers=2,
+        heads=8,
+        kv_heads=2,
+        head_dim=32,
+        intermediate_size=512,
+        max_positions=1024,
+        block_size=5,
+        own_mask=True,
+        draft_vocab_size=500,
+    )
+    head = BlockHead(config, decoder)
+    write_head(folder, config, head.state_dict(), TargetFacts("t", decoder.config), tokens=4, dtype=torch.float32)
+    return folder
+
+
+def test_the_peak_of_serving(pair):
+    """Sampled, with a whole batch and drafts of all sequences: the most that is alive at once."""
+    target, draft = map(str, pair)
+    options = {"context": 512, "max_batch": 8, "device": "cpu"}
+    spec = f"draft-model:model={draft},k=7"
+    plan = make_forecast(target, spec, PlanOptions(memory=MEMORY, **options))
+    llm = LLM(target, drafter=spec, adaptive=False, threads=1, **options)
+    held = held_bytes(llm)
+    prompts = [[(7 * i + k) % 1000 + 300 for k in range(200)] for i in range(8)]
+
+    def serve():
+        llm.generate(prompts, max_tokens=12, temperature=1.0, ignore_eos=True, seed=1, progress=False)
+
+    peak = held + peak_bytes(serve)
+    assert peak == pytest.approx(plan.peak, rel=0.05)
+    assert plan.peak > plan.at_start
+
+
+@pytest.mark.skipif(demo_folder() is None, reason="the demo model is not installed")
+@pytest.mark.parametrize("quantize", ["auto", "none"])
+def test_the_demo_model(quantize):
+    options = {"context": 1024, "max_batch": 2, "quantize": quantize, "device": "cpu"}
+    plan = make_forecast("demo", "suffix", PlanOptions(memory=MEMORY, **options))
+    llm = LLM("demo", drafter="suffix", adaptive=False, threads=1, **options)
+    assert held_bytes(llm) == pytest.approx(plan.at_start, rel=0.02)
+
+
+def test_the_cache_of_a_small_machine_is_a_quarter_of_what_is_left(pair, monkeypatch):
+    target = str(pair[0])
+    monkeypatch.setattr("outrider.loading.load.available_memory", lambda: 4 << 20)
+    llm = LLM(target, drafter="none", device="cpu", max_batch=64, threads=1)
+    facts = read_facts(target)
+    weights = decoder_weights(facts.decoder(), Format("cpu", torch.float32), torch.float32)  # pyright: ignore[reportArgumentType]
+    plan = make_forecast(target, "none", PlanOptions(memory=weights + (4 << 20), device="cpu", max_batch=64))
+    assert abs(plan.tokens - llm.loaded.target.pool.count * 16) <= 16
