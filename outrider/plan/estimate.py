@@ -15,12 +15,12 @@ from outrider.kernels.batch import MAX_SEQUENCES, MAX_WIDTH
 from outrider.loading.memory import DEFAULT_TAPS, PAGE_TOKENS, Workload
 from outrider.models.config import DecoderConfig
 from outrider.models.heads.config import HeadConfig
-from outrider.models.linear import COLUMN_MULTIPLE, GROUP_SIZE, ROW_MULTIPLE, Quantization
 from outrider.models.rope import INITIAL_LENGTH
+from outrider.plan.facts import ModelFacts
+from outrider.plan.weights import FLOAT, Format, decoder_weights
 from outrider.runners.cuda_graphs import MAX_ROWS, MIN_ROWS, capture_shapes, packed_shapes, prompt_shapes
 
 Role = Literal["target", "draft model", "head"]
-FLOAT = torch.float32.itemsize
 DRIVER = 621 << 20
 """CUDA's own on a device, before anything is allocated."""
 LIBRARIES = 177 << 20
@@ -74,63 +74,9 @@ class ModelMemory:
         return self.prompt + self.logits
 
 
-@dataclass(frozen=True, slots=True)
-class Format:
-    """Where and how a model's weights are held."""
-
-    device: str
-    """cpu or cuda."""
-    dtype: torch.dtype
-    quantize: Quantization | None = None
-
-
-def decoder_weights(config: DecoderConfig, form: Format, embedding: torch.dtype) -> int:
-    """Bytes of a decoder's weights. embedding: the dtype that the checkpoint stores it in."""
-    hidden, size = config.hidden_size, form.dtype.itemsize
-    table = config.vocab_size * hidden
-    if form.quantize is None:
-        total = table * (1 if config.tied else 2) * size
-    else:  # the embedding is looked up, and keeps the checkpoint's own precision
-        total = table * embedding.itemsize + _packed(config.vocab_size, hidden, "int8")
-    for rows, columns, bias in _matrices(config):
-        total += rows * columns * size if form.quantize is None else _packed(rows, columns, form.quantize)
-        if bias:
-            total += rows * (size if form.quantize is None else torch.bfloat16.itemsize)
-    return total + _norm_bytes(config)
-
-
-def _matrices(config: DecoderConfig) -> list[tuple[int, int, bool]]:
-    """(outputs, inputs, whether there is a bias) of every linear layer, fused as the decoder fuses them."""
-    hidden, wide, dim = config.hidden_size, config.intermediate_size, config.head_dim
-    layer = [
-        ((config.heads + 2 * config.kv_heads) * dim, hidden, config.qkv_bias),
-        (hidden, config.heads * dim, config.out_bias),
-        (2 * wide, hidden, config.mlp_bias),
-        (hidden, wide, config.mlp_bias),
-    ]
-    return layer * len(config.layers)
-
-
-def _norm_bytes(config: DecoderConfig) -> int:
-    """In float32 whatever the dtype; those of queries and keys have a row for each head."""
-    each = (4 if config.sandwich_norms else 2) * config.hidden_size
-    each += (config.heads + config.kv_heads) * config.head_dim if config.qk_norm else 0
-    return FLOAT * (len(config.layers) * each + config.hidden_size)
-
-
-def _packed(rows: int, columns: int, quantize: Quantization) -> int:
-    columns += -columns % COLUMN_MULTIPLE
-    if quantize == "int8":
-        return rows * columns + rows * torch.bfloat16.itemsize
-    rows += -rows % ROW_MULTIPLE
-    return rows * columns // 2 + rows * (columns // GROUP_SIZE) * 2 * torch.bfloat16.itemsize
-
-
-def decoder_memory(
-    name: str, role: Role, config: DecoderConfig, form: Format, work: Workload, embedding: torch.dtype
-) -> ModelMemory:
+def decoder_memory(facts: ModelFacts, role: Role, config: DecoderConfig, form: Format, work: Workload) -> ModelMemory:
     """A whole model. work: the largest passes it will run."""
-    weights, per_token = decoder_weights(config, form, embedding), config.token_bytes(form.dtype)
+    name, weights, per_token = facts.name, decoder_weights(facts, config, form), config.token_bytes(form.dtype)
     rows = min(work.max_round_tokens, work.context - 1)
     prompt, vocab = rows * _row_bytes(config, form.dtype.itemsize), config.vocab_size
     if form.device == "cpu":

@@ -40,6 +40,8 @@ class StoredTensor:
     """As safetensors names it; a GGUF file's are dequantized to F32."""
     size: int
     """Bytes in the file."""
+    kind: int | None = None
+    """ggml's number for how a GGUF file stores it."""
 
     @property
     def numbers(self) -> int:
@@ -128,7 +130,7 @@ def _local(name: str, folder: Path) -> ModelFacts:
         raise ConfigError(f"{folder / 'config.json'} is not a JSON object; download or save it again")
     if reference := gguf_of(folder):
         found = open_gguf(reference.checked_file()).tensors
-        tensors = {key: StoredTensor(each.shape, "F32", each.size) for key, each in found.items()}
+        tensors = {key: StoredTensor(each.shape, "F32", each.size, each.kind) for key, each in found.items()}
         return ModelFacts(name, folder, config_json, tensors, reference.bits)
     tensors, bits = _headers(folder)
     return ModelFacts(name, folder, config_json, tensors, bits)

@@ -17,8 +17,10 @@ from outrider.loading.load import available_memory, choose_context, choose_devic
 from outrider.loading.memory import MIN_CACHE_TOKENS, PAGE_TOKENS, SPARE_BYTES, Workload
 from outrider.models.config import DecoderConfig
 from outrider.models.load import default_dtype
-from outrider.plan.estimate import DRIVER, LIBRARIES, Format, ModelMemory, Role, decoder_memory, head_memory
+from outrider.native.library import library
+from outrider.plan.estimate import DRIVER, LIBRARIES, ModelMemory, Role, decoder_memory, head_memory
 from outrider.plan.facts import ModelFacts, read_facts
+from outrider.plan.weights import Format
 
 ROUND_TOKENS = {"cpu": 128, "cuda": 2048}
 """Max tokens of a round by default, as `LLM` has them."""
@@ -190,7 +192,7 @@ class _Planner:
         self, role: Role, facts: ModelFacts, config: DecoderConfig | None, form: Format, work: Workload
     ) -> ModelMemory:
         if config is not None:
-            return decoder_memory(facts.name, role, config, form, work, facts.embedding_dtype)
+            return decoder_memory(facts, role, config, form, work)
         note = f"{facts.name} runs on Transformers' code: its cache grows as it is used, and passes take more than told"
         if note not in self.notes:
             self.notes.append(note)
@@ -295,7 +297,8 @@ def _format(facts: ModelFacts, config: DecoderConfig | None, device: str, dtype:
     packed = choose_quantize(quantize, facts.bits, config is not None, place, chosen)
     if chosen is None and config is not None:
         chosen = default_dtype(config, place)
-    return Format(device, chosen or (torch.float32 if device == "cpu" else torch.bfloat16), packed)
+    blocks = packed is not None and library() is not None
+    return Format(device, chosen or (torch.float32 if device == "cpu" else torch.bfloat16), packed, blocks)
 
 
 def _limit(facts: ModelFacts, config: DecoderConfig | None) -> int:

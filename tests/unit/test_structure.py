@@ -34,7 +34,7 @@ KNOWS: dict[str, set[str]] = {
     "train": {"checkpoints", "core", "drafters", "engine", "llm", "loading", "models", "report"},
     "server": {"core", "engine", "grammar", "llm"},
     "async_llm": {"core", "engine", "llm", "loading", "models", "server"},
-    "plan": {"checkpoints", "core", "drafters", "kernels", "loading", "models", "report", "runners"},
+    "plan": {"checkpoints", "core", "drafters", "kernels", "loading", "models", "native", "report", "runners"},
     "cli": {
         "bench",
         "checkpoints",
@@ -45,6 +45,7 @@ KNOWS: dict[str, set[str]] = {
         "llm",
         "loading",
         "plan",
+        "report",
         "server",
         "testing",
         "train",

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from outrider.native.tensors import BlockTensor
+
 LEAVES = (str, bytes, int, float, bool, type(None), type, ModuleType, torch.dtype, torch.device, Path, Enum)
 
 
@@ -29,6 +31,8 @@ def tensors_of(root: Any) -> dict[int, int]:
         if isinstance(each, torch.Tensor):
             memory = each.untyped_storage()
             found[memory.data_ptr()] = memory.nbytes()
+        elif isinstance(each, BlockTensor):
+            found[each.handle] = each.nbytes
         elif isinstance(each, dict):
             left += [*each.keys(), *each.values()]
         elif isinstance(each, (list, tuple, set, frozenset)):

@@ -20,6 +20,7 @@ from outrider.cli.main import app
 from outrider.cli.plan import parse_size
 from outrider.core.errors import ConfigError, FetchError
 from outrider.llm import LLM
+from outrider.native.library import library
 from outrider.plan.estimate import DRIVER, LIBRARIES
 from outrider.plan.facts import read_facts
 from outrider.plan.forecast import PlanOptions, make_forecast
@@ -67,10 +68,12 @@ def test_a_hub_that_cannot_be_reached_is_a_clear_error(hub):
         read_facts("org/other")
 
 
-@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0"])
-def test_a_gguf_file_is_planned_from_its_header(kind, tmp_path, monkeypatch):
+@pytest.mark.parametrize("native", ["1", "0"])
+@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0", "Q4_0", "F16"])
+def test_a_gguf_file_is_planned_from_its_header(kind, native, tmp_path, monkeypatch):
+    monkeypatch.setenv("OUTRIDER_NATIVE", native)
+    library()  # found before its home is another
     monkeypatch.setenv("OUTRIDER_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("OUTRIDER_NATIVE", "0")
     file = tmp_path / "m.gguf"
     write_gguf(file, random_model("llama"), kind=gguf.GGMLQuantizationType[kind])
     plan = make_forecast(str(file), "none", PlanOptions(memory=MEMORY, device="cpu", max_batch=2))
