@@ -3,10 +3,16 @@
 A draft of γ tokens of which a were accepted tells about positions 1 to min(a + 1, γ): those before a + 1 were accepted,
 that one rejected. A draft accepted whole says nothing of what lies beyond it. So rates are kept for each position
 among the drafts that reached it, and the probability that a token at position j survives is the product up to j.
+
+A drafter may state its confidence in each token of a draft. What it stated of a request's last draft corrects the rates
+of the next: rate + slope * (confidence - mean confidence where drafts reached the position). The slope is that of a
+regression: of what rates did not explain of earlier drafts, on what was stated before each. So a confidence counts for as
+much as it was worth, however it is scaled.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -22,7 +28,9 @@ _FIRST_RATE, _FIRST_WEIGHT = 0.75, 4.0
 """What is assumed of a drafter before it has drafted, and the number of drafts that this counts as."""
 _PRIOR_WEIGHT = 3.0
 """The drafter's figures count as so many drafts of each request."""
-_MAX_RATE = 0.995
+_MIN_RATE, _MAX_RATE = 0.005, 0.995
+_SLOPE_WEIGHT = 2.0
+"""The slope begins at 0, as if this sum of squared deviations had been seen: some tens of tokens."""
 
 
 class Acceptance:
@@ -40,6 +48,10 @@ class Acceptance:
         self._all_accepted = np.zeros(self.max_tokens)
         self.drafts = 0
         """How many drafts were noted."""
+        self._stated = np.zeros((0, self.max_tokens))  # confidences of the last draft, [rows, max_tokens]; NaN: none
+        self._states = False
+        self._sum_stated, self._times_stated = np.zeros(self.max_tokens), np.zeros(self.max_tokens)
+        self._products, self._squares = 0.0, _SLOPE_WEIGHT  # of the regression
 
     def note(self, seq_ids: Seq[int], lengths: Seq[int], accepted: Seq[int]) -> None:
         """Note drafts of these lengths, each at least 1, and how many of their tokens were accepted."""
@@ -57,15 +69,58 @@ class Acceptance:
         self._all_reached = self._all_reached * decay + reached.sum(0)
         self._all_accepted = self._all_accepted * decay + came.sum(0)
 
+    def note_stated(self, seq_ids: Seq[int], stated: Floats, lengths: Seq[int], accepted: Seq[int]) -> None:
+        """Note the confidences [sequences, max_tokens] that were stated of drafts, NaN where none was; before `note`.
+
+        lengths, accepted: of these drafts.
+        """
+        place = np.arange(self.max_tokens)
+        right = np.asarray(accepted)[:, None]
+        rows = [self._row(seq_id) for seq_id in seq_ids]
+        reached = (place < np.asarray(lengths)[:, None]) & (place <= right) & ~np.isnan(self._stated[rows])
+        before, unexplained = self._deviations(rows), (place < right) - self._own_rates(seq_ids)
+        decay = _DRAFTER_DECAY ** len(seq_ids)
+        self._products = self._products * decay + float((unexplained * before)[reached].sum())
+        self._squares = (self._squares - _SLOPE_WEIGHT) * decay + float((before**2)[reached].sum()) + _SLOPE_WEIGHT
+        self._sum_stated = self._sum_stated * decay + np.where(reached, self._stated[rows], 0.0).sum(0)
+        self._times_stated = self._times_stated * decay + reached.sum(0)
+        self._stated[rows] = stated
+        self._states = True
+
+    def forget_stated(self, seq_ids: Iterable[int]) -> None:
+        """These requests had no draft in a round: what was stated before it is of another place in the text."""
+        if self._states:
+            self._stated[[self._rows[seq_id] for seq_id in seq_ids if seq_id in self._rows]] = np.nan
+
+    def _deviations(self, rows: Seq[int]) -> Floats:
+        """[rows, max_tokens]: the confidences of each last draft, less their mean where the next draft reached the
+        position, as rates are; 0 where nothing is known."""
+        mean = np.where(self._times_stated > 0, self._sum_stated / np.maximum(self._times_stated, 1e-9), np.nan)
+        return np.nan_to_num(self._stated[rows] - mean)
+
+    @property
+    def slope(self) -> float:
+        """What a difference of confidence is worth, in acceptance: from 0 to 1."""
+        return min(max(self._products / self._squares, 0.0), 1.0)
+
     def survival(self, seq_ids: Seq[int]) -> Floats:
         """[sequences, max_tokens]: the probability that all tokens up to a position are accepted."""
+        rates, slope = self._own_rates(seq_ids), self.slope
+        if slope > 0:
+            known = [(i, self._rows[seq_id]) for i, seq_id in enumerate(seq_ids) if seq_id in self._rows]
+            at, rows = ([pair[k] for pair in known] for k in (0, 1))
+            rates[at] += slope * self._deviations(rows)
+        return rates.clip(_MIN_RATE, _MAX_RATE).cumprod(1)
+
+    def _own_rates(self, seq_ids: Seq[int]) -> Floats:
+        """[sequences, max_tokens]: the rates of each request, which leans on the drafter's."""
         prior = self._rates()
         rates = np.tile(prior, (len(seq_ids), 1))
         known = [(i, self._rows[seq_id]) for i, seq_id in enumerate(seq_ids) if seq_id in self._rows]
         if known:
             at, rows = map(list, zip(*known, strict=True))
             rates[at] = (self._accepted[rows] + _PRIOR_WEIGHT * prior) / (self._reached[rows] + _PRIOR_WEIGHT)
-        return np.minimum(rates, _MAX_RATE).cumprod(1)
+        return rates
 
     def _rates(self) -> Floats:
         """[max_tokens]: the drafter's rate at each position; one that few drafts reached leans on the one before."""
@@ -80,6 +135,7 @@ class Acceptance:
         row = self._rows.pop(seq_id, None)
         if row is not None:
             self._reached[row] = self._accepted[row] = 0.0
+            self._stated[row] = np.nan
             self._free.append(row)
 
     def _row(self, seq_id: int) -> int:
@@ -90,6 +146,7 @@ class Acceptance:
                 empty = np.zeros((count, self.max_tokens))
                 self._reached = np.concatenate((self._reached, empty))
                 self._accepted = np.concatenate((self._accepted, empty))
+                self._stated = np.concatenate((self._stated, empty + np.nan))
             self._rows[seq_id] = self._free.pop()
         return self._rows[seq_id]
 

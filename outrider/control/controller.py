@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from outrider.control.acceptance import Acceptance, Calibration
+from outrider.control.acceptance import Acceptance, Calibration, Floats
 from outrider.control.choose import Ints, Outlook, Plan, choose_drafts, choose_plan, plain_plan
 from outrider.control.costs import RoundCosts, RoundKind
 
@@ -155,6 +155,7 @@ class Controller:
             judged = [(r, drafted[r]) for r, n in enumerate(lengths) if n and drafted[r] and r in going_on]
             ids = [seq_ids[r] for r, _ in judged]
             acceptance.note(ids, [n for _, n in judged], [accepted[r] for r, _ in judged])
+            acceptance.forget_stated(set(seq_ids) - set(ids))
         for row in rows:
             chosen = self._decisions.setdefault(seq_ids[row], Decisions())
             who, length = int(plan.drafters[row]), int(plan.lengths[row])
@@ -165,10 +166,13 @@ class Controller:
 
     def note_plain(self, plan: Plan, seq_ids: Iterable[int], seconds: float) -> None:
         """Note a round that nobody was asked to draft for, and what it took; 0: that says nothing."""
-        for seq_id in seq_ids:
+        ids = list(seq_ids)
+        for seq_id in ids:
             chosen = self._decisions.setdefault(seq_id, Decisions())
             chosen.rounds += 1
             chosen.lengths["", 0] += 1
+        for acceptance in self.acceptance:
+            acceptance.forget_stated(ids)
         self._count_round(False)
         self.costs.observe(plan.kind, seconds)
 
@@ -188,6 +192,19 @@ class Controller:
     def note_expected(self, member: int, seq_id: int, expected: float, accepted: int) -> None:
         """Note how many tokens a drafter expected of a draft, and how many came."""
         self.calibration[member].note(seq_id, expected, accepted)
+
+    def note_stated(
+        self, member: int, seq_ids: Seq[int], stated: Seq[Floats], lengths: Seq[int], accepted: Seq[int]
+    ) -> None:
+        """Note the confidences that a drafter stated of drafts which are judged by now, before `note` of that round.
+
+        They count for later rounds alone. stated: of each draft, by position.
+        """
+        known = self.acceptance[member]
+        rows = np.full((len(seq_ids), known.max_tokens), np.nan)
+        for row, told in zip(rows, stated, strict=True):
+            row[: len(told)] = told[: known.max_tokens]
+        known.note_stated(seq_ids, rows, lengths, accepted)
 
     def note_seconds(self, plan: Plan, drafted: Seq[int], seconds: float) -> None:
         """Note what a round of a plan took, in which every sequence decodes."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
@@ -17,15 +17,18 @@ import torch
 
 from outrider.control.costs import PassTable
 from outrider.core.draft import Draft
-from outrider.core.sequence import Span
+from outrider.core.sampling import SamplingParams
+from outrider.core.sequence import Sequence, Span
 from outrider.runners.base import Runner
 from outrider.runners.pass_work import Experts
 
-VERSION = 2
+VERSION = 3
 """Of the file; times of another version are measured again."""
 _REPEATS = 5
 _FIRST_ID = -1_000_000
 """Sequences of measurements have ids that no request has."""
+_DRAFT_ROWS = 2 + 64
+"""Tokens of a made-up text, and rows that a head runs behind it, at most."""
 
 
 def measure_passes(
@@ -40,6 +43,26 @@ def measure_passes(
     ragged = {(b, rows): _widths(b, w, rows) for b, w, rows in packed}
     packed_times = _time_passes(runner, ragged, seconds)
     return PassTable(times, padded=runner.asynchronous, packed=packed_times, experts=_experts_of(runner))
+
+
+def measure_drafts(
+    target: Runner, draft: Callable[[Seq[Sequence]], bool], batches: Seq[int], tokens: int, seconds: float
+) -> PassTable | None:
+    """Times of drafts over the target's pages for so many sequences, divided by their tokens; None where none is made.
+
+    draft: makes drafts of `tokens` tokens for these sequences, and says whether it does. Begins none after `seconds`.
+    """
+    times: dict[tuple[int, int], float] = {}
+    end = time.perf_counter() + seconds
+    for batch in batches:
+        if times and time.perf_counter() > end:
+            break
+        with suppress(MemoryError), _made_up(target, [_DRAFT_ROWS] * batch) as ids:
+            seqs = [Sequence(seq_id, [0, 0], 1, SamplingParams(), 0) for seq_id in ids]
+            if not draft(seqs):
+                return None
+            times[batch, 1] = _median_seconds(lambda seqs=seqs: draft(seqs), target.device) / tokens
+    return PassTable(times, padded=target.asynchronous) if times else None
 
 
 def _experts_of(runner: Runner) -> Experts | None:
@@ -69,16 +92,23 @@ def _widths(batch: int, width: int, rows: int) -> list[int]:
 
 
 def _time_pass(runner: Runner, widths: Seq[int]) -> float:
+    with _made_up(runner, widths) as ids:
+        drafts = [Draft(tuple(i % runner.vocab_size for i in range(1, width))) for width in widths]
+        spans = [Span(seq_id, 0, (0,), draft) for seq_id, draft in zip(ids, drafts, strict=True)]
+        return _median_seconds(lambda: runner.score(spans), runner.device)
+
+
+@contextmanager
+def _made_up(runner: Runner, lengths: Seq[int]) -> Iterator[list[int]]:
+    """Within, there are sequences with room for so many tokens: their ids. MemoryError where they do not fit."""
     opened: list[int] = []
-    spans: list[Span] = []
     try:
-        for seq_id, width in enumerate(widths, start=_FIRST_ID):
+        for seq_id, length in enumerate(lengths, start=_FIRST_ID):
             runner.pool.open(seq_id, ())
             opened.append(seq_id)
-            if not runner.pool.reserve(seq_id, width):
+            if length > runner.context or not runner.pool.reserve(seq_id, length):
                 raise MemoryError
-            spans.append(Span(seq_id, 0, (0,), Draft(tuple(i % runner.vocab_size for i in range(1, width)))))
-        return _median_seconds(lambda: runner.score(spans), runner.device)
+        yield opened
     finally:
         for seq_id in opened:
             runner.release(seq_id, unpublish=True)

@@ -1,10 +1,13 @@
-"""Drafts made on a device: rows of a block of numbers whose copy to the host is under way."""
+"""Drafts made on a device, and how sure of them it is: rows of numbers whose copy to the host is under way."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
-from typing import overload
+from typing import Any, overload
+
+import numpy as np
 
 from outrider.core.host_copy import HostCopy
 
@@ -37,3 +40,18 @@ class DeviceRow(Sequence[int]):
     def without_padding(self) -> Sequence[int]:
         """The numbers that are there. Waits for them where the row is padded."""
         return tuple(takewhile(lambda number: number >= 0, self)) if self.padded else self
+
+
+@dataclass(frozen=True, slots=True)
+class ConfidenceRow:
+    """How likely each token of a draft is accepted where those before it are, as its drafter states it.
+
+    One row of a block [rows, tokens]; tokens that the draft was cut by are told of, too.
+    """
+
+    block: HostCopy
+    row: int
+
+    def read(self) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """[tokens], from 0 to 1; NaN counts as 0. Waits for them."""
+        return np.nan_to_num(self.block.array()[self.row].astype(np.float64)).clip(0.0, 1.0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from outrider.core.device_row import DeviceRow
+from outrider.core.device_row import ConfidenceRow, DeviceRow
 from outrider.core.sampling import Token
 
 TokenPath = tuple[Token, ...]  # draft tokens from the first level of a draft down to one of its nodes
@@ -39,6 +39,11 @@ class Draft:
     """How many of these tokens the drafter expects to be accepted; what `mix` compares."""
     known: bool = False
     """Every token is in the target's vocabulary and every parent precedes its child: it need not be checked."""
+    confidence: ConfidenceRow | None = None
+    """Of a chain: how sure of each token the drafter is; None: it does not say.
+
+    Only later drafts may depend on it: what is scored must not depend on what was drawn.
+    """
 
     def __len__(self) -> int:
         return len(self.tokens)

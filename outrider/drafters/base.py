@@ -112,7 +112,14 @@ class Drafter(ABC):
     step_model: Runner | None = None
     """The model of its own that it runs for every token of a draft, if it does."""
     lengths: tuple[int, ...] = ()
-    """The lengths that model drafts, others being cut from the next longer; empty: any."""
+    """The lengths that its model or head drafts, others being cut from the next longer; empty: any."""
+
+    def rehearse(self, seqs: Seq[Sequence]) -> bool:
+        """Draft the first of `lengths`, or one token, for made-up texts whose pages are reserved, to be timed.
+
+        False: nothing was done, since drafts take next to no time, or `step_model` is what to time.
+        """
+        return False
 
     @abstractmethod
     def propose(self, view: RoundView) -> Seq[Draft] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -9,8 +10,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from outrider.core.device_row import ConfidenceRow
+from outrider.core.draft import Draft
 from outrider.core.errors import ConfigError
-from outrider.core.host_copy import HostCopy
 from outrider.core.sampling import is_int
 from outrider.core.sequence import Sequence
 from outrider.drafters.base import DrafterContext, ModelLoaded, RoundView, Traits
@@ -133,17 +135,19 @@ class Block(HeadDrafter[BlockRunner]):
         markov = head.markov_head
         self._markov = None if markov is None else (markov.markov_w1.weight.detach(), markov.markov_w2.weight.detach())
         super().__init__(levels)
-        self._confidences: dict[int, list[DeviceConfidence]] = {}
+        self.lengths = (self.traits.max_tokens,)
+        self._confidences: dict[int, list[ConfidenceRow]] = {}
         """Of each sequence's last two drafts, the older first."""
 
     def make(self, view: RoundView) -> HeadDraft:
-        made = self.runner.draft(view.seqs, view.state)
-        if made.confidence is not None:
-            confidences = HostCopy(made.confidence)
-            for at, seq in enumerate(view.seqs):
-                before = self._confidences.get(seq.id, [])[-1:]
-                self._confidences[seq.id] = [*before, DeviceConfidence(confidences, at)]
-        return made
+        return self.runner.draft(view.seqs, view.state)
+
+    def propose(self, view: RoundView) -> Seq[Draft]:
+        drafts = super().propose(view)
+        for seq, draft in zip(view.seqs, drafts, strict=True):
+            if draft.confidence is not None:
+                self._confidences[seq.id] = [*self._confidences.get(seq.id, [])[-1:], draft.confidence]
+        return drafts
 
     def expected(self, seq: Sequence, *, ahead: bool) -> float:
         """By the confidences of the last draft that the host can know.
@@ -152,7 +156,7 @@ class Block(HeadDrafter[BlockRunner]):
         """
         known = self._confidences.get(seq.id, [])
         known = known[:-1] if ahead else known  # the last one may still be computed
-        return known[-1].accepted() if known else self._accepted.value
+        return float(known[-1].read().cumprod().sum()) if known else self._accepted.value
 
     def forget(self, seq: Sequence) -> None:
         super().forget(seq)
@@ -174,15 +178,3 @@ class Block(HeadDrafter[BlockRunner]):
             return None
         before = torch.cat([last[:, None], tokens[:, :-1]], 1)
         return self.head.confidence(hidden, before).sigmoid()
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceConfidence:
-    """How likely each token of a draft is accepted where those before it are; still on its way to the host."""
-
-    block: HostCopy
-    row: int
-
-    def accepted(self) -> float:
-        """How many tokens of the draft that makes, on average. Waits for them."""
-        return float(self.block.array()[self.row].cumprod().sum())

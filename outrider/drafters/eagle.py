@@ -130,7 +130,8 @@ class Eagle(HeadDrafter[HeadRunner]):
         target.tap(taps)
         pool = None if target.graphs is None else target.graphs.graph_pool
         chains = tuple(range(1, levels + 1)) if pool is None else chain_lengths(levels)
-        self.lengths = () if pool is None or self.plan is not None else chains
+        if self.plan is not None or pool is not None:
+            self.lengths = chains if self.plan is None else (most,)
         self.runner = HeadRunner(
             target.model,
             head,

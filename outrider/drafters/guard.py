@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor, cat, float32, strided
 
-from outrider.core.device_row import DeviceRow
+from outrider.core.device_row import ConfidenceRow, DeviceRow
 from outrider.core.draft import EMPTY, Draft, Verdict
 from outrider.core.errors import LosslessError
 from outrider.core.sampling import is_finite, is_int
@@ -173,7 +173,8 @@ def _copied(draft: Any) -> tuple[Any, str]:
         tokens = draft.tokens if _is_row(draft, draft.tokens) else tuple(draft.tokens)
         parents = draft.parents
         parents = parents if parents is None or _is_row(draft, parents) else tuple(parents)
-        return Draft(tokens, parents, draft.probs, draft.source, draft.expected, draft.known), ""
+        rest = draft.probs, draft.source, draft.expected, draft.known, draft.confidence
+        return Draft(tokens, parents, *rest), ""
     except Exception as error:  # its parts are not even sequences
         return draft, f"a draft cannot be read: {type(error).__name__}"
 
@@ -209,7 +210,17 @@ def _bad_values(draft: Draft) -> str:
         return "a draft's tokens are not ints"
     if not isinstance(draft.source, str):
         return "a draft's source is not a str"
-    return "" if is_finite(draft.expected) else "a draft's expected is not a number"
+    return _bad_confidence(draft) if is_finite(draft.expected) else "a draft's expected is not a number"
+
+
+def _bad_confidence(draft: Draft) -> str:
+    told: Any = draft.confidence
+    if told is None:
+        return ""
+    block = told.block.tokens if isinstance(told, ConfidenceRow) else None
+    if block is None or block.ndim != 2 or not block.is_floating_point() or not 0 <= told.row < len(block):
+        return "a draft's confidence is no row of a block of numbers"
+    return ""
 
 
 def _bad_parents(draft: Draft) -> str:

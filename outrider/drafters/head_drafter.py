@@ -8,7 +8,7 @@ from typing import Generic, Protocol, TypeVar
 
 from torch import Tensor
 
-from outrider.core.device_row import DeviceRow
+from outrider.core.device_row import ConfidenceRow, DeviceRow
 from outrider.core.draft import EMPTY, Draft, Verdict
 from outrider.core.errors import ConfigError
 from outrider.core.host_copy import HostCopy
@@ -25,6 +25,7 @@ class FedRunner(Protocol):
 
     def feed(self, spans: Seq[Span], features: Seq[Tensor] | None, state: DeviceState | None) -> None: ...
     def ready(self, seqs: Seq[Sequence], *, ahead: bool) -> list[int]: ...
+    def draft(self, seqs: Seq[Sequence], state: DeviceState | None) -> HeadDraft: ...
     def forget(self, seq: Sequence) -> None: ...
 
 
@@ -50,6 +51,10 @@ class HeadDrafter(Drafter, Generic[RunnerT]):
         ahead: the host is a round behind.
         """
         return self._accepted.value
+
+    def rehearse(self, seqs: Seq[Sequence]) -> bool:
+        self.runner.draft(seqs, None)
+        return True
 
     def process(self, work: TargetPass) -> None:
         self.runner.feed(work.spans, work.scores.features, work.state)
@@ -79,6 +84,7 @@ def drafts_of(made: HeadDraft, view: RoundView, name: str, expected: Seq[float])
     """
     tokens, nodes = HostCopy(made.tokens), made.tokens.shape[1]
     parents = None if made.parents is None else HostCopy(made.parents)
+    confidence = None if made.confidence is None else HostCopy(made.confidence)
     return [
         Draft(
             DeviceRow(tokens, at, nodes),
@@ -87,6 +93,7 @@ def drafts_of(made: HeadDraft, view: RoundView, name: str, expected: Seq[float])
             name,
             min(expected[at], nodes),
             known=True,
+            confidence=None if confidence is None else ConfidenceRow(confidence, at),
         ).first_nodes(view.budgets[at])
         for at, seq in enumerate(view.seqs)
     ]

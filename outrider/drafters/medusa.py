@@ -89,6 +89,7 @@ class Medusa(HeadDrafter[HeadRunner]):
             target.model, head, self._draft, max_accepted=self.levels, sampled=self.sampled, graph_pool=pool
         )  # fmt: skip
         super().__init__(self.levels)
+        self.lengths = (self.traits.max_tokens,)
 
     def make(self, view: RoundView) -> HeadDraft:
         return self.runner.draft(view.seqs, view.state)

@@ -8,12 +8,14 @@ from pathlib import Path
 from outrider.control.ceilings import limits_of
 from outrider.control.controller import Controller, Member
 from outrider.control.costs import PassTable, RoundCosts
-from outrider.control.measure import key_of, load_table, measure_passes, save_table
+from outrider.control.measure import key_of, load_table, measure_drafts, measure_passes, save_table
 from outrider.drafters.base import Drafter
 from outrider.runners.base import Runner
 
 MEASURE_SECONDS = 1.0
 """No pass is timed after so long; on a GPU all that are captured take about as long."""
+TELLING_BATCH = 8
+"""Where passes are not captured, a head's drafts for one sequence and for so many tell those for others."""
 
 
 class CostMeter:
@@ -33,22 +35,36 @@ class CostMeter:
             return None
         target, parts = self.target, drafter.parts or (drafter,)
         width = 1 + drafter.traits.max_tokens
-        models = {part.traits.name: part.step_model for part in parts if part.step_model is not None}
-        costs = RoundCosts(
-            self._table(target, width, "target"),
-            {name: self._table(model, 1, name) for name, model in models.items()},
-        )
+        tables = {part.traits.name: self._draft_table(part) for part in parts if part.traits.runs_model}
+        known = {name: table for name, table in tables.items() if table is not None}
+        costs = RoundCosts(self._table(target, width, "target"), known)
         costs.limits = limits_of(target, self._folder, self._facts)
         widths = sorted({w for _, w in target.pass_shapes(self.max_batch, width)}) if target.asynchronous else ()
         return Controller([_member(part, target) for part in parts], costs, widths)
 
-    def _table(self, runner: Runner, width: int, what: str) -> PassTable:
+    def _table(self, runner: Runner, width: int, *what: object) -> PassTable:
+        """Of a model's passes. what: it is, beside what the target's facts say."""
         shapes, packed = runner.pass_shapes(self.max_batch, width), runner.packed_shapes(self.max_batch, width)
-        key = key_of(*self._facts, what, runner.device, shapes, packed)
-        known = load_table(self._folder, key, runner) if self._folder is not None else None
-        if known is not None:
-            return known
-        table = measure_passes(runner, shapes, packed, MEASURE_SECONDS)
+        key = key_of(*self._facts, *what, runner.device, shapes, packed)
+        return self._kept(key, runner) or self._keep(key, measure_passes(runner, shapes, packed, MEASURE_SECONDS))
+
+    def _draft_table(self, drafter: Drafter) -> PassTable | None:
+        """Of one token of a draft: a pass of a draft model, or a head's share of what it drafts at once."""
+        what = drafter.traits.name, *drafter.traits.loads
+        if drafter.step_model is not None:
+            return self._table(drafter.step_model, 1, *what)
+        target, tokens = self.target, drafter.lengths[0] if drafter.lengths else 1
+        shapes = {batch for batch, _ in target.pass_shapes(self.max_batch, 1)}
+        batches = sorted({1, *shapes, min(self.max_batch, TELLING_BATCH)})
+        key = key_of(*self._facts, *what, target.device, batches, tokens)
+        known = self._kept(key, target)
+        table = known or measure_drafts(target, drafter.rehearse, batches, tokens, MEASURE_SECONDS)
+        return table if table is known or table is None else self._keep(key, table)
+
+    def _kept(self, key: str, runner: Runner) -> PassTable | None:
+        return None if self._folder is None else load_table(self._folder, key, runner)
+
+    def _keep(self, key: str, table: PassTable) -> PassTable:
         if self._folder is not None:
             save_table(self._folder, key, table)
         return table

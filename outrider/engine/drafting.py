@@ -10,6 +10,7 @@ from typing import cast
 
 from outrider.control.choose import Plan, plain_plan
 from outrider.control.controller import Controller, Decisions
+from outrider.core.device_row import ConfidenceRow
 from outrider.core.draft import EMPTY, Draft, Verdict, accepted_by
 from outrider.core.sequence import Sequence
 from outrider.drafters import grammar
@@ -233,6 +234,7 @@ class Drafting:
     def _judge(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict], drafters: Seq[int]) -> None:
         """Tell the controller how drafts fared that state what they expect, and those that were left out."""
         controller = cast(Controller, self.controller)
+        self._note_stated(controller, seqs, drafts, verdicts, drafters)
         for seq, draft, verdict, by in zip(seqs, drafts, verdicts, drafters, strict=True):
             if by >= 0 and draft.expected > 0 and draft.source != grammar.NAME:
                 controller.note_expected(by, seq.id, draft.expected, verdict.accepted)
@@ -244,6 +246,17 @@ class Drafting:
                 del self._unscored[seq.id]
                 controller.note_guesses(member, [seq.id], [len(left_out)], [accepted])
                 controller.note_expected(member, seq.id, left_out.expected, accepted)
+
+    def _note_stated(
+        self, controller: Controller, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict], by: Seq[int]
+    ) -> None:
+        """Tell the controller how sure drafters were of drafts that are judged by now."""
+        for member in range(len(self.members)):
+            rows = [i for i, draft in enumerate(drafts) if by[i] == member and draft.confidence is not None and draft]
+            if rows:
+                stated = [cast(ConfidenceRow, drafts[i].confidence).read() for i in rows]
+                lengths, accepted = [len(drafts[i]) for i in rows], [verdicts[i].accepted for i in rows]
+                controller.note_stated(member, [seqs[i].id for i in rows], stated, lengths, accepted)
 
     def _ask(self, view: RoundView, plan: Plan | None) -> list[Draft] | None:
         """The members' drafts; None where one of them needs the round in flight to complete first."""

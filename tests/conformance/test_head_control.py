@@ -1,0 +1,177 @@
+"""What a controller knows of a head: its cost from the start, and how sure it was of drafts that are judged."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conformance_models import native_testbed
+from drafter_cast import with_heads
+from plain_decoding import assert_same, request, run
+from testbed import CONTEXT, TOKENIZER, VOCAB, Testbed
+
+from outrider.control import measure
+from outrider.control.controller import Controller, Member
+from outrider.control.costs import PassTable, RoundCosts, RoundKind
+from outrider.core.device_row import ConfidenceRow
+from outrider.core.draft import Draft
+from outrider.core.host_copy import HostCopy
+from outrider.drafters.base import Drafter, DrafterContext
+from outrider.drafters.guard import draft_problem
+from outrider.drafters.registry import parse_drafter
+from outrider.engine.adaptive import CostMeter
+from outrider.engine.engine import Engine
+from outrider.engine.request import EngineLimits
+from outrider.runners.native import NativeRunner
+from outrider.verify.base import make_verifier
+
+SECONDS = 0.6  # what every timed work takes here
+SPECS = {  # the tokens of the draft that is timed
+    "block:model=tiny-block": 5,
+    "block:model=tiny-block,tree=7": 7,
+    "eagle:model=tiny-eagle3,k=4": 1,
+    "eagle:model=tiny-eagle1,tree=7,depth=3,top_k=3": 7,
+    "medusa:model=tiny-medusa,tree=9": 9,
+    "mtp:model=tiny-mtp,k=2": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Testbed:
+    return native_testbed("llama-deep", tmp_path_factory.mktemp("control"))
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Every timed work takes SECONDS; its calls are counted."""
+    timed: list[int] = []
+
+    def fixed(work: Any, device: Any) -> float:
+        work()
+        timed.append(1)
+        return SECONDS
+
+    monkeypatch.setattr(measure, "_median_seconds", fixed)
+    return timed
+
+
+def build(world: Testbed, spec: str, mode: Any = "seeded") -> tuple[NativeRunner, Drafter]:
+    target = world.target(4096)
+    assert isinstance(target, NativeRunner)
+    context = DrafterContext(vocab_size=VOCAB, context=CONTEXT, mode=mode, target=target)
+    return target, parse_drafter(with_heads(spec, target)).build(context)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("mode", ["seeded", "distribution"])
+def test_a_heads_drafts_are_timed_at_start(world: Testbed, spec: str, mode: str, clock: list[int], tmp_path: Path):
+    target, drafter = build(world, spec, mode)
+    free = target.pool.free
+    control = CostMeter(target, 4, tmp_path, ("facts",)).controller(drafter)
+    assert control is not None
+    assert target.pool.free == free  # made-up sequences are gone
+    name, tokens = drafter.traits.name, drafter.lengths[0] if drafter.lengths else 1
+    if mode == "seeded":
+        assert tokens == SPECS[spec]
+    table = control.costs.drafters[name]
+    assert table.seconds == {(1, 1): SECONDS / tokens, (4, 1): SECONDS / tokens}
+    plain = control.costs.seconds(RoundKind(1, 1, 1))
+    (member,) = control.members
+    for length in (1, drafter.traits.max_tokens):
+        steps = next((n for n in member.lengths if n >= length), length)
+        drafted = control.costs.seconds(RoundKind(1, 1, 1, (name,), steps))
+        whole = SECONDS if drafter.lengths else SECONDS * length
+        assert drafted - plain == pytest.approx(whole)
+
+    clock.clear()
+    again = CostMeter(target, 4, tmp_path, ("facts",)).controller(drafter)
+    assert not clock  # kept from the last start
+    assert again is not None
+    assert again.costs.drafters[name].seconds == table.seconds
+
+
+def test_times_belong_to_the_head_that_is_named(world: Testbed, clock: list[int], tmp_path: Path):
+    target, drafter = build(world, "eagle:model=tiny-eagle3,k=4")
+    CostMeter(target, 4, tmp_path, ()).controller(drafter)
+    target, other = build(world, "eagle:model=tiny-eagle1,k=4")
+    clock.clear()
+    CostMeter(target, 4, tmp_path, ()).controller(other)
+    assert len(clock) == 2  # its own, for one sequence and for four
+
+
+def test_no_room_is_no_cost(world: Testbed, clock: list[int]):
+    target = world.target(48)
+    assert isinstance(target, NativeRunner)
+    context = DrafterContext(vocab_size=VOCAB, context=CONTEXT, target=target)
+    drafter = parse_drafter(with_heads("block:model=tiny-block", target)).build(context)
+    control = CostMeter(target, 4, None, ()).controller(drafter)
+    assert control is not None
+    assert not control.costs.drafters
+
+
+class Noting(Controller):
+    """Plans as a controller does, and keeps what it is told of confidences."""
+
+    def __init__(self, drafter: Drafter, widths: Seq[int]) -> None:
+        times = {(b, w): 1.0 + 0.02 * b * w for b in (1, 2, 4) for w in widths or (1, 8)}
+        table = PassTable(times, padded=bool(widths))
+        members = [Member("block", drafter.traits.max_tokens, True, bool(widths), drafter.lengths)]
+        super().__init__(members, RoundCosts(table), widths)
+        self.told: list[tuple[int, tuple[float, ...], int, int]] = []
+
+    def note_stated(
+        self, member: int, seq_ids: Seq[int], stated: Seq[Any], lengths: Seq[int], accepted: Seq[int]
+    ) -> None:
+        super().note_stated(member, seq_ids, stated, lengths, accepted)
+        rows = map(tuple, np.stack([*stated]).tolist())
+        self.told += zip(seq_ids, rows, lengths, accepted, strict=True)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["waited", "in flight"])
+@pytest.mark.parametrize("mode", ["seeded", "distribution"])
+def test_confidences_reach_the_controller_once_drafts_are_judged(world: Testbed, asynchronous: bool, mode: Any):
+    target, drafter = build(world, "block:model=tiny-block", mode)
+    target.asynchronous = asynchronous
+    control = Noting(drafter, (1, 2, 4, 6) if asynchronous else ())
+    limits = EngineLimits(max_batch=4)
+    made: dict[tuple[float, ...], int] = {}
+    propose = drafter.propose
+
+    def watched(view: Any) -> Any:
+        drafts = propose(view)
+        for seq, draft in zip(view.seqs, drafts or (), strict=True):
+            if draft.confidence is not None:
+                made[tuple(draft.confidence.read().tolist())] = seq.id
+        return drafts
+
+    drafter.propose = watched  # type: ignore[method-assign]
+    verifier = make_verifier(mode)
+    tried = Engine(target, drafter, verifier, TOKENIZER, eos_ids=TOKENIZER.eos_ids, limits=limits, controller=control)
+    rng = random.Random(5)
+    asked = [request(rng.choices(range(1, VOCAB), k=7), max_tokens=30, temperature=0.8, seed=i) for i in range(6)]
+    for told, each in zip(run(tried, asked), asked, strict=True):
+        if mode == "seeded":
+            assert_same(told, world.judged(each), tolerance=1e-4)
+    assert tried.stats.draft_failures == 0
+    assert len(control.told) > 20
+    for seq_id, stated, length, accepted in control.told:
+        assert made[stated] == seq_id  # the row is that sequence's own
+        assert len(stated) == 5  # of every token of the block, cut or not
+        assert 0 <= accepted <= length <= 5
+        assert all(0 < each < 1 for each in stated)
+    assert any(accepted for *_, accepted in control.told)
+    assert not control.acceptance[0]._rows
+
+
+def test_what_is_no_confidence_is_no_draft():
+    import torch
+
+    good = ConfidenceRow(HostCopy(torch.tensor([[0.5, float("nan"), 2.0]])), 0)
+    assert good.read().tolist() == [0.5, 0.0, 1.0]
+    assert not draft_problem(Draft((1, 2), confidence=good))
+    for bad in (0.5, [0.1], ConfidenceRow(good.block, 1), ConfidenceRow(HostCopy(torch.zeros(2, 2).long()), 0)):
+        assert "confidence" in draft_problem(Draft((1, 2), confidence=bad))  # type: ignore[arg-type]
