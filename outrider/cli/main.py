@@ -18,6 +18,7 @@ from outrider.cli.chat import chat
 from outrider.cli.list import list_drafters, list_models
 from outrider.cli.options import flatten_options
 from outrider.cli.plan import plan
+from outrider.cli.prove import prove
 from outrider.cli.pull import pull
 from outrider.cli.run import run
 from outrider.cli.screen import clean
@@ -41,6 +42,7 @@ app.command("bench")(flatten_options(bench))
 app.command("serve")(flatten_options(serve))
 app.add_typer(train_app)
 app.command("plan")(flatten_options(plan))
+app.command("prove")(flatten_options(prove))
 app.command("pull")(pull)
 app.command("list")(list_models)
 app.command("drafters")(list_drafters)

@@ -35,6 +35,7 @@ KNOWS: dict[str, set[str]] = {
     "server": {"core", "engine", "grammar", "llm"},
     "async_llm": {"core", "engine", "llm", "loading", "models", "server"},
     "plan": {"checkpoints", "core", "drafters", "kernels", "loading", "models", "native", "report", "runners"},
+    "prove": {"core", "drafters", "engine", "llm", "report", "runners", "train", "verify"},
     "cli": {
         "bench",
         "checkpoints",
@@ -45,6 +46,7 @@ KNOWS: dict[str, set[str]] = {
         "llm",
         "loading",
         "plan",
+        "prove",
         "report",
         "server",
         "testing",

@@ -1,0 +1,226 @@
+"""Sampled texts against the target's law: many draws of short texts, for each option and their pairs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from outrider.core.draft import Draft, Verdict
+from outrider.core.draws import Draws
+from outrider.core.errors import RequestError
+from outrider.core.host_copy import HostCopy
+from outrider.core.sampling import SamplingParams, Token
+from outrider.core.sequence import Sequence
+from outrider.engine.results import Result
+from outrider.llm import LLM
+from outrider.prove.checks import EVIDENCE, Check
+from outrider.prove.evalues import DraftedTokens, LawTest, LearntLaw, LikelyTokens, Simulator
+from outrider.prove.law import Law, law_after
+from outrider.prove.plain_passes import PlainPasses, Text
+from outrider.verify.base import Verifier
+from outrider.verify.probs import Positions
+
+SALT = "prove draws"
+TOKENS = 4  # of each draw; nothing is drafted for the first one, which the prompt's own pass gives
+TESTS = {
+    "text": LearntLaw.ALTERNATIVES,
+    "likely and rare tokens": LikelyTokens.ALTERNATIVES,
+    "drafted tokens": DraftedTokens.ALTERNATIVES,
+    "draws of the draft": LikelyTokens.ALTERNATIVES,
+}
+"""The tests, and how many alternatives each bets on."""
+TOWARDS = {"drafted tokens": "drafted tokens", "draws of the draft": "the likeliest draft token"}
+"""What a bias favours in simulations, by test; in others, the likeliest token."""
+
+
+class WatchedVerifier:
+    """A verifier, watched: do its texts lean towards what was drafted, and were drafts drawn as they state?"""
+
+    def __init__(self, verifier: Verifier, tolerance: float) -> None:
+        self._verifier, self._tolerance, self._simulator = verifier, tolerance, Simulator(1)
+        self.towards, self.drawn = LawTest(TESTS["drafted tokens"]), LawTest(TESTS["draws of the draft"])
+
+    def decide(
+        self, seqs: Seq[Sequence], drafts: Seq[Draft], logits: Tensor, positions: Positions | None = None
+    ) -> HostCopy | None:
+        return self._verifier.decide(seqs, drafts, logits, positions)
+
+    def draws(self, seqs: Seq[Sequence]) -> Draws | None:
+        return self._verifier.draws(seqs)
+
+    def judge(
+        self, seqs: Seq[Sequence], drafts: Seq[Draft], logits: Tensor, decided: HostCopy | None = None
+    ) -> list[Verdict | RequestError]:
+        verdicts = self._verifier.judge(seqs, drafts, logits, decided)
+        row = 0
+        for seq, draft, verdict in zip(seqs, drafts, verdicts, strict=True):
+            if len(draft) and isinstance(verdict, Verdict) and seq.salt == SALT:
+                self._note(seq, draft, logits[row], verdict.tokens[0])
+            row += 1 + len(draft)
+        return verdicts
+
+    def _note(self, seq: Sequence, draft: Draft, logits: Tensor, token: Token) -> None:
+        """token: the first of the round. What was drafted there is known before it, and so may be bet on."""
+        output = seq.tokens[seq.prompt_len :]
+        law = law_after(logits, seq.params, seq.tokens[: seq.prompt_len], output, seq.stop_ids)
+        if law.margin > self._tolerance:
+            stated = _first_stated(draft, len(law.probs))
+            possible = stated * (law.probs > 0)
+            lure = possible / possible.sum() if float(possible.sum()) > 0 else law.probs
+            simulated = self._simulator.draw(law.probs, lure)
+            self.towards.add(DraftedTokens(law.probs, stated).bet, token, simulated)
+        if draft.probs is None:
+            return
+        parents = [draft.parent(node) for node in range(len(draft))]
+        for node, parent in enumerate(parents):
+            if parent not in parents[:node]:  # of siblings, only the first is drawn from the stated law itself
+                stated = draft.probs[node].double().cpu()
+                self.drawn.add(LikelyTokens(stated).bet, draft.tokens[node], self._simulator.draw(stated))
+
+
+@dataclass(frozen=True, slots=True)
+class DrawPlan:
+    """One row of options, and how often it is drawn."""
+
+    name: str
+    prompt: Text
+    params: SamplingParams
+    """The seeds of the draws count up from its seed."""
+    draws: int
+
+
+def draw_row(llm: LLM, plan: DrawPlan, passes: PlainPasses, tolerance: float, limit: float) -> Check:
+    """Draw texts of one row of options and compare their law with the target's."""
+    engine = llm.engine
+    inner, watched = engine.verifier, WatchedVerifier(engine.verifier, tolerance)
+    first = plan.params.seed or 0
+    params = [replace(plan.params, seed=first + i) for i in range(plan.draws)]
+    if llm.mode == "distribution":
+        engine.verifier = watched
+    try:
+        results = llm.generate([list(plan.prompt)] * plan.draws, params, salt=SALT, progress=False)
+    finally:
+        engine.verifier = inner
+    text, likely = compare_texts(plan, results, passes, tolerance, llm.tokenizer.eos_ids)
+    found = {
+        "text": text,
+        "likely and rare tokens": likely,
+        "drafted tokens": watched.towards,
+        "draws of the draft": watched.drawn,
+    }
+    tallies = [result.stats.all for result in results]
+    return row_check(
+        f"{llm.mode}: {plan.name}",
+        found,
+        limit,
+        draws=plan.draws,
+        drafted=sum(t.drafted for t in tallies),
+        accepted=sum(t.accepted for t in tallies),
+    )
+
+
+def row_check(name: str, found: dict[str, LawTest], limit: float, **figures: int) -> Check:
+    """The check of one row of options, with what its tests found for `pool_rows`."""
+    text = found["text"]
+    return Check(
+        group="sampled",
+        name=name,
+        status="holds" if text.log_e < limit else "fails",
+        detail=f"{figures['draws']} draws, {describe('text', text, limit)}",
+        figures={
+            **figures,
+            "log_e": text.log_e,
+            "limit": limit,
+            "visible_bias": text.visible_bias(limit),
+            EVIDENCE: {test: each.as_dict() for test, each in found.items()},
+        },
+    )
+
+
+def compare_texts(
+    plan: DrawPlan, results: Seq[Result], passes: PlainPasses, tolerance: float, eos_ids: frozenset[Token]
+) -> tuple[LawTest, LawTest]:
+    """Bets on every token after a text that came at least twice: on a law learnt from them, on likely and rare tokens.
+
+    Which texts those are depends on the tokens before them alone, so the bets are fair.
+    """
+    stops = frozenset(plan.params.stop_token_ids) | (frozenset() if plan.params.ignore_eos else eos_ids)
+    outputs = [result.tokens for result in results]
+    seen = Counter(output[:i] for output in outputs for i in range(len(output)))
+    known = sorted((text for text, times in seen.items() if times > 1), key=len)
+    laws: dict[Text, Law] = {}
+    for output, logits in zip(known, passes.logits_after([(*plan.prompt, *text) for text in known]), strict=True):
+        law = law_after(logits, plan.params, plan.prompt, output, stops)
+        if law.margin > tolerance:
+            laws[output] = law
+    bets = LawBets()
+    for output in outputs:
+        for i, token in enumerate(output):
+            if (law := laws.get(output[:i])) is not None:
+                bets.add(output[:i], law.probs, token)
+    return bets.text, bets.likely
+
+
+class LawBets:
+    """The two tests of a text's tokens against their laws."""
+
+    def __init__(self) -> None:
+        self.text, self.likely = LawTest(TESTS["text"]), LawTest(TESTS["likely and rare tokens"])
+        self._learnt = [LearntLaw() for _ in self.text.runs]
+        self._simulator = Simulator(0)
+
+    def add(self, context: Hashable, law: Tensor, token: int) -> None:
+        """law [vocab]: after the context."""
+        simulated = self._simulator.draw(law)
+        self.text.add(lambda run, drawn: self._learnt[run].bet(context, drawn, float(law[drawn])), token, simulated)
+        self.likely.add(LikelyTokens(law).bet, token, simulated)
+
+
+def pool_rows(mode: str, rows: Seq[Check], limit: float) -> list[Check]:
+    """The tests over all rows of options together, where small biases add up."""
+    checks: list[Check] = []
+    for test, alternatives in TESTS.items():
+        evidence = LawTest(alternatives)
+        for row in rows:
+            if test in row.figures[EVIDENCE]:
+                evidence.join(LawTest.from_dict(row.figures[EVIDENCE][test]))
+        if not evidence.draws:
+            continue  # no draft states probabilities, or in mode `seeded` drafts may know the noise
+        checks.append(
+            Check(
+                group="sampled",
+                name=f"{mode}: all rows together, {test}",
+                status="holds" if evidence.log_e < limit else "fails",
+                detail=describe(test, evidence, limit),
+                figures={
+                    "log_e": evidence.log_e,
+                    "limit": limit,
+                    "visible_bias": evidence.visible_bias(limit),
+                    "compared": evidence.draws,
+                },
+            )
+        )
+    return checks
+
+
+def describe(test: str, evidence: LawTest, limit: float) -> str:
+    """What a test found, and what it would have found."""
+    bias, favoured = evidence.visible_bias(limit), TOWARDS.get(test, "the likeliest token")
+    shown = "too few to show a bias" if bias is None else f"a bias of {bias:.3f} towards {favoured} would show"
+    return f"{evidence.draws} tokens compared; log evidence {evidence.log_e:.1f}, fails at {limit:.1f}; {shown}"
+
+
+def _first_stated(draft: Draft, vocab: int) -> Tensor:
+    """The probabilities [vocab] that the first draft token was drawn from; of a certain one, all on it."""
+    stated = torch.zeros(vocab, dtype=torch.float64)
+    if draft.probs is None:
+        stated[draft.tokens[0]] = 1.0
+    else:
+        row = draft.probs[0].double().cpu()[:vocab]
+        stated[: len(row)] = row
+    return stated
