@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,8 +97,16 @@ class BlockOptions:
     draft_vocab: int = option(8192, "Tokens it can draft, the most frequent; 0: all")
     ce: float = option(0.1, "Weight of the cross entropy")
     l1: float = option(0.9, "Weight of the distance to the target")
+    mask_token: bool = option(False, "Mask by a token's embedding, as vLLM reads")
     confidence: float = option(1.0, "Weight of the confidence; 0: none")
     decay: float = option(4.0, "Position k weighs exp(-k / this)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WritingOptions:
+    """Writing. Of heads that can have a reduced vocabulary."""
+
+    with_lm_head: bool = option(False, "Write its rows of the output head, for vLLM")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,25 +169,25 @@ def collect(given: CollectOptions) -> None:
     screen.say(str(out), f": {len(corpus):,} answers, {len(corpus.tokens):,} tokens with their prompts")
 
 
-def block(run: RunOptions, optimizer: OptimizerOptions, head: BlockOptions) -> None:
+def block(run: RunOptions, optimizer: OptimizerOptions, head: BlockOptions, writing: WritingOptions) -> None:
     """Train a block drafter (DSpark): a whole block of tokens in one pass. Defaults are in brackets."""
     from outrider.train.block import BlockTrainConfig
     from outrider.train.session import train_block
 
     options: dict[str, Any] = _values(optimizer) | _values(head) | {"taps": parse_taps(head.taps)}
-    config, task, screen = BlockTrainConfig(**options), run.task(), Screen()
+    config, task, screen = BlockTrainConfig(**options), replace(run.task(), **_values(writing)), Screen()
     with TrainScreen(screen.notes) as watcher:
         data = train_block(task, config, watcher)
     _say_done(screen, data, task.out)
 
 
-def eagle3(run: RunOptions, optimizer: OptimizerOptions, head: Eagle3Options) -> None:
+def eagle3(run: RunOptions, optimizer: OptimizerOptions, head: Eagle3Options, writing: WritingOptions) -> None:
     """Train an EAGLE-3 drafter: a chain of small steps over its own outputs. Defaults are in brackets."""
     from outrider.train.eagle3 import Eagle3TrainConfig
     from outrider.train.session import train_eagle3
 
     options: dict[str, Any] = _values(optimizer) | _values(head) | {"taps": parse_taps(head.taps)}
-    config, task, screen = Eagle3TrainConfig(**options), run.task(), Screen()
+    config, task, screen = Eagle3TrainConfig(**options), replace(run.task(), **_values(writing)), Screen()
     with TrainScreen(screen.notes) as watcher:
         data = train_eagle3(task, config, watcher)
     _say_done(screen, data, task.out)

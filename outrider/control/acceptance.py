@@ -6,8 +6,8 @@ among the drafts that reached it, and the probability that a token at position j
 
 A drafter may state its confidence in each token of a draft. What it stated of a request's last draft corrects the rates
 of the next: rate + slope * (confidence - mean confidence where drafts reached the position). The slope is that of a
-regression: of what rates did not explain of earlier drafts, on what was stated before each. So a confidence counts for as
-much as it was worth, however it is scaled.
+regression: of what rates did not explain of earlier drafts, on what was stated before each. So a confidence counts for
+as much as it was worth, however it is scaled.
 """
 
 from __future__ import annotations

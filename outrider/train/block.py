@@ -50,6 +50,8 @@ class BlockTrainConfig(TrainConfig):
     """Weight of the cross entropy with the answer's own tokens."""
     l1: float = 0.9
     """Weight of the distance between the head's and the target's distribution."""
+    mask_token: bool = False
+    """Rows to be drafted begin with the embedding of a token that no text has, as vLLM reads, not a trained vector."""
     confidence: float = 1.0
     """Weight of the confidence's cross entropy; 0: no confidence head."""
     decay: float = 4.0
@@ -92,7 +94,7 @@ class BlockTrainConfig(TrainConfig):
             activation=target.activation,
             qk_norm=True,
             block_size=self.block,
-            own_mask=True,
+            own_mask=not self.mask_token,
             markov_rank=self.markov_rank,
             confidence=self.confidence > 0,
             confidence_with_markov=self.confidence > 0 and self.markov_rank > 0,

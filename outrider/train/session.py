@@ -17,7 +17,7 @@ from outrider.core.errors import ConfigError
 from outrider.loading.load import available_memory, choose_device
 from outrider.models.decoder import Decoder
 from outrider.models.heads.config import HeadConfig
-from outrider.models.heads.save import TargetFacts, write_head
+from outrider.models.heads.save import TargetFacts, with_lm_head, write_head
 from outrider.models.identity import identify
 from outrider.models.load import default_dtype, load_decoder, read_config, weight_bytes
 from outrider.train.acceptance import Acceptance, Tally, distinct_bigrams
@@ -53,6 +53,8 @@ class TrainTask:
     resume: bool = False
     measured: int = 8
     """Held-out prompts on which the speed is measured at the end; 0: none."""
+    with_lm_head: bool = False
+    """Write the rows of the target's output head that a reduced vocabulary drafts, for vLLM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +109,17 @@ def _draft_tokens(corpus: Corpus, size: int) -> tuple[Tensor | None, float | Non
 
 def plan_block(decoder: Decoder, corpus: Corpus, config: BlockTrainConfig) -> HeadPlan:
     head_config = config.head_config(decoder.config)
+    if not head_config.own_mask:
+        head_config = replace(head_config, mask_token_id=rarest_token(corpus))
     tokens, covered = _draft_tokens(corpus, head_config.draft_vocab_size)
     head = make_head(head_config, decoder, tokens, config.seed)
     recipe = BlockRecipe(head, TrainingTarget(decoder, head_config.taps), config, corpus)
     return HeadPlan("block", head_config, recipe, covered)
+
+
+def rarest_token(corpus: Corpus) -> int:
+    """The token that prompts and answers have least often, the first of several."""
+    return int(np.bincount(corpus.tokens, minlength=corpus.index.vocab_size).argmin())
 
 
 def _train(task: TrainTask, config: Any, plan: Callable[..., HeadPlan], watcher: Watcher) -> ReportData:
@@ -151,6 +160,8 @@ def _train_head(
             f"{task.target} has {decoder.config.vocab_size}; collect answers of this target"
         )
     made = plan(decoder, corpus, config)
+    if task.with_lm_head and not made.config.draft_vocab_size:
+        raise ConfigError(f"the {made.kind} head drafts from the whole vocabulary; leave out --with-lm-head")
     settings = {name: value for name, value in asdict(config).items() if name not in CHANGEABLE}
     settings |= {"kind": made.kind, "answers": f"{corpus.index.prompts} {len(corpus)}", "target": corpus.index.target}
     target = TrainingTarget(decoder, made.config.taps)
@@ -195,6 +206,7 @@ def _write_drafter(task: TrainTask, made: HeadPlan, decoder: Decoder) -> None:
         write_medusa(folder, made.config, tensors, task.target)
         return
     try:
+        tensors = with_lm_head(tensors, decoder) if task.with_lm_head else tensors
         write_head(folder, made.config, tensors, facts, tokens=made.recipe.positions, max_file_bytes=MAX_FILE_BYTES)
     except SafetensorError as error:  # how it tells that the disk is full
         raise DiskError(

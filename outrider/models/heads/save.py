@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors.torch import save_file
@@ -17,9 +17,11 @@ from outrider.checkpoints.folder import INDEX_FILE
 from outrider.checkpoints.storage import scratch_folder
 from outrider.core.errors import ConfigError
 from outrider.models.config import DecoderConfig, RopeConfig
+from outrider.models.decoder import Decoder
 from outrider.models.families import FAMILIES
 from outrider.models.heads.config import HeadConfig
 from outrider.models.identity import ModelIdentity
+from outrider.models.linear import Linear
 
 IDENTITY = "target_identity"
 """Key of config.json: the model that the head was made for."""
@@ -36,6 +38,18 @@ class TargetFacts:
     """None: not known, as where the target lies in no folder."""
 
 
+def with_lm_head(tensors: Mapping[str, Tensor], decoder: Decoder) -> dict[str, Tensor]:
+    """A head's tensors with `lm_head.weight`: the rows of the target's output head that a reduced vocabulary drafts.
+
+    vLLM does not gather them itself. ConfigError where the head drafts from the whole vocabulary: it has no such rows.
+    """
+    if "d2t" not in tensors:
+        raise ConfigError("this head drafts from the whole vocabulary, for which readers take the target's output head")
+    d2t = tensors["d2t"]
+    rows = cast(Linear, decoder.weights.head).take(torch.arange(len(d2t), device=d2t.device) + d2t)
+    return {**tensors, "lm_head.weight": rows.weight}
+
+
 def write_head(
     folder: Path,
     config: HeadConfig,
@@ -48,9 +62,8 @@ def write_head(
 ) -> None:
     """Write a head's `state_dict` and configuration; the folder is never half-written.
 
-    tensors: floats are stored in `dtype`, `d2t` as it is, with the `t2d` that follows from it. For vLLM, which does
-    not gather the rows of a reduced vocabulary itself, they include `lm_head.weight`. tokens: drafted in one round.
-    max_file_bytes: more than that is divided between files.
+    tensors: floats are stored in `dtype`, `d2t` as it is, with the `t2d` that follows from it. tokens: drafted in one
+    round. max_file_bytes: more than that is divided between files.
     """
     stored = {
         name: (each.to(dtype) if each.is_floating_point() else each).detach().cpu().contiguous()
