@@ -36,7 +36,7 @@ class CollectOptions:
     max_tokens: int = option(400, "Max tokens of an answer")
     max_prompt: int = option(1024, "Longer prompts are left out")
     batch: int = option(0, "Sequences at once in a process; 0: by device")
-    workers: int = option(0, "Processes; 0: 4 on CUDA, else 1")
+    workers: int = option(0, "Processes; 0: up to 8 on CUDA, else 1")
     seed: int = option(0, "Of the sampled half")
     device: str = option("auto", "cpu, cuda, cuda:1")
 
@@ -72,15 +72,17 @@ class OptimizerOptions:
 
     epochs: float = option(3.0, "How often each answer is read")
     max_minutes: float = option(0.0, "End after this time; 0: no limit")
-    length: int = option(2048, "Tokens of a packed row")
+    length: int = option(1024, "Tokens of a packed row")
     step_tokens: int = option(0, "Tokens of a step; 0: up to 8192")
     pass_tokens: int = option(0, "Tokens of a pass; 0: by device")
-    lr: float = option(6e-4, "Highest learning rate")
+    reuse: int = option(4, "Uses of an answer once read, if not all fit")
+    muon: bool = option(True, "Matrices by Muon, not AdamW")
+    lr: float = option(3e-3, "Highest learning rate")
     warmup: float = option(0.04, "Share of the steps with a rising rate")
     weight_decay: float = option(0.0, "AdamW's")
     clip: float = option(1.0, "Longest gradient")
     seed: int = option(0, "Of weights and order")
-    eval_every: int = option(50, "Steps between looks at held-out answers")
+    looks: int = option(20, "At the held-out answers while training")
     eval_tokens: int = option(65_536, "Held-out tokens read each time")
     save_seconds: float = option(60.0, "Seconds between checkpoints")
 
@@ -94,7 +96,7 @@ class BlockOptions:
     taps: str | None = option(None, "Layers of the target to read (three)", metavar="N,N,...")
     intermediate_size: int = option(0, "Of its MLPs; 0: the target's")
     markov_rank: int = option(32, "Of the bias by the token before; 0: none")
-    draft_vocab: int = option(8192, "Tokens it can draft, the most frequent; 0: all")
+    draft_vocab: int = option(16_384, "Tokens it can draft, the most frequent; 0: all")
     ce: float = option(0.1, "Weight of the cross entropy")
     l1: float = option(0.9, "Weight of the distance to the target")
     mask_token: bool = option(False, "Mask by a token's embedding, as vLLM reads")
@@ -113,11 +115,11 @@ class WritingOptions:
 class Eagle3Options:
     """EAGLE-3 head. Named and defaulted as in Eagle3TrainConfig."""
 
-    steps: int = option(7, "Tokens of a chain it is trained for")
+    steps: int = option(5, "Tokens of a chain it is trained for")
     layers: int = option(1, "Layers of the head")
     taps: str | None = option(None, "Layers of the target to read (three)", metavar="N,N,...")
     intermediate_size: int = option(0, "Of its MLP; 0: the target's")
-    draft_vocab: int = option(8192, "Tokens it can draft, the most frequent; 0: all")
+    draft_vocab: int = option(16_384, "Tokens it can draft, the most frequent; 0: all")
     decay: float = option(0.8, "Each step weighs this much of the one before")
 
 

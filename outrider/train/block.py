@@ -17,7 +17,7 @@ from outrider.models.heads.config import HeadConfig
 from outrider.train.acceptance import AnswerLabels, Tally
 from outrider.train.config import TrainConfig
 from outrider.train.corpus import Corpus
-from outrider.train.packing import PADDING, PackedRows
+from outrider.train.packing import PADDING, PackedRows, pack
 from outrider.train.target import (
     MAX_ELEMENTS,
     TargetOutputs,
@@ -29,6 +29,7 @@ from outrider.train.target import (
 )
 from outrider.train.vocabulary import DraftVocabulary
 
+MEASURED_TEXTS = 8  # for the size of the target's outputs
 ANCHOR_MULTIPLE = 8  # anchors of a row: attention wants masks of aligned rows
 
 
@@ -44,10 +45,10 @@ class BlockTrainConfig(TrainConfig):
     intermediate_size: int = 0
     """Of its MLPs; 0: the target's."""
     markov_rank: int = 32
-    draft_vocab: int = 8192
+    draft_vocab: int = 16_384
     """Tokens that can be drafted, the most frequent in the answers; 0: all."""
     ce: float = 0.1
-    """Weight of the cross entropy with the answer's own tokens."""
+    """Weight of the cross entropy with the target's distribution."""
     l1: float = 0.9
     """Weight of the distance between the head's and the target's distribution."""
     mask_token: bool = False
@@ -119,6 +120,17 @@ def make_head(config: HeadConfig, decoder: Decoder, tokens: Tensor | None, seed:
     return head.to(decoder.device)
 
 
+def feature_sizes(target: TrainingTarget, corpus: Corpus, length: int) -> Tensor:
+    """What brings each column of the tapped outputs to a size of 1: float [taps * hidden].
+
+    Some columns are a thousand times as large as others. They are multiplied by this while training, and the weights
+    behind them when they are written.
+    """
+    rows = pack(corpus, corpus.split()[1][:MEASURED_TEXTS], length).to(target.decoder.device)
+    seen = target.read(rows).features[rows.texts.flatten() != PADDING].float()
+    return 1 / seen.abs().mean(0).clamp(min=1e-6)
+
+
 @dataclass(frozen=True, slots=True)
 class Blocks:
     """Blocks over packed rows: A anchors in each of R rows, K draft tokens behind each. On the device."""
@@ -131,13 +143,12 @@ class Blocks:
     sources: Tensor  # int64 [R * A, K]: row of the target's outputs that predicts it
 
     @classmethod
-    def choose(cls, rows: PackedRows, positions: int, per_row: int, generator: torch.Generator) -> Blocks:
-        """Anchors at random places whose next token is part of an answer. Rows with fewer have blocks that are not
-        valid."""
+    def choose(cls, rows: PackedRows, positions: int, per_row: int, draws: Tensor) -> Blocks:
+        """Anchors at the largest draws among the places whose next token is part of an answer. Rows with fewer have
+        blocks that are not valid. draws: float [R, L], 0 to 1"""
         count, length = rows.tokens.shape
         follows = (rows.texts[:, 1:] == rows.texts[:, :-1]) & rows.in_answer[:, 1:]
         free = F.pad(follows, (0, 1))
-        draws = torch.rand(count, length, generator=generator, device=free.device)
         at = draws.masked_fill(~free, -1.0).topk(min(per_row, length), 1).indices.sort(1).values  # [R, A]
         row = torch.arange(count, device=at.device)[:, None].expand_as(at)
         steps = torch.arange(1, positions + 1, device=at.device)
@@ -177,56 +188,59 @@ class BlockAttention:
 
 
 class BlockRecipe:
-    """Cross entropy with the answer's tokens, L1 to the target's distribution, cross entropy of the confidence."""
+    """Cross entropy with the target's distribution, L1 to it, cross entropy of the confidence."""
 
     def __init__(self, head: BlockHead, target: TrainingTarget, config: BlockTrainConfig, corpus: Corpus) -> None:
         self.head, self.target, self.config = head, target, config
         self.positions = head.drafts
         device = target.decoder.device
         self._weights = torch.exp(-torch.arange(self.positions, device=device) / config.decay)
-        self._vocabulary = DraftVocabulary(head.tokens, head.config.vocab_size, device)
+        self._vocabulary = DraftVocabulary(head.tokens, target.decoder)
+        self._scales = torch.tensor([config.ce, config.l1, config.confidence], device=device)
         self._labels = AnswerLabels(corpus, device)
+        self._sizes = feature_sizes(target, corpus, config.length)
 
-    def backward(
-        self, rows: PackedRows, outputs: TargetOutputs, generator: torch.Generator, share: float
-    ) -> dict[str, Tensor]:
-        blocks, hidden = self._run(rows, outputs, generator)
+    def backward(self, rows: PackedRows, outputs: TargetOutputs, draws: Tensor, share: float) -> dict[str, Tensor]:
+        blocks, hidden = self._run(rows, outputs, draws)
         weights = (self._weights * blocks.valid).flatten()
         weights = weights / weights.sum().clamp(min=1e-6)
         whole = hidden.flatten(0, 1)
         # The logits are the largest tensors by far: a chunk's gradient is taken before the next is computed.
         leaf = whole.detach().requires_grad_()
         sums = torch.zeros(4, device=leaf.device)
-        for part in in_chunks(len(leaf), MAX_ELEMENTS // self.head.config.vocab_size):
+        for part in in_chunks(len(leaf), MAX_ELEMENTS // self._vocabulary.size):
             terms = self._terms(leaf[part], blocks, outputs, part)
             parts = torch.stack([(term * weights[part]).sum() for term in terms])
-            scales = parts.new_tensor([self.config.ce, self.config.l1, self.config.confidence])
-            loss = (parts * scales).sum()
+            loss = (parts * self._scales).sum()
             (share * loss).backward()
             sums += torch.cat([loss.detach()[None], parts.detach()])
         whole.backward(leaf.grad)
         return dict(zip(("loss", "ce", "l1", "confidence"), sums, strict=True))
 
-    def judge(self, rows: PackedRows, outputs: TargetOutputs, generator: torch.Generator, tally: Tally) -> None:
-        blocks, hidden = self._run(rows, outputs, generator)
+    def tensors(self) -> dict[str, Tensor]:
+        found = dict(self.head.state_dict())
+        return found | {"fc.weight": found["fc.weight"] * self._sizes}
+
+    def judge(self, rows: PackedRows, outputs: TargetOutputs, draws: Tensor, tally: Tally) -> None:
+        blocks, hidden = self._run(rows, outputs, draws)
         whole, found = hidden.flatten(0, 1), []
         answers = rows.answers[blocks.row, blocks.at].clamp(min=0)
         sampled = self._labels.sampled[answers]
         drawn = sampled[:, None].expand_as(blocks.valid).flatten().bool()
-        for part in in_chunks(len(whole), MAX_ELEMENTS // self.head.config.vocab_size):
+        for part in in_chunks(len(whole), MAX_ELEMENTS // self._vocabulary.size):
             logits = self._logits(whole[part], blocks.before.flatten()[part])
-            l1 = self._vocabulary.l1(logits, self.target.logits(outputs.hidden[blocks.sources.flatten()[part]]))
+            l1 = self._vocabulary.l1(logits, self._vocabulary.probs(outputs, blocks.sources.flatten()[part]))
             best = self._vocabulary.target_ids(logits.argmax(-1)) == blocks.labels.flatten()[part]
             found.append(torch.where(drawn[part], 1 - l1 / 2, best.float()))
         tally.add(sampled, self._labels.kinds[answers], torch.cat(found).view(blocks.valid.shape), blocks.valid)
 
-    def _run(self, rows: PackedRows, outputs: TargetOutputs, generator: torch.Generator) -> tuple[Blocks, Tensor]:
+    def _run(self, rows: PackedRows, outputs: TargetOutputs, draws: Tensor) -> tuple[Blocks, Tensor]:
         """Blocks at random anchors, and their outputs [R * A, K, hidden]; about as many rows as tokens."""
         head, length = self.head, rows.tokens.shape[1]
         per_row = max(1, length // head.config.block_size)
         per_row -= per_row % ANCHOR_MULTIPLE if per_row > ANCHOR_MULTIPLE else 0
-        blocks = Blocks.choose(rows, self.positions, per_row, generator)
-        context = head.keys_values(head.context(outputs.features), rows.positions.flatten())
+        blocks = Blocks.choose(rows, self.positions, per_row, draws)
+        context = head.keys_values(head.context(outputs.features * self._sizes), rows.positions.flatten())
         attend = BlockAttention(head, rows, blocks, context)
         anchors, positions = rows.tokens[blocks.row, blocks.at], rows.positions[blocks.row, blocks.at]
         return blocks, head(anchors, positions, attend)
@@ -238,10 +252,10 @@ class BlockRecipe:
 
     def _terms(self, hidden: Tensor, blocks: Blocks, outputs: TargetOutputs, part: slice) -> tuple[Tensor, ...]:
         """Of each draft token [N]: cross entropy, L1, cross entropy of the confidence."""
-        before, labels = blocks.before.flatten()[part], blocks.labels.flatten()[part]
+        before = blocks.before.flatten()[part]
         logits = self._logits(hidden, before)
-        l1 = self._vocabulary.l1(logits, self.target.logits(outputs.hidden[blocks.sources.flatten()[part]]))
-        ce = self._vocabulary.cross_entropy(logits, labels)
+        p = self._vocabulary.probs(outputs, blocks.sources.flatten()[part])
+        ce, l1 = self._vocabulary.cross_entropy(logits, p), self._vocabulary.l1(logits, p)
         if self.head.confidence_head is None:
             return ce, l1, torch.zeros_like(l1)
         stated = self.head.confidence(hidden, before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from outrider.train.corpus import Answer, CorpusIndex, CorpusWriter, done_prompt
 from outrider.train.prompts import ChatPrompt, digest_of
 
 MAX_WORKERS = 64
+CUDA_WORKERS = 8
 GROUPS = 4  # sequences join in groups of a quarter of the batch: a round that reads prompts cannot overlap the next
 
 Report = Callable[[int, int], None]
@@ -38,7 +40,8 @@ class CollectConfig:
     batch: int = 0
     """Sequences at once in each process; 0: 256 on CUDA, 16 on the CPU."""
     workers: int = 0
-    """Processes, each with its own engine; 0: 4 on CUDA, where the host limits the speed of a small model, else 1."""
+    """Processes, each with its own engine; 0: one for two cores, up to 8, on CUDA, where the host limits the speed of a
+    small model; else 1."""
     seed: int = 0
     device: str = "auto"
 
@@ -55,7 +58,7 @@ class CollectConfig:
             max_tokens=self.max_tokens,
             max_prompt=self.max_prompt,
             batch=self.batch or (256 if cuda else 16),
-            workers=self.workers or (4 if cuda else 1),
+            workers=self.workers or (min(CUDA_WORKERS, max(1, (os.cpu_count() or 1) // 2)) if cuda else 1),
             seed=self.seed,
             device=self.device,
         )

@@ -15,27 +15,35 @@ MAX_LENGTH = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    """The optimization. AdamW over float32 weights; the rate rises over the warm-up, then falls by a cosine."""
+    """The optimization of float32 weights. The rate rises over the warm-up, then falls by a cosine."""
 
     epochs: float = 3.0
     """How often each answer is read."""
     max_minutes: float = 0.0
     """End after this time, with the schedule fitted to it, where the epochs take longer; 0: no limit."""
-    length: int = 2048
+    length: int = 1024
     """Tokens of a packed row. Longer answers are cut."""
     step_tokens: int = 0
     """Tokens of one step; 0: 8192, or less for a collection so small that an epoch would have fewer than 64 steps."""
     pass_tokens: int = 0
     """Tokens of one pass; a step is as many passes as it takes. 0: 32,768 on CUDA, one row on the CPU."""
-    lr: float = 6e-4
+    reuse: int = 4
+    """Times that an answer is used when the target has read it, where they do not all fit on the device."""
+    muon: bool = True
+    """Matrices by Muon; else everything by AdamW."""
+    lr: float = 3e-3
     warmup: float = 0.04
     """Share of the steps."""
+    momentum: float = 0.95
+    """Muon's."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's."""
     weight_decay: float = 0.0
     clip: float = 1.0
     """Longest gradient."""
     seed: int = 0
-    eval_every: int = 50
-    """Steps between two looks at the held-out answers."""
+    looks: int = 20
+    """At the held-out answers while training."""
     eval_tokens: int = 65_536
     """Held-out tokens read each time; all of them at the end."""
     save_seconds: float = 60.0
@@ -45,10 +53,17 @@ class TrainConfig:
         check_int("length", self.length, 8, MAX_LENGTH)
         check_int("step_tokens", self.step_tokens, 0, 1 << 30)
         check_int("pass_tokens", self.pass_tokens, 0, 1 << 30)
-        check_int("eval_every", self.eval_every, 1, 1 << 30)
+        check_int("looks", self.looks, 1, 10_000)
+        check_int("reuse", self.reuse, 1, 10_000)
         check_int("eval_tokens", self.eval_tokens, 1, 1 << 40)
         check_int("seed", self.seed, 0, 1 << 31)
-        bounds = {"epochs": (0.001, 1e6), "max_minutes": (0, 1e6), "lr": (1e-9, 10), "warmup": (0, 1)}
+        bounds = {
+            "epochs": (0.001, 1e6),
+            "max_minutes": (0, 1e6),
+            "lr": (1e-9, 10),
+            "warmup": (0, 1),
+            "momentum": (0, 0.9999),
+        }
         bounds |= {"weight_decay": (0, 10), "clip": (1e-6, 1e6), "save_seconds": (0, 1e6)}
         for name, (low, high) in bounds.items():
             value = getattr(self, name)
@@ -76,14 +91,20 @@ class Sizes:
     step_rows: int
     pass_rows: int
     steps: int
+    kept_rows: int
+    """Rows that the target's outputs are kept of at a time: a number of whole steps."""
+    reuse: int
+    """Times that all kept rows are used before others are read; 0: none are."""
 
     @classmethod
-    def of(cls, config: TrainConfig, rows: int, *, cuda: bool) -> Sizes:
+    def of(cls, config: TrainConfig, rows: int, fitting: int, *, cuda: bool) -> Sizes:
+        """fitting: rows whose outputs fit on the device."""
         tokens = config.step_tokens or min(MAX_STEP_TOKENS, rows * config.length // MIN_EPOCH_STEPS)
-        step_rows = min(rows, max(1, tokens // config.length))
-        return cls(
-            rows,
-            step_rows,
-            min(step_rows, config.pass_rows(cuda=cuda)),
-            max(1, math.ceil(config.epochs * rows / step_rows)),
-        )
+        wanted = min(rows, max(1, tokens // config.length))
+        passes = -(-wanted // config.pass_rows(cuda=cuda))
+        pass_rows = -(-wanted // passes)
+        step_rows = passes * pass_rows
+        steps = max(1, math.ceil(config.epochs * rows / step_rows))
+        whole = -(-rows // step_rows)
+        kept = min(whole, max(1, fitting // step_rows))
+        return cls(rows, step_rows, pass_rows, steps, kept * step_rows, 0 if kept == whole else config.reuse)

@@ -34,14 +34,14 @@ from outrider.train.vocabulary import DraftVocabulary
 class Eagle3TrainConfig(TrainConfig):
     """An EAGLE-3 head and its loss. By default 3.1: tapped outputs and its own output are normalized."""
 
-    steps: int = 7
+    steps: int = 5
     """Steps over its own outputs, and so the tokens of a chain that it is trained for."""
     layers: int = 1
     taps: tuple[int, ...] = ()
     """Layers of the target whose outputs are read; empty: EAGLE-3's three."""
     intermediate_size: int = 0
     """Of its MLPs; 0: the target's."""
-    draft_vocab: int = 8192
+    draft_vocab: int = 16_384
     """Tokens that can be drafted, the most frequent in the answers; 0: all."""
     decay: float = 0.8
     """Each step weighs this much of the one before."""
@@ -130,43 +130,45 @@ class Eagle3Recipe:
     def __init__(self, head: Eagle3Head, target: TrainingTarget, config: Eagle3TrainConfig, corpus: Corpus) -> None:
         self.head, self.target, self.config, self.positions = head, target, config, config.steps
         device = target.decoder.device
-        self._vocabulary = DraftVocabulary(head.tokens(), head.config.vocab_size, device)
+        self._vocabulary = DraftVocabulary(head.tokens(), target.decoder)
         self._labels = AnswerLabels(corpus, device)
 
-    def backward(
-        self, rows: PackedRows, outputs: TargetOutputs, generator: torch.Generator, share: float
-    ) -> dict[str, Tensor]:
+    def backward(self, rows: PackedRows, outputs: TargetOutputs, draws: Tensor, share: float) -> dict[str, Tensor]:
         """At position s of a row, step j continues the chain that began at s - j."""
         made = self._run(rows, outputs)
         leaves = [each.detach().requires_grad_() for each in made]
         weights = self._weights(rows)  # [steps, R * L]
         loss = weights.new_zeros(())
-        for part in in_chunks(weights.shape[1], MAX_ELEMENTS // self.head.config.vocab_size):
-            p, known = self._vocabulary.restricted(self.target.logits(outputs.hidden[part]))
+        for part in in_chunks(weights.shape[1], MAX_ELEMENTS // self._vocabulary.size):
+            p, known = self._vocabulary.probs(outputs, part), self._vocabulary.known(outputs.best[part])
+            p = p / p.sum(-1, keepdim=True).clamp(min=1e-9)
             at = torch.arange(part.start, part.stop, device=p.device)
             for j, leaf in enumerate(leaves):
                 logits = self.head.logits(leaf[(at - j).clamp(min=0)])
-                terms = -(p * logits.log_softmax(-1)).sum(-1)
+                terms = self._vocabulary.cross_entropy(logits, p)
                 one = (terms * known * weights[j, part]).sum()
                 (share * one).backward()
                 loss += one.detach()
         torch.autograd.backward(made, [leaf.grad for leaf in leaves])
         return {"loss": loss}
 
-    def judge(self, rows: PackedRows, outputs: TargetOutputs, generator: torch.Generator, tally: Tally) -> None:
+    def tensors(self) -> dict[str, Tensor]:
+        return dict(self.head.state_dict())
+
+    def judge(self, rows: PackedRows, outputs: TargetOutputs, draws: Tensor, tally: Tally) -> None:
         made, answers = self._run(rows, outputs), rows.answers.flatten().clamp(min=0)
         follows = self._follows(rows)
         labels, sampled = rows.tokens.flatten().roll(-1), self._labels.sampled[answers]
         accepted = torch.zeros(len(labels), self.positions, device=labels.device)
         valid = torch.zeros_like(accepted, dtype=torch.bool)
-        for part in in_chunks(len(labels), MAX_ELEMENTS // self.head.config.vocab_size):
-            target_logits = self.target.logits(outputs.hidden[part])
+        for part in in_chunks(len(labels), MAX_ELEMENTS // self._vocabulary.size):
+            p = self._vocabulary.probs(outputs, part)
             at = torch.arange(part.start, part.stop, device=labels.device)
             for j, hidden in enumerate(made):
                 begins = at - j
                 fits = follows[part] & (rows.positions.flatten()[part] > j)
                 logits = self.head.logits(hidden[begins.clamp(min=0)])
-                overlap = 1 - self._vocabulary.l1(logits, target_logits) / 2
+                overlap = 1 - self._vocabulary.l1(logits, p) / 2
                 best = self._vocabulary.target_ids(logits.argmax(-1)) == labels[part]
                 found = torch.where(sampled[part].bool(), overlap, best.float())
                 accepted[begins[fits], j], valid[begins[fits], j] = found[fits], True

@@ -2,47 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from outrider.core.errors import ConfigError, OutriderError
-from outrider.models.decoder import Decoder
+from outrider.loading.load import available_memory
 from outrider.train.acceptance import Tally
 from outrider.train.config import Sizes, TrainConfig
 from outrider.train.corpus import Corpus
+from outrider.train.optimizer import Muon
 from outrider.train.packing import PackedRows, pack
 from outrider.train.state import RunState, load_state, save_state
-from outrider.train.target import TargetOutputs, TrainingTarget
+from outrider.train.steps import Recipe, Steps, autocast, fitting
+from outrider.train.store import KeptRows, rows_that_fit
+from outrider.train.target import TrainingTarget
 
-BETAS = (0.9, 0.95)
-
-
-class Recipe(Protocol):
-    """How one kind of head is trained and judged."""
-
-    positions: int
-    """Draft tokens of a chain."""
-
-    @property
-    def head(self) -> nn.Module: ...
-
-    def backward(
-        self, rows: PackedRows, outputs: TargetOutputs, generator: torch.Generator, share: float
-    ) -> dict[str, Tensor]:
-        """Add the gradient of `share` times the loss over these rows. Returns the loss and its parts, as scalars."""
-        ...
-
-    def judge(self, rows: PackedRows, outputs: TargetOutputs, generator: torch.Generator, tally: Tally) -> None:
-        """Add how far chains over these rows would be accepted."""
-        ...
+TOLD_STEPS = 1000  # the first of a run that are all told; then one in ten, until ten times as many, and so on
 
 
 class Watcher(Protocol):
@@ -77,8 +58,6 @@ class Trainer:
     settings: dict[str, Any]
     """All that decides the run, for a later one that continues it."""
     watcher: Watcher = field(default_factory=Silent)
-    _epoch: int = -1
-    _epoch_order: list[int] = field(default_factory=list[int])
 
     def run(self) -> RunState:
         """Train to the end. Whatever is raised on the way, the last checkpoint stays."""
@@ -88,31 +67,51 @@ class Trainer:
             raise ConfigError(f"{len(self.corpus)} answers are too few: give at least 2, better thousands")
         order = torch.randperm(len(train), generator=torch.Generator().manual_seed(config.seed)).numpy()
         packed = pack(self.corpus, train[order], config.length)
-        held_rows = pack(self.corpus, held, config.length)
-        sizes = Sizes.of(config, len(packed), cuda=device.type == "cuda")
-        optimizer = torch.optim.AdamW(
-            [each for each in self.recipe.head.parameters() if each.requires_grad],
-            lr=config.lr, betas=BETAS, weight_decay=config.weight_decay, fused=device.type == "cuda",
+        free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
+        sizes = Sizes.of(
+            config, len(packed), rows_that_fit(self.target, config.length, free), cuda=device.type == "cuda"
+        )
+        optimizer = Muon(
+            self.recipe.head, betas=config.betas, momentum=config.momentum, weight_decay=config.weight_decay,
+            matrices=config.muon,
         )  # fmt: skip
         state = load_state(self.folder, self.settings, self.recipe.head, optimizer)
         state = state or RunState(settings=self.settings)
         self.watcher.begin(sizes, state)
+        held_rows = pack(self.corpus, held, config.length)
+        some = held_rows.rows(0, max(1, config.eval_tokens // config.length))
         if not state.history:
-            self._look(held_rows, state, sizes)
+            self._look(some, state)
+        feed = Feed(KeptRows(self.target, packed, sizes.kept_rows), sizes, config.seed)
+        steps = Steps(self.recipe, feed.kept, optimizer, config, sizes, self.target.decoder)
+        self._loop(feed, steps, optimizer, state, (some, held_rows))
+        return state
+
+    def _loop(
+        self, feed: Feed, steps: Steps, optimizer: Muon, state: RunState, held: tuple[PackedRows, PackedRows]
+    ) -> None:
+        config, sizes = self.config, feed.sizes
         saved, began = time.monotonic(), time.monotonic() - state.seconds
+        looks = int(self._share(state, sizes) * config.looks)
         while not self._done(state, sizes):
-            rows = self._rows_of(packed, sizes, state.step)
-            told = self._step(rows, optimizer, state, sizes)
+            slots, before = feed.slots(state.step), time.monotonic()
+            rate = config.rate(max((state.step + 1) / (sizes.steps + 1), self._share(state, sizes)))
+            told = self._checked(steps.run(slots, config.seed * 1_000_003 + state.step, rate), state.step)
             state.step, state.seconds = state.step + 1, time.monotonic() - began
-            told |= {"step": state.step, "seconds": state.seconds}
-            state.history.append(told)
-            self.watcher.step(told)
-            if state.step % config.eval_every == 0 or self._done(state, sizes):
-                self._look(held_rows, state, sizes)
-            if time.monotonic() - saved >= config.save_seconds or self._done(state, sizes):
+            took = max(1e-9, time.monotonic() - before)
+            tokens = sizes.step_rows * config.length
+            told |= {"lr": rate, "rate": tokens / took, "step": state.step, "seconds": state.seconds}
+            done = self._done(state, sizes)
+            if state.step % told_every(state.step) == 0 or done:
+                state.history.append(told)
+                self.watcher.step(told)
+            share = int(self._share(state, sizes) * config.looks)
+            if share > looks or done:
+                looks = share
+                self._look(held[done], state)
+            if time.monotonic() - saved >= config.save_seconds or done:
                 save_state(self.folder, state, self.recipe.head, optimizer)
                 saved = time.monotonic()
-        return state
 
     def judge(self, rows: PackedRows) -> Tally:
         """The acceptance on these rows."""
@@ -121,11 +120,11 @@ class Trainer:
         tally = Tally(self.recipe.positions, len(self.corpus.index.kinds), device)
         for begin in range(0, len(rows), pass_rows):
             part = rows.rows(begin, begin + pass_rows).to(device)
-            generator = torch.Generator(device).manual_seed(begin)
+            draws = torch.rand(part.tokens.shape, generator=torch.Generator(device).manual_seed(begin), device=device)
             with fitting(part.tokens.numel()), torch.no_grad():
                 outputs = self.target.read(part)
                 with autocast(self.target.decoder):
-                    self.recipe.judge(part, outputs, generator, tally)
+                    self.recipe.judge(part, outputs, draws, tally)
         return tally
 
     def held_out(self) -> PackedRows:
@@ -139,72 +138,55 @@ class Trainer:
         limit = self.config.max_minutes * 60
         return max(state.step / sizes.steps, state.seconds / limit if limit else 0.0)
 
-    def _rows_of(self, packed: PackedRows, sizes: Sizes, step: int) -> PackedRows:
-        """The rows of a step: every epoch takes all of them in an order of its own."""
-        begin = step * sizes.step_rows
-        chosen = [self._row(sizes.rows, begin + i) for i in range(sizes.step_rows)]
-        return packed.take(torch.tensor(chosen))
+    def _checked(self, told: dict[str, float], step: int) -> dict[str, Any]:
+        if math.isfinite(told["loss"]) and math.isfinite(told["gradient"]):
+            return dict(told)
+        raise OutriderError(
+            f"the loss is no number at step {step + 1}; the last checkpoint is intact: begin again with "
+            f"--lr {self.config.lr / 3:.1g}"
+        )
 
-    def _row(self, rows: int, at: int) -> int:
-        epoch, i = divmod(at, rows)
-        if self._epoch != epoch:
-            generator = torch.Generator().manual_seed(self.config.seed * 1_000_003 + epoch)
-            self._epoch, self._epoch_order = epoch, torch.randperm(rows, generator=generator).tolist()
-        return self._epoch_order[i]
-
-    def _step(
-        self, rows: PackedRows, optimizer: torch.optim.Optimizer, state: RunState, sizes: Sizes
-    ) -> dict[str, Any]:
-        config, device, began = self.config, self.target.decoder.device, time.monotonic()
-        rate = config.rate(max((state.step + 1) / (sizes.steps + 1), self._share(state, sizes)))
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        sums: dict[str, Tensor] = {}
-        for begin in range(0, len(rows), sizes.pass_rows):
-            part = rows.rows(begin, begin + sizes.pass_rows).to(device)
-            share = len(part) / len(rows)
-            generator = torch.Generator(device).manual_seed(config.seed * 1_000_003 + state.step * 1024 + begin)
-            with fitting(part.tokens.numel()):
-                outputs = self.target.read(part)
-                with autocast(self.target.decoder):
-                    found = self.recipe.backward(part, outputs, generator, share)
-            sums = {name: sums.get(name, 0.0) + share * value.detach() for name, value in found.items()}
-        parameters = [each for group in optimizer.param_groups for each in group["params"]]
-        length = nn.utils.clip_grad_norm_(parameters, config.clip)
-        told: dict[str, Any] = {name: float(value) for name, value in sums.items()}
-        if not (math.isfinite(told["loss"]) and math.isfinite(float(length))):
-            raise OutriderError(
-                f"the loss is no number at step {state.step + 1}; the last checkpoint is intact: begin again with "
-                f"--lr {config.lr / 3:.1g}"
-            )
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        took = max(1e-9, time.monotonic() - began)
-        return told | {"lr": rate, "gradient": float(length), "rate": rows.tokens.numel() / took}
-
-    def _look(self, held: PackedRows, state: RunState, sizes: Sizes) -> None:
-        rows = max(1, self.config.eval_tokens // self.config.length)
-        part = held if self._done(state, sizes) else held.rows(0, rows)
-        found = self.judge(part).overall()
-        told = {"step": state.step, "seconds": state.seconds} | found.as_json()
+    def _look(self, rows: PackedRows, state: RunState) -> None:
+        told = {"step": state.step, "seconds": state.seconds} | self.judge(rows).overall().as_json()
         state.history.append(told)
         self.watcher.judged(told)
 
 
-def autocast(decoder: Decoder) -> contextlib.AbstractContextManager[Any]:
-    """Products in bf16 over float32 weights, where the target runs in 16 bits; else everything in float32."""
-    if decoder.dtype is torch.float32:
-        return contextlib.nullcontext()
-    return torch.autocast(decoder.device.type, torch.bfloat16)
+def told_every(step: int) -> int:
+    """How many steps of a long run share one entry of its history."""
+    return 10 ** max(0, math.ceil(math.log10(step / TOLD_STEPS))) if step > TOLD_STEPS else 1
 
 
-@contextlib.contextmanager
-def fitting(tokens: int) -> Iterator[None]:
-    """Within, memory that runs out is told as a pass of `tokens` that is too large."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise ConfigError(
-            f"a pass of {tokens} tokens does not fit in the device's memory ({error}); lower --pass-tokens or "
-            "--length, or take a smaller target"
-        ) from error
+class Feed:
+    """Which rows each step takes. Where not all fit on the device, parts of them are read in turn and used
+    several times each."""
+
+    def __init__(self, kept: KeptRows, sizes: Sizes, seed: int) -> None:
+        self.kept, self.sizes, self._seed = kept, sizes, seed
+        self._part = -1
+        self._orders: dict[tuple[str, int], Tensor] = {}
+
+    def slots(self, step: int) -> Tensor:
+        """Places of the kept rows that a step takes, int64 [step_rows]; reads others first where they are due."""
+        sizes = self.sizes
+        uses = sizes.kept_rows * sizes.reuse
+        part, at = divmod(step * sizes.step_rows, uses) if sizes.reuse else (0, step * sizes.step_rows)
+        if part != self._part:
+            begin = part * sizes.kept_rows
+            self.kept.load(torch.tensor([self._row(begin + i) for i in range(sizes.kept_rows)]))
+            self._part = part
+        use, first = divmod(at, sizes.kept_rows)
+        order = self._order("slots", part * 1_000_003 + use, sizes.kept_rows)
+        return order[first : first + sizes.step_rows]
+
+    def _row(self, at: int) -> int:
+        """Number `at` of all rows in turn; every turn has an order of its own."""
+        turn, i = divmod(at, self.sizes.rows)
+        return int(self._order("rows", turn, self.sizes.rows)[i])
+
+    def _order(self, kind: str, number: int, count: int) -> Tensor:
+        if (kind, number) not in self._orders:
+            self._orders = {key: each for key, each in self._orders.items() if key[0] != kind}
+            generator = torch.Generator().manual_seed(self._seed * 1_000_003 + number)
+            self._orders[kind, number] = torch.randperm(count, generator=generator)
+        return self._orders[kind, number]

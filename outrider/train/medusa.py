@@ -80,12 +80,10 @@ class MedusaRecipe:
     def __init__(self, head: MedusaHead, target: TrainingTarget, config: MedusaTrainConfig, corpus: Corpus) -> None:
         self.head, self.target, self.config, self.positions = head, target, config, config.heads
         device = target.decoder.device
-        self._vocabulary = DraftVocabulary(None, head.config.vocab_size, device)
+        self._vocabulary = DraftVocabulary(None, target.decoder)
         self._labels = AnswerLabels(corpus, device)
 
-    def backward(
-        self, rows: PackedRows, outputs: TargetOutputs, generator: torch.Generator, share: float
-    ) -> dict[str, Tensor]:
+    def backward(self, rows: PackedRows, outputs: TargetOutputs, draws: Tensor, share: float) -> dict[str, Tensor]:
         """Head i at token t predicts token t + i + 2, of which the target's output at t + i + 1 knows the chances."""
         valid = self._valid(rows)
         weights = self.config.decay ** torch.arange(self.positions, device=valid.device) * valid
@@ -93,29 +91,32 @@ class MedusaRecipe:
         loss = weights.new_zeros(())
         for part in in_chunks(len(valid), MAX_ELEMENTS // self.head.config.vocab_size):
             for i in range(self.positions):
-                p = self._target_logits(outputs, part, i).softmax(-1)
-                q = self.head.head_logits(i, outputs.hidden[part]).log_softmax(-1)
-                one = (-(p * q).sum(-1) * weights[part, i]).sum()
+                logits = self.head.head_logits(i, outputs.hidden[part])
+                terms = self._vocabulary.cross_entropy(logits, self._target_probs(outputs, part, i))
+                one = (terms * weights[part, i]).sum()
                 (share * one).backward()
                 loss += one.detach()
         return {"loss": loss}
 
-    def judge(self, rows: PackedRows, outputs: TargetOutputs, generator: torch.Generator, tally: Tally) -> None:
+    def tensors(self) -> dict[str, Tensor]:
+        return dict(self.head.state_dict())
+
+    def judge(self, rows: PackedRows, outputs: TargetOutputs, draws: Tensor, tally: Tally) -> None:
         valid, answers = self._valid(rows), rows.answers.flatten().clamp(min=0)
         sampled, accepted = self._labels.sampled[answers], torch.zeros(valid.shape, device=valid.device)
         for part in in_chunks(len(valid), MAX_ELEMENTS // self.head.config.vocab_size):
             for i in range(self.positions):
                 logits = self.head.head_logits(i, outputs.hidden[part])
-                overlap = 1 - self._vocabulary.l1(logits, self._target_logits(outputs, part, i)) / 2
+                overlap = 1 - self._vocabulary.l1(logits, self._target_probs(outputs, part, i)) / 2
                 best = logits.argmax(-1) == rows.tokens.flatten().roll(-i - 2)[part]
                 accepted[part, i] = torch.where(sampled[part].bool(), overlap, best.float())
         chains = valid.cumprod(1).bool()  # those that begin in an answer, as far as it goes
         tally.add(sampled, self._labels.kinds[answers], accepted, chains)
 
-    def _target_logits(self, outputs: TargetOutputs, part: slice, i: int) -> Tensor:
-        """The target's logits at the position that head i predicts, for the rows of a chunk."""
+    def _target_probs(self, outputs: TargetOutputs, part: slice, i: int) -> Tensor:
+        """The target's probabilities at the position that head i predicts, for the rows of a chunk."""
         at = torch.arange(part.start, part.stop, device=outputs.hidden.device) + i + 1
-        return self.target.logits(outputs.hidden[at.clamp(max=len(outputs.hidden) - 1)])
+        return self._vocabulary.probs(outputs, at.clamp(max=len(outputs.hidden) - 1))
 
     def _valid(self, rows: PackedRows) -> Tensor:
         """bool [R * L, heads]: whether the token that each head predicts is part of the same answer."""

@@ -25,11 +25,12 @@ from outrider.train.block import BlockRecipe, BlockTrainConfig, make_head
 from outrider.train.corpus import Corpus, load_corpus
 from outrider.train.eagle3 import Eagle3Recipe, Eagle3TrainConfig, make_eagle3
 from outrider.train.files import DiskError, write_json, write_text
-from outrider.train.loop import Recipe, Silent, Trainer, Watcher
+from outrider.train.loop import Silent, Trainer, Watcher
 from outrider.train.measure import Measured, measure_speed
 from outrider.train.medusa import MedusaRecipe, MedusaTrainConfig, make_medusa, write_medusa
 from outrider.train.report import KindRow, ReportData, report_page, training_plots
 from outrider.train.state import FILE, RunState
+from outrider.train.steps import Recipe
 from outrider.train.target import TrainingTarget
 from outrider.train.vocabulary import coverage, frequent_tokens, token_counts
 
@@ -37,7 +38,7 @@ DRAFTER, REPORT, HISTORY = "drafter", "report.html", "history.json"
 MEASURED_TOKENS = 128  # of each answer whose speed is measured
 PLOTS = ("loss.svg", "tau.svg", "acceptance.svg")
 MAX_FILE_BYTES = 15_000_000  # of the drafter's files; more is divided between several
-CHANGEABLE = ("max_minutes", "eval_every", "eval_tokens", "save_seconds")
+CHANGEABLE = ("max_minutes", "looks", "eval_tokens", "save_seconds")
 """Options that a continued run may have otherwise than before."""
 
 
@@ -201,7 +202,7 @@ def _judge(trainer: Trainer) -> Tally:
 
 def _write_drafter(task: TrainTask, made: HeadPlan, decoder: Decoder) -> None:
     folder, facts = task.out / DRAFTER, TargetFacts(task.target, decoder.config, identify(resolve(task.target)))
-    tensors = made.recipe.head.state_dict()
+    tensors = made.recipe.tensors()
     if made.config.kind == "medusa":
         write_medusa(folder, made.config, tensors, task.target)
         return

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
@@ -67,6 +66,6 @@ def load_state(folder: Path, settings: dict[str, Any], head: nn.Module, optimize
     for name, each in tensors.items():
         if name.startswith(MOMENTS):
             number, part = name.removeprefix(MOMENTS).split(".", 1)
-            moments.setdefault(int(number), {})[part] = each.clone() if each.dim() else torch.tensor(each.item())
+            moments.setdefault(int(number), {})[part] = each.clone()
     optimizer.load_state_dict(optimizer.state_dict() | {"state": moments})
     return state

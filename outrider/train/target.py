@@ -24,6 +24,8 @@ class TargetOutputs:
 
     features: Tensor  # [R * L, taps * hidden]: outputs of the tapped layers
     hidden: Tensor  # [R * L, hidden], after the final norm: input of the output head
+    log_total: Tensor  # float32 [R * L]: log of the sum of exp(logits), which makes probabilities of some of them
+    best: Tensor  # int64 [R * L]: the token with the highest logit
 
 
 class TrainingTarget:
@@ -45,12 +47,21 @@ class TrainingTarget:
         tapped: dict[int, Tensor] = dict.fromkeys(self.taps, rows.tokens)  # replaced by the layers' outputs
         attend = TextAttention(decoder, rows)
         hidden = decoder.forward(rows.tokens.flatten(), rows.positions.flatten(), attend, tapped)
-        return TargetOutputs(torch.cat([tapped[layer] for layer in self.taps], -1), hidden)
+        totals, best = zip(*(self._totals(hidden[part]) for part in self._parts(len(hidden))), strict=True)
+        features = torch.cat([tapped[layer] for layer in self.taps], -1)
+        return TargetOutputs(features, hidden, torch.cat(totals), torch.cat(best))
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
         """[M, hidden] -> float32 [M, vocab]"""
         return self.decoder.logits(hidden)
+
+    def _parts(self, count: int) -> Iterator[slice]:
+        return in_chunks(count, max(1, MAX_ELEMENTS // self.decoder.config.vocab_size))
+
+    def _totals(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self.decoder.logits(hidden)
+        return logits.logsumexp(-1), logits.argmax(-1)
 
 
 class TextAttention:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.core.errors import ConfigError
+from outrider.models.decoder import Decoder
+from outrider.models.linear import Int8Linear, Linear
 from outrider.train.corpus import Corpus
+from outrider.train.target import TargetOutputs
 
 
 def token_counts(corpus: Corpus, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -33,40 +37,45 @@ def coverage(counts: NDArray[np.int64], tokens: Tensor) -> float:
 
 
 class DraftVocabulary:
-    """Compares a head's logits over what it can draft with the target's over everything."""
+    """Compares a head's logits over what it can draft with the target's distribution over everything."""
 
-    def __init__(self, tokens: Tensor | None, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, tokens: Tensor | None, decoder: Decoder) -> None:
         """tokens: int64 [outputs], the token of each of the head's columns; None: all, in order."""
-        self.tokens = tokens
-        self._columns = torch.arange(vocab_size, device=device)
+        self.tokens, self._decoder = tokens, decoder
+        whole = decoder.weights.head
+        self._rows = whole if tokens is None else cast("Linear | Int8Linear", whole).take(tokens)
+        self._columns = torch.arange(decoder.config.vocab_size, device=decoder.device)
         """int64 [vocab]: the head's column of each token, -1 for none."""
         if tokens is not None:
-            self._columns = torch.full((vocab_size,), -1, device=device)
-            self._columns[tokens] = torch.arange(len(tokens), device=device)
+            self._columns = torch.full_like(self._columns, -1)
+            self._columns[tokens] = torch.arange(len(tokens), device=decoder.device)
+
+    @property
+    def size(self) -> int:
+        return len(self._columns) if self.tokens is None else len(self.tokens)
 
     def target_ids(self, columns: Tensor) -> Tensor:
         """The tokens of the head's columns. int64 [...] -> int64 [...]"""
         return columns if self.tokens is None else self.tokens[columns]
 
-    def l1(self, logits: Tensor, target_logits: Tensor) -> Tensor:
-        """|q - p| summed over the target's vocabulary. float32 [N, outputs], float32 [N, vocab] -> [N]
+    def known(self, tokens: Tensor) -> Tensor:
+        """Whether tokens can be drafted: int64 [...] -> bool [...]"""
+        return self._columns[tokens] >= 0
+
+    @torch.no_grad()
+    def probs(self, outputs: TargetOutputs, at: Tensor | slice) -> Tensor:
+        """The target's probabilities of what can be drafted, 1 or less in all. at: N rows -> float32 [N, outputs]"""
+        logits = self._decoder.logits(outputs.hidden[at], self._rows)
+        return logits.sub_(outputs.log_total[at][:, None]).exp_()
+
+    def l1(self, logits: Tensor, p: Tensor) -> Tensor:
+        """|q - p| summed over the target's vocabulary. float32 [N, outputs] both -> [N]
 
         The head gives what it cannot draft no probability, so that the target's counts there in full.
         """
-        with torch.no_grad():
-            total = target_logits.logsumexp(-1, keepdim=True)
-            chosen = target_logits if self.tokens is None else target_logits[:, self.tokens]
-            p = (chosen - total).exp()
-            outside = (1 - p.sum(-1)).clamp(min=0)
+        outside = (1 - p.sum(-1)).clamp(min=0)
         return (logits.softmax(-1) - p).abs().sum(-1) + outside
 
-    def restricted(self, target_logits: Tensor) -> tuple[Tensor, Tensor]:
-        """The target's distribution among what can be drafted, [N, outputs], and whether its best token is: bool [N]"""
-        if self.tokens is None:
-            return target_logits.softmax(-1), torch.ones_like(target_logits[:, 0], dtype=torch.bool)
-        known = self._columns[target_logits.argmax(-1)] >= 0
-        return target_logits[:, self.tokens].softmax(-1), known
-
-    def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """-log q of the labels, 0 for those that cannot be drafted. float32 [N, outputs], int64 [N] -> [N]"""
-        return F.cross_entropy(logits, self._columns[labels], reduction="none", ignore_index=-1)
+    def cross_entropy(self, logits: Tensor, p: Tensor) -> Tensor:
+        """-log q, expected over what the target says and can be drafted. float32 [N, outputs] both -> [N]"""
+        return logits.logsumexp(-1) * p.sum(-1) - (p * logits).sum(-1)

@@ -7,9 +7,9 @@ import torch
 from outrider.train.packing import PackedRows
 
 
-def reference_logits(head, target, ids, anchor, tokens):
+def reference_logits(head, tensors, target, ids, anchor, tokens):
     """One block of one text, [K, outputs]: attention by explicit loops over what the block may see, in float64."""
-    state = {name: each.double() for name, each in head.state_dict().items()}
+    state = {name: each.double() for name, each in tensors.items()}
     config, decoder = head.config, target.decoder
     features = target_features(target, ids).double()
     heads, groups, dim = config.heads, config.heads // config.kv_heads, config.head_dim
@@ -54,6 +54,10 @@ def reference_logits(head, target, ids, anchor, tokens):
     both = torch.cat([hidden, state["markov_head.markov_w1.weight"][before]], 1)
     stated = both @ state["confidence_head.proj.weight"].T + state["confidence_head.proj.bias"]
     return logits + markov, stated[:, 0]
+
+
+def draws_of(rows, seed):
+    return torch.rand(rows.tokens.shape, generator=torch.Generator().manual_seed(seed))
 
 
 def one_text(ids):

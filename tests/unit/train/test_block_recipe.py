@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from recipe_reference import reference_logits, target_probs
+from recipe_reference import draws_of, reference_logits, target_probs
 
 from outrider.core.errors import ConfigError
 from outrider.train.acceptance import Tally
@@ -33,13 +33,12 @@ def setting(target_folder, answers_folder, config=CONFIG):
 
 
 def test_the_loss_is_that_of_blocks_computed_one_by_one(target_folder, answers_folder):
-    corpus, head, target, recipe, tokens = setting(target_folder, answers_folder)
+    corpus, _, target, recipe, tokens = setting(target_folder, answers_folder)
     rows = pack(corpus, np.arange(5), 96)
     outputs = target.read(rows)
-    found = recipe.backward(rows, outputs, torch.Generator().manual_seed(3), 1.0)
-    blocks = Blocks.choose(rows, 4, 24, torch.Generator().manual_seed(3))
+    found = recipe.backward(rows, outputs, draws_of(rows, 3), 1.0)
+    blocks = Blocks.choose(rows, 4, 24, draws_of(rows, 3))
     sums, total = np.zeros(3), 0.0
-    columns = {int(token): i for i, token in enumerate(tokens)}
     for b in range(len(blocks.at)):
         if not blocks.valid[b, 0]:
             continue
@@ -48,14 +47,13 @@ def test_the_loss_is_that_of_blocks_computed_one_by_one(target_folder, answers_f
         count = min(4, len(ids) - 1 - anchor)
         assert blocks.valid[b].tolist() == [k < count for k in range(4)]
         padded = ids + [0] * 4
-        logits, stated = reference_logits(head, target, padded, anchor, tokens)
+        logits, stated = reference_logits(recipe.head, recipe.tensors(), target, padded, anchor, tokens)
         p = target_probs(target, ids)
         for k in range(count):
             weight = math.exp(-k / 4)
             q = torch.zeros(512, dtype=torch.float64).index_copy(0, tokens, logits[k].softmax(0))
             l1 = (q - p[anchor + k]).abs().sum()
-            label = ids[anchor + k + 1]
-            ce = -logits[k].log_softmax(0)[columns[label]] if label in columns else torch.tensor(0.0)
+            ce = -(p[anchor + k][tokens] * logits[k].log_softmax(0)).sum()
             c, wanted = stated[k].sigmoid(), 1 - l1 / 2
             bce = -(wanted * c.log() + (1 - wanted) * (1 - c).log())
             sums += weight * np.array([float(ce.detach()), float(l1.detach()), float(bce.detach())])
@@ -74,10 +72,10 @@ def test_the_gradient_is_the_losss_own(target_folder, answers_folder, monkeypatc
     outputs = target.read(rows)
 
     def loss():
-        return float(recipe.backward(rows, outputs, torch.Generator().manual_seed(3), 1.0)["loss"])
+        return float(recipe.backward(rows, outputs, draws_of(rows, 3), 1.0)["loss"])
 
     head.double()
-    outputs = type(outputs)(outputs.features.double(), outputs.hidden)
+    outputs = replace(outputs, features=outputs.features.double())
     monkeypatch.setattr(
         head, "logits", lambda hidden: hidden @ target.decoder.weights.head.weight[head_rows].double().T
     )
@@ -108,18 +106,18 @@ def test_a_share_of_the_loss_gives_a_share_of_the_gradient(target_folder, answer
     gradients = []
     for share in (1.0, 0.25):
         head.zero_grad()
-        recipe.backward(rows, target.read(rows), torch.Generator().manual_seed(3), share)
+        recipe.backward(rows, target.read(rows), draws_of(rows, 3), share)
         gradients.append(head.fc.weight.grad.clone())
     torch.testing.assert_close(gradients[1], 0.25 * gradients[0])
 
 
 def test_judged_chains_are_those_of_the_reference(target_folder, answers_folder):
-    corpus, head, target, recipe, tokens = setting(target_folder, answers_folder)
+    corpus, _, target, recipe, tokens = setting(target_folder, answers_folder)
     rows = pack(corpus, np.arange(6), 96)
     tally = Tally(4, len(corpus.index.kinds), torch.device("cpu"))
     with torch.no_grad():
-        recipe.judge(rows, target.read(rows), torch.Generator().manual_seed(9), tally)
-    blocks = Blocks.choose(rows, 4, 24, torch.Generator().manual_seed(9))
+        recipe.judge(rows, target.read(rows), draws_of(rows, 9), tally)
+    blocks = Blocks.choose(rows, 4, 24, draws_of(rows, 9))
     reached, accepted = np.zeros((2, 4)), np.zeros((2, 4))
     for b in range(len(blocks.at)):
         if not blocks.valid[b, 0]:
@@ -127,7 +125,7 @@ def test_judged_chains_are_those_of_the_reference(target_folder, answers_folder)
         answer = int(rows.answers[blocks.row[b], blocks.at[b]])
         ids, anchor = corpus.text(answer).tolist(), int(rows.positions[blocks.row[b], blocks.at[b]])
         with torch.no_grad():
-            logits, _ = reference_logits(head, target, ids + [0] * 4, anchor, tokens)
+            logits, _ = reference_logits(recipe.head, recipe.tensors(), target, ids + [0] * 4, anchor, tokens)
         p, how, survival = target_probs(target, ids), int(corpus.sampled[answer]), 1.0
         for k in range(min(4, len(ids) - 1 - anchor)):
             q = torch.zeros(512, dtype=torch.float64).index_copy(0, tokens, logits[k].softmax(0))
@@ -142,7 +140,7 @@ def test_judged_chains_are_those_of_the_reference(target_folder, answers_folder)
 def test_anchors_lie_where_the_next_token_is_answered(answers_folder):
     corpus = load_corpus(answers_folder)
     rows = pack(corpus, np.arange(9), 128)
-    blocks = Blocks.choose(rows, 3, 16, torch.Generator().manual_seed(0))
+    blocks = Blocks.choose(rows, 3, 16, draws_of(rows, 0))
     at = blocks.at.view(len(rows), 16)
     assert all(len(set(row)) == 16 for row in at.tolist()), "no anchor twice"
     good = blocks.valid[:, 0]

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from recipe_reference import draws_of
 
 from outrider.train.acceptance import Tally
 from outrider.train.corpus import load_corpus
@@ -68,7 +69,7 @@ def test_the_loss_is_that_of_chains_drafted_alone(setting):
     corpus, head, target, recipe, tokens = setting
     rows = pack(corpus, np.arange(4), 96)
     assert len(rows) < 4
-    found = recipe.backward(rows, target.read(rows), torch.Generator(), 1.0)
+    found = recipe.backward(rows, target.read(rows), draws_of(rows, 0), 1.0)
     sums = np.zeros(STEPS)
     for answer in range(4):
         ids = corpus.text(answer).tolist()
@@ -91,7 +92,7 @@ def test_judged_chains_are_those_drafted_alone(setting):
     rows = pack(corpus, np.arange(4), 96)
     tally = Tally(STEPS, len(corpus.index.kinds), torch.device("cpu"))
     with torch.no_grad():
-        recipe.judge(rows, target.read(rows), torch.Generator(), tally)
+        recipe.judge(rows, target.read(rows), draws_of(rows, 0), tally)
     reached, accepted = np.zeros((2, STEPS)), np.zeros((2, STEPS))
     for answer in range(4):
         ids, how = corpus.text(answer).tolist(), int(corpus.sampled[answer])

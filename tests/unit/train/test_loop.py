@@ -24,7 +24,7 @@ from outrider.train.state import FILE
 from outrider.train.target import TrainingTarget
 
 CONFIG = BlockTrainConfig(
-    length=64, block=3, layers=1, taps=(1,), markov_rank=4, draft_vocab=200, epochs=0.5, lr=3e-3, eval_every=8,
+    length=64, block=3, layers=1, taps=(1,), markov_rank=4, draft_vocab=200, epochs=0.5, lr=3e-3, looks=4,
     step_tokens=192, save_seconds=0.0,
 )  # fmt: skip
 
@@ -152,8 +152,11 @@ def test_the_rate_rises_then_falls():
 
 
 def test_sizes_follow_the_collection():
-    assert Sizes.of(TrainConfig(epochs=2), 10_000, cuda=True) == Sizes(10_000, 4, 4, 5000)
-    small = Sizes.of(TrainConfig(length=512, epochs=1), 100, cuda=False)
+    assert Sizes.of(TrainConfig(epochs=2), 10_000, 20_000, cuda=True) == Sizes(10_000, 8, 8, 2500, 10_000, 0)
+    assert Sizes.of(TrainConfig(epochs=2), 10_000, 1001, cuda=True) == Sizes(10_000, 8, 8, 2500, 1000, 4)
+    uneven = Sizes.of(TrainConfig(step_tokens=7168, pass_tokens=3072), 10_000, 3, cuda=True)
+    assert (uneven.step_rows, uneven.pass_rows, uneven.kept_rows) == (9, 3, 9)
+    small = Sizes.of(TrainConfig(length=512, epochs=1), 100, 100, cuda=False)
     assert (small.step_rows, small.pass_rows, small.steps) == (1, 1, 100)
 
 

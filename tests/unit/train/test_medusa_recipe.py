@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from recipe_reference import one_text, target_probs
+from recipe_reference import draws_of, one_text, target_probs
 
 from outrider.core.errors import ConfigError
 from outrider.train.acceptance import Tally
@@ -45,7 +45,7 @@ def reference_probs(head, target, ids):
 def test_the_loss(setting):
     corpus, head, target, recipe = setting
     rows = pack(corpus, np.arange(5), 96)
-    found = recipe.backward(rows, target.read(rows), torch.Generator(), 1.0)
+    found = recipe.backward(rows, target.read(rows), draws_of(rows, 0), 1.0)
     sums, firsts = 0.0, 0
     for answer in range(5):
         ids, begin = corpus.text(answer).tolist(), int(corpus.prompt_lens[answer])
@@ -64,7 +64,7 @@ def test_judged_chains(setting):
     rows = pack(corpus, np.arange(5), 96)
     tally = Tally(HEADS, len(corpus.index.kinds), torch.device("cpu"))
     with torch.no_grad():
-        recipe.judge(rows, target.read(rows), torch.Generator(), tally)
+        recipe.judge(rows, target.read(rows), draws_of(rows, 0), tally)
     reached, accepted = np.zeros((2, HEADS)), np.zeros((2, HEADS))
     for answer in range(5):
         ids, begin = corpus.text(answer).tolist(), int(corpus.prompt_lens[answer])

@@ -40,7 +40,7 @@ def test_training_is_drawn_or_told(terminal, monkeypatch):
     out = io.StringIO()
     console = Console(file=out, force_terminal=terminal, width=100)
     with TrainScreen(console) as screen:
-        screen.begin(Sizes(10, 2, 1, 20), RunState(history=[look(0, 1.0), step(1, 3.0)]))
+        screen.begin(Sizes(10, 2, 1, 20, 10, 0), RunState(history=[look(0, 1.0), step(1, 3.0)]))
         screen.step(step(2, 2.5))
         screen.judged(look(2, 1.875))
         screen.measured()
