@@ -18,6 +18,8 @@ from outrider.checkpoints.storage import outrider_home
 
 SOURCES = Path(__file__).parent / "src"
 LIBRARY_NAME = "liboutrider.so"
+INSTALLED = Path(__file__).parent / LIBRARY_NAME
+"""Built when the package was; the file beside it that ends in .key says from which sources."""
 COMMON_FLAGS = (
     *("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-pthread"),
     "-ffp-contract=off",  # a sum has the same bits wherever it is written
@@ -36,9 +38,8 @@ class BuildError(Exception):
 
 def find_or_build() -> Path:
     """The library's file. BuildError where it is neither installed nor can be built."""
-    installed = Path(__file__).parent / LIBRARY_NAME
-    if installed.is_file():
-        return installed
+    if _read(INSTALLED.with_suffix(".key")) == _sources_key():
+        return INSTALLED
     compiler = find_compiler()
     file = outrider_home() / "native" / _key(compiler) / LIBRARY_NAME
     if not file.is_file():
@@ -51,6 +52,14 @@ def find_or_build() -> Path:
                 f"{file.parent} cannot be written ({error}); name another folder in OUTRIDER_HOME"
             ) from error
     return file
+
+
+def install() -> Path:
+    """Build the library into the package itself, for a wheel or an editable install."""
+    with tempfile.TemporaryDirectory() as scratch:
+        shutil.copy(build(find_compiler(), Path(scratch) / LIBRARY_NAME), INSTALLED)
+    INSTALLED.with_suffix(".key").write_text(_sources_key(), encoding="ascii")
+    return INSTALLED
 
 
 def find_compiler() -> list[str]:
@@ -97,8 +106,16 @@ def _run(command: list[str]) -> str:
 
 def _key(compiler: Seq[str]) -> str:
     """Names a build: changes with the sources, the flags, the compiler and the machine's kind."""
-    digest = hashlib.sha256(repr((COMMON_FLAGS, X86_FILES, list(compiler), platform.machine())).encode())
-    digest.update(_run([*compiler, "--version"]).encode())
+    told = repr((list(compiler), _run([*compiler, "--version"]), platform.machine(), _sources_key()))
+    return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+
+def _sources_key() -> str:
+    digest = hashlib.sha256(repr((COMMON_FLAGS, X86_FILES)).encode())
     for path in sorted(SOURCES.iterdir()):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def _read(file: Path) -> str:
+    return file.read_text(encoding="ascii") if file.is_file() else ""

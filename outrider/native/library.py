@@ -63,6 +63,7 @@ class Pass(c.Structure):
 _POINTER, _SIZE = c.c_void_p, c.c_int64
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "version": (c.c_int32, []),
+    "struct_bytes": (_SIZE, [c.c_int32]),
     "kernels": (c.c_char_p, []),
     "use_kernels": (c.c_int32, [c.c_char_p]),
     "pack": (c.c_char_p, [c.c_int32, _POINTER, _SIZE, _SIZE, _SIZE, _POINTER, _SIZE, c.POINTER(_POINTER)]),

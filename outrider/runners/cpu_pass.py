@@ -120,6 +120,7 @@ class CpuPass:
         del kept  # alive until here: the sequences point to them
         return out
 
+    @torch.inference_mode()
     def decode_one(self) -> None:
         """A pass of one row in the scratch page, to be timed."""
         zero, page = torch.zeros(1, dtype=torch.int64), torch.tensor([self.model.pool.count], dtype=torch.int32)

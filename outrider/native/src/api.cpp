@@ -46,6 +46,11 @@ uint8_t* allocate(int64_t bytes) {
 
 API int32_t outrider_version() { return 1; }
 
+API int64_t outrider_struct_bytes(int32_t index) {
+    constexpr int64_t SIZES[] = {sizeof(Layer), sizeof(Model), sizeof(Sequence), sizeof(Pass)};
+    return index >= 0 && index < 4 ? SIZES[index] : 0;
+}
+
 API const char* outrider_kernels() { return chosen->name; }
 
 // For tests: false where this machine or build lacks them.

@@ -1,0 +1,78 @@
+"""Building the CPU kernels: once for each version of the sources; without a compiler it is said what would help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from outrider.native import build
+from outrider.native.build import BuildError, find_compiler, find_or_build
+from outrider.native.library import Library
+
+
+@pytest.fixture
+def fake_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A compiler that writes what it was asked for, and notes its calls."""
+    log, script = tmp_path / "calls", tmp_path / "cxx"
+    script.write_text(
+        f'#!/bin/sh\necho "$@" >> {log}\n[ "$1" = --version ] && exec echo 1\n'
+        'while [ "$1" != -o ]; do shift; done; echo made > "$2"\n'
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("CXX", str(script))
+    monkeypatch.setenv("OUTRIDER_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(build, "INSTALLED", tmp_path / "nothing")
+    return log
+
+
+def test_it_is_built_once_for_each_version_of_the_sources(
+    fake_compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    sources = tmp_path / "src"
+    sources.mkdir()
+    (sources / "api.cpp").write_text("one")
+    monkeypatch.setattr(build, "SOURCES", sources)
+    first = find_or_build()
+    compiled = fake_compiler.read_text().count(" -c ")
+    assert first.read_text() == "made\n"
+    assert (find_or_build(), fake_compiler.read_text().count(" -c ")) == (first, compiled)
+    assert [path.name for path in first.parent.iterdir()] == [first.name], "nothing else is left"
+    (sources / "api.cpp").write_text("two")
+    assert find_or_build() != first
+
+
+def test_an_installed_library_of_these_sources_is_taken(
+    fake_compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    installed = tmp_path / "liboutrider.so"
+    monkeypatch.setattr(build, "INSTALLED", installed)
+    build.install()
+    assert find_or_build() == installed
+    installed.with_suffix(".key").write_text("of other sources")
+    assert find_or_build() != installed
+
+
+@pytest.mark.parametrize(
+    ("script", "why"), [("echo 'x.cpp:1: error: bad' >&2; exit 1", "error: bad"), ("exit 3", "exit status 3")]
+)
+def test_a_compiler_that_fails(script: str, why: str, fake_compiler: Path, tmp_path: Path):
+    (tmp_path / "cxx").write_text(f"#!/bin/sh\n{script}\n")
+    with pytest.raises(BuildError, match=why):
+        find_or_build()
+
+
+def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BuildError, match="install one, for example g"):
+        find_compiler()
+
+
+def test_structures_are_as_large_as_the_librarys(native: Library):
+    from ctypes import sizeof
+
+    from outrider.native.library import Layer, Model, Pass, Sequence
+
+    for index, structure in enumerate((Layer, Model, Sequence, Pass)):
+        assert native.call("struct_bytes", index) == sizeof(structure), structure
