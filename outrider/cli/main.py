@@ -15,6 +15,7 @@ from rich.text import Text
 from outrider import __version__
 from outrider.cli.bench import bench
 from outrider.cli.chat import chat
+from outrider.cli.check import check
 from outrider.cli.list import list_drafters, list_models
 from outrider.cli.options import flatten_options
 from outrider.cli.plan import plan
@@ -41,6 +42,7 @@ app.command("chat")(flatten_options(chat))
 app.command("bench")(flatten_options(bench))
 app.command("serve")(flatten_options(serve))
 app.add_typer(train_app)
+app.command("check")(flatten_options(check))
 app.command("plan")(flatten_options(plan))
 app.command("prove")(flatten_options(prove))
 app.command("pull")(pull)

@@ -61,7 +61,7 @@ def load_decoder(
         ) from reason
     dtype = dtype or default_dtype(config, device)
     with open_tensors(folder) as tensors:
-        _check_tensors(config, tensors, folder)
+        check_tensors(config, tensors, folder)
         packer = None
         if quantize is not None and (found := library()) is not None:
             keeps_blocks = 0 < source_bits(folder) <= QUANTIZED_BITS[quantize]
@@ -141,7 +141,7 @@ def _expected_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _check_tensors(config: DecoderConfig, tensors: Tensors, folder: Path) -> None:
+def check_tensors(config: DecoderConfig, tensors: Tensors, folder: Path) -> None:
     """Raise ConfigError where a tensor is missing, of the wrong shape, or would not be used."""
     expected, found = _expected_shapes(config), tensors.names()
     if HEAD_NAME in found:

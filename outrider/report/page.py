@@ -16,7 +16,7 @@ STYLE = """
 * { box-sizing: border-box }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
 h1 { font-size: 1.6rem; line-height: 1.25 } h2 { font-size: 1.15rem; margin-top: 2rem }
-h1, h2, p, td, summary { overflow-wrap: anywhere }
+h1, h2, p, summary { overflow-wrap: anywhere } td { overflow-wrap: break-word }
 .wide { overflow-x: auto; margin: .5rem 0 1.25rem }
 svg { display: block; margin: 1rem 0; max-width: 100%; height: auto }
 table { border-collapse: collapse } td, th { padding: .25rem .9rem .25rem 0; text-align: right; vertical-align: top }

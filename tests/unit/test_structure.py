@@ -36,8 +36,10 @@ KNOWS: dict[str, set[str]] = {
     "async_llm": {"core", "engine", "llm", "loading", "models", "server"},
     "plan": {"checkpoints", "core", "drafters", "kernels", "loading", "models", "native", "report", "runners"},
     "prove": {"core", "drafters", "engine", "llm", "report", "runners", "train", "verify"},
+    "check": {"checkpoints", "core", "drafters", "llm", "models", "plan", "report"},
     "cli": {
         "bench",
+        "check",
         "checkpoints",
         "core",
         "drafters",

@@ -278,8 +278,8 @@ def _default_taps(kind: HeadKind, layers: int) -> tuple[int, ...]:
     return (1, layers // 2 - 1, layers - 4) if kind == "eagle3" else (layers - 1,)
 
 
-def load_weights(head: nn.Module, files: HeadFiles) -> None:
-    """Fill all parameters and buffers of a head. ConfigError where the checkpoint lacks one or has one too many."""
+def check_weights(head: nn.Module, files: HeadFiles) -> None:
+    """ConfigError where the checkpoint lacks a tensor of the head, has one too many, or one of another shape."""
     expected = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
     faults = [f"{name} is missing" for name in sorted(expected.keys() - files.shapes.keys())]
     surplus = files.shapes.keys() - expected.keys() - set(_UNREAD)
@@ -293,6 +293,11 @@ def load_weights(head: nn.Module, files: HeadFiles) -> None:
             f"the weights in {files.folder} do not fit its config.json: {'; '.join(faults[:5])}{more}; download the "
             "head again"
         )
+
+
+def load_weights(head: nn.Module, files: HeadFiles) -> None:
+    """Fill all parameters and buffers of a head. ConfigError as for `check_weights`."""
+    check_weights(head, files)
     with torch.no_grad():
         for name, tensor in head.state_dict().items():
             stored = files.read(name)
