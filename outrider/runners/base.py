@@ -31,7 +31,10 @@ class Scores:
     """What a pass returns. It is handed on by value: a runner remembers no last pass."""
 
     logits: Tensor
-    """float32 [sum of span.rows, vocab]: span by span, after its last text token and after each draft node."""
+    """float32 [sum of span.rows, vocab]: span by span, after its last text token and after each draft node.
+
+    Valid until the next pass where `choices` are given.
+    """
     spans: Seq[Span]
     """What was scored."""
     features: Seq[Tensor] | None = None

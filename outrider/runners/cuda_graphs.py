@@ -139,26 +139,27 @@ class PinnedInputs:
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.ints = torch.zeros(size, dtype=torch.int64, device=device)
-        self._current = 0
+        self.current = 0
+        """Which of the arrays is written to."""
         if device.type == "cpu":
-            self._arrays = [self.ints.numpy()] * 2
+            self.arrays = [self.ints.numpy()] * 2
             return
         self._hosts = [torch.zeros(size, dtype=torch.int64, pin_memory=True) for _ in range(2)]
-        self._arrays = [host.numpy() for host in self._hosts]
+        self.arrays = [host.numpy() for host in self._hosts]
         self._arrived = [torch.cuda.Event() for _ in self._hosts]
         self._stream = torch.cuda.current_stream(device)
 
     def array(self) -> np.ndarray:
         """Where to write the next inputs; the last copy from here has arrived."""
-        self._current ^= 1
-        if self.ints.is_cuda and not self._arrived[self._current].query():
-            self._arrived[self._current].synchronize()
-        return self._arrays[self._current]
+        self.current ^= 1
+        if self.ints.is_cuda and not self._arrived[self.current].query():
+            self._arrived[self.current].synchronize()
+        return self.arrays[self.current]
 
     def send(self) -> None:
         if self.ints.is_cuda:
-            self.ints.copy_(self._hosts[self._current], non_blocking=True)
-            self._arrived[self._current].record(self._stream)
+            self.ints.copy_(self._hosts[self.current], non_blocking=True)
+            self._arrived[self.current].record(self._stream)
 
 
 def copy_rows(out: Tensor, rows: list[tuple[int, int, DeviceRow]]) -> None:

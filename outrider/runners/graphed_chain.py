@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 
-import numpy as np
 import torch
 
 from outrider.core.device_row import DeviceRow
+from outrider.core.draws import Draws
 from outrider.core.host_copy import HostCopy
 from outrider.core.sequence import Span
 from outrider.kernels.triton_sample import sample_tokens
 from outrider.runners.base import ChainStart
-from outrider.runners.cuda_graphs import BatchShape, PinnedInputs, capture, capture_batches, padded_batch
+from outrider.runners.cuda_graphs import BatchShape, capture, capture_batches, padded_batch
 from outrider.runners.device_state import DeviceState
 from outrider.runners.graph_runner import GraphRunner
 
@@ -37,44 +37,29 @@ class GraphedChain:
         model = graphs.model
         self.first = graphs.forward_of(BatchShape(batch, reads))
         self.later = graphs.forward_of(BatchShape(batch, 1, model.heads.size))
-        self.inputs = PinnedInputs(3 * batch, model.device)
-        self.seeds, self.lengths, temperatures = self.inputs.ints.split(batch)
-        self.temperatures = temperatures.view(torch.float64)
         self.tokens = torch.zeros(batch, steps, dtype=torch.int64, device=model.device)
         self.graph = capture(self._loop, graphs.graph_pool, f"chains of {batch} x {steps}")
 
     @torch.inference_mode()
     def run(self, starts: Seq[ChainStart], after: DeviceState | None = None) -> list[DeviceRow]:
         """Draft for every start; one transfer each way, neither waited for. after: the state of the sequences."""
-        reads = self.reads
-        self.first.load([Span(s.seq_id, s.length - reads, s.last[-reads:]) for s in starts])
-        seeds, lengths, temperatures = self.inputs.array().reshape(3, self.batch)
-        count = len(starts)
-        seeds[:count] = np.array([s.seed for s in starts], dtype=np.uint64).view(np.int64)
-        lengths.fill(2)
-        lengths[:count] = [s.length for s in starts]
-        as_floats = temperatures.view(np.float64)
-        as_floats.fill(0)
-        as_floats[:count] = [s.temperature for s in starts]
-        self.inputs.send()
-        if after is not None:
-            last_id = self.graphs.model.config.vocab_size - 1  # the target may have more rows than the draft
-            torch.clamp(after.last[:, -reads:], max=last_id, out=self.first.ids[:count])
-            torch.sub(after.lengths, reads, out=self.first.batch.starts[:count])
-            self.lengths[:count].copy_(after.lengths)
+        reads, count = self.reads, len(starts)
+        spans = [Span(s.seq_id, s.length - reads, s.last[-reads:]) for s in starts]
+        self.first.load(spans, after, Draws([s.seed for s in starts], [s.temperature for s in starts]))
         self.graph.replay()
         block = HostCopy(self.tokens[:count].clone())  # the next chains are written to the same place
         return [DeviceRow(block, row, self.steps) for row in range(count)]
 
     def _loop(self) -> None:
         first, later = self.first, self.later
+        first.inputs.fetch()
         first.forward()
         logits, ids = first.logits[self.reads - 1 :: self.reads], None  # after the last token of each text
         later.batch.table_ids.copy_(first.batch.table_ids)
         torch.clamp(first.batch.widths, max=1, out=later.batch.widths)
         for step in range(self.steps):
-            positions = self.lengths + step
-            token = sample_tokens(logits, self.temperatures, self.seeds, positions, ids=ids).clamp_(min=0)
+            positions = first.batch.starts + (self.reads + step)
+            token = sample_tokens(logits, first.temperatures, first.seeds, positions, ids=ids).clamp_(min=0)
             self.tokens[:, step] = token
             if step + 1 < self.steps:
                 later.ids[:, 0] = token

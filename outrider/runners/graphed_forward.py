@@ -10,14 +10,11 @@ and replays them.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from itertools import accumulate
-from typing import NamedTuple, cast
+from typing import cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.core.device_row import DeviceRow
 from outrider.core.draws import Draws
 from outrider.core.sequence import Span
 from outrider.kernels.batch import AttentionBatch, AttentionWorkspace, PackedRows, RowPlaces, uniform_rows
@@ -25,15 +22,16 @@ from outrider.kernels.triton_accept import accept_chains, accept_trees, compact_
 from outrider.kernels.triton_attention import MAX_ROW_SPLITS, attend_pages, choose_kv_splits
 from outrider.kernels.triton_linear import LinearWorkspace, linear, linear_rope
 from outrider.kernels.triton_rope import locate_rows, rotate_and_store
-from outrider.kernels.triton_rows import embed_rows, gate_rows, norm_rows
+from outrider.kernels.triton_rows import embed_rows, gate_rows, norm_rows, store_tapped
 from outrider.kernels.triton_sample import sample_rows
 from outrider.kernels.triton_tiles import supports_linear
 from outrider.models.config import DecoderConfig
 from outrider.models.decoder import Layer
 from outrider.models.linear import Linear
-from outrider.runners.cuda_graphs import BatchShape, PinnedInputs, copy_rows
+from outrider.runners.cuda_graphs import BatchShape, copy_rows
 from outrider.runners.device_state import DeviceState
 from outrider.runners.paged_model import LayerCache, PagedModel
+from outrider.runners.pass_inputs import PassInputs
 
 PINNED_SPLITS = 32
 PINNED_ROWS_PER_PROGRAM = 8
@@ -61,24 +59,11 @@ class ActivationBuffers:
         self.q, self.attended = buffer(heads, dim), buffer(heads, dim)
         self.both, self.wide = buffer(2 * config.intermediate_size), buffer(config.intermediate_size)
         self.logits = buffer(config.vocab_size, dtype=torch.float32)
-        self.features = buffer(model.features_width)
+        self.tapped = torch.empty(len(model.taps), rows, config.hidden_size, dtype=model.decoder.dtype, device=device)
+        """The outputs of each tapped layer."""
         self.attention = AttentionWorkspace(MAX_ROW_SPLITS, heads, dim, device)
         self.linear = LinearWorkspace(device)
         self.places = [RowPlaces.empty(rows, dim, device) for _ in config.ropes]
-
-
-class _Inputs(NamedTuple):
-    """The inputs of B sequences at W places each, N rows."""
-
-    ids: np.ndarray  # [B, W]; negative: padding of a draft
-    parents: np.ndarray  # [B, W - 1]
-    starts: np.ndarray  # [B], as the next four
-    widths: np.ndarray
-    table_ids: np.ndarray
-    seeds: np.ndarray
-    temperatures: np.ndarray
-    offsets: np.ndarray  # [B], as the next empty where a pass is not packed
-    row_index: np.ndarray  # [N]
 
 
 class GraphedForward:
@@ -86,31 +71,27 @@ class GraphedForward:
 
     def __init__(self, model: PagedModel, buffers: ActivationBuffers, shape: BatchShape, *, pinned: bool) -> None:
         self.model, self.shape, self.buffers, self.pinned = model, shape, buffers, pinned
-        n, batch, width, places = shape.rows, shape.batch, shape.width, shape.places
-        sizes = [places, places - batch, *[batch] * 5, *([batch, n] if shape.packed else [])]
-        self.inputs = PinnedInputs(sum(sizes), model.device)
-        ids, parents, starts, widths, table_ids, self.seeds, temperatures, *packing = self.inputs.ints.split(sizes)
-        self.temperatures = temperatures.view(torch.float64)
-        self.ids, self.parents = ids.view(batch, width), parents.view(batch, width - 1)
+        n, batch, width = shape.rows, shape.batch, shape.width
+        self.inputs = PassInputs(shape, model.tables, model.config.vocab_size - 1)
+        given = self.inputs.given
+        self.ids, self.parents, self.seeds = given.ids, given.parents, given.seeds
+        self.temperatures = given.temperatures.view(torch.float64)
         chain = torch.arange(width, device=model.device)
+        packing = PackedRows(width, given.offsets, given.row_index)
         self.batch = AttentionBatch(
-            model.tables.pages, table_ids, starts, widths, ((2 << chain) - 1).repeat(batch), chain.repeat(batch),
-            PackedRows(width, *packing) if packing else uniform_rows(batch, width, model.device),
+            model.tables.pages, given.table_ids, given.starts, given.widths,
+            ((2 << chain) - 1).repeat(batch), chain.repeat(batch),
+            packing if shape.packed else uniform_rows(batch, width, model.device),
             **_splits(shape, model.config, pinned),
         )  # fmt: skip
         self._trees = False
         """Ancestors and depths are those of trees, not of chains."""
         self.x, self.qkv, self.q = buffers.x[:n], buffers.qkv[:n], buffers.q[:n]
         self.attended, self.wide = buffers.attended[:n], buffers.wide[:n]
-        self.features = buffers.features[:n]
+        self.tapped = [buffers.tapped[i, :n] for i in range(len(model.taps))]
         self.reduced = model.heads.reduced(shape.outputs)
         self.head = cast(Linear, model.decoder.weights.head if self.reduced is None else self.reduced.rows).weight
         self.logits = buffers.logits.view(-1)[: n * len(self.head)].view(n, len(self.head))
-        self._padding = np.zeros(len(self.inputs.ints), dtype=np.int64)  # chains in no page of anybody's
-        padding = self._parts(self._padding)
-        padding.parents[:] = range(-1, width - 2)
-        padding.table_ids[:] = model.tables.spare
-        padding.row_index[:] = -1
         # not in the graphs' memory, where other graphs may write before these are read
         self.choices = torch.zeros(n, dtype=torch.int64, device=model.device)
         """int64 [N]: the target's choice after each row, by the draws of its sequence."""
@@ -118,62 +99,20 @@ class GraphedForward:
         self._state = DeviceState(numbers[0], numbers[2:].view(batch, 2), self.ids, numbers[1])
         """Of chains, after those choices."""
 
-    def _parts(self, array: np.ndarray) -> _Inputs:
-        """Views of all inputs."""
-        batch, places = self.shape.batch, self.shape.places
-        nodes, rest = array[places : 2 * places - batch], array[2 * places - batch :]
-        packing = rest[5 * batch :]
-        ids = array[:places].reshape(batch, -1)
-        starts, widths, table_ids, seeds, temperatures = rest[: 5 * batch].reshape(5, batch)
-        return _Inputs(
-            ids, nodes.reshape(batch, -1), starts, widths, table_ids, seeds, temperatures,
-            packing[:batch], packing[batch:],
-        )  # fmt: skip
+    def load(self, spans: Seq[Span], after: DeviceState | None = None, draws: Draws | None = None) -> Tensor | slice:
+        """Bring a batch's inputs to the device: one copy, not waited for. Returns the rows whose logits are asked for.
 
-    def load(self, spans: Seq[Span], after: DeviceState | None = None, draws: Draws | None = None) -> None:
-        """Bring a batch's inputs to the device: one copy, not waited for. after: the state of its sequences.
-
-        draws: theirs; without them every row takes its best token.
+        after: the state of its sequences. draws: theirs; without them every row takes its best token.
         """
-        count, array = len(spans), self.inputs.array()
-        array[:] = self._padding
-        ids, parents, starts, widths, table_ids, seeds, temperatures, offsets, row_index = self._parts(array)
-        table_ids[:count] = self.model.tables.table_ids([span.seq_id for span in spans])
-        if draws is not None:
-            seeds[:count] = np.array(draws.seeds, dtype=np.uint64).view(np.int64)
-            temperatures.view(np.float64)[:count] = draws.temperatures
-        device_tokens: list[tuple[int, int, DeviceRow]] = []
-        device_parents: list[tuple[int, int, DeviceRow]] = []
-        trees = False
-        for i, span in enumerate(spans):
-            text, draft = len(span.tokens), span.draft
-            starts[i], widths[i] = span.start, span.width
-            ids[i, :text] = span.tokens
-            if isinstance(draft.tokens, DeviceRow):
-                device_tokens.append((i, text, draft.tokens))
-            else:
-                ids[i, text : span.width] = draft.tokens
-            if draft.parents is not None:  # a row's parent is counted from row 1 on: -1 is row 0
-                trees = True
-                if isinstance(draft.parents, DeviceRow):
-                    device_parents.append((i, 0, draft.parents))
-                else:
-                    parents[i, text - 1 : span.width - 1] = [text - 1 + parent for parent in draft.parents]
-        if self.shape.packed:
-            offsets[1:] = widths.cumsum()[:-1]
-            real = np.flatnonzero(np.arange(self.shape.width) < widths[:, None])
-            row_index[: len(real)] = real
-        self.inputs.send()
-        copy_rows(self.ids, device_tokens)
-        copy_rows(self.parents, device_parents)
-        if after is not None:
-            self.ids[:count, 0].copy_(after.last[:, 1])
-            torch.sub(after.lengths, 1, out=self.batch.starts[:count])
+        wanted, device_parents = self.inputs.load(spans, after, draws)
+        trees = any(span.draft.parents is not None for span in spans)
         if trees or self._trees:
+            copy_rows(self.parents, device_parents)
             ancestors, depths = tree_rows(self.parents, self.batch.widths - 1)
             self.batch.ancestors.copy_(ancestors.view(-1))
             self.batch.depths.copy_(depths.view(-1))
         self._trees = trees
+        return wanted
 
     def accept(self, count: int, choices: Tensor | None = None) -> DeviceState:
         """The state of the first `count` sequences, each of one token and a draft, after these choices.
@@ -189,14 +128,14 @@ class GraphedForward:
             else:
                 lengths, last, accepted = accept_chains(ids, starts, widths, choices)
                 state = DeviceState(lengths, last, ids, accepted)
-            return self._with_features(state, None) if self.model.taps else state
+            return self._with_features(state, None) if self.model.returns_taps else state
         offsets = batch.packing.offsets if choices is None else None
         choices = self.choices if choices is None else choices
         lengths, last, path, accepted = accept_trees(ids, self.parents[:count], starts, widths, choices, offsets)
         for keys, values in self.model.groups:
             table_ids, page = batch.table_ids[:count], self.model.pool.size
             compact_kept(keys, values, batch.block_tables, table_ids, starts, path, accepted, page=page)
-        if not self.model.taps:
+        if not self.model.returns_taps:
             return DeviceState(lengths, last)
         rows = torch.cat([torch.zeros_like(starts)[:, None], path.clamp(min=0) + 1], 1)  # [count, W]
         return self._with_features(DeviceState(lengths, last, ids.gather(1, rows), accepted), rows)
@@ -210,41 +149,26 @@ class GraphedForward:
         self._trees = False
 
     def _with_features(self, state: DeviceState, rows: Tensor | None) -> DeviceState:
-        """The state with the tapped outputs at the rows that were kept, which also go to their pages' ends."""
-        count, batch, accepted = len(state), self.batch, cast(Tensor, state.accepted)
+        """The state with the tapped outputs at the rows that were kept."""
+        count, features = len(state), self.features()
         if rows is None and not self.shape.packed:
-            kept = self.features.view(self.shape.batch, self.shape.width, -1)[:count].clone()
+            kept = features.view(self.shape.batch, self.shape.width, -1)[:count]
         else:
             rows = torch.arange(self.shape.width, device=self.x.device) if rows is None else rows
-            places = batch.packing.offsets[:count, None] + rows  # [count, W]
-            kept = self.features[places.clamp(max=len(self.features) - 1)]
-        self.model.keep_page_ends(batch.table_ids[:count], batch.starts[:count], accepted + 1, kept)
-        return DeviceState(state.lengths, state.last, state.tokens, accepted, kept)
+            places = self.batch.packing.offsets[:count, None] + rows  # [count, W]
+            kept = features[places.clamp(max=len(features) - 1)]
+        return DeviceState(state.lengths, state.last, state.tokens, state.accepted, kept)
 
-    def first_rows(self, spans: Seq[Span]) -> list[int]:
-        """The first row of each span."""
-        if not self.shape.packed:
-            return [i * self.shape.width for i in range(len(spans))]
-        return [0, *accumulate(span.width for span in spans)][: len(spans)]
+    def features(self) -> Tensor:
+        """A copy of the tapped outputs of all rows, [N, taps * hidden]."""
+        return torch.cat(self.tapped, -1)
 
-    def wanted_rows(self, spans: Seq[Span]) -> Tensor | slice:
-        """Which rows' logits the spans ask for."""
-        if all(span.rows == (span.width if self.shape.packed else self.shape.width) for span in spans):
-            return slice(0, sum(span.rows for span in spans))
-        firsts = self.first_rows(spans)
-        wanted = [
-            first + row
-            for first, span in zip(firsts, spans, strict=True)
-            for row in range(span.width - span.rows, span.width)
-        ]
-        return torch.tensor(wanted, dtype=torch.int64).pin_memory().to(self.logits.device, non_blocking=True)
-
-    def take_logits(self, rows: Tensor | slice) -> Tensor:
-        """A copy of these rows' logits, float32 [M, vocab]."""
+    def take_logits(self, rows: Tensor | slice, *, lasting: bool) -> Tensor:
+        """These rows' logits, float32 [M, vocab]; valid until the next pass unless lasting."""
         logits = self.logits[rows]
         if self.reduced is not None:
             return self.reduced.widen(logits)
-        return logits.clone() if isinstance(rows, slice) else logits
+        return logits.clone() if lasting and isinstance(rows, slice) else logits
 
     def positions(self, rows: Tensor | slice) -> Tensor:
         """int64 [M]: the place in its text of the token that follows each of these rows."""
@@ -254,6 +178,7 @@ class GraphedForward:
 
     def run(self) -> None:
         """Launch the pass and what follows from it alone: each row's choice, and what chains accept by that."""
+        self.inputs.fetch()
         self.forward()
         if self.reduced is None:
             batch, state = self.batch, self._state
@@ -278,10 +203,11 @@ class GraphedForward:
                 scale=config.attention_scale, softcap=config.attention_softcap or 0.0, window=kind.window or 0,
                 page=page, pdl=PDL,
             )  # fmt: skip
-            self._rest_of_layer(x, layer)
-            if i in model.taps:
-                at = model.taps.index(i) * config.hidden_size
-                self.features[:, at : at + config.hidden_size].copy_(x)
+            x = self._rest_of_layer(x, layer, self.tapped[model.taps.index(i)] if i in model.taps else self.x)
+        if model.kept is not None:
+            store_tapped(
+                self.buffers.tapped, self.ids, self.batch.packing.row_index, places[0].slots, *model.kept, pdl=PDL
+            )
         normed = self.buffers.normed[: len(x)]
         norm_rows(x, normed, config.norm_eps, weight=weights.norm.weight, pdl=PDL)
         self._linear(normed, self.head, self.logits)
@@ -299,11 +225,13 @@ class GraphedForward:
         norms = None if layer.qk_norm is None else layer.qk_norm.weight
         rotate_and_store(self.qkv, places, self.q, cache, norms=norms, eps=eps, pdl=PDL)
 
-    def _rest_of_layer(self, x: Tensor, layer: Layer) -> None:
+    def _rest_of_layer(self, x: Tensor, layer: Layer, into: Tensor) -> Tensor:
+        """What comes behind a layer's attention; the output goes to `into`. x is only written where it is self.x."""
         out, gate_up, down = (cast(Linear, p).weight for p in (layer.out, layer.gate_up, layer.down))
-        self._linear(self.attended.view(len(x), -1), out, x, residual=x)
-        self._linear(x, gate_up, self.wide, eps=self.model.config.norm_eps, gated=True)
-        self._linear(self.wide, down, x, residual=x)
+        self._linear(self.attended.view(len(x), -1), out, self.x, residual=x)
+        self._linear(self.x, gate_up, self.wide, eps=self.model.config.norm_eps, gated=True)
+        self._linear(self.wide, down, into, residual=self.x)
+        return into
 
     def _linear(
         self,

@@ -104,7 +104,7 @@ def probs_of(processed: Tensor, *, greedy: bool = False) -> Tensor:
 def no_token_error(logits: Tensor, seq: Sequence) -> RequestError:
     """Why no token can be chosen after the text, given the raw row of logits [vocab] after it."""
     where = f"request {seq.id} cannot go on at token {len(seq.tokens)}"
-    if not logits.amax().isfinite():
+    if seq.plain_logits or not logits.amax().isfinite():  # what a pass itself chose from may be overwritten by now
         return ModelError(f"{where}: the model's logits are NaN or infinite there; check its weights and dtype")
     x = _at_least_float32(logits[None]).clone()
     _apply_bias_and_penalties(x, seq, [()])

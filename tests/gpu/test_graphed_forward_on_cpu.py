@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -24,8 +23,9 @@ from outrider.drafters.base import DrafterContext, RoundView
 from outrider.drafters.draft_model import DraftModel, DraftModelConfig
 from outrider.models.decoder import Decoder
 from outrider.runners import graph_runner, graphed_chain, graphed_forward
-from outrider.runners.base import Scores
+from outrider.runners.base import ChainStart, Scores
 from outrider.runners.cuda_graphs import BatchShape
+from outrider.runners.device_state import DeviceState
 from outrider.runners.native import NativeRunner
 from outrider.testing.synthetic import synthetic_pair
 from outrider.verify.seeded import SeededVerifier, accept_draft
@@ -48,24 +48,9 @@ class Again:
             self.work()
 
 
-class NearInputs:
-    """Takes the place of `PinnedInputs`: the numbers need no copy."""
-
-    def __init__(self, size: int, device: torch.device) -> None:
-        self.ints = torch.zeros(size, dtype=torch.int64)
-
-    def array(self) -> np.ndarray:
-        return self.ints.numpy()
-
-    def send(self) -> None:
-        """They are there."""
-
-
 @pytest.fixture
 def target(monkeypatch: pytest.MonkeyPatch) -> NativeRunner:
     monkeypatch.setattr(graphed_forward, "PDL", False)
-    monkeypatch.setattr(graphed_forward, "PinnedInputs", NearInputs)
-    monkeypatch.setattr(graphed_chain, "PinnedInputs", NearInputs)
     monkeypatch.setattr(graph_runner, "capture", Again)
     monkeypatch.setattr(graphed_chain, "capture", Again)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
@@ -380,6 +365,28 @@ def test_chains_drafted_at_once_are_those_drafted_step_by_step(target: NativeRun
         said = set(model._vocab.tokens)
         assert {token for chain in told for token in chain[1:]} <= said
         assert not {chain[0] for chain in told} <= said
+
+
+def test_chains_and_passes_behind_a_state_are_those_of_texts_that_the_host_knows(target: NativeRunner):
+    """Drafts of several blocks, and of the host, behind a round; tokens that only the target has are capped."""
+    spans, _ = read(target, 3, [EMPTY] * 3)
+    lengths, last = [span.start + 2 for span in spans], [(i + 1, token) for i, token in enumerate((7, VOCAB + 9, 5))]
+    starts = [ChainStart(s.seq_id, seed=s.seq_id, temperature=0.7) for s in spans]
+    state = DeviceState(torch.tensor(lengths), torch.tensor(last))
+    chains = [list(chain) for chain in target.draft_chains(starts, 3, state) or ()]
+    capped = [(one, min(other, VOCAB - 1)) for one, other in last]
+    known = [replace(s, length=n, last=two) for s, n, two in zip(starts, lengths, capped, strict=True)]
+    assert chains == [list(chain) for chain in target.draft_chains(known, 3) or ()]
+    block, other = HostCopy(torch.tensor([chains[2], chains[0]])), HostCopy(torch.tensor([[9, 8, 7, 6]])[:, 1:])
+    tokens = [DeviceRow(block, 1, 3), (11, 12), DeviceRow(other, 0, 2)]
+    drafts = [Draft(each, known=isinstance(each, DeviceRow)) for each in tokens]
+    unknown = [Span(s.seq_id, 0, (0,), draft) for s, draft in zip(spans, drafts, strict=True)]
+    scored = target.score(unknown, state).logits
+    written = [
+        Span(s.seq_id, n - 1, (two[1],), Draft(tuple(draft.tokens)))
+        for s, n, two, draft in zip(spans, lengths, capped, drafts, strict=True)
+    ]
+    assert torch.equal(scored, target.score(written).logits)
 
 
 def fresh(model: DraftModel, seqs: list[Sequence], steps: int) -> list[Draft]:

@@ -20,10 +20,11 @@ PARTS = [  # file, which of its tests, how many those are at least
     ("accept", "", 85),
     ("lookup_kernels", "", 17),
     ("graphed_lookup", "captured", 3),
+    ("fetch_inputs", "", 8),
     ("reduced_head", "kernel", 3),
     ("packed_rows", "", 7),
     ("graphed_forward_on_cpu", "trees or lengths", 5),
-    ("graphed_forward_on_cpu", "not trees and not lengths", 17),
+    ("graphed_forward_on_cpu", "not trees and not lengths", 18),
 ]
 
 ENVIRONMENT = {

@@ -1,0 +1,159 @@
+"""The inputs of a captured pass: written on the host, sent in one copy, completed by what only the device knows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from itertools import accumulate
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from outrider.core.device_row import DeviceRow
+from outrider.core.draws import Draws
+from outrider.core.host_copy import HostCopy
+from outrider.core.sequence import Span
+from outrider.kernels.triton_inputs import HEADER, SOURCES, fetch_inputs, write_draft, write_state
+from outrider.kvcache.block_tables import BlockTables
+from outrider.runners.cuda_graphs import BatchShape, PinnedInputs
+from outrider.runners.device_state import DeviceState
+
+
+class InputParts(NamedTuple):
+    """The inputs of B sequences at W places each, N rows: int64 parts of one array, or of a tensor on the device."""
+
+    ids: Any  # [B, W]; negative: padding of a draft
+    parents: Any  # [B, W - 1]
+    starts: Any  # [B], as the next four
+    widths: Any
+    table_ids: Any
+    seeds: Any
+    temperatures: Any  # the bits of float64
+    header: Any  # [HEADER], see `fetch_inputs`
+    sources: Any  # [B, SOURCES]
+    wanted: Any  # [N]: the rows whose logits are asked for, where those are not side by side
+    offsets: Any  # [B], as the next empty where a pass is not packed
+    row_index: Any  # [N]
+
+
+class PassInputs:
+    """The inputs of passes of one shape."""
+
+    def __init__(self, shape: BatchShape, tables: BlockTables, max_id: int) -> None:
+        """max_id: larger tokens of a state are read as this one."""
+        self.shape, self._tables, self._max_id = shape, tables, max_id
+        self._inputs = PinnedInputs(sum(map(prod, _shapes(shape))), tables.device)
+        self.given = _parts(self._inputs.ints, shape)
+        """Where the pass reads them."""
+        self._written = [_parts(array, shape) for array in self._inputs.arrays]
+        self._fetched: list[Tensor] = []
+        """What the next pass fetches by address: kept until another is loaded."""
+        self._padding = np.zeros(len(self._inputs.ints), dtype=np.int64)  # chains in no page of anybody's
+        padding = _parts(self._padding, shape)
+        padding.parents[:] = range(-1, shape.width - 2)
+        padding.table_ids[:] = tables.spare
+        padding.row_index[:] = -1
+
+    def load(
+        self, spans: Seq[Span], after: DeviceState | None, draws: Draws | None
+    ) -> tuple[Tensor | slice, list[tuple[int, int, DeviceRow]]]:
+        """Send a batch's inputs: one copy, not waited for. See `GraphedForward.load`.
+
+        Returns the rows whose logits are asked for, and parents that are on the device: each (sequence, 0, numbers).
+        """
+        count, array = len(spans), self._inputs.array()
+        array[:] = self._padding
+        into, widths = self._written[self._inputs.current], [span.width for span in spans]
+        into.table_ids[:count] = self._tables.table_ids([span.seq_id for span in spans])
+        into.widths[:count] = widths
+        if draws is not None:
+            into.seeds[:count] = np.array(draws.seeds, dtype=np.uint64).view(np.int64)
+            into.temperatures.view(np.float64)[:count] = draws.temperatures
+        self._fetched.clear()
+        if after is None:
+            _write_texts(spans, into)
+        else:
+            self._fetched += after.lengths.contiguous(), after.last.contiguous()
+            write_state(into.header, into.sources, *self._fetched, reads=len(spans[0].tokens))
+        device_parents = self._write_drafts(spans, widths, into)
+        if self.shape.packed:
+            into.offsets[1:] = into.widths.cumsum()[:-1]
+            real = np.flatnonzero(np.arange(self.shape.width) < into.widths[:, None])
+            into.row_index[: len(real)] = real
+        wanted = self._write_wanted(spans, widths, into)
+        self._inputs.send()
+        return wanted, device_parents
+
+    def fetch(self) -> None:
+        """Launch what completes the inputs by what only the device knows."""
+        given = self.given
+        fetch_inputs(given.ids, given.starts, given.header, given.sources, self._max_id)
+
+    def first_rows(self, widths: Seq[int]) -> list[int]:
+        """The first row of each of so many sequences of these widths."""
+        if not self.shape.packed:
+            return [i * self.shape.width for i in range(len(widths))]
+        return [0, *accumulate(widths)][: len(widths)]
+
+    def _write_drafts(self, spans: Seq[Span], widths: Seq[int], into: InputParts) -> list[tuple[int, int, DeviceRow]]:
+        """Returns the parents that are on the device."""
+        device_parents: list[tuple[int, int, DeviceRow]] = []
+        blocks: dict[HostCopy, Tensor] = {}
+        for i, (span, width) in enumerate(zip(spans, widths, strict=True)):
+            text, draft = len(span.tokens), span.draft
+            if width == text:
+                continue
+            if isinstance(draft.tokens, DeviceRow):
+                block, row = draft.tokens.block, draft.tokens.row
+                if block not in blocks:  # it may be another device's
+                    blocks[block] = block.tokens.to(self._tables.device, non_blocking=True).contiguous()
+                address = blocks[block].data_ptr() + 8 * row * blocks[block].shape[1]
+                write_draft(into.sources[i], address, text, width - text)
+            else:
+                into.ids[i, text:width] = draft.tokens
+            if draft.parents is None:
+                continue
+            if isinstance(draft.parents, DeviceRow):
+                device_parents.append((i, 0, draft.parents))
+            else:  # a row's parent is counted from row 1 on: -1 is row 0
+                into.parents[i, text - 1 : width - 1] = [text - 1 + parent for parent in draft.parents]
+        self._fetched += blocks.values()
+        return device_parents
+
+    def _write_wanted(self, spans: Seq[Span], widths: Seq[int], into: InputParts) -> Tensor | slice:
+        """Which rows' logits the spans ask for."""
+        firsts, rows = self.first_rows(widths), [span.rows for span in spans]
+        if len(spans) == 1 or rows == (widths if self.shape.packed else [self.shape.width] * len(spans)):
+            first = widths[0] - rows[0]
+            return slice(first, first + sum(rows))
+        wanted = [
+            row
+            for first, width, count in zip(firsts, widths, rows, strict=True)
+            for row in range(first + width - count, first + width)
+        ]
+        into.wanted[: len(wanted)] = wanted
+        return self.given.wanted[: len(wanted)]
+
+
+def _write_texts(spans: Seq[Span], into: InputParts) -> None:
+    into.starts[: len(spans)] = [span.start for span in spans]
+    if all(len(span.tokens) == 1 for span in spans):
+        into.ids[: len(spans), 0] = [span.tokens[0] for span in spans]
+        return
+    for ids, span in zip(into.ids, spans, strict=False):
+        ids[: len(span.tokens)] = span.tokens
+
+
+def _shapes(shape: BatchShape) -> list[tuple[int, ...]]:
+    """Of each part."""
+    batch, width, rows = shape.batch, shape.width, shape.rows
+    packing = ((batch,), (rows,)) if shape.packed else ((0,), (0,))
+    return [(batch, width), (batch, width - 1), *[(batch,)] * 5, (HEADER,), (batch, SOURCES), (rows,), *packing]
+
+
+def _parts(array: Any, shape: BatchShape) -> InputParts:
+    """Views of an array or tensor that holds all inputs."""
+    shapes = _shapes(shape)
+    ends = accumulate(map(prod, shapes))
+    return InputParts(*(array[end - prod(each) : end].reshape(each) for each, end in zip(shapes, ends, strict=True)))
