@@ -133,6 +133,18 @@ class MedusaOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DraftOptions:
+    """Draft model. Named and defaulted as in DraftTrainConfig."""
+
+    start: str = option("", "Checkpoint to begin with (random layers)", metavar="MODEL")
+    layers: int = option(4, "Its layers, without --start as all sizes")
+    hidden_size: int = option(0, "0: the target's")
+    intermediate_size: int = option(0, "Of its MLPs; 0: in proportion")
+    own_embedding: bool = option(False, "Train one, in place of the target's")
+    chain: int = option(5, "Tokens of the chains that are judged")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayersOptions:
     """Search."""
 
@@ -203,6 +215,17 @@ def medusa(run: RunOptions, optimizer: OptimizerOptions, head: MedusaOptions) ->
     config, task, screen = MedusaTrainConfig(**_values(optimizer), **_values(head)), run.task(), Screen()
     with TrainScreen(screen.notes) as watcher:
         data = train_medusa(task, config, watcher)
+    _say_done(screen, data, task.out)
+
+
+def draft(run: RunOptions, optimizer: OptimizerOptions, model: DraftOptions) -> None:
+    """Distil a draft model: a small ordinary model with the target's tokenizer. Defaults are in brackets."""
+    from outrider.train.draft import DraftTrainConfig
+    from outrider.train.session import train_draft
+
+    config, task, screen = DraftTrainConfig(**_values(optimizer), **_values(model)), run.task(), Screen()
+    with TrainScreen(screen.notes) as watcher:
+        data = train_draft(task, config, watcher)
     _say_done(screen, data, task.out)
 
 
@@ -281,5 +304,6 @@ app.command("collect")(flatten_options(collect))
 app.command("block")(flatten_options(block))
 app.command("eagle3")(flatten_options(eagle3))
 app.command("medusa")(flatten_options(medusa))
+app.command("draft")(flatten_options(draft))
 app.command("layers")(flatten_options(layers))
 app.command("ngram")(flatten_options(ngram))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from outrider.models.load import default_dtype, load_decoder, read_config, weigh
 from outrider.train.acceptance import Acceptance, Tally, distinct_bigrams
 from outrider.train.block import BlockRecipe, BlockTrainConfig, make_head
 from outrider.train.corpus import Corpus, load_corpus
+from outrider.train.draft import DraftModel, DraftRecipe, DraftTrainConfig, make_draft, write_draft
 from outrider.train.eagle3 import Eagle3Recipe, Eagle3TrainConfig, make_eagle3
 from outrider.train.files import DiskError, write_json, write_text
 from outrider.train.loop import Silent, Trainer, Watcher
@@ -67,6 +68,8 @@ class HeadPlan:
     config: HeadConfig
     recipe: Recipe
     coverage: float | None
+    start: str = ""
+    """The checkpoint that a draft model begins with."""
 
 
 def train_block(task: TrainTask, config: BlockTrainConfig, watcher: Watcher | None = None) -> ReportData:
@@ -97,6 +100,18 @@ def plan_medusa(decoder: Decoder, corpus: Corpus, config: MedusaTrainConfig) -> 
     head = make_medusa(head_config, decoder)
     recipe = MedusaRecipe(head, TrainingTarget(decoder, head_config.taps), config, corpus)
     return HeadPlan("medusa", head_config, recipe, None)
+
+
+def train_draft(task: TrainTask, config: DraftTrainConfig, watcher: Watcher | None = None) -> ReportData:
+    """Distil a draft model, or continue; as `train_block`."""
+    return _train(task, config, plan_draft, watcher or Silent())
+
+
+def plan_draft(decoder: Decoder, corpus: Corpus, config: DraftTrainConfig) -> HeadPlan:
+    model_config = config.head_config(decoder.config)
+    model = make_draft(model_config, decoder, config)
+    recipe = DraftRecipe(model, TrainingTarget(decoder, ()), config, corpus)
+    return HeadPlan("draft-model", model_config, recipe, None, config.start)
 
 
 def _draft_tokens(corpus: Corpus, size: int) -> tuple[Tensor | None, float | None]:
@@ -207,6 +222,9 @@ def _write_drafter(task: TrainTask, made: HeadPlan, decoder: Decoder) -> None:
         write_medusa(folder, made.config, tensors, task.target)
         return
     try:
+        if made.config.kind == "draft":
+            write_draft(folder, cast(DraftModel, made.recipe.head), made.start, resolve(task.target), MAX_FILE_BYTES)
+            return
         tensors = with_lm_head(tensors, decoder) if task.with_lm_head else tensors
         write_head(folder, made.config, tensors, facts, tokens=made.recipe.positions, max_file_bytes=MAX_FILE_BYTES)
     except SafetensorError as error:  # how it tells that the disk is full

@@ -48,7 +48,7 @@ class TrainingTarget:
         attend = TextAttention(decoder, rows)
         hidden = decoder.forward(rows.tokens.flatten(), rows.positions.flatten(), attend, tapped)
         totals, best = zip(*(self._totals(hidden[part]) for part in self._parts(len(hidden))), strict=True)
-        features = torch.cat([tapped[layer] for layer in self.taps], -1)
+        features = torch.cat([hidden[:, :0], *(tapped[layer] for layer in self.taps)], -1)
         return TargetOutputs(features, hidden, torch.cat(totals), torch.cat(best))
 
     @torch.no_grad()

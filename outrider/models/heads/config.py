@@ -7,7 +7,8 @@ from typing import Literal
 
 from outrider.models.config import Activation, RopeConfig
 
-HeadKind = Literal["eagle", "eagle3", "block", "medusa", "mtp"]
+HeadKind = Literal["eagle", "eagle3", "block", "medusa", "mtp", "draft"]
+"""draft: no head, but the layers of an ordinary model that is trained to draft."""
 _ROPE = RopeConfig()
 
 

@@ -73,14 +73,30 @@ def write_head(
         kept = torch.zeros(config.vocab_size, dtype=torch.bool)
         kept[torch.arange(len(stored["d2t"])) + stored["d2t"]] = True
         stored["t2d"] = kept
+    write_folder(folder, _config_json(config, target, tokens), stored, max_file_bytes)
+
+
+def write_folder(
+    folder: Path,
+    config_json: dict[str, Any],
+    tensors: dict[str, Tensor],
+    max_file_bytes: int,
+    files: Mapping[str, bytes] | None = None,
+) -> None:
+    """Write a checkpoint, in place of what was there; the folder is never half-written.
+
+    tensors: as they are stored. files: others besides, by name.
+    """
     folder = folder.absolute()
     with scratch_folder(folder) as scratch:
         filling, old = scratch / folder.name, scratch / "old"
         try:
             filling.mkdir()
-            text = json.dumps(_config_json(config, target, tokens), indent=2) + "\n"
+            for name, content in (files or {}).items():
+                (filling / name).write_bytes(content)
+            text = json.dumps(config_json, indent=2) + "\n"
             (filling / "config.json").write_text(text, encoding="utf-8")
-            _write_tensors(filling, stored, max_file_bytes)
+            _write_tensors(filling, tensors, max_file_bytes)
             if folder.exists():
                 os.replace(folder, old)
             os.replace(filling, folder)
@@ -131,7 +147,7 @@ def _config_json(config: HeadConfig, target: TargetFacts, tokens: int) -> dict[s
                 "architectures": [FAMILIES[target.config.model_type].architecture],
             },
         },
-        "transformer_layer_config": _layer_json(config),
+        "transformer_layer_config": layer_json(config),
         "draft_vocab_size": config.outputs,
         "target_hidden_size": config.target_hidden_size,
         "tie_word_embeddings": False,
@@ -160,7 +176,7 @@ def _config_json(config: HeadConfig, target: TargetFacts, tokens: int) -> dict[s
     }
 
 
-def _layer_json(config: HeadConfig) -> dict[str, Any]:
+def layer_json(config: HeadConfig) -> dict[str, Any]:
     """Its layers as a config.json of Transformers."""
     made: dict[str, Any] = {
         "model_type": "qwen3" if config.qk_norm else "llama",
