@@ -23,7 +23,7 @@ from outrider.models.load import load_decoder, read_config
 from outrider.models.tokenizer import Tokenizer
 from outrider.runners.base import Runner
 from outrider.runners.compile_counter import COUNTER
-from outrider.runners.native import NativeRunner, decode_one
+from outrider.runners.native import NativeRunner
 from outrider.runners.pass_work import PACKED_BYTES, decoder_work
 from outrider.runners.threads import MAX_THREADS, threads_of, use_threads
 
@@ -51,6 +51,8 @@ class LoadedModel:
     """The CPU threads that its passes begin with, for people to read; empty where they run elsewhere."""
     stored: str = ""
     """The format of its weights on disk, such as Q4_K or float32; empty where it is not known."""
+    kernels: str = ""
+    """The instruction set of the CPU kernels that run its passes: avx512, avx2 or plain; empty where PyTorch does."""
 
     @property
     def weight_bytes(self) -> int:
@@ -154,12 +156,13 @@ def _load(model: str, options: LoadOptions, progress: Progress | None, drafts: D
             f"{model}: a cache of {tokens} tokens cannot hold one sequence of {context}; "
             f"a token takes {bytes_per_token} bytes: lower context or raise cache_tokens"
         )
-    threads = threads_of(device, options.threads, lambda: decode_one(decoder))
-    target = NativeRunner(decoder, tokens, context=context, pinned=options.pinned, threads=threads)
+    target = NativeRunner(decoder, tokens, context=context, pinned=options.pinned)
+    threads = target.model.threads = threads_of(device, options.threads, target.decode_one)
     target.work = decoder_work(config, PACKED_BYTES[quantize] if quantize else decoder.dtype.itemsize)
+    kernels = "" if target.cpu_pass is None else target.cpu_pass.library.kernels
     name = quantize or _dtype_name(decoder.dtype)
     stored = reference.storage if reference else _dtype_name(config.dtype)
-    return LoadedModel(model, folder, target, tokenizer, name, plan, options.pinned, threads.told, stored)
+    return LoadedModel(model, folder, target, tokenizer, name, plan, options.pinned, threads.told, stored, kernels)
 
 
 def _plan_cuda(decoder: Decoder, context: int, max_tokens: int, options: LoadOptions) -> MemoryPlan:

@@ -20,7 +20,7 @@ def speed_facts(loaded: LoadedModel) -> tuple[object, ...]:
     threads = loaded.threads.partition(" ")[0]  # the number alone, not how it was found
     cpu = f"{processor()} {os.cpu_count()} cores, {threads} threads"
     machine = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu
-    return (torch.__version__, machine, loaded.folder, loaded.format, loaded.pinned)
+    return (torch.__version__, machine, loaded.folder, loaded.format, loaded.kernels, loaded.pinned)
 
 
 def memory_for_drafts(models: Iterable[tuple[str, str, int, bool]], device: str) -> ReservedMemory:

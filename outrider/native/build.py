@@ -14,8 +14,6 @@ from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from outrider.checkpoints.storage import outrider_home
-
 SOURCES = Path(__file__).parent / "src"
 LIBRARY_NAME = "liboutrider.so"
 INSTALLED = Path(__file__).parent / LIBRARY_NAME
@@ -40,6 +38,8 @@ def find_or_build() -> Path:
     """The library's file. BuildError where it is neither installed nor can be built."""
     if _read(INSTALLED.with_suffix(".key")) == _sources_key():
         return INSTALLED
+    from outrider.checkpoints.storage import outrider_home  # here: a build imports this file alone
+
     compiler = find_compiler()
     file = outrider_home() / "native" / _key(compiler) / LIBRARY_NAME
     if not file.is_file():

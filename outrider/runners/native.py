@@ -189,6 +189,13 @@ class NativeRunner(Runner):
             self._chains = GraphedChains(graphs, self._chain_reads)
         return self._chains
 
+    def decode_one(self) -> None:
+        """A pass of one row, to be timed."""
+        if self.cpu_pass is None:
+            decode_one(self.model.decoder)
+        else:
+            self.cpu_pass.decode_one()
+
     def _keep_ends(self, scores: Scores) -> Scores:
         """Keep the tapped outputs at the ends of pages that text fills."""
         if scores.features is not None:
