@@ -1,9 +1,11 @@
 """The speed table of this machine: every figure is a ratio of two rows timed in the same run.
 
-    python benchmarks/cpu.py [--model demo] [--repeats 3] [--tokens 96] [--json FILE]
+    python benchmarks/cpu.py [--model demo] [--repeats 3] [--tokens 96] [--llama PYTHON] [--json FILE]
 
 Rows are timed round-robin, `--repeats` times, and the median is reported. Tokens per second
 count the tokens after the first; every speculative text is compared with the plain one.
+With `--model FILE.gguf --llama PYTHON`, a Python that has llama-cpp-python (see llama_peer.py), llama.cpp runs the same
+file and prompts in the same rounds.
 """
 
 from __future__ import annotations
@@ -11,8 +13,10 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import platform
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -22,8 +26,11 @@ from typing import Any
 import torch
 
 from outrider import LLM, SamplingParams
-from outrider.checkpoints.resolve import resolve
+from outrider.checkpoints.folder import gguf_of
+from outrider.checkpoints.resolve import convert_file, resolve
+from outrider.core.draft import Draft
 from outrider.core.errors import LosslessError
+from outrider.core.sequence import Span
 from outrider.engine.results import Result
 from outrider.engine.stats import Stats, total
 
@@ -83,6 +90,26 @@ class OutriderTimer:
         results = [self._complete(prompt) for prompt in prompts]
         return sum(len(r.tokens) for r in results) / (time.perf_counter() - began)
 
+    def time_prompt(self, ids: list[int]) -> float:
+        """Tokens of a prompt per second, in one pass of an empty cache."""
+        return self._time_pass(Span(-1, 0, tuple(ids)), len(ids))
+
+    def time_rows(self, rows: int) -> float:
+        """Passes per second, each of so many rows behind a text of 128 tokens: the best of five."""
+        text = tuple(range(100, 228))
+        span = Span(-1, len(text), (1,), Draft(tokens=text[: rows - 1]))
+        return max(self._time_pass(span, 1) for _ in range(5))
+
+    def _time_pass(self, span: Span, count: int) -> float:
+        target = self.llm.loaded.target
+        target.pool.open(span.seq_id, (), "")
+        target.pool.reserve(span.seq_id, span.start + span.width)
+        began = time.perf_counter()
+        target.score([span])
+        seconds = time.perf_counter() - began
+        target.release(span.seq_id, unpublish=True)
+        return count / seconds
+
     def _complete(self, prompt: str) -> Result:
         self.salt += 1
         result = self.llm.chat(messages(prompt), self.params, salt=str(self.salt))
@@ -98,6 +125,8 @@ class TransformersTimer:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         folder = resolve(model)
+        if reference := gguf_of(folder):  # Transformers reads a copy
+            folder = convert_file(Path(reference.file))
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self.tokens, self.options = tokens, options
@@ -118,6 +147,49 @@ class TransformersTimer:
         began = time.perf_counter()
         self.model.generate(**ids, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, **self.options)
         return time.perf_counter() - began
+
+
+class LlamaTimer:
+    """Times llama.cpp in a process of its own, which sleeps while others are timed."""
+
+    def __init__(self, python: str, file: str) -> None:
+        script = Path(__file__).with_name("llama_peer.py")
+        self.process = subprocess.Popen(
+            [python, str(script), file, str(os.cpu_count())], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def ask(self, **command: Any) -> float:
+        if self.process.stdin is None or self.process.stdout is None:
+            raise OSError("llama.cpp's process has no pipes")
+        self.process.stdin.write(json.dumps(command) + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+
+def peer_rows(args: argparse.Namespace, kernels: OutriderTimer, pytorch: OutriderTimer) -> list[Row]:
+    """llama.cpp, our plain decoding on PyTorch's operators and on the CPU kernels, `suffix` and `auto`."""
+    llama = LlamaTimer(args.llama, args.model)
+    ids = list(range(100, 500))
+    table: list[Row] = []
+    for kind in ("chat", "copy"):
+        prompts, base = PROMPTS[kind], f"{kind}: llama.cpp plain"
+        for mode in ("plain", "lookup"):
+            asked = {"mode": mode, "prompts": prompts, "tokens": args.tokens}
+            table.append(
+                Row(f"{kind}: llama.cpp {mode}", lambda a=asked: llama.ask(**a), base if mode != "plain" else "")
+            )
+        table.append(Row(f"{kind}: PyTorch's operators", lambda p=prompts: pytorch.time_each(p), base))
+        table.append(Row(f"{kind}: CPU kernels", lambda p=prompts: kernels.time_each(p), base, 1.0))
+        for drafter in ("suffix", "auto"):
+            timer = OutriderTimer(args.model, args.tokens, drafter=drafter)
+            timer.texts = kernels.texts
+            bar = 1.3 if kind == "chat" else 2.0
+            row = Row(f"{kind}: CPU kernels, {drafter}", lambda o=timer, p=prompts: o.time_each(p), base, bar)
+            row.note = stats_note(timer)
+            table.append(row)
+    table.append(Row("prompt of 400: llama.cpp", lambda: llama.ask(mode="plain", ids=ids)))
+    table.append(Row("prompt of 400: CPU kernels", lambda: kernels.time_prompt(ids), "prompt of 400: llama.cpp", 0.8))
+    return table
 
 
 def stats_note(timer: OutriderTimer) -> Callable[[], str]:
@@ -151,9 +223,24 @@ def rows(args: argparse.Namespace) -> list[Row]:
             )
     table += [
         Row("eight in turn, 4-bit", lambda: packed.time_in_turn(PROMPTS["chat"])),
-        Row("eight together, 4-bit", lambda: packed.time_together(PROMPTS["chat"]), "eight in turn, 4-bit", 2.0),
+        Row("eight together, 4-bit", lambda: packed.time_together(PROMPTS["chat"]), "eight in turn, 4-bit", 3.0),
+        Row("passes of 1 row, 4-bit", lambda: packed.time_rows(1)),
+        Row("passes of 4 rows, 4-bit", lambda: packed.time_rows(4), "passes of 1 row, 4-bit", 1 / 1.4),
+        Row("passes of 8 rows, 4-bit", lambda: packed.time_rows(8), "passes of 1 row, 4-bit", 1 / 2.0),
     ]
-    return table
+    return table + (peer_rows(args, packed, on_pytorch(args)) if args.llama else [])
+
+
+def on_pytorch(args: argparse.Namespace) -> OutriderTimer:
+    """The same model without the CPU kernels."""
+    before = os.environ.get("OUTRIDER_NATIVE")
+    os.environ["OUTRIDER_NATIVE"] = "0"
+    try:
+        return OutriderTimer(args.model, args.tokens, quantize="int4")
+    finally:
+        del os.environ["OUTRIDER_NATIVE"]
+        if before is not None:
+            os.environ["OUTRIDER_NATIVE"] = before
 
 
 def main() -> None:
@@ -162,6 +249,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--only", default="", help="rows whose name holds this, and their bases")
+    parser.add_argument("--llama", default="", help="a Python that has llama-cpp-python; --model is then a .gguf file")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     table = rows(args)
@@ -186,7 +274,7 @@ def report(table: list[Row], args: argparse.Namespace) -> None:
     print(f"greedy, {args.tokens} new tokens, median of {args.repeats}\n")
     for row in table:
         ratio = f"{row.rate / rates[row.base]:5.2f} x" if row.base else "     -  "
-        bar = f"(bar {row.bar})" if row.bar else ""
+        bar = f"(bar {row.bar:.3g})" if row.bar else ""
         print(f"{row.name:34} {row.rate:8.1f} tok/s {ratio} {bar:10} {row.note()}")
     if args.json:
         rows_out = [
