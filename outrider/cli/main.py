@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from outrider import __version__
-from outrider.cli.bench import bench
+from outrider.cli.bench import app as bench_app
 from outrider.cli.chat import chat
 from outrider.cli.check import check
 from outrider.cli.list import list_drafters, list_models
@@ -39,7 +39,7 @@ app = typer.Typer(
 )
 app.command("run")(flatten_options(run))
 app.command("chat")(flatten_options(chat))
-app.command("bench")(flatten_options(bench))
+app.add_typer(bench_app)
 app.command("serve")(flatten_options(serve))
 app.add_typer(train_app)
 app.command("check")(flatten_options(check))

@@ -299,11 +299,11 @@ def test_the_processor_is_always_here():
 
 
 def test_a_benchmark_takes_no_cache_of_nothing():
-    from outrider.cli.bench import BenchOptions, bench
+    from outrider.cli.bench_rounds import RoundsOptions, rounds
     from outrider.cli.options import DraftingOptions, RuntimeOptions
 
-    options = BenchOptions(name="synthetic", max_tokens=4)
+    options = RoundsOptions(name="synthetic", max_tokens=4)
     refused: list[dict[str, Any]] = [{"cache_tokens": 0}, {"context": 0}, {"context": 10**6}]
     for option in refused:
         with pytest.raises(OutriderError, match=f"{next(iter(option))} must be"):
-            bench(options, DraftingOptions(), RuntimeOptions(device="cpu", **option))
+            rounds(options, DraftingOptions(), RuntimeOptions(device="cpu", **option))

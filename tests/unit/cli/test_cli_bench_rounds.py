@@ -1,4 +1,4 @@
-"""`outrider bench`: the table, the profile, and what it refuses."""
+"""`outrider bench rounds`: the table, the profile, and what it refuses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 def test_plain_and_speculative_side_by_side(cli):
-    done = cli("bench", "synthetic", "--batch", "2", "--max-tokens", "64", "--device", "cpu", "--fixed")
+    done = cli("bench", "rounds", "synthetic", "--batch", "2", "--max-tokens", "64", "--device", "cpu", "--fixed")
     assert done.code == 0, done.err
     lines = {line.split("  ")[0].strip(): line for line in done.out.splitlines()}
     assert "2 of 2" in lines["identical"]
@@ -19,7 +19,7 @@ def test_plain_and_speculative_side_by_side(cli):
 
 
 def test_json_of_both(cli):
-    done = cli("bench", "synthetic:tiny", "--max-tokens", "62", "--device", "cpu", "--json", "--fixed")
+    done = cli("bench", "rounds", "synthetic:tiny", "--max-tokens", "62", "--device", "cpu", "--json", "--fixed")
     told = json.loads(done.out)
     assert told["identical"] == 1.0
     assert (told["plain"]["tau"], told["plain"]["gamma"]) == (1.0, 0.0)
@@ -32,7 +32,7 @@ def test_json_of_both(cli):
 
 def test_the_rows_agree_as_they_are_printed(cli):
     """The same identities in the table, where each number is rounded, and in JSON, where none is."""
-    words = ("bench", "synthetic", "--batch", "2", "--max-tokens", "64", "--device", "cpu", "--fixed")
+    words = ("bench", "rounds", "synthetic", "--batch", "2", "--max-tokens", "64", "--device", "cpu", "--fixed")
     rows = {}
     for line in cli(*words).out.splitlines()[1:]:
         name, *numbers = re.split(r" {2,}", line.strip())
@@ -51,16 +51,16 @@ def test_the_rows_agree_as_they_are_printed(cli):
 
 
 def test_another_drafter_may_be_named(cli):
-    told = json.loads(cli("bench", "synthetic", "--drafter", "none", "--max-tokens", "8", "--json").out)
+    told = json.loads(cli("bench", "rounds", "synthetic", "--drafter", "none", "--max-tokens", "8", "--json").out)
     assert told["speculative"]["gamma"] == 0
 
 
 def test_profile_names_operators(cli):
-    done = cli("bench", "synthetic", "--profile", "--rounds", "2", "--device", "cpu", "--fixed")
+    done = cli("bench", "rounds", "synthetic", "--profile", "--rounds", "2", "--device", "cpu", "--fixed")
     assert done.code == 0, done.err
     assert "operators of a round" in done.out
     assert "aten::mm" in done.out
-    done = cli("bench", "synthetic", "--profile", "--rounds", "2", "--device", "cpu", "--json", "--fixed")
+    done = cli("bench", "rounds", "synthetic", "--profile", "--rounds", "2", "--device", "cpu", "--json", "--fixed")
     told = json.loads(done.out)
     assert (told["model"], told["rounds"], told["device"]) == ("synthetic", 2, "cpu")
     assert told["tokens"] == 6.0  # five accepted draft tokens, and one token of the target's own
@@ -86,6 +86,6 @@ def test_profile_names_operators(cli):
     ],
 )
 def test_what_cannot_be_is_said(cli, words, said):
-    done = cli("bench", *words)
+    done = cli("bench", "rounds", *words)
     assert done.code == 2
     assert said in done.err

@@ -1,0 +1,69 @@
+"""The figures of a run as cells of a table: on the terminal, on a page, in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Any
+
+from outrider.bench.statistics import Estimate
+from outrider.bench.summary import RowSummary
+from outrider.report.numbers import digits, seconds
+
+COLUMNS = (
+    "prompts",
+    "row",
+    "tok/s",
+    "speed-up",
+    "identical",
+    "limit",
+    "acc. length",
+    "τ",
+    "α",
+    "first token",
+    "bigrams",
+    "J/token",
+)
+NOT_TOLD = "not told"
+
+
+def cells_of(row: RowSummary) -> list[str]:
+    """One row, in the order of COLUMNS. A speed always stands beside its check and its share of the limit."""
+    return [
+        place_of(row.cell),
+        row.row,
+        digits(row.tokens_per_second.value),
+        interval(row.speedup),
+        f"{row.identical} of {row.texts}",
+        NOT_TOLD if row.limit_share is None else f"{row.limit_share:.2f}",
+        "" if row.acceptance_length is None else f"{row.acceptance_length.value:.2f}",
+        f"{row.tokens_per_round.value:.2f}",
+        "" if row.alpha is None else f"{row.alpha:.2f}",
+        seconds(row.time_to_first_token),
+        f"{row.distinct_bigram_share:.2f}",
+        NOT_TOLD if row.joules_per_token is None else digits(row.joules_per_token),
+    ]
+
+
+def place_of(cell: dict[str, Any]) -> str:
+    """A cell in words: its category, and the settings that are not as usual."""
+    parts = [cell["category"]]
+    parts += [f"T {cell['temperature']:g}"] if cell["temperature"] else []
+    parts += [f"batch {cell['batch']}"] if cell["batch"] != 1 else []
+    parts += [f"{cell['context']} tokens"] if cell["context"] else []
+    parts += [f"thinking {cell['thinking']}"] if cell["thinking"] else []
+    return ", ".join(parts)
+
+
+def interval(found: Estimate | None) -> str:
+    """1.52 [1.48, 1.57]; empty for None."""
+    return "" if found is None else f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}]"
+
+
+def markdown(head: Seq[str], rows: Seq[Seq[str]]) -> str:
+    """A table to paste. Bars and line ends in cells are escaped."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(_cell(each) for each in line) + " |" for line in lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")

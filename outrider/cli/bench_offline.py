@@ -1,0 +1,204 @@
+"""`outrider bench offline`: plain decoding against drafters, on suites of prompts or files."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from outrider.cli.options import RuntimeOptions, argument, option
+from outrider.cli.screen import Screen, clean, progress_bars
+from outrider.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from outrider.bench.offline import Axes
+    from outrider.bench.prompts import BenchPrompt
+    from outrider.bench.record import RunFile
+    from outrider.bench.summary import RowSummary
+
+SHOWN = ("prompts", "row", "tok/s", "speed-up", "identical", "limit", "acc. length", "α")
+TELL_SECONDS = 15.0  # between two lines where nothing can be drawn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfflineOptions:
+    """Measurement."""
+
+    name: str = argument("demo", "Folder, Hugging Face id or .gguf file (demo)", metavar="MODEL")
+    drafter: list[str] = option((), "NAME:KEY=VALUE,...; repeatable (auto)", metavar="SPEC")  # noqa: RUF009 - a field
+    lengths: str | None = option(None, "Draft lengths: every drafter with each as its k", metavar="N,...")
+    fixed: bool = option(False, "Draft always, not only where it is measured to gain")
+    suites: str | None = option(None, "Built-in prompts: chat, code, ... or all (all)", metavar="NAME,...")
+    prompts: list[Path] = option((), "A file of prompts; repeatable", metavar="FILE")  # noqa: RUF009 - a field
+    limit: int | None = option(3, "Prompts of each category; 0: all")
+    temperatures: str = option("0", "", metavar="T,...")
+    batches: str = option("1", "Sequences at once", metavar="N,...")
+    contexts: str = option("0", "Fill prompts up to so many tokens; 0: not", metavar="N,...")
+    thinking: str | None = option(None, "on, off or on,off, where the model has it", metavar="MODE,...")
+    max_tokens: int = option(96, "Max new tokens of each text")
+    repeats: int = option(5, "Repetitions, each of all rows in turn")
+    seed: int = option(0, "Of sampled texts")
+    out: Path | None = option(None, "Keep measurements here; continued if it has some", metavar="FILE")  # noqa: RUF009 - a field
+    json: bool = option(False, "One JSON object on stdout")
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("max_tokens", 2, 1 << 20), ("repeats", 1, 1000)):
+            if not low <= getattr(self, name) <= high:
+                raise ConfigError(f"--{name.replace('_', '-')} must be {low} to {high}, got {getattr(self, name)}")
+
+    def axes(self) -> Axes:
+        """Checked."""
+        from outrider.bench.offline import Axes
+
+        return Axes(
+            temperatures=numbers("--temperatures", self.temperatures, float, 0, 100),
+            batches=numbers("--batches", self.batches, int, 1, 1024),
+            contexts=numbers("--contexts", self.contexts, int, 0, 1 << 24),
+            thinking=tuple(part.strip() for part in self.thinking.split(",")) if self.thinking else ("",),
+            max_tokens=self.max_tokens,
+            repeats=self.repeats,
+            seed=self.seed,
+        )
+
+
+def offline(options: OfflineOptions, runtime: RuntimeOptions) -> None:
+    """Measure plain decoding and drafters on the same prompts: speed, acceptance, and whether texts are equal.
+
+    Interrupted, it reports what was measured; with --out, the same command continues.
+    """
+    from outrider.bench.energy import energy_meter
+    from outrider.bench.engines import Engines, load_target, with_lengths
+    from outrider.bench.offline import OfflineBench
+    from outrider.bench.record import make_header, open_run
+    from outrider.bench.summary import summarize
+
+    axes, screen = options.axes(), Screen()
+    lengths = numbers("--lengths", options.lengths, int, 1, 64) if options.lengths else ()
+    drafters = with_lengths(options.drafter or ["auto"], lengths)
+    prompts = gather_prompts(options.suites, options.prompts, options.limit)
+    max_batch = max(axes.batches)
+    with progress_bars(screen.notes) as progress:
+
+        def make_target() -> Any:
+            return load_target(options.name, drafters, max_batch=max_batch, progress=progress, **asdict(runtime))
+
+        engines = Engines(make_target, drafters, max_batch=max_batch, adaptive=not options.fixed)
+    try:
+        device = engines.loaded.target.device
+        meter = energy_meter(device)
+        settings = {"model": options.name, "drafters": drafters, "fixed": options.fixed, "axes": asdict(axes)}
+        settings |= {"prompts": digest_prompts(prompts), "runtime": asdict(runtime)}
+        facts = facts_of(device) | {
+            "number_format": engines.loaded.format,
+            "bandwidth": None if engines.limits is None else engines.limits.ceilings.bandwidth,
+            "energy": meter.source or "not told",
+        }
+        run = open_run(make_header("offline", settings, facts), options.out)
+        bench = OfflineBench(engines, prompts, axes, run, meter)
+        measure_until_interrupted(bench.measure_all, run, screen)
+    finally:
+        engines.close()
+    rows = summarize(run)
+    if options.json:
+        told = {**run.header, "rows": [row.as_dict() for row in rows]}
+        sys.stdout.write(json.dumps(told, allow_nan=False) + "\n")
+        return
+    screen.out.print(offline_table(rows))
+    _print_notes(screen, run, rows)
+
+
+def measure_until_interrupted(measure: Callable[[Any], None], run: RunFile, screen: Screen) -> None:
+    """Measure with a line that says how far it is. Ctrl-C ends it; without any measurement, the command too."""
+    began, told = time.monotonic(), 0.0
+
+    def tell(what: str, done: int, total: int) -> None:
+        nonlocal told
+        line = f"{done} of {total} measured, {time.monotonic() - began:.0f} s; now: {what}"
+        if screen.notes.is_terminal:
+            screen.transient_note(f"{line:<100.100}")
+        elif time.monotonic() - told > TELL_SECONDS:
+            told = time.monotonic()
+            screen.note(line)
+
+    if run.continued:
+        screen.note(f"continuing: {run.path} holds {len(run.of('measure'))} measurements")
+    try:
+        measure(tell)
+    except KeyboardInterrupt:
+        if not run.of("measure"):
+            raise
+        kept = "" if run.path is None else "; the same command continues from here"
+        screen.note(f"interrupted: what follows is of what was measured{kept}", "yellow")
+
+
+def gather_prompts(suites: str | None, files: Seq[Path], limit: int | None) -> list[BenchPrompt]:
+    """From suites and files; from all suites where neither is named."""
+    from outrider.bench.prompts import SUITES, read_prompt_file, read_suite, select
+
+    named = suites or ("" if files else "all")
+    names = SUITES if named == "all" else [name.strip() for name in named.split(",") if name.strip()]
+    found = [prompt for name in names for prompt in read_suite(name)]
+    found += [prompt for file in files for prompt in read_prompt_file(file)]
+    return select(found, limit or None)
+
+
+def digest_prompts(prompts: Seq[BenchPrompt]) -> dict[str, Any]:
+    """By which a run knows that its prompts are the same."""
+    from hashlib import sha256
+
+    text = json.dumps([asdict(prompt) for prompt in prompts])
+    return {"count": len(prompts), "digest": sha256(text.encode()).hexdigest()[:16]}
+
+
+def facts_of(device: Any) -> dict[str, Any]:
+    """Machine, versions, commit and command, for a run's header. device: None where another machine computes."""
+    from outrider.bench.machine import commit, machine_facts, versions
+
+    command = shlex.join(["outrider", *sys.argv[1:]])
+    return {"machine": machine_facts(device), "versions": versions(), "commit": commit(), "command": command}
+
+
+def numbers(name: str, text: str, kind: Callable[[str], Any], low: float, high: float) -> tuple[Any, ...]:
+    """Numbers with commas between them, each from low to high."""
+    try:
+        found = tuple(kind(part) for part in text.split(",") if part.strip())
+    except ValueError as error:
+        raise ConfigError(f"{name} takes numbers with commas between them, such as 1,8; got {text!r}") from error
+    if not found or not all(low <= each <= high for each in found):
+        raise ConfigError(f"{name} takes numbers from {low} to {high} with commas between them; got {text!r}")
+    return found
+
+
+def offline_table(rows: Seq[RowSummary]) -> Table:
+    """The figures that fit a terminal; a report has all of them."""
+    from outrider.bench.tables import COLUMNS, cells_of
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for heading in SHOWN:
+        table.add_column(heading, justify="left" if heading in COLUMNS[:2] else "right", no_wrap=heading != COLUMNS[0])
+    for row in rows:
+        cells = dict(zip(COLUMNS, cells_of(row), strict=True))
+        table.add_row(*(Text(clean(cells[heading])) for heading in SHOWN))
+    return table
+
+
+def _print_notes(screen: Screen, run: RunFile, rows: Seq[RowSummary]) -> None:
+    """What does not hold, and what to do next."""
+    different = sorted({row.row for row in rows if row.identical < row.texts})
+    if different:
+        named = ", ".join(different)
+        screen.note(f"not all texts of {named} are plain decoding's: `outrider prove` tells ties from faults", "yellow")
+    screen.note("definitions: `outrider bench report FILE`, or docs/bench.md")
+    if run.path is None:
+        screen.note("next: --out FILE keeps the measurements, and `outrider bench report FILE` makes a page of them")
+    else:
+        screen.note(f"next: `outrider bench report {run.path}` makes a page and a table of it")
