@@ -18,6 +18,7 @@ from outrider.models.heads.files import open_head
 from outrider.models.load import EMBEDDING_NAME
 from outrider.plan.facts import ModelFacts, read_facts
 from outrider.plan.forecast import PlanOptions, make_forecast
+from outrider.report.numbers import memory
 
 
 def check_pair(target: str, draft: str, options: RunOptions, *, smoke: bool = True, progress: Any = None) -> Report:
@@ -31,7 +32,7 @@ def check_pair(target: str, draft: str, options: RunOptions, *, smoke: bool = Tr
         options = replace(options, context=context)
     if report.has("refuse"):
         return report
-    report = replace(report, findings=[*report.findings, *_memory(report, options)])
+    report = _memory(report, options)
     if smoke and not report.has("refuse"):
         found, tried = smoke_test(target, report.drafter, options, progress)
         report = replace(report, findings=[*report.findings, *found], smoke=tried)
@@ -93,15 +94,20 @@ def _unreadable(which: str, error: ConfigError) -> Finding:
     return Finding(code, "refuse", str(error), f"the {which} cannot be loaded", "mend it, or download it again")
 
 
-def _memory(report: Report, options: RunOptions) -> list[Finding]:
-    """Whether both fit on the device, with one sequence of the longest context."""
+def _memory(report: Report, options: RunOptions) -> Report:
+    """The report with whether both fit on the device, and the options they need for that."""
     asked = PlanOptions(device=options.device, dtype=options.dtype, quantize=options.quantize, context=options.context)
     plan = make_forecast(report.target, report.drafter, asked)
+    needed: tuple[str, ...] = ()
     if plan.fits:
-        return [Finding("memory", "ok", f"both fit: {plan.at_start / 2**30:.1f} GiB of {plan.memory / 2**30:.1f}")]
-    if not plan.largest:
+        what = f"both fit: {memory(plan.at_start)} of {memory(plan.memory)}"
+        found = Finding("memory", "ok", what)
+    elif not plan.largest:
         fix = "take a smaller draft, or a device with more memory"
-        return [Finding("memory", "refuse", plan.problem, "the pair does not fit on the device", fix)]
-    fit = plan.largest[0]
-    fix = f"serve with --max-batch {fit.batch} --context {fit.context}; `outrider plan` tells what fits"
-    return [Finding("memory", "option", plan.problem, "the pair does not fit with these limits", fix)]
+        found = Finding("memory", "refuse", plan.problem, "the pair does not fit on the device", fix)
+    else:
+        fit = plan.largest[0]
+        needed = ("--max-batch", str(fit.batch), "--context", str(min(fit.context, plan.context)))
+        fix = f"serve with {' '.join(needed)}; `outrider plan` tells what else fits"
+        found = Finding("memory", "option", plan.problem, "the pair does not fit with the usual limits", fix)
+    return replace(report, findings=[*report.findings, found], options=needed or report.options)

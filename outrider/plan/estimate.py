@@ -94,7 +94,7 @@ def decoder_memory(facts: ModelFacts, role: Role, config: DecoderConfig, form: F
     graphs = len(shapes) + len(prompt_shapes(work.max_width))
     held = 2 if work.max_rows <= MAX_ROWS else 3
     tables = _rotations(config, max(work.context + MAX_WIDTH, 2 * INITIAL_LENGTH)) + _block_tables(work.context)
-    buffers = _buffers(config, max(MIN_ROWS, *(shape.rows for shape in shapes)), form.dtype.itemsize)
+    buffers = buffer_bytes(config, max(MIN_ROWS, *(shape.rows for shape in shapes)), form.dtype.itemsize)
     prompt = round(prompt * PROMPT_SHARE)
     measured = buffers + prompt + graphs * PLANNED_GRAPH + held * work.max_rows * vocab * FLOAT
     return ModelMemory(
@@ -126,7 +126,7 @@ def _block_tables(context: int) -> int:
     return (MAX_SEQUENCES + 1) * (-(-context // PAGE_TOKENS) + 4) * torch.int32.itemsize
 
 
-def _buffers(config: DecoderConfig, rows: int, size: int) -> int:
+def buffer_bytes(config: DecoderConfig, rows: int, size: int) -> int:
     """As `graphed_forward.ActivationBuffers`."""
     heads, dim = config.heads, config.head_dim
     qkv = (heads + 2 * config.kv_heads) * dim

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 from broken_pairs import (
@@ -142,3 +144,26 @@ def test_text_of_models_is_escaped(bench):
     target, draft = swapped_ids(bench)
     report = check_pair(str(target), str(draft), QUICK, smoke=False)
     assert "<script" not in check_page(report)
+
+
+def test_a_device_that_is_too_small_is_named_with_what_fits(bench, monkeypatch):
+    monkeypatch.setattr("outrider.plan.forecast.available_memory", lambda: 3900 << 10)
+    report = check_pair(str(bench.target), str(bench.draft), QUICK, smoke=False)
+    (found,) = [finding for finding in report.findings if finding.code == "memory"]
+    assert (found.level, report.exit_code) == ("option", 1)
+    assert "--max-batch 1 --context " in report.command
+    monkeypatch.setattr("outrider.plan.forecast.available_memory", lambda: 1 << 20)
+    report = check_pair(str(bench.target), str(bench.draft), QUICK, smoke=False)
+    assert (report.verdict, report.command) == ("refuse", "")
+
+
+def test_the_docs_name_every_code():
+    root = Path(__file__).parents[3]
+    codes = {
+        code
+        for file in (root / "outrider" / "check").glob("*.py")
+        for code in re.findall(r'Finding\(\s*"([a-z-]+)"', file.read_text())
+    }
+    assert len(codes) > 20
+    told = set(re.findall(r"`([a-z-]+)`", (root / "docs" / "check.md").read_text()))
+    assert codes - told == set()

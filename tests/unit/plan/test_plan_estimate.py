@@ -147,3 +147,18 @@ def test_the_cache_of_a_small_machine_is_a_quarter_of_what_is_left(pair, monkeyp
     weights = decoder_weights(facts, config, Format("cpu", torch.float32))
     plan = make_forecast(target, "none", PlanOptions(memory=weights + (4 << 20), device="cpu", max_batch=64))
     assert abs(plan.tokens - llm.loaded.target.pool.count * 16) <= 16
+
+
+@pytest.mark.parametrize("rows", [256, 512])
+def test_the_buffers_of_captured_passes(pair, rows):
+    """They are made of the same tensors on every device."""
+    pytest.importorskip("triton")
+    from outrider.kvcache.pages import PagePool
+    from outrider.plan.estimate import buffer_bytes
+    from outrider.runners.graphed_forward import ActivationBuffers
+    from outrider.runners.paged_model import PagedModel
+
+    decoder = load_decoder(Path(pair[0]), device="cpu", dtype=torch.bfloat16)
+    model = PagedModel(decoder, PagePool(4), 512)
+    made = held_bytes(list(vars(ActivationBuffers(model, rows)).values()))
+    assert buffer_bytes(decoder.config, rows, 2) == pytest.approx(made, rel=0.02)
