@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from outrider import __version__
+from outrider.cli.advise import advise
 from outrider.cli.bench import app as bench_app
 from outrider.cli.chat import chat
 from outrider.cli.check import check
@@ -42,6 +43,7 @@ app.command("chat")(flatten_options(chat))
 app.add_typer(bench_app)
 app.command("serve")(flatten_options(serve))
 app.add_typer(train_app)
+app.command("advise")(flatten_options(advise))
 app.command("check")(flatten_options(check))
 app.command("plan")(flatten_options(plan))
 app.command("prove")(flatten_options(prove))

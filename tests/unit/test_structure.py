@@ -49,7 +49,9 @@ KNOWS: dict[str, set[str]] = {
     "plan": {"checkpoints", "core", "drafters", "kernels", "loading", "models", "native", "report", "runners"},
     "prove": {"core", "drafters", "engine", "llm", "report", "runners", "train", "verify"},
     "check": {"checkpoints", "core", "drafters", "llm", "models", "plan", "report"},
+    "advise": {"bench", "core", "drafters", "engine", "llm", "models", "report", "train"},
     "cli": {
+        "advise",
         "bench",
         "check",
         "checkpoints",

@@ -1,0 +1,205 @@
+"""The advice: candidates measured, the best few verified by running them, one chosen, or none and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from outrider.advise.candidates import Candidate
+from outrider.advise.export import Choice
+from outrider.advise.measure import Scope, decode_seconds, make_llm, measure
+from outrider.advise.measured import Measured
+from outrider.core.errors import ConfigError
+from outrider.llm import LLM
+
+VERIFIED = 2
+"""Candidates that are verified by running them."""
+REPEATS = 2
+MIN_GAIN = 1.03
+"""A smaller measured speed-up is not worth a second model to keep."""
+MIN_ALPHA = 0.5
+SHORT_ANSWER = 16
+MAX_ROW_PRICE = 0.25
+"""A further row that costs more of a pass than this makes a load one that arithmetic bounds."""
+
+Tell = Callable[[str, str], None]
+"""Called with the drafter and what is being done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """A drafter that was run beside plain decoding, on the same prompts."""
+
+    drafter: str
+    length: int | None
+    """None: as the controller chooses."""
+    temperature: float
+    batch: int
+    predicted: float | None
+    measured: float
+    tau: float
+    identical: bool
+    """All texts are those of plain decoding."""
+
+
+@dataclass(slots=True)
+class Advice:
+    """What `outrider advise` says."""
+
+    target: str
+    facts: dict[str, str]
+    """Of the machine and the load."""
+    measured: list[Measured] = field(default_factory=list[Measured])
+    unfit: dict[str, str] = field(default_factory=dict[str, str])
+    """Candidates that do not fit, and why."""
+    verified: list[Verified] = field(default_factory=list[Verified])
+    chosen: Verified | None = None
+    reasons: list[str] = field(default_factory=list[str])
+    memory: int = 0
+    """Bytes of the chosen drafter's weights."""
+
+    def of(self, drafter: str) -> Measured:
+        return next(each for each in self.measured if each.drafter == drafter)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "target": self.target,
+            "facts": self.facts,
+            "speculate": self.chosen is not None,
+            "chosen": None if self.chosen is None else asdict(self.chosen),
+            "reasons": self.reasons,
+            "memory_bytes": self.memory,
+            "verified": [asdict(each) for each in self.verified],
+            "measured": [each.as_json() for each in self.measured],
+            "unfit": self.unfit,
+        }
+
+
+class Adviser:
+    """Measures candidates for one target. What is measured is told to `keep`, and what was before is not measured
+    again."""
+
+    def __init__(
+        self, target: str, scope: Scope, options: dict[str, Any], tell: Tell, keep: Callable[[Measured], None]
+    ) -> None:
+        """options: of LLM."""
+        self.target, self.scope, self._options, self._tell, self._keep = target, scope, options, tell, keep
+
+    def run(self, candidates: Seq[Candidate], known: Seq[Measured], facts: dict[str, str]) -> Advice:
+        advice = Advice(self.target, facts)
+        for candidate in candidates:
+            before = next((each for each in known if each.drafter == candidate.drafter), None)
+            try:
+                advice.measured.append(before or self._measure(candidate))
+            except ConfigError as error:
+                advice.unfit[candidate.drafter] = str(error)
+        for found in self._best(advice.measured):
+            advice.verified += self._verify(found)
+        decide(advice, self.scope)
+        return advice
+
+    def _measure(self, candidate: Candidate) -> Measured:
+        self._tell(candidate.drafter, "loading")
+        with make_llm(self.target, candidate.drafter, self.scope, self._options, adaptive=False) as llm:
+            found = measure(llm, candidate, self.scope, lambda what: self._tell(candidate.drafter, what))
+        self._keep(found)
+        return found
+
+    def _best(self, measured: Seq[Measured]) -> list[Measured]:
+        """Those with the highest predictions in the first cell."""
+        temperature, batch = self.scope.first
+        return sorted(measured, key=lambda each: -each.best_speedup(temperature, batch))[:VERIFIED]
+
+    def _verify(self, found: Measured) -> list[Verified]:
+        """With the best length of each cell, and in the first cell also as the controller drafts."""
+        temperature, batch = self.scope.first
+        cells = [(temperature, batch), (temperature, self.scope.batches[-1])]
+        cells += [(other, batch) for other in self.scope.temperatures[1:]]
+        rows: list[Verified] = []
+        for adaptive in (False, True):
+            self._tell(found.drafter, "verified with the controller" if adaptive else "verified")
+            with make_llm(self.target, found.drafter, self.scope, self._options, adaptive=adaptive) as llm:
+                for cell in dict.fromkeys(cells[:1] if adaptive else cells):
+                    length = None if adaptive else found.best_length(*cell)
+                    rows.append(self._run_beside_plain(llm, found, length, cell))
+        return rows
+
+    def _run_beside_plain(self, llm: LLM, found: Measured, length: int | None, cell: tuple[float, int]) -> Verified:
+        """Both in turn, so that a machine that slows down does so for both."""
+        temperature, batch = cell
+        ratios: list[float] = []
+        taus: list[float] = []
+        same = True
+        for _ in range(REPEATS):
+            plain, _, texts = decode_seconds(llm, self.scope, temperature, batch, 0)
+            seconds, stats, found_texts = decode_seconds(llm, self.scope, temperature, batch, length)
+            ratios.append(plain / seconds)
+            taus.append(stats.tau)
+            same = same and texts == found_texts
+        predicted = None if length is None else found.speedup(temperature, batch, length)
+        return Verified(found.drafter, length, temperature, batch, predicted, median(ratios), median(taus), same)
+
+
+def decide(advice: Advice, scope: Scope) -> None:
+    """Choose the drafter that was fastest in the first cell, if it gains; say why, or why none."""
+    first = [each for each in advice.verified if (each.temperature, each.batch) == scope.first]
+    sound = [each for each in first if each.identical]
+    best = max(sound, key=lambda each: each.measured, default=None)
+    if best is None or best.measured < MIN_GAIN:
+        advice.reasons = [*_different(first), *why_not(advice, scope)]
+        return
+    advice.chosen, advice.memory = best, drafter_bytes(advice.target, best.drafter)
+    found = advice.of(best.drafter)
+    upto = found.break_even(best.temperature)
+    top = f"up to a batch of {upto}" if upto else "at no batch that was measured"
+    advice.reasons = [
+        f"{best.measured:.2f} x plain decoding at batch {best.batch}, {best.tau:.2f} tokens a pass",
+        f"predicted to gain {top}; batches of {', '.join(map(str, found.batches))} were timed",
+    ]
+    if best.length is None:
+        advice.reasons.append("the controller drafts as far as pays in each round, and nothing where nothing pays")
+
+
+def why_not(advice: Advice, scope: Scope) -> list[str]:
+    """Why no drafter gains: of the one that comes nearest to it."""
+    temperature, batch = scope.first
+    if not advice.measured:
+        return ["no drafter fits this target"]
+    near = max(advice.measured, key=lambda each: each.best_speedup(temperature, batch))
+    length, speedup = near.best_length(temperature, batch), near.best_speedup(temperature, batch)
+    chances = near.acceptance[temperature].conditional
+    plain, drafted = near.rounds[batch, 0, 0], near.rounds[batch, 0, max(near.lengths)]
+    reasons = [f"the best, {near.drafter} with drafts of {length}, is predicted at {speedup:.2f} x plain decoding"]
+    if chances and chances[0] < MIN_ALPHA:
+        reasons.append(
+            f"its first draft token is accepted in {chances[0]:.0%} of rounds that have one, which is below half"
+        )
+    share = drafted.draft / max(near.lengths) / plain.total
+    if share > MAX_ROW_PRICE:
+        reasons.append(f"drafting one token takes {share:.0%} of a plain round: the draft is too large or too slow")
+    rows = 1 + sum(near.acceptance[temperature].drafted)
+    price = (drafted.verify / plain.verify - 1) / max(1e-9, rows - 1)
+    if price > MAX_ROW_PRICE:
+        reasons.append(f"a further row costs {price:.0%} of a pass: arithmetic, not memory, bounds this load")
+    if near.answer_tokens < SHORT_ANSWER:
+        reasons.append(f"answers have {near.answer_tokens:.0f} tokens: most of the time goes into reading prompts")
+    return reasons
+
+
+def _different(rows: Seq[Verified]) -> list[str]:
+    names = sorted({each.drafter for each in rows if not each.identical})
+    return [
+        f"{name}: some texts differ from plain decoding; `outrider prove` says whether they are ties" for name in names
+    ]
+
+
+def drafter_bytes(target: str, drafter: str) -> int:
+    """What the files of a drafter's model take; 0 where it has none, or they are not here."""
+    model = Path(Choice(target, drafter, 0).model)
+    if model.is_file():
+        return model.stat().st_size
+    return sum(file.stat().st_size for file in model.glob("*.safetensors")) if model.name else 0

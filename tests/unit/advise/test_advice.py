@@ -1,0 +1,122 @@
+"""Predictions from given times and acceptance, the decision, and what is written for other engines."""
+
+import json
+
+import pytest
+
+from outrider.advise.advice import Advice, Verified, decide, drafter_bytes, why_not
+from outrider.advise.export import Choice, sglang_command, tensorrt_yaml, vllm_command, vllm_config
+from outrider.advise.measure import Scope
+from outrider.advise.measured import Acceptance, Measured, RoundTimes
+from outrider.advise.page import advice_page, configurations, summary
+from outrider.drafters.speculative_config import from_vllm
+
+SCOPE = Scope(((1, 2, 3),), (0.0, 1.0), (1, 4), (), 32)
+
+
+def made(draft=1.0, verify=(10.0, 11.0, 14.0), first=0.7, batch_verify=(20.0, 40.0, 80.0), name="draft-model:model=x"):
+    """Drafts of up to 4, each position accepted with chance `first`; milliseconds of plain, 1 and 4 draft tokens."""
+    accepted = tuple(first**i for i in range(1, 5))
+    found = Measured(name, 4, (0, 1, 4), answer_tokens=30.0)
+    found.acceptance = {t: Acceptance((1.0,) * 4, accepted) for t in (0.0, 1.0)}
+    for batch, times in ((1, verify), (4, batch_verify)):
+        for length, time in zip((0, 1, 4), times, strict=True):
+            found.rounds[batch, 0, length] = RoundTimes(draft * length / 1e3, time / 1e3, 0.0)
+    return found
+
+
+def test_a_prediction_is_tokens_over_time():
+    found = made()
+    # a draft of 2: between 12 ms of 1 and 18 ms of 4; 1 + 0.7 + 0.49 tokens
+    assert found.round_seconds(1, 2) == pytest.approx(0.014)
+    assert found.speedup(0.0, 1, 2) == pytest.approx(2.19 * 10 / 14)
+    assert found.speedup(0.0, 1, 4) == pytest.approx((1 + 0.7 + 0.49 + 0.343 + 0.2401) * 10 / 18)
+    by_hand = {k: found.speedup(0.0, 1, k) for k in (1, 2, 3, 4)}
+    assert found.best_length(0.0, 1) == max(by_hand, key=by_hand.get)
+    assert found.best_speedup(0.0, 4) < 1 <= found.best_speedup(0.0, 1)
+    assert found.break_even(0.0) == 1
+    assert made(first=0.05).break_even(0.0) is None
+
+
+def test_chances_by_position():
+    found = Acceptance(drafted=(0.5, 0.4, 0.1), accepted=(0.4, 0.1, 0.1))
+    # half of the rounds draft; of 0.4 that are accepted and may go on, 0.4 did
+    assert found.conditional == pytest.approx([0.4 / 0.5, 0.1 / 0.4, 0.1 / 0.1])
+    assert found.tau(2) == pytest.approx(1.5)
+
+
+def test_what_was_measured_survives_a_file():
+    found = made()
+    again = Measured.from_json(json.loads(json.dumps(found.as_json())))
+    assert again == found
+
+
+def verified(measured, *, identical=True, length=2, name="draft-model:model=x"):
+    return Verified(name, length, 0.0, 1, 1.5, measured, 2.1, identical)
+
+
+def test_the_fastest_that_changes_nothing_is_chosen():
+    advice = Advice("t", {}, [made(), made(name="suffix")])
+    advice.verified = [verified(1.4), verified(1.6, name="suffix", identical=False), verified(1.2, length=None)]
+    decide(advice, SCOPE)
+    assert advice.chosen is not None
+    assert advice.chosen.measured == 1.4
+    assert "up to a batch of 1" in advice.reasons[1]
+    assert advice.as_json()["speculate"] is True
+    assert "1.40 x" in summary(advice)
+
+
+def test_no_gain_no_speculation_and_why():
+    advice = Advice("t", {}, [made(draft=4.0, verify=(10.0, 16.0, 40.0), first=0.3)])
+    advice.verified = [verified(1.01), verified(1.9, identical=False, name="suffix")]
+    decide(advice, SCOPE)
+    assert advice.chosen is None
+    said = " ".join(advice.reasons)
+    for words in ("suffix: some texts differ", "30% of rounds", "40% of a plain round", "of a pass: arithmetic"):
+        assert words in said, words
+    assert summary(advice).startswith("Do not speculate")
+    assert "--drafter none" in advice_page(advice)
+    short = made(first=0.9)
+    short.answer_tokens = 9
+    assert "9 tokens" in " ".join(why_not(Advice("t", {}, [short]), SCOPE))
+    assert why_not(Advice("t", {}), SCOPE) == ["no drafter fits this target"]
+
+
+def test_the_page_holds_what_was_found():
+    advice = Advice("t<b>", {"device": "CPU"}, [made(), made(name="suffix", draft=0.0)], {"mtp": "no module"})
+    advice.verified = [verified(1.4)]
+    decide(advice, SCOPE)
+    text = advice_page(advice)
+    for words in ("1.40 x", "t&lt;b&gt;", "no module", "Speed-up by batch", "as fast as plain", "--speculative-config"):
+        assert words in text, words
+    assert "<b>" not in text.replace("<b>Use", "")
+
+
+@pytest.mark.parametrize(
+    ("drafter", "method"),
+    [("suffix", "suffix"), ("prompt-lookup", "ngram"), ("draft-model:model=small", "draft_model")],
+)
+def test_vllms_configuration_is_one_that_asks_for_the_same(drafter, method):
+    choice = Choice("big", drafter, 5)
+    config = vllm_config(choice)
+    assert config is not None
+    assert config["method"] == method
+    assert from_vllm(config).traits.name == drafter.partition(":")[0]
+    assert from_vllm(config).traits.max_tokens == 5
+    command = vllm_command(choice)
+    assert json.loads(command.split("'")[1]) == config
+
+
+def test_other_engines():
+    assert "--speculative-algorithm NGRAM" in sglang_command(Choice("t", "prompt-lookup", 5))
+    standalone = sglang_command(Choice("t", "draft-model:model=d", 5))
+    assert standalone.endswith("--speculative-num-steps 5 --speculative-eagle-topk 1 --speculative-num-draft-tokens 6")
+    assert "decoding_type: DraftTarget\n  max_draft_len: 5\n" in tensorrt_yaml(Choice("t", "draft-model:model=d", 5))
+    assert vllm_config(Choice("t", "layer-skip", 5)) is sglang_command(Choice("t", "suffix", 5)) is None
+    assert dict(configurations(Choice("t", "layer-skip", 5)))["vLLM"] == "has no such drafter"
+
+
+def test_memory_is_that_of_the_files(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"x" * 1000)
+    assert drafter_bytes("t", f"eagle:model={tmp_path},tree=24") == 1000
+    assert drafter_bytes("t", "suffix") == 0
