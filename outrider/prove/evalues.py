@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,80 +28,64 @@ WEIGHTS = (4.0, 32.0, 256.0)
 THRESHOLDS = (0.02, 0.1, 0.3)
 FACTORS = (0.4, 2.0)
 SHARES = (0.05, 0.15, 0.4)
-IMPOSSIBLE = 1e300  # what a draw pays that the law rules out
-
-Payoffs = list[float]
-"""What one draw pays, by alternative."""
-
-
-@dataclass(slots=True)
-class EValue:
-    """The logarithms of several e-values of one test, one for each alternative; the test's own is their average."""
-
-    logs: list[float]
-
-    def add(self, payoffs: Payoffs) -> None:
-        for i, payoff in enumerate(payoffs):
-            self.logs[i] += math.log(payoff)
-
-    @property
-    def log_e(self) -> float:
-        top = max(self.logs)
-        return top + math.log(math.fsum(math.exp(each - top) for each in self.logs) / len(self.logs))
+IMPOSSIBLE = 1e3  # the logarithm of what a draw pays that the law rules out
 
 
 class LawTest:
-    """One test: what its bets won on the real draws, and on simulated ones."""
+    """One test: the logarithms of what its bets won, by run and alternative; its e-value is the alternatives' average.
+
+    Run 0 is the real draws; then come RUNS simulations of each share of REPLACED.
+    """
 
     def __init__(self, alternatives: int) -> None:
         self.draws = 0
-        self.runs = [EValue([0.0] * alternatives) for _ in range(1 + len(REPLACED) * RUNS)]
-        """The real draws, then RUNS simulations of each share."""
+        self.logs = torch.zeros(1 + len(REPLACED) * RUNS, alternatives, dtype=torch.float64)
         self.reach = 0.0
         """The sum over draws of the total variation between the law and what replaces its draws."""
 
-    def add(self, bet: Callable[[int, int], Payoffs], token: int, simulated: Simulated) -> None:
-        """bet(run, token): what a draw pays."""
+    def add(self, payoffs: Tensor, distance: float) -> None:
+        """What one draw pays in each run, as logarithms [runs, alternatives]. distance: see `Simulated`."""
         self.draws += 1
-        self.reach += simulated.distance
-        for run, (value, drawn) in enumerate(zip(self.runs, (token, *simulated.tokens), strict=True)):
-            value.add(bet(run, drawn))
+        self.reach += distance
+        self.logs += payoffs
 
     def join(self, other: LawTest) -> None:
-        """Take in evidence of the same alternatives from other draws."""
+        """Take in what the same bets won on other draws."""
         self.draws += other.draws
         self.reach += other.reach
-        for own, added in zip(self.runs, other.runs, strict=True):
-            own.logs = [one + two for one, two in zip(own.logs, added.logs, strict=True)]
+        self.logs += other.logs
 
     @property
     def log_e(self) -> float:
-        return self.runs[0].log_e
+        return float(self._log_e()[0])
 
     def visible_bias(self, limit: float) -> float | None:
         """The smallest bias that all its simulations show, in total variation a draw; None where none does."""
-        for i, share in enumerate(REPLACED):
-            if all(run.log_e >= limit for run in self.runs[1 + i * RUNS : 1 + (i + 1) * RUNS]):
-                return share * self.reach / self.draws
-        return None
+        shown = (self._log_e()[1:].view(len(REPLACED), RUNS) >= limit).all(-1).tolist()
+        return REPLACED[shown.index(True)] * self.reach / self.draws if True in shown else None
+
+    def _log_e(self) -> Tensor:
+        return self.logs.logsumexp(-1) - math.log(self.logs.shape[-1])
 
     def as_dict(self) -> dict[str, Any]:
         """For the journal."""
-        runs = [[round(log, 6) for log in run.logs] for run in self.runs]
-        return {"draws": self.draws, "reach": self.reach, "runs": runs}
+        logs = [[round(log, 6) for log in run] for run in self.logs.tolist()]
+        return {"draws": self.draws, "reach": self.reach, "logs": logs}
 
     @staticmethod
     def from_dict(found: dict[str, Any]) -> LawTest:
         out = LawTest(1)
-        out.draws, out.reach, out.runs = found["draws"], found["reach"], [EValue(list(logs)) for logs in found["runs"]]
+        out.draws, out.reach = found["draws"], found["reach"]
+        out.logs = torch.tensor(found["logs"], dtype=torch.float64)
         return out
 
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """A biased draw in each simulation."""
+    """The draw of each run: the real one, then biased ones."""
 
-    tokens: list[int]
+    tokens: Tensor
+    """int64 [runs]."""
     distance: float
     """The total variation between the law and what replaces its draws."""
 
@@ -113,8 +97,8 @@ class Simulator:
         self._random = torch.Generator().manual_seed(seed)
         self._shares = torch.tensor([share for share in REPLACED for _ in range(RUNS)], dtype=torch.float64)
 
-    def draw(self, law: Tensor, lure: Tensor | None = None) -> Simulated:
-        """A token for each simulation. law, lure [vocab]: each sums to 1."""
+    def draw(self, token: int, law: Tensor, lure: Tensor | None = None) -> Simulated:
+        """A token for each run. token: the real one. law, lure [vocab]: each sums to 1."""
         count = len(self._shares)
         honest = torch.multinomial(law, count, replacement=True, generator=self._random)
         if lure is None:
@@ -123,7 +107,8 @@ class Simulator:
             false = torch.multinomial(lure, count, replacement=True, generator=self._random)
             distance = float((law - lure).abs().sum()) / 2
         replaced = torch.rand(count, generator=self._random, dtype=torch.float64) < self._shares
-        return Simulated(torch.where(replaced, false, honest).tolist(), distance)
+        drawn = torch.where(replaced, false, honest)
+        return Simulated(torch.cat([torch.tensor([token]), drawn]), distance)
 
 
 class LearntLaw:
@@ -135,62 +120,59 @@ class LearntLaw:
     ALTERNATIVES = len(WEIGHTS)
 
     def __init__(self) -> None:
-        self._counts: dict[Hashable, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+        self._draws: dict[Hashable, int] = defaultdict(int)
+        self._counts: dict[tuple[Hashable, int, int], int] = defaultdict(int)  # by context, run and token
 
-    def bet(self, context: Hashable, token: int, chance: float) -> Payoffs:
-        """chance: of this token in this context, by the law."""
-        counts = self._counts[context]
-        n, counts[-1] = counts[-1], counts[-1] + 1
-        before, counts[token] = counts[token], counts[token] + 1
-        if chance <= 0:
-            return [IMPOSSIBLE] * len(WEIGHTS)
-        return [(w + before / chance) / (w + n) for w in WEIGHTS]
-
-
-class LikelyTokens:
-    """Bets that the likeliest token comes too often or too rarely, or that tokens of low probability do."""
-
-    ALTERNATIVES = 2 * len(SHARES) + len(THRESHOLDS) * len(FACTORS)
-
-    def __init__(self, law: Tensor) -> None:
-        """law [vocab]."""
-        self._law, self._likeliest = law, int(law.argmax())
-        top = float(law[self._likeliest])
-        best, others = [1 - share + share / top for share in SHARES], [1 - share for share in SHARES]
-        away = [top / one + (1 - top) / other for one, other in zip(best, others, strict=True)]
-        self._best = best + [1 / one / total for one, total in zip(best, away, strict=True)]
-        self._others = others + [1 / other / total for other, total in zip(others, away, strict=True)]
-        rare = [float(law[law < threshold].sum()) for threshold in THRESHOLDS]
-        self._scales = [[1 / (1 + (factor - 1) * mass) for factor in FACTORS] for mass in rare]
-
-    def bet(self, run: int, token: int) -> Payoffs:
-        chance = float(self._law[token])
-        if chance <= 0:
-            return [IMPOSSIBLE] * self.ALTERNATIVES
-        return (self._best if token == self._likeliest else self._others) + [
-            scale * (factor if chance < threshold else 1.0)
-            for threshold, scales in zip(THRESHOLDS, self._scales, strict=True)
-            for factor, scale in zip(FACTORS, scales, strict=True)
-        ]
+    def payoffs(self, context: Hashable, law: Tensor, tokens: Tensor) -> Tensor:
+        """Logarithms [runs, alternatives] for the draw of each run after the context, whose law is [vocab]."""
+        before: list[int] = []
+        for run, token in enumerate(tokens.tolist()):
+            before.append(self._counts[context, run, token])
+            self._counts[context, run, token] += 1
+        n = self._draws[context]
+        self._draws[context] += 1
+        times = (torch.tensor(before, dtype=torch.float64) / law[tokens])[:, None]  # [runs, 1]
+        weights = torch.tensor(WEIGHTS, dtype=torch.float64)
+        return _ruled_out(((weights + times) / (weights + n)).log(), law[tokens])
 
 
-class DraftedTokens:
-    """Bets that text leans towards what was drafted, or away from it."""
+def likely_payoffs(law: Tensor, tokens: Tensor) -> Tensor:
+    """Bets that the likeliest token comes too often or too rarely, or that tokens of low probability do.
 
-    ALTERNATIVES = 2 * len(SHARES)
+    law [vocab], tokens [runs]: logarithms [runs, LIKELY_ALTERNATIVES].
+    """
+    chances, likeliest = law[tokens], int(law.argmax())
+    top = float(law[likeliest])
+    shares = torch.tensor(SHARES, dtype=torch.float64)
+    best, other = 1 - shares + shares / top, 1 - shares  # [shares]: of the likeliest token, of all others
+    towards = torch.where((tokens == likeliest)[:, None], best.log(), other.log())  # [runs, shares]
+    columns = [towards, -towards - (top / best + (1 - top) / other).log()]
+    factors = torch.tensor(FACTORS, dtype=torch.float64)
+    for threshold in THRESHOLDS:
+        rare = float(law[law < threshold].sum())
+        columns.append((chances < threshold)[:, None] * factors.log() - (1 + (factors - 1) * rare).log())
+    return _ruled_out(torch.cat(columns, 1), chances)
 
-    def __init__(self, law: Tensor, draft: Tensor) -> None:
-        """law, draft [vocab]: the probabilities of the target and of the drafter."""
-        ratio = draft / law.clamp(min=1e-300)
-        self._law = law
-        self._towards = [1 - share + share * ratio for share in SHARES]
-        self._away = [float((law / towards).sum()) for towards in self._towards]
 
-    def bet(self, run: int, token: int) -> Payoffs:
-        if float(self._law[token]) <= 0:
-            return [IMPOSSIBLE] * self.ALTERNATIVES
-        factors = [float(towards[token]) for towards in self._towards]
-        return factors + [1 / factor / away for factor, away in zip(factors, self._away, strict=True)]
+def drafted_payoffs(law: Tensor, draft: Tensor, tokens: Tensor) -> Tensor:
+    """Bets that text leans towards what was drafted, or away from it.
+
+    law, draft [vocab]: the probabilities of target and drafter; tokens [runs]: logarithms [runs, DRAFTED_ALTERNATIVES].
+    """
+    shares = torch.tensor(SHARES, dtype=torch.float64)[:, None]
+    towards = 1 - shares + shares * (draft / law.clamp(min=1e-300))  # [shares, vocab]
+    away = (law / towards).sum(-1)  # [shares]
+    paid = towards[:, tokens].log()  # [shares, runs]
+    return _ruled_out(torch.cat([paid, -paid - away.log()[:, None]]).T, law[tokens])
+
+
+LIKELY_ALTERNATIVES = 2 * len(SHARES) + len(THRESHOLDS) * len(FACTORS)
+DRAFTED_ALTERNATIVES = 2 * len(SHARES)
+
+
+def _ruled_out(logs: Tensor, chances: Tensor) -> Tensor:
+    """Logarithms [runs, alternatives], IMPOSSIBLE where the draw has no chance [runs]."""
+    return logs.masked_fill((chances <= 0)[:, None], IMPOSSIBLE)
 
 
 def threshold(tests: int) -> float:

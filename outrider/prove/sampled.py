@@ -19,7 +19,15 @@ from outrider.core.sequence import Sequence
 from outrider.engine.results import Result
 from outrider.llm import LLM
 from outrider.prove.checks import EVIDENCE, Check
-from outrider.prove.evalues import DraftedTokens, LawTest, LearntLaw, LikelyTokens, Simulator
+from outrider.prove.evalues import (
+    DRAFTED_ALTERNATIVES,
+    LIKELY_ALTERNATIVES,
+    LawTest,
+    LearntLaw,
+    Simulator,
+    drafted_payoffs,
+    likely_payoffs,
+)
 from outrider.prove.law import Law, law_after
 from outrider.prove.plain_passes import PlainPasses, Text
 from outrider.verify.base import Verifier
@@ -29,9 +37,9 @@ SALT = "prove draws"
 TOKENS = 4  # of each draw; nothing is drafted for the first one, which the prompt's own pass gives
 TESTS = {
     "text": LearntLaw.ALTERNATIVES,
-    "likely and rare tokens": LikelyTokens.ALTERNATIVES,
-    "drafted tokens": DraftedTokens.ALTERNATIVES,
-    "draws of the draft": LikelyTokens.ALTERNATIVES,
+    "likely and rare tokens": LIKELY_ALTERNATIVES,
+    "drafted tokens": DRAFTED_ALTERNATIVES,
+    "draws of the draft": LIKELY_ALTERNATIVES,
 }
 """The tests, and how many alternatives each bets on."""
 TOWARDS = {"drafted tokens": "drafted tokens", "draws of the draft": "the likeliest draft token"}
@@ -72,15 +80,16 @@ class WatchedVerifier:
             stated = _first_stated(draft, len(law.probs))
             possible = stated * (law.probs > 0)
             lure = possible / possible.sum() if float(possible.sum()) > 0 else law.probs
-            simulated = self._simulator.draw(law.probs, lure)
-            self.towards.add(DraftedTokens(law.probs, stated).bet, token, simulated)
+            drawn = self._simulator.draw(token, law.probs, lure)
+            self.towards.add(drafted_payoffs(law.probs, stated, drawn.tokens), drawn.distance)
         if draft.probs is None:
             return
         parents = [draft.parent(node) for node in range(len(draft))]
         for node, parent in enumerate(parents):
             if parent not in parents[:node]:  # of siblings, only the first is drawn from the stated law itself
                 stated = draft.probs[node].double().cpu()
-                self.drawn.add(LikelyTokens(stated).bet, draft.tokens[node], self._simulator.draw(stated))
+                drawn = self._simulator.draw(draft.tokens[node], stated)
+                self.drawn.add(likely_payoffs(stated, drawn.tokens), drawn.distance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,14 +180,13 @@ class LawBets:
 
     def __init__(self) -> None:
         self.text, self.likely = LawTest(TESTS["text"]), LawTest(TESTS["likely and rare tokens"])
-        self._learnt = [LearntLaw() for _ in self.text.runs]
-        self._simulator = Simulator(0)
+        self._learnt, self._simulator = LearntLaw(), Simulator(0)
 
     def add(self, context: Hashable, law: Tensor, token: int) -> None:
         """law [vocab]: after the context."""
-        simulated = self._simulator.draw(law)
-        self.text.add(lambda run, drawn: self._learnt[run].bet(context, drawn, float(law[drawn])), token, simulated)
-        self.likely.add(LikelyTokens(law).bet, token, simulated)
+        drawn = self._simulator.draw(token, law)
+        self.text.add(self._learnt.payoffs(context, law, drawn.tokens), drawn.distance)
+        self.likely.add(likely_payoffs(law, drawn.tokens), drawn.distance)
 
 
 def pool_rows(mode: str, rows: Seq[Check], limit: float) -> list[Check]:

@@ -55,14 +55,15 @@ def stated_law(stated: Stated, output: Seq[str], options: Options, tolerance: fl
 
 
 def _listed(stated: Stated, output: Seq[str], options: Options) -> Law:
-    """Listed tokens, each at least as likely as any of the rest."""
-    top = stated.top
-    if not top or any(UNFINISHED in token for token in top):
-        raise UnknownLawError
+    """Listed tokens, each at least as likely as any of the rest where that matters."""
+    top = {token: value for token, value in stated.top.items() if UNFINISHED not in token}
+    same_text = len(top) < len(stated.top)  # several tokens that are parts of characters are all written like this
     rest = max(0.0, 1 - math.fsum(map(math.exp, top.values())))
     changed = options.get("presence_penalty") or options.get("frequency_penalty")
     unlisted = bool(changed) and any(token not in top for token in output)
-    if rest > MIN_REST and (len(top) < stated.listed or unlisted):
+    if not top or (rest > MIN_REST and unlisted):
+        raise UnknownLawError
+    if rest > MIN_REST and (_leaves_out(options) if same_text else len(top) < stated.listed):
         raise UnknownLawError
     edge = min(top.values())
     law: Law = {}
@@ -72,6 +73,12 @@ def _listed(stated: Stated, output: Seq[str], options: Options) -> Law:
         else:
             rest += math.exp(value)
     return _normal(law, rest if rest > MIN_REST else 0.0)
+
+
+def _leaves_out(options: Options) -> bool:
+    """Whether the law depends on how the rest is divided."""
+    neutral = {"top_k": 0, "temperature": 1.0, "top_p": 1.0, "min_p": 0.0}
+    return any(options.get(name, value) != value for name, value in neutral.items())
 
 
 def _top_k(law: Law, count: int, tolerance: float) -> Law:

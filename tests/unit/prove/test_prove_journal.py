@@ -1,0 +1,100 @@
+"""A proof that was interrupted continues, and another one begins anew; what the exit codes and pages say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from outrider.core.errors import ConfigError
+from outrider.prove.checks import Check, Proof, Status
+from outrider.prove.journal import FILE, Journal, Task, run_tasks
+from outrider.prove.page import proof_page
+
+
+def check(name: str, status: Status = "holds", **figures: object) -> Check:
+    return Check(group="texts", name=name, status=status, detail="<b>why</b>", figures=dict(figures))
+
+
+class Work:
+    """Tasks that are counted; one is interrupted at first."""
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+        self.interrupted = False
+
+    def tasks(self) -> list[Task]:
+        return [Task(key, lambda key=key: self._run(key)) for key in ("a", "b", "c")]
+
+    def _run(self, key: str) -> Iterator[Check]:
+        self.ran.append(key)
+        if key == "b" and not self.interrupted:
+            self.interrupted = True
+            raise KeyboardInterrupt
+        yield check(key, number=1.5)
+
+
+def quiet(key: str, done: int, total: int) -> None:
+    pass
+
+
+def test_an_interrupted_proof_continues(tmp_path: Path):
+    work = Work()
+    with pytest.raises(KeyboardInterrupt):
+        run_tasks(work.tasks(), Journal(tmp_path, {"model": "x"}), quiet)
+    again = Journal(tmp_path, {"model": "x"})
+    assert [each.name for each in run_tasks(work.tasks(), again, quiet)] == ["a", "b", "c"]
+    assert work.ran == ["a", "b", "b", "c"]
+    assert Journal(tmp_path, {"model": "x"}).done == again.done
+    again.close()
+    assert Journal(tmp_path, {"model": "x"}).done == {}
+
+
+def test_a_proof_of_something_else_begins_anew(tmp_path: Path):
+    Journal(tmp_path, {"model": "x"}).add("a", [check("a")])
+    assert Journal(tmp_path, {"model": "y"}).done == {}
+
+
+def test_a_line_that_was_cut_is_left_out(tmp_path: Path):
+    journal = Journal(tmp_path, {"model": "x"})
+    journal.add("a", [check("a")])
+    with (tmp_path / FILE).open("a") as out:
+        out.write('{"key": "b", "che')
+    again = Journal(tmp_path, {"model": "x"})
+    assert list(again.done) == ["a"]
+    again.add("b", [check("b")])
+    assert list(Journal(tmp_path, {"model": "x"}).done) == ["a", "b"]
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="--out"):
+        Journal(tmp_path / "file" / "folder", {})
+
+
+@pytest.mark.parametrize(
+    ("states", "code", "verdict"),
+    [
+        (["holds", "holds"], 0, "holds: all 2 checks"),
+        (["holds", "tie"], 0, "holds: all 2 checks, 1 of them up to ties within rounding"),
+        (["holds", "not checked"], 3, "incomplete: no check fails, and 1 of 2 could not be made"),
+        (["fails", "not checked"], 1, "does not hold: 1 of 2 checks fail"),
+        ([], 3, "incomplete: no check fails, and 0 of 0 could not be made"),
+    ],
+)
+def test_the_exit_code_is_0_only_if_everything_holds(states: list[Status], code: int, verdict: str):
+    proof = Proof({"model": "x"}, [check(str(i), state) for i, state in enumerate(states)], 1.0)
+    assert (proof.exit_code, proof.verdict) == (code, verdict)
+
+
+def test_reports_hold_every_check_and_escape_what_they_are_told():
+    proof = Proof({"model": "<i>x</i>"}, [check("one", evidence={"logs": []}, tokens=3), check("two", "fails")], 1.0)
+    told = json.loads(json.dumps(proof.as_dict()))
+    assert told["verdict"] == "fails"
+    assert [each["figures"] for each in told["checks"]] == [{"tokens": 3}, {}]
+    page = proof_page(proof)
+    assert "does not hold: 1 of 2 checks fail" in page
+    assert "<i>" not in page
+    assert page.count("&lt;b&gt;why") == 3  # the one that fails is told first, too
