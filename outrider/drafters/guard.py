@@ -137,6 +137,8 @@ class GuardedDrafter:
 
     def _checked(self, draft: Any, seq: Sequence, budget: int) -> Draft:
         """The part of a draft that may be scored, out of the drafter's reach."""
+        if draft is EMPTY:
+            return EMPTY
         draft, problem = _copied(draft)
         problem = problem or draft_problem(draft)
         if problem:

@@ -30,6 +30,8 @@ class DeviceState:
 
     def first(self, count: int) -> DeviceState:
         """A view of the first sequences."""
+        if count == len(self):
+            return self
         parts = (self.lengths, self.last, self.tokens, self.accepted, self.features)
         return DeviceState(*(None if part is None else part[:count] for part in parts))  # type: ignore[arg-type]
 

@@ -120,14 +120,14 @@ class GraphedForward:
         choices int64: of all rows that are real, in order; None: the pass's own. The accepted nodes of trees are moved
         together in the cache. Padding of a draft, which is read as some token, is never accepted.
         """
+        if choices is None and not self._trees:
+            state = self._state.first(count)
+            return self._with_features(state, None) if self.model.returns_taps else state
         batch, ids = self.batch, self.ids[:count]
         starts, widths = batch.starts[:count], batch.widths[:count]
         if not self._trees:
-            if choices is None:
-                state = self._state.first(count)
-            else:
-                lengths, last, accepted = accept_chains(ids, starts, widths, choices)
-                state = DeviceState(lengths, last, ids, accepted)
+            lengths, last, accepted = accept_chains(ids, starts, widths, cast(Tensor, choices))
+            state = DeviceState(lengths, last, ids, accepted)
             return self._with_features(state, None) if self.model.returns_taps else state
         offsets = batch.packing.offsets if choices is None else None
         choices = self.choices if choices is None else choices
