@@ -3,7 +3,8 @@
 One row: each program computes a few outputs on the CUDA cores. Two to 64 rows: weights are the left operand of
 `tl.dot`, rows padded to 16, 32 or 64 on the right, inputs split between programs (split-K) where outputs alone do not
 fill the GPU; the last program of a tile to finish adds the parts in a fixed order, so that the result does not depend
-on timing. A row's bits do not depend on the other rows, as long as rows are padded to the same number.
+on timing. Two to 16 rows and a small matrix: triton_small_linear.py. A row's bits do not depend on the other rows, as
+long as rows are padded to the same number.
 
 Fused with the product: the RMS norm of the input (its scale is applied to the output; its weight is folded into the
 matrix), SiLU-gated pairs of outputs, the residual, and for attention heads RoPE and the store to the cache. The first
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from outrider.kernels.batch import RowPlaces
 from outrider.kernels.triton_rope import load_cos_sin, rope_and_store
+from outrider.kernels.triton_small_linear import keep_in_registers, rows_by_warps
 from outrider.kernels.triton_tiles import (
     MAX_K_SPLITS,
     MAX_LINEAR_ROWS,
@@ -33,6 +35,7 @@ from outrider.kernels.triton_tiles import (
     few_rows_tile,
     one_row_tile,
     padded_rows,
+    small_tile,
 )
 
 
@@ -94,14 +97,6 @@ def _one_row(
 @triton.jit
 def _weights(rows, real, EVEN: tl.constexpr):
     return tl.load(rows) if EVEN else tl.load(rows, mask=real, other=0.0)
-
-
-@triton.jit
-def _keep_in_registers(x, PDL: tl.constexpr):
-    """x unchanged. Without this the compiler moves what was loaded to shared memory at once, and waits for it."""
-    if PDL:
-        x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=2)
-    return x
 
 
 @triton.jit
@@ -190,9 +185,9 @@ def _few_rows(
         xt = tl.load(columns + step, mask=live, other=0.0)
         acc, acc_up, squares = _accumulate(weight, up, xt, acc, acc_up, squares, NORMED, GATED)
     for b in tl.static_range(AHEAD):  # in the same order as if none were loaded ahead
-        weight = _keep_in_registers(ahead_weights[2 * b] if GATED else ahead_weights[b], PDL)
-        up = _keep_in_registers(ahead_weights[2 * b + 1], PDL) if GATED else weight
-        xt = _keep_in_registers(ahead_inputs[b], PDL)
+        weight = keep_in_registers(ahead_weights[2 * b] if GATED else ahead_weights[b], PDL)
+        up = keep_in_registers(ahead_weights[2 * b + 1], PDL) if GATED else weight
+        xt = keep_in_registers(ahead_inputs[b], PDL)
         acc, acc_up, squares = _accumulate(weight, up, xt, acc, acc_up, squares, NORMED, GATED)
     square = tl.sum(squares, 0)
     place = r[None, :] * N + j[:, None]  # [BLOCK_N, ROWS]
@@ -244,7 +239,7 @@ def plain_linear(
 
 @dataclass(frozen=True, slots=True)
 class _LinearCall:
-    """The arguments that both kernels share."""
+    """The arguments that the kernels share."""
 
     x: Tensor
     w: Tensor
@@ -281,14 +276,16 @@ def linear(
     gated: bool = False,
     pdl: bool = True,
     pinned: bool = False,
+    tile: Tile | None = None,
 ) -> None:
     """out [M, n] = f(norm(x [M, k]) @ w.T) + residual, M up to 64.
 
     eps: norm the rows of x first, with a weight of ones. gated: w [2n, k] holds gate and up, and out is
     silu(gate) * up. residual [M, n] may be out itself, or [n] a bias. pinned: sums have one order whatever the
-    number of rows, so that a row has the same bits alone and in any batch.
+    number of rows, so that a row has the same bits alone and in any batch. tile: instead of the shape's own.
     """
-    _launch(_LinearCall(x, w, out, residual, eps, gated), scratch, pinned, pdl)
+    call = _LinearCall(x, w, out, residual, eps, gated)
+    _launch(call, scratch, tile or _choose_tile(call, pinned), pinned, pdl)
 
 
 def linear_rope(
@@ -303,39 +300,50 @@ def linear_rope(
     eps: float | None = None,
     pdl: bool = True,
     pinned: bool = False,
+    tile: Tile | None = None,
 ) -> None:
     """Query, key and value heads of x [M, k], rotated and stored: `linear` then `rotate_and_store`, bit for bit.
 
     w [(H + 2 KV) * D, k]; q [M, H, D] takes the queries, the cache, keys and values each [slots, KV, D], the rest.
     """
-    _launch(_LinearCall(x, w, q, bias, eps, heads=(cache, places)), scratch, pinned, pdl)
+    call = _LinearCall(x, w, q, bias, eps, heads=(cache, places))
+    _launch(call, scratch, tile or _choose_tile(call, pinned), pinned, pdl)
 
 
-def _launch(call: _LinearCall, scratch: LinearWorkspace, pinned: bool, pdl: bool) -> None:
+def _launch(call: _LinearCall, scratch: LinearWorkspace, tile: Tile, pinned: bool, pdl: bool) -> None:
     (m, k), n = call.x.shape, call.outputs
     added, eps = call.x if call.added is None else call.added, call.eps or 0.0
     given, known = call.pointers(), call.constants(pdl)
-    if m == 1 and not pinned:
-        tile = one_row_tile(n, k, call.gated)
-        _one_row[(triton.cdiv(n, tile.outputs),)](
+    stride, programs = n if added.dim() == 2 else 0, triton.cdiv(n, tile.outputs)
+    if tile.by_warps:
+        rows_by_warps[(programs,)](
+            call.x, call.w, added, call.out, *given, m, stride, eps, *known, 8 if m <= 8 else padded_rows(m),
+            tile.outputs, tile.inputs, tile.warps, min(tile.ahead, triton.cdiv(k, tile.inputs * tile.warps)),
+            num_warps=tile.warps, num_stages=tile.stages, launch_pdl=pdl,
+        )  # fmt: skip
+    elif m == 1 and not pinned:
+        _one_row[(programs,)](
             call.x, call.w, added, call.out, *given, eps, *known, tile.outputs, tile.inputs,
             num_warps=tile.warps, launch_pdl=pdl,
         )  # fmt: skip
-        return
-    tile = _choose_tile(call, pinned)
-    _few_rows[(triton.cdiv(n, tile.outputs), tile.splits)](
-        call.x, call.w, added, call.out, scratch.parts, scratch.counters, *given, m, n if added.dim() == 2 else 0,
-        eps, *known, padded_rows(m), tile.outputs, tile.inputs, tile.splits, tile.ahead,
-        num_warps=tile.warps, num_stages=tile.stages, launch_pdl=pdl,
-    )  # fmt: skip
+    else:
+        _few_rows[(programs, tile.splits)](
+            call.x, call.w, added, call.out, scratch.parts, scratch.counters, *given, m, stride, eps, *known,
+            padded_rows(m), tile.outputs, tile.inputs, tile.splits, min(tile.ahead, k // tile.splits // tile.inputs),
+            num_warps=tile.warps, num_stages=tile.stages, launch_pdl=pdl,
+        )  # fmt: skip
 
 
 def _choose_tile(call: _LinearCall, pinned: bool) -> Tile:
-    (m, k), n = call.x.shape, call.outputs
-    tile = few_rows_tile(n, k, call.gated, padded_rows(m)) if m <= MAX_LINEAR_ROWS else None
+    (m, k), n, gated = call.x.shape, call.outputs, call.gated
+    if not pinned:
+        tile = small_tile(n, k, gated, m) or (one_row_tile(n, k, gated) if m == 1 else None)
+        if tile is not None:
+            return tile
+    tile = few_rows_tile(n, k, gated, padded_rows(m)) if m <= MAX_LINEAR_ROWS else None
     if tile is None:
         raise ValueError(f"no kernel for {m} rows of {k} inputs and {n} outputs: see `supports_linear`")
     if pinned:  # one order of sums, whatever rows are padded to
-        first = few_rows_tile(n, k, call.gated, PADDED_ROWS[0]) or tile
+        first = few_rows_tile(n, k, gated, PADDED_ROWS[0]) or tile
         tile = replace(first, stages=tile.stages, ahead=tile.ahead)
-    return replace(tile, ahead=min(tile.ahead, k // tile.splits // tile.inputs))
+    return tile

@@ -11,6 +11,10 @@ MAX_LINEAR_ROWS = 64
 """Max rows of a product."""
 PADDED_ROWS = (16, 32, 64)
 """Numbers that rows are padded to."""
+SMALL_ROWS = (1, 8, 16)
+"""The same for products with small matrices."""
+MAX_SMALL_BYTES = 4 << 20
+"""Max size of a small matrix."""
 MAX_K_SPLITS = 4
 """Max splits of a product of MAX_SPLIT_OUTPUTS; of fewer outputs, as many more as give no more parts."""
 MAX_SPLIT_OUTPUTS = 8192
@@ -28,9 +32,18 @@ class Tile:
     stages: int
     ahead: int = 0
     """Blocks of weights loaded before the wait for the input: 0 to 4. The bits do not depend on it."""
+    by_warps: bool = False
+    """Inputs are split between the warps of a program (triton_small_linear.py): `inputs` are those of one warp,
+    `splits` is 1 and `ahead` at least 1."""
 
 
-_FEW_ROWS_TILES = {  # by outputs, inputs, gated and padded rows
+Product = tuple[int, int, bool, int]
+"""Outputs, inputs, gated, and the number that rows are padded to."""
+_SMALL_TILES: dict[Product, Tile | None] = {}
+"""Rows padded to one of SMALL_ROWS. None: the kernels in triton_linear.py are faster. `benchmarks/few_rows.py` measures
+them and prints lines for this table; it has not run yet, so that the rule in `small_tile` is from arithmetic alone."""
+
+_FEW_ROWS_TILES: dict[Product, Tile] = {  # rows padded to one of PADDED_ROWS
     (896, 896, False, 16): Tile(64, 128, 7, 4, 3, 1),
     (8960, 1536, True, 16): Tile(64, 64, 1, 4, 5),
     (1536, 8960, False, 16): Tile(64, 128, 7, 4, 4, 1),
@@ -43,6 +56,22 @@ _FEW_ROWS_TILES = {  # by outputs, inputs, gated and padded rows
 }
 """Found on an H200 for products of Qwen2.5's 0.5B and 1.5B, where they make a whole pass 4 to 13 % faster than the rule
 below. Kernels begin while others end, so that the best tile of one depends on its neighbours'."""
+
+
+@lru_cache(maxsize=256)
+def small_tile(n: int, k: int, gated: bool, rows: int) -> Tile | None:
+    """The tile of up to 16 rows by the kernel for small matrices; None where others are faster.
+
+    With 8 outputs a program the matrices of a layer of SmolLM2 have 120, 72, 192 and 72 programs; `few_rows_tile` gives
+    15, 9, 24 and 36. A single row goes this way only where the table says so.
+    """
+    padded = next((p for p in SMALL_ROWS if p >= rows), 0)
+    if (n, k, gated, padded) in _SMALL_TILES:
+        return _SMALL_TILES[n, k, gated, padded]
+    if padded < 8 or 2 * n * (1 + gated) * k > MAX_SMALL_BYTES:
+        return None
+    warps = 4 if k <= 1024 else 8
+    return Tile(8, 64, 1, warps, 3, min(4, triton.cdiv(k, 64 * warps)), by_warps=True)
 
 
 @lru_cache(maxsize=64)
@@ -64,7 +93,7 @@ def one_row_tile(n: int, k: int, gated: bool) -> Tile:
 
 @lru_cache(maxsize=256)
 def few_rows_tile(n: int, k: int, gated: bool, rows: int) -> Tile | None:
-    """None where the inputs do not divide into equal blocks. rows: one of PADDED.
+    """None where the inputs do not divide into equal blocks. rows: one of PADDED_ROWS.
 
     Measured on an H200 over the layers of an 8B model: 0.91 of the read bandwidth for 6 rows, 0.84 for 32.
     """

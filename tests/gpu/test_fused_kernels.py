@@ -309,8 +309,7 @@ def test_places_are_those_of_the_text():
 
 @pytest.mark.parametrize("rows", [6, 64])
 @pytest.mark.parametrize("product", PRODUCTS[:3], ids=str)
-def test_weights_loaded_ahead_change_no_bit(product, rows, monkeypatch):
-    from outrider.kernels import triton_linear
+def test_weights_loaded_ahead_change_no_bit(product, rows):
     from outrider.kernels.triton_linear import LinearWorkspace, linear
     from outrider.kernels.triton_tiles import few_rows_tile, padded_rows
 
@@ -324,9 +323,9 @@ def test_weights_loaded_ahead_change_no_bit(product, rows, monkeypatch):
     tile = replace(tile, stages=3, inputs=min(tile.inputs, 64))  # room for held weights beside 64 rows
     outs = []
     for ahead in (0, 1, 2, 4):
-        monkeypatch.setattr(triton_linear, "few_rows_tile", lambda *_, a=ahead: replace(tile, ahead=a))
         outs.append(torch.full((rows, n), torch.nan, device=DEVICE, dtype=HALF))
-        linear(x, w, outs[-1], scratch, residual=residual, eps=1e-5 if normed else None, gated=gated, pdl=PDL)
+        fused = {"residual": residual, "eps": 1e-5 if normed else None, "gated": gated, "pdl": PDL}
+        linear(x, w, outs[-1], scratch, **fused, tile=replace(tile, ahead=ahead))
     assert outs[0].isfinite().all()
     assert all(torch.equal(outs[0], out) for out in outs[1:])
 

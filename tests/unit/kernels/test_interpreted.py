@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[3]
 PARTS = [  # file, which of its tests, how many those are at least
     ("fused_kernels", "not paged", 38),
     ("fused_kernels", "paged", 12),
+    ("small_linear", "", 40),
     ("sample_kernel", "", 20),
     ("block_kernels", "", 18),
     ("fused_block", "", 3),
