@@ -126,6 +126,32 @@ def test_a_round_waits_once_and_rounds_follow_each_other(name: str):
     assert before == tried.stats.tokens  # none has ended meanwhile
 
 
+@configs
+def test_rounds_launch_their_kernels_in_captured_work_alone(name: str):
+    """Lookups, drafts, states and choices: Python launches no Triton kernel by itself."""
+    from triton import knobs
+
+    from outrider.kernels.triton_sample import sample_tokens
+
+    target = NativeRunner(decoder(2), 8192, context=1024)
+    tried = engine(target, built(CONFIGS[name], target))
+    for each in requests(BATCH, 1.0, tokens=600):
+        tried.submit(each)
+    for _ in range(20):
+        tried.step()
+    launched: list[object] = []
+    note = launched.append
+    knobs.runtime.launch_enter_hook.add(note)
+    try:
+        for _ in range(20):
+            tried.step()
+        assert launched == []
+        sample_tokens(torch.zeros(1, 8, device="cuda"))
+        assert len(launched) == 2  # one for parts, one for the best of them
+    finally:
+        knobs.runtime.launch_enter_hook.remove(note)
+
+
 def test_only_captured_targets_in_mode_seeded_are_looked_up_for_on_the_device():
     target = runner()
     context = DrafterContext(vocab_size=VOCAB, context=1024, target=target, mode="distribution", device="cuda")
