@@ -111,12 +111,16 @@ def reserved_memory_of(model: str, *, vocab: int = 0, module: bool = False) -> R
 
 
 def _memory_of_head(head: HeadConfig, weights: int) -> ReservedMemory:
-    """Its keys and values lie in the target's pages, with the target's tapped outputs at the end of each."""
-    taps = (len(head.taps) or DEFAULT_TAPS) * head.target_hidden_size
     copied = 0 if head.own_head else head.draft_vocab_size * head.hidden_size
-    per_token = 2 * head.layers * head.kv_heads * head.head_dim + -(-taps // PAGE_TOKENS)
     size = torch.bfloat16.itemsize
-    return ReservedMemory(weights + copied * size, per_token * size)
+    return ReservedMemory(weights + copied * size, head_token_bytes(head, size))
+
+
+def head_token_bytes(head: HeadConfig, size: int) -> int:
+    """What a head takes of the target's pages for a token, in numbers of so many bytes: its keys and values, and the
+    target's tapped outputs at the end of each page."""
+    taps = (len(head.taps) or DEFAULT_TAPS) * head.target_hidden_size
+    return size * (2 * head.layers * head.kv_heads * head.head_dim + -(-taps // PAGE_TOKENS))
 
 
 def plan_memory(
