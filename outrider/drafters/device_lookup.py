@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -285,7 +286,8 @@ class DeviceLookup(Drafter):
 
     def _judge(self, judged: Seq[_Judged]) -> None:
         """Learn from continuations that the tokens of their round were compared with, drafted or not."""
-        slots, kinds, matches, came, missed, wanted = np.array(judged).T
+        columns = np.fromiter(chain.from_iterable(judged), np.int64).reshape(len(judged), -1).T
+        slots, kinds, matches, came, missed, wanted = columns
         self._confidence.judge(slots, kinds, matches, came, missed)
         worth = _sum_first(self._learn(slots, kinds), matches, wanted).tolist()
         for each, value in zip(judged, worth, strict=True):
