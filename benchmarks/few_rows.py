@@ -84,7 +84,9 @@ class Product:
     def candidates(self, padded: int) -> list[Tile]:
         """Tiles to try, the current one first."""
         tiles = [self.current(padded), self.split(padded)]
-        if padded > 1 and self.bytes < MEDIUM:
+        if padded == 1:
+            tiles += [replace(tiles[1], outputs=more * tiles[1].outputs) for more in (2, 4)]
+        elif self.bytes < MEDIUM:
             blocks = self.k // tiles[1].inputs
             splits = [s for s in (3, 7, 9) if blocks % s == 0 and not self.gated]
             tiles += [replace(tiles[1], splits=s, ahead=1) for s in splits]
@@ -281,8 +283,7 @@ class Pass:
         for product, found in self.tiles.items():
             for padded, tile in found.items():
                 if tile != self.now[product][padded]:
-                    key = f"({product.n}, {product.k}, {product.gated}, {padded})"
-                    print(table_line(key, tile, is_split=tile == product.split(padded)))
+                    print(table_line(product, padded, tile))
 
 
 def say(tile: Tile) -> str:
@@ -290,12 +291,12 @@ def say(tile: Tile) -> str:
     return f"Tile({numbers}{', by_warps=True' if tile.by_warps else ''})"
 
 
-def table_line(key: str, tile: Tile, *, is_split: bool) -> str:
-    """is_split: the tile that the kernels in triton_linear.py take without this table."""
-    if tile.by_warps:
-        return f"_SMALL_TILES: {key}: {say(tile)},"
-    line = f"_SMALL_TILES: {key}: None,"
-    return line if is_split else f"{line}  _FEW_ROWS_TILES, rows 16: {say(tile)},"
+def table_line(product: Product, padded: int, tile: Tile) -> str:
+    """What makes this the tile of a product."""
+    line = f"_SMALL_TILES: ({product.n}, {product.k}, {product.gated}, {padded}):"
+    if tile.by_warps or (padded == 1 and tile != product.split(1)):
+        return f"{line} {say(tile)},"
+    return f"{line} None," + ("" if tile == product.split(padded) else f"  _FEW_ROWS_TILES, rows 16: {say(tile)},")
 
 
 def main() -> None:

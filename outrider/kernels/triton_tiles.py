@@ -40,9 +40,9 @@ class Tile:
 Product = tuple[int, int, bool, int]
 """Outputs, inputs, gated, and the number that rows are padded to."""
 _SMALL_TILES: dict[Product, Tile | None] = {}
-"""Rows padded to one of SMALL_ROWS. None: the kernels in triton_linear.py are faster. `benchmarks/few_rows.py` measures
-them and prints lines for this table; it has not run yet, so that the rule in `small_tile` is from arithmetic alone."""
-
+"""Rows padded to one of SMALL_ROWS. None: the kernels in triton_linear.py are faster; one row's tile may be of either
+kernel. `benchmarks/few_rows.py` measures them and prints lines for this table. It has not run yet, so that the rule in
+`small_tile` is from arithmetic alone."""
 _FEW_ROWS_TILES: dict[Product, Tile] = {  # rows padded to one of PADDED_ROWS
     (896, 896, False, 16): Tile(64, 128, 7, 4, 3, 1),
     (8960, 1536, True, 16): Tile(64, 64, 1, 4, 5),
@@ -68,7 +68,8 @@ def small_tile(n: int, k: int, gated: bool, rows: int) -> Tile | None:
     padded = next((p for p in SMALL_ROWS if p >= rows), 0)
     if (n, k, gated, padded) in _SMALL_TILES:
         return _SMALL_TILES[n, k, gated, padded]
-    if padded < 8 or 2 * n * (1 + gated) * k > MAX_SMALL_BYTES:
+    measured = (n, k, gated, 16) in _FEW_ROWS_TILES  # goes before a rule from arithmetic
+    if padded < 8 or measured or 2 * n * (1 + gated) * k > MAX_SMALL_BYTES:
         return None
     warps = 4 if k <= 1024 else 8
     return Tile(8, 64, 1, warps, 3, min(4, triton.cdiv(k, 64 * warps)), by_warps=True)
