@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from typing import Any
 
+from outrider.bench.serve import LoadSummary
 from outrider.bench.statistics import Estimate
 from outrider.bench.summary import RowSummary
-from outrider.report.numbers import digits, seconds
+from outrider.report.numbers import digits, seconds, share
 
 COLUMNS = (
     "prompts",
@@ -22,6 +23,20 @@ COLUMNS = (
     "first token",
     "bigrams",
     "J/token",
+)
+SERVE_COLUMNS = (
+    "load",
+    "speculation",
+    "tok/s",
+    "speed-up",
+    "identical",
+    "requests/s",
+    "TTFT, median / p99",
+    "TPOT",
+    "E2E, p99",
+    "cached",
+    "acc. length",
+    "failed",
 )
 NOT_TOLD = "not told"
 
@@ -41,6 +56,25 @@ def cells_of(row: RowSummary) -> list[str]:
         seconds(row.time_to_first_token),
         f"{row.distinct_bigram_share:.2f}",
         NOT_TOLD if row.joules_per_token is None else digits(row.joules_per_token),
+    ]
+
+
+def serve_cells(found: LoadSummary) -> list[str]:
+    """One row, in the order of SERVE_COLUMNS."""
+    first = f"{seconds(found.median_ttft_ms / 1e3)} / {seconds(found.p99_ttft_ms / 1e3)}"
+    return [
+        found.name,
+        found.speculation,
+        digits(found.output_throughput.value),
+        interval(found.speedup),
+        "" if found.identical is None else f"{found.identical[0]} of {found.identical[1]}",
+        digits(found.request_throughput),
+        first,
+        seconds(found.median_tpot_ms / 1e3),
+        seconds(found.p99_e2el_ms / 1e3),
+        NOT_TOLD if found.prefix_hit_rate is None else share(found.prefix_hit_rate),
+        "" if found.acceptance_length is None else f"{found.acceptance_length:.2f}",
+        str(found.failed),
     ]
 
 

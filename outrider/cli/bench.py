@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from outrider.cli.bench_offline import offline
 from outrider.cli.bench_rounds import rounds
+from outrider.cli.bench_serve import serve
 from outrider.cli.options import flatten_options
 
 DEFAULT = "offline"
@@ -32,3 +33,4 @@ app = typer.Typer(
 )
 app.command(DEFAULT)(flatten_options(offline))
 app.command("rounds")(flatten_options(rounds))
+app.command("serve")(flatten_options(serve))

@@ -80,6 +80,7 @@ def offline(options: OfflineOptions, runtime: RuntimeOptions) -> None:
     from outrider.bench.offline import OfflineBench
     from outrider.bench.record import make_header, open_run
     from outrider.bench.summary import summarize
+    from outrider.bench.tables import COLUMNS, cells_of
 
     axes, screen = options.axes(), Screen()
     lengths = numbers("--lengths", options.lengths, int, 1, 64) if options.lengths else ()
@@ -112,7 +113,7 @@ def offline(options: OfflineOptions, runtime: RuntimeOptions) -> None:
         told = {**run.header, "rows": [row.as_dict() for row in rows]}
         sys.stdout.write(json.dumps(told, allow_nan=False) + "\n")
         return
-    screen.out.print(offline_table(rows))
+    screen.out.print(short_table(COLUMNS, SHOWN, [cells_of(row) for row in rows]))
     _print_notes(screen, run, rows)
 
 
@@ -178,16 +179,14 @@ def numbers(name: str, text: str, kind: Callable[[str], Any], low: float, high: 
     return found
 
 
-def offline_table(rows: Seq[RowSummary]) -> Table:
-    """The figures that fit a terminal; a report has all of them."""
-    from outrider.bench.tables import COLUMNS, cells_of
-
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for heading in SHOWN:
-        table.add_column(heading, justify="left" if heading in COLUMNS[:2] else "right", no_wrap=heading != COLUMNS[0])
+def short_table(columns: Seq[str], shown: Seq[str], rows: Seq[Seq[str]]) -> Table:
+    """The columns that fit a terminal; a report has all of them. The first two are words."""
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
+    for heading in shown:
+        table.add_column(heading, justify="left" if heading in columns[:2] else "right", no_wrap=heading != columns[0])
     for row in rows:
-        cells = dict(zip(COLUMNS, cells_of(row), strict=True))
-        table.add_row(*(Text(clean(cells[heading])) for heading in SHOWN))
+        cells = dict(zip(columns, row, strict=True))
+        table.add_row(*(Text(clean(cells[heading])) for heading in shown))
     return table
 
 

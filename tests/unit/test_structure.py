@@ -39,6 +39,7 @@ KNOWS: dict[str, set[str]] = {
         "llm",
         "loading",
         "models",
+        "prove",
         "report",
         "runners",
         "testing",
