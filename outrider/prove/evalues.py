@@ -21,7 +21,7 @@ from torch import Tensor
 
 FALSE_ALARM = 1e-6
 """The chance that all tests of one proof together find anything in a correct engine, at most."""
-REPLACED = (0.06, 0.09, 0.13, 0.2, 0.4)
+REPLACED = (0.06, 0.09, 0.13, 0.2, 0.4, 0.8)
 """Shares of draws that are replaced in simulations."""
 RUNS = 5  # simulations of each share
 WEIGHTS = (4.0, 32.0, 256.0)
@@ -54,6 +54,13 @@ class LawTest:
         self.draws += other.draws
         self.reach += other.reach
         self.logs += other.logs
+
+    def beside(self, other: LawTest) -> LawTest:
+        """The test whose e-value is the average of both tests' of the same draws."""
+        both = LawTest(2)
+        both.draws, both.reach = self.draws, self.reach
+        both.logs = torch.stack([self._log_e(), other._log_e()], 1)
+        return both
 
     @property
     def log_e(self) -> float:

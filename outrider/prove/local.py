@@ -18,7 +18,7 @@ from outrider.prove.evalues import threshold
 from outrider.prove.journal import Journal, Task
 from outrider.prove.plain_passes import PlainPasses, Text, max_rounding, measure_rounding
 from outrider.prove.probes import ProbeConfig
-from outrider.prove.sampled import TESTS, TOKENS, DrawPlan, draw_row, pool_rows
+from outrider.prove.sampled import TOKENS, DrawPlan, draw_row, pool_rows, pooled_tests
 from outrider.prove.settings import MIN_VOCAB, Options, TextCase, option_rows, option_values, stop_cases, text_cases
 from outrider.prove.texts import FEW_VARIANTS, MIN_TOLERANCE, TIE_FACTOR, VARIANTS, PlainTexts, TextChecks
 from outrider.verify.base import Mode, Rule
@@ -64,7 +64,9 @@ class LocalProof:
         self._llm, self._key = llm, ("drafter", settings.modes[0])
         self._probe_texts: dict[int, tuple[Token, ...]] = {}
         self.sampled_prompts = [_whole_pages(prompt) for prompt in settings.prompts[:MAX_SAMPLED_PROMPTS]]
-        self.limit = threshold(sum(self._row_count() + len(TESTS) for _ in settings.modes))
+        names = option_rows(option_values(range(LIKELY)))
+        self.row_count = len(names)
+        self.limit = threshold(len(settings.modes) * (len(names) + pooled_tests(names)))
 
     def tasks(self) -> Iterator[Task]:
         """In order: one that needs what another found comes after it."""
@@ -106,9 +108,6 @@ class LocalProof:
 
     # what is asked for
 
-    def _row_count(self) -> int:
-        return len(option_rows(option_values(range(LIKELY))))
-
     def _rows(self, prompt: Text) -> dict[str, Options]:
         (logits,) = self.passes.logits_after([prompt])
         return option_rows(option_values(logits.topk(LIKELY).indices.tolist()))
@@ -140,7 +139,7 @@ class LocalProof:
         """The rows of options, in turn over the prompts."""
         plans: list[DrawPlan] = []
         rows = [self._rows(prompt) for prompt in self.sampled_prompts]
-        draws = max(MIN_DRAWS, total // self._row_count())
+        draws = max(MIN_DRAWS, total // self.row_count)
         for at, name in enumerate(rows[0]):
             which = at % len(rows)
             own: Options = {"temperature": 1.0, "max_tokens": TOKENS, "seed": SEED + 10_000 * at}

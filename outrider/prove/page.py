@@ -26,6 +26,7 @@ NOTES = {
     f"of at most {FALSE_ALARM:g} over all tests of this page together. A bias is a "
     "total variation, at every token: the smallest that all its simulations showed, on these very texts.",
 }
+MAX_OPEN = 12  # checks that are not folded away
 TONES: dict[int, Tone] = {HOLDS: "good", FAILS: "bad", INCOMPLETE: "fair"}
 
 
@@ -54,10 +55,12 @@ def _group_parts(group: str, checks: Seq[Check]) -> list[Html]:
         points = [(i + 1.0, min(check.figures["log_e"], 4 * limit)) for i, check in enumerate(rows)]
         marks = [Mark("fails", y=limit)]
         parts.append(line_plot("Evidence against the target's law", [Line("test", points)], across="test", marks=marks))
-        biases = [(i + 1.0, check.figures["visible_bias"] or 1.0) for i, check in enumerate(rows)]
-        parts.append(line_plot("The bias that would show (1: none)", [Line("test", biases)], across="test", zero=True))
-    shown = _check_table(checks)
-    parts.append(shown if len(checks) <= 12 else details(f"all {len(checks)} checks", [shown]))
+    pooled = [check for check in checks if ": all " in check.name]
+    if pooled:
+        parts.append(_check_table(pooled))
+    rest = [check for check in checks if check not in pooled]
+    shown = _check_table(rest)
+    parts.append(shown if len(rest) <= MAX_OPEN else details(f"all {len(rest)} other checks", [shown]))
     return parts
 
 

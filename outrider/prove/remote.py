@@ -14,14 +14,13 @@ from outrider.prove.checks import Check
 from outrider.prove.evalues import LawTest, threshold
 from outrider.prove.journal import Journal, Task
 from outrider.prove.remote_texts import RemoteCase, Server, check_texts
-from outrider.prove.sampled import TOKENS, LawBets, pool_rows, row_check
+from outrider.prove.sampled import TOKENS, LawBets, options_of, pool_rows, pooled_tests, row_check
 from outrider.prove.settings import PromptText, option_rows
 from outrider.prove.stated_law import REST, Law, Stated, stated_law
 from outrider.prove.texts import LOGPROB_TOLERANCE, TIE_FACTOR
 
 LISTED = (20, 5)  # alternatives asked for at each token: the most that a server takes
 SEED = 20_000
-POOLED = ("text", "likely and rare tokens")
 MIN_DRAWS = 16
 UNLISTED = "\0unlisted"
 
@@ -51,7 +50,7 @@ class RemoteProof:
         self.told = {"server": self.server.kind.name, "model": self.server.api.model}
         self.prompts = [_text(prompt) for prompt in settings.prompts]
         self.rows = option_rows(remote_options(more=self.server.kind.more))
-        self.limit = threshold(len(self.rows) + len(POOLED))
+        self.limit = threshold(len(self.rows) + pooled_tests(self.rows))
 
     def tasks(self) -> Iterator[Task]:
         """In order: rounding is measured with the first texts."""
@@ -121,7 +120,8 @@ class RemoteProof:
         texts = self.server.api.complete_together(bodies, self.settings.batch)
         tolerance = TIE_FACTOR * self._rounding + LOGPROB_TOLERANCE
         text, likely = compare_draws(texts, {"temperature": 1.0} | options, self.server.listed, tolerance)
-        return row_check(name, {"text": text, "likely and rare tokens": likely}, self.limit, draws=draws)
+        found = {"text": text, "likely and rare tokens": likely}
+        return row_check(name, found, self.limit, draws=draws, options=options_of(name))
 
     def _pooled(self) -> Iterable[Check]:
         rows = [c for key, done in self.journal.done.items() if key.startswith("sampled, ") for c in done]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +31,7 @@ from outrider.prove.evalues import (
 )
 from outrider.prove.law import Law, law_after
 from outrider.prove.plain_passes import PlainPasses, Text
+from outrider.prove.settings import NO_OPTION
 from outrider.verify.base import Verifier
 from outrider.verify.probs import Positions
 
@@ -128,27 +130,18 @@ def draw_row(llm: LLM, plan: DrawPlan, passes: PlainPasses, tolerance: float, li
         found,
         limit,
         draws=plan.draws,
+        options=options_of(plan.name),
         drafted=sum(t.drafted for t in tallies),
         accepted=sum(t.accepted for t in tallies),
     )
 
 
-def row_check(name: str, found: dict[str, LawTest], limit: float, **figures: int) -> Check:
-    """The check of one row of options, with what its tests found for `pool_rows`."""
-    text = found["text"]
-    return Check(
-        group="sampled",
-        name=name,
-        status="holds" if text.log_e < limit else "fails",
-        detail=f"{figures['draws']} draws, {describe('text', text, limit)}",
-        figures={
-            **figures,
-            "log_e": text.log_e,
-            "limit": limit,
-            "visible_bias": text.visible_bias(limit),
-            EVIDENCE: {test: each.as_dict() for test, each in found.items()},
-        },
-    )
+def row_check(name: str, found: dict[str, LawTest], limit: float, **figures: Any) -> Check:
+    """The check of one row of options, with what its tests found for `pool_rows`. figures: at least draws, options."""
+    both = found["text"].beside(found["likely and rare tokens"])
+    kept = {EVIDENCE: {test: each.as_dict() for test, each in found.items()}}
+    check = _test_check(name, "text", both, limit)
+    return replace(check, detail=f"{figures['draws']} draws, {check.detail}", figures=check.figures | figures | kept)
 
 
 def compare_texts(
@@ -190,37 +183,57 @@ class LawBets:
 
 
 def pool_rows(mode: str, rows: Seq[Check], limit: float) -> list[Check]:
-    """The tests over all rows of options together, where small biases add up."""
-    checks: list[Check] = []
-    for test, alternatives in TESTS.items():
-        evidence = LawTest(alternatives)
-        for row in rows:
-            if test in row.figures[EVIDENCE]:
-                evidence.join(LawTest.from_dict(row.figures[EVIDENCE][test]))
-        if not evidence.draws:
-            continue  # no draft states probabilities, or in mode `seeded` drafts may know the noise
-        checks.append(
-            Check(
-                group="sampled",
-                name=f"{mode}: all rows together, {test}",
-                status="holds" if evidence.log_e < limit else "fails",
-                detail=describe(test, evidence, limit),
-                figures={
-                    "log_e": evidence.log_e,
-                    "limit": limit,
-                    "visible_bias": evidence.visible_bias(limit),
-                    "compared": evidence.draws,
-                },
-            )
-        )
+    """The tests over all rows of options together, where small biases add up; and over all rows with each option."""
+    checks = [
+        _test_check(f"{mode}: all rows together, {test}", test, pooled, limit)
+        for test in TESTS
+        if (pooled := _pooled(test, rows)).draws  # no draft may state probabilities; seeded drafts may know the noise
+    ]
+    for option in dict.fromkeys(each for row in rows for each in row.figures["options"]):
+        own = [row for row in rows if option in row.figures["options"]]
+        both = _pooled("text", own).beside(_pooled("likely and rare tokens", own))
+        checks.append(_test_check(f"{mode}: all {len(own)} rows with {option}", "text", both, limit))
     return checks
 
 
-def describe(test: str, evidence: LawTest, limit: float) -> str:
+def pooled_tests(rows: Mapping[str, Any]) -> int:
+    """How many tests `pool_rows` makes of these rows, at most."""
+    return len(TESTS) + len({option for name in rows for option in options_of(name)})
+
+
+def options_of(row: str) -> list[str]:
+    """The options of a row, by its name."""
+    return [] if row == NO_OPTION else row.split(" + ")
+
+
+def _pooled(test: str, rows: Seq[Check]) -> LawTest:
+    pooled = LawTest(TESTS[test])
+    for row in rows:
+        if test in row.figures[EVIDENCE]:
+            pooled.join(LawTest.from_dict(row.figures[EVIDENCE][test]))
+    return pooled
+
+
+def _test_check(name: str, test: str, found: LawTest, limit: float) -> Check:
+    return Check(
+        group="sampled",
+        name=name,
+        status="holds" if found.log_e < limit else "fails",
+        detail=describe(test, found, limit),
+        figures={
+            "log_e": found.log_e,
+            "limit": limit,
+            "visible_bias": found.visible_bias(limit),
+            "compared": found.draws,
+        },
+    )
+
+
+def describe(test: str, found: LawTest, limit: float) -> str:
     """What a test found, and what it would have found."""
-    bias, favoured = evidence.visible_bias(limit), TOWARDS.get(test, "the likeliest token")
+    bias, favoured = found.visible_bias(limit), TOWARDS.get(test, "the likeliest token")
     shown = "too few to show a bias" if bias is None else f"a bias of {bias:.3f} towards {favoured} would show"
-    return f"{evidence.draws} tokens compared; log evidence {evidence.log_e:.1f}, fails at {limit:.1f}; {shown}"
+    return f"{found.draws} tokens compared; log evidence {found.log_e:.1f}, fails at {limit:.1f}; {shown}"
 
 
 def _first_stated(draft: Draft, vocab: int) -> Tensor:

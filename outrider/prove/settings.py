@@ -20,6 +20,7 @@ PromptText = str | tuple[dict[str, str], ...]
 Options = dict[str, Any]
 """Fields of SamplingParams by name."""
 
+NO_OPTION = "no option"
 BLOCK = 4  # options that are set together in one of the rows that cover all pairs
 MIN_VOCAB = 64  # of a target whose options are proved
 MAX_PROMPTS = 64  # taken of a file
@@ -88,7 +89,7 @@ def cover_pairs(names: Seq[str], size: int = BLOCK) -> list[tuple[str, ...]]:
 
 def option_rows(values: Mapping[str, Options]) -> dict[str, Options]:
     """No option, each option, and blocks that cover all pairs: name -> options."""
-    rows: dict[str, Options] = {"no option": {}}
+    rows: dict[str, Options] = {NO_OPTION: {}}
     rows |= {name: dict(options) for name, options in values.items()}
     for block in cover_pairs(list(values)):
         merged: Options = {}
