@@ -24,9 +24,8 @@ class Vocabulary:
 
 def check_vocabularies(target: Vocabulary, draft: Vocabulary) -> list[Finding]:
     """What differs. Where anything that must be equal is not, whether cross-model could map between the two."""
-    found = [*_ids(target, draft), *_special(target.tokenizer, draft.tokenizer)]
-    if not found:
-        found = _refused(target, draft)
+    # where ids differ, so do those of special tokens: cross-model knows them by their names
+    found = _ids(target, draft) or _special(target.tokenizer, draft.tokenizer) or _refused(target, draft)
     if found:
         return [*found, _mapping(target, draft)]
     same = sum(token is not None for token in target.tokenizer.tokens[: target.rows])
