@@ -197,6 +197,7 @@ class BlockRecipe:
         self._weights = torch.exp(-torch.arange(self.positions, device=device) / config.decay)
         self._vocabulary = DraftVocabulary(head.tokens, target.decoder)
         self._scales = torch.tensor([config.ce, config.l1, config.confidence], device=device)
+        self._uncapped = target.decoder.config.final_softcap is None
         self._labels = AnswerLabels(corpus, device)
         self._sizes = feature_sizes(target, corpus, config.length)
 
@@ -228,8 +229,10 @@ class BlockRecipe:
         sampled = self._labels.sampled[answers]
         drawn = sampled[:, None].expand_as(blocks.valid).flatten().bool()
         for part in in_chunks(len(whole), MAX_ELEMENTS // self._vocabulary.size):
-            logits = self._logits(whole[part], blocks.before.flatten()[part])
-            l1 = self._vocabulary.l1(logits, self._vocabulary.probs(outputs, blocks.sources.flatten()[part]))
+            own, bias = self._logits(whole[part], blocks.before.flatten()[part])
+            told = self._vocabulary.told(outputs, blocks.sources.flatten()[part])
+            l1 = self._vocabulary.losses(own, bias, told).distance
+            logits = own.float() if bias is None else own.float() + bias.float()
             best = self._vocabulary.target_ids(logits.argmax(-1)) == blocks.labels.flatten()[part]
             found.append(torch.where(drawn[part], 1 - l1 / 2, best.float()))
         tally.add(sampled, self._labels.kinds[answers], torch.cat(found).view(blocks.valid.shape), blocks.valid)
@@ -245,17 +248,17 @@ class BlockRecipe:
         anchors, positions = rows.tokens[blocks.row, blocks.at], rows.positions[blocks.row, blocks.at]
         return blocks, head(anchors, positions, attend)
 
-    def _logits(self, hidden: Tensor, before: Tensor) -> Tensor:
-        """[N, hidden], int64 [N] -> float32 [N, outputs]: those from which a token is drafted"""
-        logits = self.head.logits(hidden)
-        return logits if self.head.markov_head is None else logits + self.head.markov_head(before).float()
+    def _logits(self, hidden: Tensor, before: Tensor) -> tuple[Tensor, Tensor | None]:
+        """[N, hidden], int64 [N] -> [N, outputs] twice: logits, and what the token before adds; None: nothing"""
+        own = self.head.output_head()(hidden) if self._uncapped else self.head.logits(hidden)
+        return own, None if self.head.markov_head is None else self.head.markov_head(before)
 
     def _terms(self, hidden: Tensor, blocks: Blocks, outputs: TargetOutputs, part: slice) -> tuple[Tensor, ...]:
         """Of each draft token [N]: cross entropy, L1, cross entropy of the confidence."""
         before = blocks.before.flatten()[part]
-        logits = self._logits(hidden, before)
-        p = self._vocabulary.probs(outputs, blocks.sources.flatten()[part])
-        ce, l1 = self._vocabulary.cross_entropy(logits, p), self._vocabulary.l1(logits, p)
+        told = self._vocabulary.told(outputs, blocks.sources.flatten()[part])
+        found = self._vocabulary.losses(*self._logits(hidden, before), told)
+        ce, l1 = found.entropy, found.distance
         if self.head.confidence_head is None:
             return ce, l1, torch.zeros_like(l1)
         stated = self.head.confidence(hidden, before)

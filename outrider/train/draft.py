@@ -228,8 +228,8 @@ class DraftRecipe:
         weights = weights / weights.sum().clamp(min=1)
         loss = weights.new_zeros(())
         for part in in_chunks(len(leaf), MAX_ELEMENTS // self._vocabulary.size):
-            p = self._vocabulary.probs(outputs, part)
-            one = (self._vocabulary.cross_entropy(self.head.logits(leaf[part]), p) * weights[part]).sum()
+            found = self._vocabulary.losses(self.head.logits(leaf[part]), None, self._vocabulary.told(outputs, part))
+            one = (found.entropy * weights[part]).sum()
             (share * one).backward()
             loss += one.detach()
         made.backward(leaf.grad)
@@ -242,7 +242,7 @@ class DraftRecipe:
         sampled, found = self._labels.sampled[answers], list[Tensor]()
         for part in in_chunks(len(made), MAX_ELEMENTS // self._vocabulary.size):
             logits = self.head.logits(made[part])
-            overlap = 1 - self._vocabulary.l1(logits, self._vocabulary.probs(outputs, part)) / 2
+            overlap = 1 - self._vocabulary.losses(logits, None, self._vocabulary.told(outputs, part)).distance / 2
             found.append(torch.where(sampled[part].bool(), overlap, (logits.argmax(-1) == labels[part]).float()))
         ahead = torch.arange(len(labels), device=labels.device)[:, None] + torch.arange(
             self.positions, device=labels.device

@@ -140,12 +140,11 @@ class Eagle3Recipe:
         weights = self._weights(rows)  # [steps, R * L]
         loss = weights.new_zeros(())
         for part in in_chunks(weights.shape[1], MAX_ELEMENTS // self._vocabulary.size):
-            p, known = self._vocabulary.probs(outputs, part), self._vocabulary.known(outputs.best[part])
-            p = p / p.sum(-1, keepdim=True).clamp(min=1e-9)
-            at = torch.arange(part.start, part.stop, device=p.device)
+            told, known = self._vocabulary.told(outputs, part), self._vocabulary.known(outputs.best[part])
+            at = torch.arange(part.start, part.stop, device=known.device)
             for j, leaf in enumerate(leaves):
-                logits = self.head.logits(leaf[(at - j).clamp(min=0)])
-                terms = self._vocabulary.cross_entropy(logits, p)
+                found = self._vocabulary.losses(self._logits(leaf[(at - j).clamp(min=0)]), None, told)
+                terms = found.entropy / found.mass.clamp(min=1e-9)  # with the target's distribution among these alone
                 one = (terms * known * weights[j, part]).sum()
                 (share * one).backward()
                 loss += one.detach()
@@ -162,18 +161,24 @@ class Eagle3Recipe:
         accepted = torch.zeros(len(labels), self.positions, device=labels.device)
         valid = torch.zeros_like(accepted, dtype=torch.bool)
         for part in in_chunks(len(labels), MAX_ELEMENTS // self._vocabulary.size):
-            p = self._vocabulary.probs(outputs, part)
+            told = self._vocabulary.told(outputs, part)
             at = torch.arange(part.start, part.stop, device=labels.device)
             for j, hidden in enumerate(made):
                 begins = at - j
                 fits = follows[part] & (rows.positions.flatten()[part] > j)
-                logits = self.head.logits(hidden[begins.clamp(min=0)])
-                overlap = 1 - self._vocabulary.l1(logits, p) / 2
+                logits = self._logits(hidden[begins.clamp(min=0)])
+                overlap = 1 - self._vocabulary.losses(logits, None, told).distance / 2
                 best = self._vocabulary.target_ids(logits.argmax(-1)) == labels[part]
                 found = torch.where(sampled[part].bool(), overlap, best.float())
                 accepted[begins[fits], j], valid[begins[fits], j] = found[fits], True
         valid &= follows[:, None]  # chains that begin in an answer, or with its first token
         tally.add(sampled, self._labels.kinds[answers], accepted, valid.cumprod(1).bool())
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """[N, hidden] -> [N, outputs], in the target's dtype where they are not capped"""
+        if self.target.decoder.config.final_softcap is not None:
+            return self.head.logits(hidden)
+        return self.head.output_head()(hidden if self.head.config.norm_output else self.head.norm(hidden))
 
     def _run(self, rows: PackedRows, outputs: TargetOutputs) -> list[Tensor]:
         """The outputs of all steps, [R * L, hidden] each: row t of step j has read token t + j."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -36,6 +37,26 @@ def coverage(counts: NDArray[np.int64], tokens: Tensor) -> float:
     return float(counts[tokens.numpy()].sum() / max(1, counts.sum()))
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the target says at N rows."""
+
+    logits: Tensor  # [N, outputs]: of the tokens that can be drafted
+    log_total: Tensor  # float32 [N]: log of the sum of exp over all its logits
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """Of N rows, float32 [N] each. q: the head's distribution over what it drafts; p: the target's over everything."""
+
+    entropy: Tensor
+    """-log q, expected over what the target says and can be drafted."""
+    distance: Tensor
+    """|q - p| summed over the target's vocabulary; the head gives what it cannot draft no probability."""
+    mass: Tensor
+    """What the target gives the tokens that can be drafted."""
+
+
 class DraftVocabulary:
     """Compares a head's logits over what it can draft with the target's distribution over everything."""
 
@@ -63,19 +84,26 @@ class DraftVocabulary:
         return self._columns[tokens] >= 0
 
     @torch.no_grad()
-    def probs(self, outputs: TargetOutputs, at: Tensor | slice) -> Tensor:
-        """The target's probabilities of what can be drafted, 1 or less in all. at: N rows -> float32 [N, outputs]"""
-        logits = self._decoder.logits(outputs.hidden[at], self._rows)
-        return logits.sub_(outputs.log_total[at][:, None]).exp_()
+    def told(self, outputs: TargetOutputs, at: Tensor | slice) -> Told:
+        """What the target says of the tokens that can be drafted, at N rows."""
+        hidden, cap = outputs.hidden[at], self._decoder.config.final_softcap
+        # uncapped in the target's own dtype: a float32 copy of the largest tensors there are costs more than they do
+        logits = self._rows(hidden) if cap is None else self._decoder.logits(hidden, self._rows)
+        return Told(logits, outputs.log_total[at])
 
-    def l1(self, logits: Tensor, p: Tensor) -> Tensor:
-        """|q - p| summed over the target's vocabulary. float32 [N, outputs] both -> [N]
+    def losses(self, first: Tensor, second: Tensor | None, told: Told) -> Losses:
+        """Of the head's logits, given as one or two summands [N, outputs]."""
+        if first.is_cuda:
+            from outrider.kernels.triton_losses import distance_losses
 
-        The head gives what it cannot draft no probability, so that the target's counts there in full.
-        """
-        outside = (1 - p.sum(-1)).clamp(min=0)
-        return (logits.softmax(-1) - p).abs().sum(-1) + outside
+            return Losses(*distance_losses(first, second, told.logits, told.log_total))
+        return plain_losses(first, second, told)
 
-    def cross_entropy(self, logits: Tensor, p: Tensor) -> Tensor:
-        """-log q, expected over what the target says and can be drafted. float32 [N, outputs] both -> [N]"""
-        return logits.logsumexp(-1) * p.sum(-1) - (p * logits).sum(-1)
+
+def plain_losses(first: Tensor, second: Tensor | None, told: Told) -> Losses:
+    """The reference of the kernel."""
+    logits = first.float() if second is None else first.float() + second.float()
+    p = (told.logits.float() - told.log_total[:, None]).exp()
+    mass = p.sum(-1)
+    entropy = logits.logsumexp(-1) * mass - (p * logits).sum(-1)
+    return Losses(entropy, (logits.softmax(-1) - p).abs().sum(-1) + (1 - mass).clamp(min=0), mass)

@@ -44,7 +44,7 @@ KNOWS: dict[str, set[str]] = {
         "runners",
         "testing",
     },
-    "train": {"checkpoints", "core", "drafters", "engine", "llm", "loading", "models", "report"},
+    "train": {"checkpoints", "core", "drafters", "engine", "kernels", "llm", "loading", "models", "report"},
     "server": {"core", "engine", "grammar", "llm"},
     "async_llm": {"core", "engine", "llm", "loading", "models", "server"},
     "plan": {"checkpoints", "core", "drafters", "kernels", "loading", "models", "native", "report", "runners"},

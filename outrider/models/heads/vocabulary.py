@@ -40,11 +40,17 @@ class VocabularyHead(nn.Module):
         own = self.embed_tokens
         return self.decoder.weights.embed(ids) if own is None else F.embedding(ids, own.weight)
 
+    def output_head(self) -> LinearOp:
+        """[N, hidden] -> [N, outputs]"""
+        if self.lm_head is not None:
+            return self.lm_head
+        if self._rows is None:
+            whole, tokens = self.decoder.weights.head, self.tokens()
+            self._rows = whole if tokens is None else cast("Linear | Int8Linear", whole).take(tokens)
+        return self._rows
+
     def output_logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden], after any final norm -> float32 [N, outputs]"""
         if self.lm_head is not None:
             return self.lm_head(hidden).float()
-        if self._rows is None:
-            whole, tokens = self.decoder.weights.head, self.tokens()
-            self._rows = whole if tokens is None else cast("Linear | Int8Linear", whole).take(tokens)
-        return self.decoder.logits(hidden, self._rows)
+        return self.decoder.logits(hidden, self.output_head())

@@ -76,10 +76,8 @@ def test_the_gradient_is_the_losss_own(target_folder, answers_folder, monkeypatc
 
     head.double()
     outputs = replace(outputs, features=outputs.features.double())
-    monkeypatch.setattr(
-        head, "logits", lambda hidden: hidden @ target.decoder.weights.head.weight[head_rows].double().T
-    )
-    head_rows = recipe._vocabulary.tokens
+    weight = target.decoder.weights.head.weight[recipe._vocabulary.tokens].double()
+    monkeypatch.setattr(head, "output_head", lambda: lambda hidden: hidden @ weight.T)
     weights = [
         head.fc.weight,
         head.mask_embedding,
