@@ -14,6 +14,7 @@ PARTS = [  # file, which of its tests, how many those are at least
     ("fused_kernels", "not paged", 38),
     ("fused_kernels", "paged", 12),
     ("small_linear", "", 40),
+    ("loss_kernels", "", 12),
     ("sample_kernel", "", 20),
     ("block_kernels", "", 18),
     ("fused_block", "", 3),
