@@ -279,7 +279,9 @@ def parse_taps(text: str | None) -> tuple[int, ...]:
         ) from error
 
 
-def _say_done(screen: Screen, data: ReportData, out: Path) -> None:
+def _say_done(screen: Screen, data: ReportData | None, out: Path) -> None:
+    if data is None:  # the first of several processes tells
+        return
     screen.say(
         "expected τ on held-out answers",
         f": {data.after.tau:.2f} greedy, {data.after.tau_sampled:.2f} sampled; untrained {data.before.tau:.2f}",

@@ -96,12 +96,18 @@ class Sizes:
     reuse: int
     """Times that all kept rows are used before others are read; 0: none are."""
 
+    @property
+    def passes(self) -> int:
+        """Of a step."""
+        return self.step_rows // self.pass_rows
+
     @classmethod
-    def of(cls, config: TrainConfig, rows: int, fitting: int, *, cuda: bool) -> Sizes:
-        """fitting: rows whose outputs fit on the device."""
+    def of(cls, config: TrainConfig, rows: int, fitting: int, *, cuda: bool, ranks: int = 1) -> Sizes:
+        """fitting: rows whose outputs fit on the devices. ranks: processes that share the passes of a step."""
         tokens = config.step_tokens or min(MAX_STEP_TOKENS, rows * config.length // MIN_EPOCH_STEPS)
         wanted = min(rows, max(1, tokens // config.length))
         passes = -(-wanted // config.pass_rows(cuda=cuda))
+        passes += -passes % ranks
         pass_rows = -(-wanted // passes)
         step_rows = passes * pass_rows
         steps = max(1, math.ceil(config.epochs * rows / step_rows))

@@ -16,6 +16,7 @@ from outrider.loading.load import available_memory
 from outrider.train.acceptance import Tally
 from outrider.train.config import Sizes, TrainConfig
 from outrider.train.corpus import Corpus
+from outrider.train.distributed import ALONE, Ranks
 from outrider.train.optimizer import Muon
 from outrider.train.packing import PackedRows, pack
 from outrider.train.state import RunState, load_state, save_state
@@ -58,6 +59,7 @@ class Trainer:
     settings: dict[str, Any]
     """All that decides the run, for a later one that continues it."""
     watcher: Watcher = field(default_factory=Silent)
+    ranks: Ranks = ALONE
 
     def run(self) -> RunState:
         """Train to the end. Whatever is raised on the way, the last checkpoint stays."""
@@ -68,9 +70,9 @@ class Trainer:
         order = torch.randperm(len(train), generator=torch.Generator().manual_seed(config.seed)).numpy()
         packed = pack(self.corpus, train[order], config.length)
         free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
-        sizes = Sizes.of(
-            config, len(packed), rows_that_fit(self.target, config.length, free), cuda=device.type == "cuda"
-        )
+        count = self.ranks.count
+        fitting_rows = count * int(self.ranks.agreed(rows_that_fit(self.target, config.length, free), device))
+        sizes = Sizes.of(config, len(packed), fitting_rows, cuda=device.type == "cuda", ranks=count)
         optimizer = Muon(
             self.recipe.head, betas=config.betas, momentum=config.momentum, weight_decay=config.weight_decay,
             matrices=config.muon,
@@ -82,8 +84,8 @@ class Trainer:
         some = held_rows.rows(0, max(1, config.eval_tokens // config.length))
         if not state.history:
             self._look(some, state)
-        feed = Feed(KeptRows(self.target, packed, sizes.kept_rows), sizes, config.seed)
-        steps = Steps(self.recipe, feed.kept, optimizer, config, sizes, self.target.decoder)
+        feed = Feed(KeptRows(self.target, packed, sizes.kept_rows // count), sizes, config.seed, self.ranks)
+        steps = Steps(self.recipe, feed.kept, optimizer, config, sizes, self.target.decoder, self.ranks)
         self._loop(feed, steps, optimizer, state, (some, held_rows))
         return state
 
@@ -97,7 +99,8 @@ class Trainer:
             slots, before = feed.slots(state.step), time.monotonic()
             rate = config.rate(max((state.step + 1) / (sizes.steps + 1), self._share(state, sizes)))
             told = self._checked(steps.run(slots, config.seed * 1_000_003 + state.step, rate), state.step)
-            state.step, state.seconds = state.step + 1, time.monotonic() - began
+            state.step += 1
+            state.seconds = self.ranks.agreed(time.monotonic() - began, self.target.decoder.device)
             took = max(1e-9, time.monotonic() - before)
             tokens = sizes.step_rows * config.length
             told |= {"lr": rate, "rate": tokens / took, "step": state.step, "seconds": state.seconds}
@@ -110,7 +113,8 @@ class Trainer:
                 looks = share
                 self._look(held[done], state)
             if time.monotonic() - saved >= config.save_seconds or done:
-                save_state(self.folder, state, self.recipe.head, optimizer)
+                if self.ranks.first:
+                    save_state(self.folder, state, self.recipe.head, optimizer)
                 saved = time.monotonic()
 
     def judge(self, rows: PackedRows) -> Tally:
@@ -147,6 +151,8 @@ class Trainer:
         )
 
     def _look(self, rows: PackedRows, state: RunState) -> None:
+        if not self.ranks.first:
+            return
         told = {"step": state.step, "seconds": state.seconds} | self.judge(rows).overall().as_json()
         state.history.append(told)
         self.watcher.judged(told)
@@ -159,34 +165,43 @@ def told_every(step: int) -> int:
 
 class Feed:
     """Which rows each step takes. Where not all fit on the device, parts of them are read in turn and used
-    several times each."""
+    several times each.
 
-    def __init__(self, kept: KeptRows, sizes: Sizes, seed: int) -> None:
+    Kept rows lie in as many lanes as a step has rows: it takes one of each. So a process reads those of its own passes
+    alone, and what a step takes depends neither on how it is divided into passes nor on the number of processes.
+    """
+
+    def __init__(self, kept: KeptRows, sizes: Sizes, seed: int, ranks: Ranks = ALONE) -> None:
         self.kept, self.sizes, self._seed = kept, sizes, seed
+        rows = sizes.pass_rows
+        self._lanes = [i * rows + j for i in ranks.passes(sizes.passes) for j in range(rows)]
         self._part = -1
-        self._orders: dict[tuple[str, int], Tensor] = {}
+        self._orders: dict[str, tuple[int, Tensor]] = {}
 
     def slots(self, step: int) -> Tensor:
-        """Places of the kept rows that a step takes, int64 [step_rows]; reads others first where they are due."""
-        sizes = self.sizes
-        uses = sizes.kept_rows * sizes.reuse
-        part, at = divmod(step * sizes.step_rows, uses) if sizes.reuse else (0, step * sizes.step_rows)
+        """Places of the kept rows that a step takes, int64 [own passes * pass_rows]; reads others first where they are
+        due."""
+        sizes, count = self.sizes, self.sizes.step_rows
+        depth = sizes.kept_rows // count
+        part, at = divmod(step, depth * sizes.reuse) if sizes.reuse else (0, step)
         if part != self._part:
             begin = part * sizes.kept_rows
-            self.kept.load(torch.tensor([self._row(begin + i) for i in range(sizes.kept_rows)]))
+            rows = [self._row(begin + i) for lane in self._lanes for i in range(lane, sizes.kept_rows, count)]
+            self.kept.load(torch.tensor(rows))
             self._part = part
-        use, first = divmod(at, sizes.kept_rows)
-        order = self._order("slots", part * 1_000_003 + use, sizes.kept_rows)
-        return order[first : first + sizes.step_rows]
+        use, turn = divmod(at, depth)
+        order = self._order("lanes", part * 1_000_003 + use, count, depth)
+        return torch.arange(len(self._lanes)) * depth + order[self._lanes, turn]
 
     def _row(self, at: int) -> int:
         """Number `at` of all rows in turn; every turn has an order of its own."""
         turn, i = divmod(at, self.sizes.rows)
-        return int(self._order("rows", turn, self.sizes.rows)[i])
+        return int(self._order("rows", turn, 1, self.sizes.rows)[0, i])
 
-    def _order(self, kind: str, number: int, count: int) -> Tensor:
-        if (kind, number) not in self._orders:
-            self._orders = {key: each for key, each in self._orders.items() if key[0] != kind}
+    def _order(self, kind: str, number: int, lanes: int, count: int) -> Tensor:
+        """int64 [lanes, count]: an order of `count` things for each lane. The last one of each kind is kept."""
+        known = self._orders.get(kind)
+        if known is None or known[0] != number:
             generator = torch.Generator().manual_seed(self._seed * 1_000_003 + number)
-            self._orders[kind, number] = torch.randperm(count, generator=generator)
-        return self._orders[kind, number]
+            known = self._orders[kind] = number, torch.rand(lanes, count, generator=generator).argsort(1)
+        return known[1]

@@ -23,6 +23,7 @@ from outrider.models.load import default_dtype, load_decoder, read_config, weigh
 from outrider.train.acceptance import Acceptance, Tally, distinct_bigrams
 from outrider.train.block import BlockRecipe, BlockTrainConfig, make_head
 from outrider.train.corpus import Corpus, load_corpus
+from outrider.train.distributed import Ranks, join_ranks
 from outrider.train.draft import DraftModel, DraftRecipe, DraftTrainConfig, make_draft, write_draft
 from outrider.train.eagle3 import Eagle3Recipe, Eagle3TrainConfig, make_eagle3
 from outrider.train.files import DiskError, write_json, write_text
@@ -72,12 +73,15 @@ class HeadPlan:
     """The checkpoint that a draft model begins with."""
 
 
-def train_block(task: TrainTask, config: BlockTrainConfig, watcher: Watcher | None = None) -> ReportData:
-    """Train a block head, or continue. Writes the drafter, the plots and the page below `task.out`."""
+def train_block(task: TrainTask, config: BlockTrainConfig, watcher: Watcher | None = None) -> ReportData | None:
+    """Train a block head, or continue. Writes the drafter, the plots and the page below `task.out`.
+
+    Returns what the page tells; None where this is not the first of several processes.
+    """
     return _train(task, config, plan_block, watcher or Silent())
 
 
-def train_eagle3(task: TrainTask, config: Eagle3TrainConfig, watcher: Watcher | None = None) -> ReportData:
+def train_eagle3(task: TrainTask, config: Eagle3TrainConfig, watcher: Watcher | None = None) -> ReportData | None:
     """Train an EAGLE-3 head, or continue; as `train_block`."""
     return _train(task, config, plan_eagle3, watcher or Silent())
 
@@ -90,7 +94,7 @@ def plan_eagle3(decoder: Decoder, corpus: Corpus, config: Eagle3TrainConfig) -> 
     return HeadPlan("eagle", head_config, recipe, covered)
 
 
-def train_medusa(task: TrainTask, config: MedusaTrainConfig, watcher: Watcher | None = None) -> ReportData:
+def train_medusa(task: TrainTask, config: MedusaTrainConfig, watcher: Watcher | None = None) -> ReportData | None:
     """Train Medusa heads, or continue; as `train_block`."""
     return _train(task, config, plan_medusa, watcher or Silent())
 
@@ -102,7 +106,7 @@ def plan_medusa(decoder: Decoder, corpus: Corpus, config: MedusaTrainConfig) -> 
     return HeadPlan("medusa", head_config, recipe, None)
 
 
-def train_draft(task: TrainTask, config: DraftTrainConfig, watcher: Watcher | None = None) -> ReportData:
+def train_draft(task: TrainTask, config: DraftTrainConfig, watcher: Watcher | None = None) -> ReportData | None:
     """Distil a draft model, or continue; as `train_block`."""
     return _train(task, config, plan_draft, watcher or Silent())
 
@@ -138,10 +142,12 @@ def rarest_token(corpus: Corpus) -> int:
     return int(np.bincount(corpus.tokens, minlength=corpus.index.vocab_size).argmin())
 
 
-def _train(task: TrainTask, config: Any, plan: Callable[..., HeadPlan], watcher: Watcher) -> ReportData:
+def _train(task: TrainTask, config: Any, plan: Callable[..., HeadPlan], watcher: Watcher) -> ReportData | None:
+    ranks = join_ranks(task.device)
+    task = replace(task, device=ranks.device(task.device))
     corpus = load_corpus(task.answers)
-    data = _train_head(task, corpus, config, plan, watcher)
-    if task.measured:
+    data = _train_head(task, corpus, config, plan, watcher if ranks.first else Silent(), ranks)
+    if task.measured and data is not None:
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()  # the engine takes what is free
         data = replace(data, measured=_measure(task, corpus, data.drafter, watcher))
@@ -165,8 +171,8 @@ def _measure(task: TrainTask, corpus: Corpus, drafter: str, watcher: Watcher) ->
 
 
 def _train_head(
-    task: TrainTask, corpus: Corpus, config: Any, plan: Callable[..., HeadPlan], watcher: Watcher
-) -> ReportData:
+    task: TrainTask, corpus: Corpus, config: Any, plan: Callable[..., HeadPlan], watcher: Watcher, ranks: Ranks
+) -> ReportData | None:
     if (task.out / FILE).exists() and not task.resume:
         raise ConfigError(f"{task.out} holds a run already; continue it with --resume, or name another folder")
     decoder = load_target(task.target, task.device)
@@ -181,9 +187,12 @@ def _train_head(
     settings = {name: value for name, value in asdict(config).items() if name not in CHANGEABLE}
     settings |= {"kind": made.kind, "answers": f"{corpus.index.prompts} {len(corpus)}", "target": corpus.index.target}
     target = TrainingTarget(decoder, made.config.taps)
-    trainer = Trainer(made.recipe, target, corpus, config, task.out, settings, watcher)
-    untrained = _judge(trainer)  # before a checkpoint is loaded
+    trainer = Trainer(made.recipe, target, corpus, config, task.out, settings, watcher, ranks)
+    untrained = _judge(trainer) if ranks.first else None  # before a checkpoint is loaded
     state = trainer.run()
+    ranks.leave()
+    if untrained is None:
+        return None
     trained = _judge(trainer)
     _write_drafter(task, made, decoder)
     data = _report_data(task, made, corpus, state, decoder, (untrained, trained))

@@ -13,6 +13,7 @@ from outrider.core.errors import ConfigError
 from outrider.models.decoder import Decoder
 from outrider.train.acceptance import Tally
 from outrider.train.config import Sizes, TrainConfig
+from outrider.train.distributed import ALONE, Ranks
 from outrider.train.optimizer import Muon
 from outrider.train.packing import PackedRows
 from outrider.train.store import KeptRows
@@ -49,8 +50,16 @@ class Steps:
     """Runs steps over one set of kept rows."""
 
     def __init__(
-        self, recipe: Recipe, kept: KeptRows, optimizer: Muon, config: TrainConfig, sizes: Sizes, decoder: Decoder
+        self,
+        recipe: Recipe,
+        kept: KeptRows,
+        optimizer: Muon,
+        config: TrainConfig,
+        sizes: Sizes,
+        decoder: Decoder,
+        ranks: Ranks = ALONE,
     ) -> None:
+        self._ranks = ranks
         self._recipe, self._kept, self._optimizer, self._config, self._sizes = recipe, kept, optimizer, config, sizes
         self._decoder, device = decoder, decoder.device
         self._slots = torch.zeros(sizes.pass_rows, dtype=torch.int64, device=device)
@@ -63,17 +72,19 @@ class Steps:
         self._done = 0
 
     def run(self, slots: Tensor, seed: int, rate: float) -> dict[str, float]:
-        """slots: int64 [step_rows], places of kept rows, on the CPU. Returns the loss, its parts, and the length of
-        the gradient."""
+        """slots: int64 [own passes * pass_rows], places of kept rows, on the CPU. Returns the loss, its parts, and the
+        length of the gradient."""
         with fitting(self._sizes.pass_rows * self._config.length):
             self._capture_when_due()
             self._optimizer.set_rate(rate)
             for each in self._told.values():
                 each.zero_()
-            for i, part in enumerate(slots.split(self._sizes.pass_rows)):
+            own = self._ranks.passes(self._sizes.passes)
+            for i, part in zip(own, slots.split(self._sizes.pass_rows), strict=True):
                 self._slots.copy_(part)
                 torch.rand(self._draws.shape, generator=self._generator.manual_seed(seed * 1024 + i), out=self._draws)
                 self._pass()
+            self._ranks.add_up([*self._gradients(), *self._told.values()])
             self._update()
             self._done += 1
             names, values = [*self._told, "gradient"], [*self._told.values(), self._length]
@@ -86,6 +97,9 @@ class Steps:
             found = self._recipe.backward(rows, outputs, self._draws, share)
         for name, value in found.items():
             self._told.setdefault(name, torch.zeros_like(value)).add_(value.detach(), alpha=share)
+
+    def _gradients(self) -> list[Tensor]:
+        return [each.grad for each in self._recipe.head.parameters() if each.grad is not None]
 
     def _run_update(self) -> None:
         self._length.copy_(nn.utils.clip_grad_norm_(self._recipe.head.parameters(), self._config.clip))
