@@ -22,10 +22,22 @@ void low_high(const uint8_t* packed, uint8_t* level) {  // 16 bytes: columns 0 t
     for (int i = 0; i < 16; i++) level[i] = packed[i] & 15, level[i + 16] = packed[i] >> 4;
 }
 
+struct SpreadBits {  // of[byte]: its bits as fifth bits of eight bytes, the lowest first
+    uint64_t of[256] = {};
+    constexpr SpreadBits() {
+        for (int byte = 0; byte < 256; byte++)
+            for (int i = 0; i < 8; i++) of[byte] |= (uint64_t)(byte >> i & 1) << (8 * i + 4);
+    }
+};
+constexpr SpreadBits SPREAD;
+
 void add_fifth_bit(const uint8_t* bits, uint8_t* level) {
-    uint32_t high;
-    memcpy(&high, bits, 4);
-    for (int i = 0; i < BLOCK; i++) level[i] |= (high >> i & 1) << 4;
+    for (int i = 0; i < 4; i++) {
+        uint64_t eight;
+        memcpy(&eight, level + 8 * i, 8);
+        eight |= SPREAD.of[bits[i]];
+        memcpy(level + 8 * i, &eight, 8);
+    }
 }
 
 void k_scale(const uint8_t* packed, int sub, Levels* out) {  // 12 bytes: 8 scales and 8 minima of 6 bits
@@ -41,10 +53,9 @@ void read_k(const uint8_t* block, int sub, const uint8_t* fifth, const uint8_t* 
     out->d = half_at(block), out->m = half_at(block + 2);
     k_scale(block + 4, sub, out);
     const uint8_t* packed = low + sub / 2 * 32;
-    for (int i = 0; i < BLOCK; i++) {
-        out->level[i] = sub % 2 ? packed[i] >> 4 : packed[i] & 15;
-        if (fifth) out->level[i] |= (fifth[i] >> sub & 1) << 4;
-    }
+    int shift = sub % 2 * 4;
+    for (int i = 0; i < BLOCK; i++) out->level[i] = packed[i] >> shift & 15;
+    for (int i = 0; fifth && i < BLOCK; i++) out->level[i] |= (fifth[i] >> sub & 1) << 4;
 }
 
 void read_q6(const uint8_t* block, int sub, Levels* out) {  // 128 low, 64 high, 16 scales, d
@@ -85,16 +96,12 @@ void put_levels(const Levels* rows, int bits, uint8_t* tile) {
     for (int i = 0; i < 4; i++)
         for (int j = 0; j < 64; j++) tile[64 * i + j] = (groups[i][j] & 15) | (groups[i + 4][j] & 15) << 4;
     uint8_t* high = tile + 256;
-    if (bits == 5)
-        for (int j = 0; j < 64; j++) {
-            high[j] = 0;
-            for (int g = 0; g < 8; g++) high[j] |= (groups[g][j] >> 4 & 1) << g;
-        }
-    if (bits == 6)
-        for (int j = 0; j < 128; j++) {
-            high[j] = 0;
-            for (int g = 0; g < 4; g++) high[j] |= (groups[j / 64 * 4 + g][j % 64] >> 4 & 3) << 2 * g;
-        }
+    memset(high, 0, (size_t)level_bytes(bits) - 256);
+    int share = bits == 6 ? 2 : 1, per_byte = 8 / share;  // bits of a group in a byte; groups there
+    for (int g = 0; bits > 4 && g < 8; g++) {
+        uint8_t* plane = high + g / per_byte * 64;
+        for (int j = 0; j < 64; j++) plane[j] |= groups[g][j] >> 4 << g % per_byte * share;
+    }
 }
 
 uint8_t level_at(const uint8_t* tile, int bits, int row, int column) {

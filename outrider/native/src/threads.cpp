@@ -13,7 +13,7 @@
 
 namespace {
 
-constexpr int SPINS = 2000;  // looks for work before a thread sleeps: some 30 microseconds
+constexpr int SPINS = 1000;  // looks for work before a thread sleeps: some 50 microseconds
 
 inline void pause_briefly() {
 #if defined(__x86_64__)
