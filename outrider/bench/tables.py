@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from typing import Any
 
+from outrider.bench.peers import PeerSummary
 from outrider.bench.serve import LoadSummary
 from outrider.bench.statistics import Estimate
 from outrider.bench.summary import RowSummary
@@ -38,6 +39,7 @@ SERVE_COLUMNS = (
     "acc. length",
     "failed",
 )
+PEER_COLUMNS = ("prompts", "engine", "tok/s", "over the best other", "identical", "first token", "")
 NOT_TOLD = "not told"
 
 
@@ -75,6 +77,19 @@ def serve_cells(found: LoadSummary) -> list[str]:
         NOT_TOLD if found.prefix_hit_rate is None else share(found.prefix_hit_rate),
         "" if found.acceptance_length is None else f"{found.acceptance_length:.2f}",
         str(found.failed),
+    ]
+
+
+def peer_cells(found: PeerSummary) -> list[str]:
+    """One row, in the order of PEER_COLUMNS."""
+    return [
+        found.category,
+        found.system,
+        digits(found.tokens_per_second.value),
+        interval(found.ratio),
+        f"{found.identical} of {found.texts}",
+        NOT_TOLD if found.time_to_first_token is None else seconds(found.time_to_first_token),
+        found.wins,
     ]
 
 

@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from outrider.cli.bench_offline import offline
+from outrider.cli.bench_peers import peers
 from outrider.cli.bench_rounds import rounds
 from outrider.cli.bench_serve import serve
 from outrider.cli.options import flatten_options
@@ -34,3 +35,4 @@ app = typer.Typer(
 app.command(DEFAULT)(flatten_options(offline))
 app.command("rounds")(flatten_options(rounds))
 app.command("serve")(flatten_options(serve))
+app.command("peers")(flatten_options(peers))
