@@ -103,7 +103,7 @@ def test_captured_lookups_find_what_the_plain_functions_find(ring_tokens: int, m
     moved = {store._texts.data_ptr() for store in rounds.stores[1:]}
     for slot in range(SLOTS):
         rounds.begin(slot, 5 + 9 * slot)
-    for number in range(30):
+    for number in range(18):
         if number % 7 == 3:
             rounds.begin(number % SLOTS, 1100 if number == 10 else 12)  # beyond the room there is at first
         rounds.look_up(rounds.rng.sample(range(SLOTS), 1 + number % SLOTS), ahead=number % 4 > 0)
