@@ -17,7 +17,7 @@ import argparse
 import os
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
@@ -179,17 +179,22 @@ def compile_tile(what: Job) -> str:
         Operands(product, 1).launch(rows, tile, LinearWorkspace(DEVICE))
         torch.cuda.synchronize()
     except Exception as error:  # a tile may not fit the device in many ways
-        return f"{type(error).__name__}: {error}".splitlines()[0]
+        return f"{type(error).__name__}: {error}".splitlines()[0][:100]
     return ""
 
 
-def compile_all(shapes: list[str]) -> dict[Job, str]:
+def compile_all(shapes: list[str], seconds: float) -> dict[Job, str]:
+    """What is wrong with each candidate: nothing, or why it is left out. Takes little longer than `seconds`."""
     made = [product for shape in shapes for product in products(shape)]
     jobs = list(dict.fromkeys(job(p, padded, tile) for p in made for padded in ROWS for tile in p.candidates(padded)))
     if INTERPRETED:
         return dict.fromkeys(jobs, "")
-    with ProcessPoolExecutor(min(14, os.cpu_count() or 1), mp_context=get_context("spawn")) as pool:
-        return dict(zip(jobs, pool.map(compile_tile, jobs), strict=True))
+    pool = ProcessPoolExecutor(min(14, os.cpu_count() or 1), mp_context=get_context("spawn"))
+    futures = {each: pool.submit(compile_tile, each) for each in jobs}
+    wait(futures.values(), timeout=seconds)
+    pool.shutdown(cancel_futures=True)
+    late = "not compiled in time"
+    return {each: late if f.cancelled() else str(f.exception() or f.result()) for each, f in futures.items()}
 
 
 def time_us(launch: Callable[[], None]) -> float:
@@ -305,8 +310,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=110.0, help="begin no product after this")
     args = parser.parse_args()
     began = time.perf_counter()
-    wrong = compile_all(args.shapes)
-    print(f"{len(wrong)} kernels compiled in {time.perf_counter() - began:.1f} s", flush=True)
+    wrong = compile_all(args.shapes, 0.6 * args.seconds)
+    compiled = sum(not why for why in wrong.values())
+    print(f"{compiled} of {len(wrong)} kernels compiled in {time.perf_counter() - began:.1f} s", flush=True)
     for shape in args.shapes:
         whole = Pass(shape)
         print(f"\n=== {shape}, {whole.layers} layers")
