@@ -125,7 +125,7 @@ def test_a_loaded_model_gets_it_too(target, package):
     loaded = load(str(target[0]), device="cpu")
     with LLM(loaded, drafter="auto") as llm:
         assert llm.drafter.traits.name == "suffix+prediction+block"
-        assert llm.drafter.traits.taps
+        assert [part.traits.name for part in llm.drafter.parts] == ["suffix+prediction", "block"]
 
 
 def test_list_tells_it(target, package, monkeypatch, capsys):
