@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from outrider.cli.bench_offline import offline
 from outrider.cli.bench_peers import peers
+from outrider.cli.bench_report import report
 from outrider.cli.bench_rounds import rounds
 from outrider.cli.bench_serve import serve
 from outrider.cli.options import flatten_options
@@ -36,3 +37,4 @@ app.command(DEFAULT)(flatten_options(offline))
 app.command("rounds")(flatten_options(rounds))
 app.command("serve")(flatten_options(serve))
 app.command("peers")(flatten_options(peers))
+app.command("report")(flatten_options(report))
