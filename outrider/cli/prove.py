@@ -91,7 +91,7 @@ def _prove_model(
 ) -> tuple[Proof, Path]:
     from outrider import __version__
     from outrider.llm import LLM
-    from outrider.prove.local import LocalProof, ProofSettings
+    from outrider.prove.local import ENGINE_OPTIONS, LocalProof, ProofSettings
     from outrider.prove.settings import encode_prompts, read_prompt_file
 
     given = drafting.drafting()
@@ -105,8 +105,8 @@ def _prove_model(
             mode=modes[0],
             rule=rule,
             max_batch=options.max_batch,
-            adaptive=False,
             progress=progress,
+            **ENGINE_OPTIONS,
             **asdict(runtime),
         )
     settings = ProofSettings(

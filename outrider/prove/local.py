@@ -29,6 +29,8 @@ MAX_SAMPLED_PROMPTS = 3
 MAX_SAMPLED_PROMPT = 49
 MIN_DRAWS = 16  # of a row
 SEED = 20_000
+ENGINE_OPTIONS: dict[str, Any] = {"adaptive": False, "max_round_tokens": 2048}
+"""Of each LLM: drafts are always made, and a draft model reads the prompts of a whole batch before the first one."""
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}},
@@ -101,7 +103,7 @@ class LocalProof:
     def _use(self, key: tuple[str, Mode], drafter: str | DrafterConfig, mode: Mode) -> LLM:
         if key != self._key:
             self._llm.close()
-            options: dict[str, Any] = {"max_batch": self.max_batch, "adaptive": False}
+            options: dict[str, Any] = {"max_batch": self.max_batch} | ENGINE_OPTIONS
             self._llm = LLM(self.loaded, drafter=drafter, mode=mode, rule=self.settings.rule, **options)
             self._key = key
         return self._llm
@@ -205,7 +207,16 @@ class LocalProof:
 
     def _pooled(self, mode: Mode) -> list[Check]:
         rows = [c for key, done in self.journal.done.items() if key.startswith(f"sampled, {mode},") for c in done]
-        return pool_rows(mode, rows, self.limit)
+        drafted = sum(row.figures["drafted"] for row in rows)
+        missing = not drafted and self._engine(mode).drafter.traits.max_tokens > 0
+        made = Check(
+            group="sampled",
+            name=f"{mode}: drafts were made in sampled texts",
+            status="not checked" if missing else "holds",
+            detail=f"{drafted} tokens drafted" + ("; give --prompts that it drafts for" if missing else ""),
+            figures={"drafted": drafted},
+        )
+        return [*pool_rows(mode, rows, self.limit), made]
 
 
 def _chunks(cases: Seq[TextCase]) -> Iterator[tuple[int, Seq[TextCase]]]:

@@ -54,6 +54,12 @@ def test_a_correct_engine_holds_in_distribution(tmp_path: Path):
     assert all(check.figures["visible_bias"] is not None for check in options)
 
 
+def test_a_drafter_that_drafts_nothing_proves_nothing(tmp_path: Path):
+    checks = prove_toy(tmp_path, "prediction", only=few_rows, modes=("distribution",), draws=64)
+    (made,) = [check for check in checks if "drafts were made" in check.name]
+    assert (made.status, made.figures["drafted"]) == ("not checked", 0)
+
+
 # a residual taken from p instead of (p - q)+
 
 
