@@ -21,9 +21,9 @@ constexpr int64_t HUGE_PAGE = 2 << 20;
 const Kernels* best_kernels() {
 #ifdef OUTRIDER_X86
     __builtin_cpu_init();
-    bool fma = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    bool fma = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");  // and so f16c, whose name not all know
     if (fma && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))
         return &KERNELS_AVX512;
     if (fma) return &KERNELS_AVX2;
 #endif
