@@ -76,7 +76,7 @@ class OptimizerOptions:
     step_tokens: int = option(0, "Tokens of a step; 0: up to 8192")
     pass_tokens: int = option(0, "Tokens of a pass; 0: by device")
     reuse: int = option(4, "Uses of an answer once read, if not all fit")
-    muon: bool = option(True, "Matrices by Muon, not AdamW")
+    adamw: bool = option(False, "All by AdamW, not matrices by Muon")
     lr: float = option(3e-3, "Highest learning rate")
     warmup: float = option(0.04, "Share of the steps with a rising rate")
     weight_decay: float = option(0.0, "AdamW's")

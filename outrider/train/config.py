@@ -29,8 +29,8 @@ class TrainConfig:
     """Tokens of one pass; a step is as many passes as it takes. 0: 32,768 on CUDA, one row on the CPU."""
     reuse: int = 4
     """Times that an answer is used when the target has read it, where they do not all fit on the device."""
-    muon: bool = True
-    """Matrices by Muon; else everything by AdamW."""
+    adamw: bool = False
+    """Everything by AdamW; else matrices by Muon."""
     lr: float = 3e-3
     warmup: float = 0.04
     """Share of the steps."""

@@ -75,7 +75,7 @@ class Trainer:
         sizes = Sizes.of(config, len(packed), fitting_rows, cuda=device.type == "cuda", ranks=count)
         optimizer = Muon(
             self.recipe.head, betas=config.betas, momentum=config.momentum, weight_decay=config.weight_decay,
-            matrices=config.muon,
+            matrices=not config.adamw,
         )  # fmt: skip
         state = load_state(self.folder, self.settings, self.recipe.head, optimizer)
         state = state or RunState(settings=self.settings)
