@@ -100,22 +100,16 @@ def measure(decoder: Decoder, args: argparse.Namespace, batch: int, tree: int) -
         "batch": batch, "tree": tree, "drafted": drafter.traits.max_tokens,
         "round_ms": 1000 * (time.perf_counter() - began) / ROUNDS,
     }  # fmt: skip
-    with (
-        replays() as seen,
-        replays_within(drafter.runner, "draft", seen) as drafted,
-        replays_within(drafter.runner, "feed", seen) as fed,
-    ):
+    with replays() as seen, replays_within(drafter.runner, "draft", seen) as drafted:
         engine.step()
-    own = [*drafted, *fed]
-    passes = [graph for graph in seen if all(graph is not each for each in own)]
-    for name, graphs in (("draft_ms", drafted), ("feed_ms", fed), ("verify_ms", passes)):
+    passes = [graph for graph in seen if all(graph is not each for each in drafted)]
+    for name, graphs in (("draft_ms", drafted), ("verify_ms", passes)):  # a draft's time is with what it reads before
         found[name] = sum(median_ms(graph.replay, device) for graph in graphs) if graphs else None
     if not seen:  # nothing is captured: by the host's clock, of one more round
         seqs = [each.seq for each in engine._live.values()]
         found["draft_ms"] = median_ms(lambda: drafter.runner.draft(seqs, None), device, 5)
     if found["verify_ms"]:
         found["ratio"] = found["draft_ms"] / found["verify_ms"]
-        found["ratio_with_reading"] = (found["draft_ms"] + found["feed_ms"]) / found["verify_ms"]
     found["plain_ms"] = plain_ms(target, batch, args.prompt)
     for seq_id in list(engine._live):
         engine.cancel(seq_id)

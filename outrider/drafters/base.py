@@ -49,7 +49,9 @@ class Traits:
     follows_target: bool = False
     """`process` is called after every pass of the target."""
     taps: tuple[int, ...] = ()
-    """Layers of the target whose outputs it reads."""
+    """Layers of the target whose outputs `process` gets."""
+    kept_taps: tuple[int, ...] = ()
+    """Layers of the target whose outputs it reads in the target's pages, when it is asked."""
     uses_prediction: bool = False
     """It drafts from `Sequence.prediction`."""
     states_probs: bool = False

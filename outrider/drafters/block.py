@@ -43,8 +43,7 @@ def _traits(max_tokens: int, taps: tuple[int, ...], loads: tuple[ModelLoaded, ..
         runs_model=True,
         drafts_ahead=True,
         pays_budget=True,
-        follows_target=True,
-        taps=taps,
+        kept_taps=taps,
         states_probs=True,
         loads=loads,
     )
@@ -126,7 +125,7 @@ class Block(HeadDrafter[BlockRunner]):
         """Of a tree; 0: chains are drafted."""
         levels = options.levels(config)
         self.traits = replace(options.traits_with(config), max_tokens=max(self.nodes, levels))
-        target.tap(config.taps)
+        target.keep_taps(config.taps)
         pool = None if target.graphs is None else target.graphs.graph_pool
         self.runner = BlockRunner(
             target.model, head, self._draft, tokens=levels, sampled=self.sampled, graph_pool=pool

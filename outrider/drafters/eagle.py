@@ -20,7 +20,7 @@ from outrider.models.heads.config import HeadKind
 from outrider.models.heads.eagle import EagleHead, load_eagle
 from outrider.models.heads.mtp import MtpHead
 from outrider.runners.draft_batch import HeadDraft
-from outrider.runners.heads import HeadBatch, HeadRunner
+from outrider.runners.heads import HeadBatch, HeadRunner, MakeFused
 from outrider.runners.native import NativeRunner
 from outrider.verify.head_sampling import Children, HeadLogits, drawn_children, next_tokens, noisy_children
 
@@ -71,7 +71,6 @@ def step_traits(name: str, options: StepOptions, loads: ModelLoaded) -> Traits:
         runs_model=True,
         drafts_ahead=True,
         pays_budget=True,
-        follows_target=True,
         states_probs=True,
         loads=(loads,),
     )
@@ -126,8 +125,8 @@ class Eagle(HeadDrafter[HeadRunner]):
                 top_k = min(options.top_k, head.config.outputs)
                 self.plan = (drawn_plan if self.sampled else ranked_plan)(options.tree, levels, top_k)
         taps, most = head.config.taps, levels if self.plan is None else self.plan.nodes
-        self.traits = replace(options.traits, max_tokens=most, taps=taps)
-        target.tap(taps)
+        self.traits = replace(options.traits, max_tokens=most, kept_taps=taps)
+        target.keep_taps(taps)
         pool = None if target.graphs is None else target.graphs.graph_pool
         chains = tuple(range(1, levels + 1)) if pool is None else chain_lengths(levels)
         if self.plan is not None or pool is not None:
@@ -141,8 +140,10 @@ class Eagle(HeadDrafter[HeadRunner]):
             rows=levels if self.plan is None else self.plan.rows,
             row_width=1 if self.plan is None else self.plan.row_width,
             sampled=self.sampled,
+            fused=_fused(head, target),
             graph_pool=pool,
         )
+        self._steps = torch.arange(levels, device=target.device)[:, None]
         self._tokens = head.tokens()
         if self._tokens is not None:
             self._tokens = self._tokens.to(target.device)
@@ -160,19 +161,19 @@ class Eagle(HeadDrafter[HeadRunner]):
 
     def _chain(self, batch: HeadBatch, length: int) -> HeadDraft:
         """One row of each sequence a step: the token before, and the head's output there."""
-        before, hidden = batch.last, batch.outputs()[:, None]
+        hidden, places = batch.read(), batch.lengths + self._steps[:length]  # [length, B]: where each token will be
         chain: list[Tensor] = []
         probs: list[Tensor] = []
         for step in range(length):
-            hidden = batch.forward(before[:, None], hidden, batch.lengths - 1 + step)
+            if step:
+                hidden = batch.forward(chain[-1][:, None], hidden, places[step - 1])
             logits = self._logits(batch, hidden, step)
             if self.sampled:
                 made = drawn_children(logits, 1)
-                before = made.tokens[:, 0, 0]
+                chain.append(made.tokens[:, 0, 0])
                 probs += [] if made.probs is None else [made.probs]
             else:
-                before = next_tokens(logits)
-            chain.append(before)
+                chain.append(next_tokens(logits._replace(lengths=places[step], step=0)))
         return HeadDraft(torch.stack(chain, 1), None, torch.cat(probs, 1) if probs else None)
 
     def _children(self, batch: HeadBatch, outputs: Tensor, depth: int, count: int) -> Children:
@@ -180,6 +181,15 @@ class Eagle(HeadDrafter[HeadRunner]):
 
     def _logits(self, batch: HeadBatch, outputs: Tensor, step: int) -> HeadLogits:
         """outputs [B, R, hidden]: of nodes at depth `step`."""
-        rows = self.head.logits(outputs.flatten(0, 1)).view(*outputs.shape[:2], -1)
+        rows = self.runner.logits(outputs.flatten(0, 1)).view(*outputs.shape[:2], -1)
         vocab = self.head.config.vocab_size
         return HeadLogits(rows, step, batch.lengths, batch.seeds, batch.temperatures, vocab, self._tokens)
+
+
+def _fused(head: StepHead, target: NativeRunner) -> MakeFused | None:
+    """What makes the head run with the fused kernels; None where they do not compute it."""
+    if not target.model.fused:
+        return None
+    from outrider.runners import fused_head
+
+    return partial(fused_head.FusedHead, head) if fused_head.supports(head) else None

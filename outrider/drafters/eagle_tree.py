@@ -76,7 +76,7 @@ class _Level(NamedTuple):
 def grow_trees(batch: HeadBatch, plan: TreePlan, children_of: ChildrenOf) -> HeadDraft:
     """Trees for all sequences of a batch."""
     starts = batch.lengths - 1
-    outputs = batch.forward(batch.last[:, None], batch.outputs()[:, None], starts)
+    outputs = batch.read()
     ancestors = torch.ones_like(starts)[:, None]
     zero = torch.zeros_like(starts)[:, None]
     made = children_of(outputs, 0, plan.levels[0][1])

@@ -6,34 +6,31 @@ from abc import abstractmethod
 from collections.abc import Sequence as Seq
 from typing import Generic, Protocol, TypeVar
 
-from torch import Tensor
-
 from outrider.core.device_row import ConfidenceRow, DeviceRow
 from outrider.core.draft import EMPTY, Draft, Verdict
 from outrider.core.errors import ConfigError
 from outrider.core.host_copy import HostCopy
-from outrider.core.sequence import Sequence, Span
-from outrider.drafters.base import Drafter, DrafterContext, RoundView, TargetPass
+from outrider.core.sequence import Sequence
+from outrider.drafters.base import Drafter, DrafterContext, RoundView
 from outrider.drafters.mean_accepted import MeanAccepted
 from outrider.runners.device_state import DeviceState
 from outrider.runners.draft_batch import HeadDraft
 from outrider.runners.native import NativeRunner
 
 
-class FedRunner(Protocol):
-    """Keeps a head in step with its target's texts: `HeadRunner`, `BlockRunner`."""
+class TextRunner(Protocol):
+    """Runs a head over its target's texts: `HeadRunner`, `BlockRunner`."""
 
-    def feed(self, spans: Seq[Span], features: Seq[Tensor] | None, state: DeviceState | None) -> None: ...
-    def ready(self, seqs: Seq[Sequence], *, ahead: bool) -> list[int]: ...
+    def ready(self, seqs: Seq[Sequence], state: DeviceState | None) -> list[int]: ...
     def draft(self, seqs: Seq[Sequence], state: DeviceState | None) -> HeadDraft: ...
     def forget(self, seq: Sequence) -> None: ...
 
 
-RunnerT = TypeVar("RunnerT", bound=FedRunner)
+RunnerT = TypeVar("RunnerT", bound=TextRunner)
 
 
 class HeadDrafter(Drafter, Generic[RunnerT]):
-    """Its head reads what the target reads, and drafts on the device for the texts it has read whole."""
+    """Its head reads, when it is asked, what the target has read, and drafts on the device."""
 
     runner: RunnerT
 
@@ -56,12 +53,9 @@ class HeadDrafter(Drafter, Generic[RunnerT]):
         self.runner.draft(seqs, None)
         return True
 
-    def process(self, work: TargetPass) -> None:
-        self.runner.feed(work.spans, work.scores.features, work.state)
-
     def propose(self, view: RoundView) -> Seq[Draft]:
         drafts, ahead = [EMPTY] * len(view.seqs), view.state is not None
-        rows = [i for i in self.runner.ready(view.seqs, ahead=ahead) if view.budgets[i] > 0]
+        rows = [i for i in self.runner.ready(view.seqs, view.state) if view.budgets[i] > 0]
         if rows:
             asked = view.take(rows)
             expected = [self.expected(seq, ahead=ahead) for seq in asked.seqs]

@@ -52,8 +52,7 @@ class MedusaConfig:
             runs_model=True,
             drafts_ahead=True,
             pays_budget=True,
-            follows_target=True,
-            taps=config.taps,
+            kept_taps=config.taps,
             states_probs=True,
             loads=(ModelLoaded(self.model),),
         )
@@ -75,15 +74,15 @@ class MedusaConfig:
 
 
 class Medusa(HeadDrafter[HeadRunner]):
-    """Between rounds it keeps the target's hidden state at each text's last cached token, see `HeadRunner`."""
+    """It reads the target's hidden state at each text's last cached token, see `HeadRunner`."""
 
     def __init__(self, options: MedusaConfig, head: MedusaHead, target: NativeRunner, context: DrafterContext) -> None:
         self.head, self.sampled = head, context.mode == "distribution"
         self.levels = options.levels(head.config)
         self.nodes = 0 if self.sampled or not target.scores_trees else options.tree
         """Of a tree; 0: chains are drafted."""
-        self.traits = replace(options.traits, max_tokens=max(self.nodes, self.levels), taps=head.config.taps)
-        target.tap(head.config.taps)
+        self.traits = replace(options.traits, max_tokens=max(self.nodes, self.levels), kept_taps=head.config.taps)
+        target.keep_taps(head.config.taps)
         pool = None if target.graphs is None else target.graphs.graph_pool
         self.runner = HeadRunner(
             target.model, head, self._draft, max_accepted=self.levels, sampled=self.sampled, graph_pool=pool

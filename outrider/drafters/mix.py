@@ -45,7 +45,7 @@ class MixConfig:
     def __post_init__(self) -> None:
         if not self.of:
             raise ConfigError("mix: of names no drafter; for example mix:of=suffix+prediction")
-        _common_taps([each.traits for each in self.of])
+        _check_taps([each.traits for each in self.of])
 
     @property
     def traits(self) -> Traits:
@@ -58,16 +58,16 @@ class MixConfig:
         return Mix([config.build(context) for config in self.of], context.vocab_size)
 
 
-def _common_taps(members: Seq[Traits]) -> tuple[int, ...]:
-    """The layers that those members read which read any. ConfigError where they differ."""
-    tapping = [each for each in members if each.taps]
-    if len({each.taps for each in tapping}) > 1:
+def _check_taps(members: Seq[Traits]) -> None:
+    """ConfigError where members read different layers of the target."""
+    tapping = [each for each in members if each.taps or each.kept_taps]
+    if len({each.taps or each.kept_taps for each in tapping}) > 1:
         names = " and ".join(each.name for each in tapping)
         raise ConfigError(f"mix: {names} read different layers of the target; leave all but one of them out")
-    return tapping[0].taps if tapping else ()
 
 
 def _traits_of(members: Seq[Traits]) -> Traits:
+    _check_taps(members)
     return Traits(
         name="+".join(each.name for each in members),
         max_tokens=max(each.max_tokens for each in members),
@@ -77,7 +77,8 @@ def _traits_of(members: Seq[Traits]) -> Traits:
         pays_budget=any(each.pays_budget for each in members),
         watches=any(each.watches for each in members),
         follows_target=any(each.follows_target for each in members),
-        taps=_common_taps(members),
+        taps=next((each.taps for each in members if each.taps), ()),
+        kept_taps=next((each.kept_taps for each in members if each.kept_taps), ()),
         uses_prediction=any(each.uses_prediction for each in members),
         states_probs=any(each.states_probs for each in members),
         loads=tuple(model for each in members for model in each.loads),

@@ -98,7 +98,7 @@ def compact_kept(
 ) -> None:
     """Move the keys and values of accepted nodes to where a chain has them, in place.
 
-    keys and values [slots, KV, D], or [layers, slots, KV, D]. Node path[b, d] lies at position
+    keys and values [slots, KV, D], or [layers, slots, KV, D]; they may be one. Node path[b, d] lies at position
     starts[b] + 1 + path[b, d] and goes to starts[b] + 1 + d, for d < accepted[b]. path ascends. Position p of
     sequence b has slot block_tables[table_ids[b], p // page] * page + p % page.
     """
@@ -110,8 +110,9 @@ def compact_kept(
         return block_tables[table_ids[b], positions // page].long() * page + positions % page
 
     source, destination = slots(path[b, d]), slots(d)
-    for cache in (keys, values):
-        cache[..., destination, :, :] = cache[..., source, :, :]  # all are read before any is written
+    moved = [cache[..., source, :, :] for cache in (keys, values)]  # all are read before any is written
+    for cache, new in zip((keys, values), moved, strict=True):
+        cache[..., destination, :, :] = new
 
 
 def _real_rows(ids: Tensor, widths: Tensor) -> Tensor:

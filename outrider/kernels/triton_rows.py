@@ -1,4 +1,4 @@
-"""What is done to rows one by one, in Triton: embedding, and the RMS norm and SiLU gate beside cuBLAS products.
+"""What is done to rows one by one, in Triton: embedding, the RMS norm and SiLU gate beside cuBLAS products, taps.
 
 `plain_linear` in triton_linear.py is the reference of norm and gate.
 """
@@ -47,6 +47,24 @@ def _gate_row(x, out, N: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     tl.store(out + row * N + j, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=j < N)
 
 
+@triton.jit(do_not_specialize=["stride"], do_not_specialize_on_alignment=["ids", "row_index", "slots"])
+def _store_tapped(
+    tapped, ids, row_index, slots, tokens, features, stride,
+    K: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    tap = tl.program_id(1)
+    i = tl.arange(0, BLOCK)
+    slot = tl.load(slots + row)
+    x = tl.load(tapped + tap * stride + row * K + i, mask=i < K)
+    tl.store(features + slot * K * TAPS + tap * K + i, x, mask=i < K)
+    if tap == 0:
+        tl.store(tokens + slot, tl.maximum(tl.load(ids + tl.maximum(tl.load(row_index + row), 0)), 0))
+
+
 def embed_rows(embedding: Tensor, ids: Tensor, row_index: Tensor, out: Tensor, *, pdl: bool = True) -> None:
     """out [N, k] = embedding[ids[row_index]]; rows of a negative index or id get any token's. Both are int64."""
     n, k = out.shape
@@ -68,3 +86,17 @@ def gate_rows(x: Tensor, out: Tensor, *, pdl: bool = True) -> None:
     """out [M, n] = silu(gate) * up, where x [M, 2n] holds gate and up."""
     m, n = out.shape
     _gate_row[(m, triton.cdiv(n, 2048))](x, out, n, 2048, pdl, num_warps=8, launch_pdl=pdl)
+
+
+def store_tapped(
+    tapped: Tensor, ids: Tensor, row_index: Tensor, slots: Tensor, tokens: Tensor, features: Tensor, *, pdl: bool = True
+) -> None:
+    """As `TappedPages.store`, for the rows of a pass: ids[row_index] and tapped [taps, room for rows, k] of each.
+
+    slots int64 [N]: where they go, in tokens int64 [slots] and features [slots, taps * k].
+    """
+    taps, _, k = tapped.shape
+    _store_tapped[(len(slots), taps)](
+        tapped, ids, row_index, slots, tokens, features, tapped.stride(0), k, taps, triton.next_power_of_2(k), pdl,
+        num_warps=4, launch_pdl=pdl,
+    )  # fmt: skip

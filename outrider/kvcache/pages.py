@@ -39,6 +39,8 @@ class PagePool:
         self._published: dict[PageKey, tuple[int, int]] = {}  # key -> (page, its prefix id)
         self._keys: dict[int, PageKey] = {}  # published page -> key
         self._prefixes = 0
+        self.writes = [0] * count
+        """How often each page was handed out to be written: what it holds is the same while this is."""
 
     @property
     def free(self) -> int:
@@ -163,6 +165,7 @@ class PagePool:
             del self._cached[page]
             self._retract(page)
         self._owners[page] = 1
+        self.writes[page] += 1
         return page
 
     def _start_of_run(self) -> int:

@@ -117,10 +117,10 @@ def _memory_of_head(head: HeadConfig, weights: int) -> ReservedMemory:
 
 
 def head_token_bytes(head: HeadConfig, size: int) -> int:
-    """What a head takes of the target's pages for a token, in numbers of so many bytes: its keys and values, and the
-    target's tapped outputs at the end of each page."""
+    """What a head takes of the target's pages for a token, in numbers of so many bytes: its keys and values, the
+    target's tapped outputs, and the token."""
     taps = (len(head.taps) or DEFAULT_TAPS) * head.target_hidden_size
-    return size * (2 * head.layers * head.kv_heads * head.head_dim + -(-taps // PAGE_TOKENS))
+    return size * (2 * head.layers * head.kv_heads * head.head_dim + taps) + torch.int64.itemsize
 
 
 def plan_memory(

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 
 from outrider.kernels.batch import MAX_SEQUENCES, MAX_WIDTH
-from outrider.loading.memory import DEFAULT_TAPS, PAGE_TOKENS, Workload, head_token_bytes
+from outrider.loading.memory import PAGE_TOKENS, Workload, head_token_bytes
 from outrider.models.config import DecoderConfig
 from outrider.models.heads.config import HeadConfig
 from outrider.models.rope import INITIAL_LENGTH
@@ -135,20 +135,17 @@ def buffer_bytes(config: DecoderConfig, rows: int, size: int) -> int:
     return rows * row + ROW_SPLITS * heads * (dim + 2) * FLOAT + SPLIT_BYTES
 
 
-def head_memory(name: str, head: HeadConfig, numbers: int, target: DecoderConfig, form: Format) -> ModelMemory:
+def head_memory(name: str, head: HeadConfig, numbers: int, form: Format) -> ModelMemory:
     """A drafting head; its keys and values lie in the target's pages. numbers: of all its tensors."""
     size = form.dtype.itemsize
     packed = form.quantize is not None
     held = torch.bfloat16.itemsize if packed else size  # see heads/packed.py
     rows = 0 if head.own_head else head.draft_vocab_size  # of the target's head, copied
-    taps = (len(head.taps) or DEFAULT_TAPS) * target.hidden_size
     work = 0 if form.device == "cpu" else ROW_SPLITS * head.heads * (head.head_dim + 2) * FLOAT
-    tables = 0 if head.kind == "block" else (MAX_SEQUENCES + 1) * taps * size
     return ModelMemory(
         name=name,
         role="head",
         weights=numbers * held + rows * head.hidden_size * (1 if packed else size),
         per_token=head_token_bytes(head, size),
-        tables=tables,
         buffers=work if head.layers else 0,
     )

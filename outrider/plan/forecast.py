@@ -167,7 +167,7 @@ class _Planner:
         for load, facts in drafts:
             head = facts.head(module=load.module)
             if head is not None and self.config is not None:
-                self.heads.append(head_memory(facts.name, *head, self.config, self.form))
+                self.heads.append(head_memory(facts.name, *head, self.form))
                 continue
             config = facts.decoder()
             form = _format(facts, config, load.device.partition(":")[0] or self.device, "auto", "auto")

@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from outrider.core.draft import Verdict
-from outrider.core.sequence import Span
 from outrider.kernels.accept import accept_trees, compact_kept
 from outrider.runners.base import Scores
 from outrider.runners.device_state import DeviceState
@@ -31,7 +30,6 @@ def accept_plainly(model: PagedModel, scores: Scores, choices: Tensor) -> Device
         return DeviceState(lengths, last, ids.gather(1, rows), accepted)
     kept = pad_sequence(list(scores.features), batch_first=True)
     kept = kept.gather(1, rows[:, :, None].expand(-1, -1, kept.shape[-1]))
-    model.keep_page_ends(table_ids, starts, accepted + 1, kept)
     return DeviceState(lengths, last, ids.gather(1, rows), accepted, kept)
 
 
@@ -50,30 +48,13 @@ def state_of_verdicts(
         tokens.append([span.tokens[-1], *verdict.tokens])
     accepted = torch.tensor([verdict.accepted for verdict in verdicts])
     starts = torch.tensor([span.start + len(span.tokens) - 1 for span, _ in wanted])
-    state = DeviceState(
+    return DeviceState(
         (starts + 2 + accepted).to(model.device),
         torch.tensor([each[-2:] for each in tokens], device=model.device),
         _padded([each[:-1] for each in tokens]).to(model.device),
         accepted.to(model.device),
-        block := pad_sequence(kept, batch_first=True),
+        pad_sequence(kept, batch_first=True),
     )
-    table_ids = torch.tensor(model.tables.table_ids([span.seq_id for span, _ in wanted]), device=model.device)
-    model.keep_page_ends(table_ids, starts.to(model.device), (accepted + 1).to(model.device), block)
-    return state
-
-
-def keep_text_ends(model: PagedModel, spans: Seq[Span], features: Seq[Tensor]) -> None:
-    """Keep the tapped outputs at the last token of every page that these spans' text fills."""
-    size = model.pool.size
-    pages: list[int] = []
-    rows: list[Tensor] = []
-    for span, own in zip(spans, features, strict=True):
-        table = model.pool.table(span.seq_id)
-        for row in range((size - 1 - span.start) % size, len(span.tokens), size):
-            pages.append(table[(span.start + row) // size])
-            rows.append(own[row])
-    if pages:
-        model.page_features.index_copy_(0, torch.tensor(pages, device=model.device), torch.stack(rows))
 
 
 def _padded(rows: list[list[int]]) -> Tensor:

@@ -102,11 +102,15 @@ class PromptAttention:
         self.tiles = torch.tensor(tiles, dtype=torch.int64).pin_memory().to(model.device, non_blocking=True)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        layers = self.layers
-        keys, values = layers.caches[layer]
+        keys, values = self.layers.caches[layer]
         keys.index_copy_(0, self.slots, k)
         values.index_copy_(0, self.slots, v)
-        q = q.contiguous()
+        return self.attend(layer, q.contiguous())
+
+    def attend(self, layer: int, q: Tensor) -> Tensor:
+        """q [N, heads, dim], contiguous, over keys and values that are in the cache: [N, heads * dim]"""
+        layers = self.layers
+        keys, values = layers.caches[layer]
         out = torch.empty_like(q)
         self.attend_prompt(
             q, keys, values, self.tables.pages, self.tiles, out,

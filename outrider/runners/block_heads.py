@@ -1,4 +1,4 @@
-"""A block head over its target's pages: fed with all that the target reads, it drafts in one pass of its layers."""
+"""A block head over its target's pages: it reads what the target keeps there, and drafts in one pass of its layers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from outrider.models.heads.block import BlockHead
 from outrider.runners.attention import AttentionLayers
 from outrider.runners.cuda_graphs import MAX_ROWS, capture_batches, padded_batch
 from outrider.runners.device_state import DeviceState
-from outrider.runners.draft_batch import BatchAttention, DraftBatch, HeadDraft, HeadShape, attention_workspace
+from outrider.runners.draft_batch import BatchAttention, DraftBatch, HeadDraft, HeadShape, attention_workspace, joined
+from outrider.runners.head_reads import HeadReads, reading_passes, ready_texts
 from outrider.runners.layout import lay_out
-from outrider.runners.paged_model import PagedModel
+from outrider.runners.paged_model import PagedModel, tapped_pages
 from outrider.runners.threads import use_threads
 
 BlockFunction = Callable[["BlockBatch"], HeadDraft]
@@ -30,11 +31,11 @@ class BlockRows(NamedTuple):
 
 
 class BlockRunner:
-    """Keeps a block head's keys and values in step with its target's, and drafts with it.
+    """Drafts with a block head, which reads what the target has read when it is asked.
 
     Its layers lie in the target's pages: they are shared and freed with the target's own. What it keeps at a position
     depends on the target's outputs there alone. The rows of a block are written behind it, where the target's next
-    tokens will be: `feed` overwrites them as those come, and nothing reads them before.
+    tokens will be: the next draft overwrites them as those come, and nothing reads them before.
     """
 
     def __init__(
@@ -66,59 +67,37 @@ class BlockRunner:
             from outrider.runners import fused_block
 
             self.fused = fused_block.FusedBlock(head, model, self.layers) if fused_block.supports(head) else None
-        self._fed: set[int] = set()
-        """Sequences whose text was read whole, but for the last token."""
+        self.kept = tapped_pages(model)
+        self.reads = HeadReads(model.pool, self.width, last=False)
         self._batches: dict[int, BlockBatch] = {}
 
-    @torch.inference_mode()
-    def feed(self, spans: Seq[Span], features: Seq[Tensor] | None, state: DeviceState | None) -> None:
-        """Read what the target has read: text in any chunks, and what a round accepted.
+    def ready(self, seqs: Seq[Sequence], state: DeviceState | None) -> list[int]:
+        """Which of these sequences can be drafted for: the target has read them, and there are pages for their blocks.
 
-        state: of the sequences whose spans ask for logits, in their order.
+        state: theirs, where the host is a round behind.
         """
-        texts = [(span, i) for i, span in enumerate(spans) if len(span.tokens) > 1 or not span.wanted]
-        decoding = [span.seq_id for span in spans if span.wanted]
-        with use_threads(self.model.threads.count):
-            if texts and features is not None:
-                self._feed_texts([span for span, _ in texts], [features[i] for _, i in texts])
-                self._fed.difference_update(span.seq_id for span, _ in texts)
-            if state is None:
-                return
-            for part in self._parts(len(decoding)):
-                ids = self.model.tables.table_ids([decoding[i] for i in part])
-                self._batch(len(part)).feed(ids, state.take(part))
-            self._fed.update(decoding)
-
-    def ready(self, seqs: Seq[Sequence], *, ahead: bool) -> list[int]:
-        """Which of these sequences can be drafted for: they were read whole, and there are pages for their blocks.
-
-        ahead: the host is a round behind, so that a text may be longer by a whole draft.
-        """
-        pool, most = self.model.pool, self.model.tables.width
-        rows: list[int] = []
-        for i, seq in enumerate(seqs):
-            length = min(len(seq.tokens) + (self.width if ahead else 0), seq.limit)
-            end = length - 1 + self.head.config.block_size
-            if seq.id in self._fed and -(-end // pool.size) <= most and pool.reserve(seq.id, end):
-                rows.append(i)
-        return rows
+        rows = self.head.config.block_size
+        return ready_texts(self.model, seqs, self.reads.gains(seqs, state), self.width, rows)
 
     @torch.inference_mode()
     def draft(self, seqs: Seq[Sequence], state: DeviceState | None) -> HeadDraft:
         """A draft for each of these sequences, all `ready`. state: theirs, where the host is a round behind."""
         made: list[HeadDraft] = []
+        gained = self.reads.gains(seqs, state)
         with use_threads(self.model.threads.count):
             for part in self._parts(len(seqs)):
                 own = [seqs[i] for i in part]
-                ids = self.model.tables.table_ids([seq.id for seq in own])
-                made.append(self._batch(len(own)).draft(ids, own, state and state.take(part)))
-        if len(made) == 1:
-            return made[0]
-        columns = zip(*made, strict=True)
-        return HeadDraft(*(None if each[0] is None else torch.cat(each) for each in columns))  # type: ignore[arg-type]
+                unread = [self.reads.unread(seqs[i], gained[i]) for i in part]
+                for spans in reading_passes(list(zip(own, unread, strict=True))):
+                    self._read(spans)
+                ids, firsts = self.model.tables.table_ids([seq.id for seq in own]), [each.end for each in unread]
+                made.append(self._batch(len(own)).draft(ids, own, firsts, state and state.take(part)))
+        for seq, gain in zip(seqs, gained, strict=True):
+            self.reads.note(seq, gain)
+        return made[0] if len(made) == 1 else joined(made)
 
     def forget(self, seq: Sequence) -> None:
-        self._fed.discard(seq.id)
+        self.reads.forget(seq)
 
     def capture(self, batch: int) -> Iterator[str]:
         """Capture for up to so many sequences; yields what is ready."""
@@ -154,15 +133,10 @@ class BlockRunner:
             self._batches[size] = BlockBatch(self, size)
         return self._batches[size]
 
-    def _feed_texts(self, spans: Seq[Span], features: Seq[Tensor]) -> None:
-        """Read text whose every token is known. The last token of a span that decodes is left to the state."""
-        counts = [len(span.tokens) - span.wanted for span in spans]
-        read = [
-            Span(span.seq_id, span.start, span.tokens[:count], wanted=False)
-            for span, count in zip(spans, counts, strict=True)
-        ]
-        layout = lay_out(read, self.model.pool, self.model.device)
-        rows = torch.cat([own[:count] for own, count in zip(features, counts, strict=True)])
+    def _read(self, spans: Seq[Span]) -> None:
+        """Read text that the target has read."""
+        layout = lay_out(spans, self.model.pool, self.model.device)
+        rows = self.kept.features[layout.slots]
         if self.fused is not None:
             self.fused.store(rows, self.fused.places(layout.slots, layout.positions))
             return
@@ -179,46 +153,34 @@ class BlockBatch(DraftBatch):
         model = runner.model
         super().__init__(model, batch, runner.graph_pool, sampled=runner.sampled)
         self.runner = runner
-        self._accepted = torch.zeros(batch, dtype=torch.int64, device=model.device)
-        self._features = torch.zeros(
-            batch, runner.width, model.features_width, dtype=model.decoder.dtype, device=model.device
-        )
         size, causal = runner.head.config.block_size, runner.head.config.causal
         self._read_rows, self._block_rows = (_rows_seen(batch, rows, model.device) for rows in (runner.width, size))
         """What rows see of each other, and their depths: of those that are read, and of a block's."""
         self._full = torch.full_like(self.lengths, size)
         if not causal:
             self._block_rows[0].fill_((1 << size) - 1)
-        self._feed_graph = self.graph(self._feed, f"a block head's reading of {batch}")
         self._draft_graph = self.graph(lambda: self.keep(runner.draft_function(self)), f"blocks of {batch}")
 
     def rows(self) -> BlockRows:
-        """Run the blocks behind the texts."""
+        """Read what the target has read since, and run the blocks behind the texts."""
         runner, starts = self.runner, self.lengths - 1
+        self._read(starts)
         batch = self.attention_batch(runner.shape, runner.head.config.block_size, starts, self._full, self._block_rows)
         return runner.run(self.last, BatchAttention(runner.model, runner.layers, batch, runner.workspace))
 
-    def feed(self, table_ids: Seq[int], state: DeviceState) -> None:
-        """Read what a round committed; the state's sequences have these table ids."""
-        if state.accepted is None or state.features is None:
-            raise ValueError("a head is fed with tapped outputs; this state has none")
-        self.fill(table_ids)
-        self._accepted.zero_()
-        count, width = len(state), min(self.runner.width, state.features.shape[1])
-        self.lengths[:count].copy_(state.lengths)
-        self._accepted[:count].copy_(state.accepted)
-        self._features[:count, :width].copy_(state.features[:, :width])
-        self._feed_graph()
-
-    def draft(self, table_ids: Seq[int], seqs: Seq[Sequence], state: DeviceState | None) -> HeadDraft:
-        self.fill_texts(table_ids, seqs, state)
+    def draft(self, table_ids: Seq[int], seqs: Seq[Sequence], firsts: Seq[int], state: DeviceState | None) -> HeadDraft:
+        self.fill_texts(table_ids, seqs, firsts, state)
         self._draft_graph()
         return self.result(len(seqs))
 
-    def _feed(self) -> None:
-        runner, starts = self.runner, self.lengths - 2 - self._accepted
-        batch = self.attention_batch(runner.shape, runner.width, starts, self._accepted + 1, self._read_rows)
-        runner.store(self._features.flatten(0, 1), BatchAttention(runner.model, runner.layers, batch, None))
+    def _read(self, ends: Tensor) -> None:
+        """Read from `firsts` to `ends` of each text, int64 [B]."""
+        runner, width = self.runner, self.runner.width
+        first = self.firsts.clamp(ends - width, ends)
+        batch = self.attention_batch(runner.shape, width, first, ends - first, self._read_rows)
+        places = torch.minimum(first[:, None] + self._read_rows[1], ends[:, None])
+        features = runner.kept.features[self.slots(places).flatten()]
+        runner.store(features, BatchAttention(runner.model, runner.layers, batch, None))
 
 
 def _rows_seen(batch: int, rows: int, device: torch.device) -> tuple[Tensor, Tensor]:

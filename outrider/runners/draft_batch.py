@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -19,6 +20,9 @@ from outrider.runners.attention import AttentionLayers
 from outrider.runners.cuda_graphs import PinnedInputs, capture
 from outrider.runners.device_state import DeviceState
 from outrider.runners.paged_model import PagedModel
+
+COLUMNS, STATE = 6, 3
+"""int64 numbers of each text, and of a state: the addresses of its lengths and last tokens, and how many they are."""
 
 
 class HeadDraft(NamedTuple):
@@ -54,32 +58,54 @@ class DraftBatch:
     def __init__(self, model: PagedModel, batch: int, graph_pool: Any, *, sampled: bool) -> None:
         """graph_pool: where to capture; None: nothing is captured. sampled: mode `distribution`."""
         self.model, self.batch, self.graph_pool, self.sampled = model, batch, graph_pool, sampled
-        self._inputs = PinnedInputs(5 * batch, model.device)
-        self.table_ids, self.lengths, self.last, self.seeds, temperatures = self._inputs.ints.split(batch)
-        """lengths: tokens of each text. last: its last token. seeds: of its noise. temperatures: of its request."""
+        self._inputs = PinnedInputs(COLUMNS * batch + STATE, model.device)
+        columns, self._state = self._inputs.ints[:-STATE].view(COLUMNS, batch), self._inputs.ints[-STATE:]
+        self.table_ids, self.lengths, self.last, self.firsts, self.seeds, temperatures = columns
+        """lengths: tokens of each text. last: its last token. firsts: the first position that the head reads. seeds: of
+        the text's noise. temperatures: of its request."""
         self.temperatures = temperatures.view(torch.float64)
         self._results: dict[int, HeadDraft] = {}
+        self._fetched: DeviceState | None = None
+        """What the next draft fetches by address: kept until the one after it is filled."""
+        self._constants: dict[tuple[str, int], Tensor] = {}
         self.fill()
 
-    def fill(self, *columns: Any) -> None:
-        """Write and send the inputs, by column."""
-        array = self._inputs.array().reshape(5, self.batch)
-        array[:] = [[self.model.tables.spare], [2], [0], [0], [0]]
-        for row, values in zip(array, columns, strict=False):
+    def fill(self, *columns: Any, state: DeviceState | None = None) -> None:
+        """Write and send the inputs, by column: one copy. state: of the texts, where the host is a round behind."""
+        array = self._inputs.array()
+        rows = array[:-STATE].reshape(COLUMNS, self.batch)
+        rows[:] = [[self.model.tables.spare], [2], [0], [1], [0], [0]]
+        for row, values in zip(rows, columns, strict=False):
             row[: len(values)] = values
+        array[-STATE:] = 0
+        if state is not None and self.model.fused:
+            self._fetched = replace(state, lengths=state.lengths.contiguous(), last=state.last.contiguous())
+            array[-STATE:] = self._fetched.lengths.data_ptr(), self._fetched.last.data_ptr(), len(state)
         self._inputs.send()
+        if state is not None and not self.model.fused:
+            self.lengths[: len(state)].copy_(state.lengths)
+            self.last[: len(state)].copy_(state.last[:, 1])
 
-    def fill_texts(self, table_ids: Seq[int], seqs: Seq[Sequence], state: DeviceState | None) -> None:
+    def fetch(self) -> None:
+        """Launch what completes the inputs by what only the device knows: the first of captured work."""
+        if self.model.fused:
+            from outrider.kernels.triton_heads import fetch_texts
+
+            fetch_texts(self._state, self.lengths, self.last)
+
+    def fill_texts(self, table_ids: Seq[int], seqs: Seq[Sequence], firsts: Seq[int], state: DeviceState | None) -> None:
         """The inputs of these sequences. state: theirs, where the host is a round behind."""
-        count = len(seqs)
         lengths, last = [len(seq.tokens) for seq in seqs], [seq.tokens[-1] for seq in seqs]
         own = [seq.draw_seed if self.sampled else seq.seed for seq in seqs]
         seeds = np.array(own, dtype=np.uint64).view(np.int64)
         temperatures = np.array([seq.params.temperature for seq in seqs], dtype=np.float64).view(np.int64)
-        self.fill(table_ids, lengths, last, seeds, temperatures)
-        if state is not None:
-            self.lengths[:count].copy_(state.lengths)
-            self.last[:count].copy_(state.last[:, 1])
+        self.fill(table_ids, lengths, last, firsts, seeds, temperatures, state=state)
+
+    def slots(self, positions: Tensor) -> Tensor:
+        """Where these positions of each text lie in the pages: int64 [B, N] both."""
+        size = self.model.pool.size
+        pages = self.model.tables.pages[self.table_ids[:, None], positions // size].long()
+        return pages * size + positions % size
 
     def keep(self, made: HeadDraft, length: int = 0) -> None:
         """Copy what was made to where `result` finds it: captured work writes to the same place each time.
@@ -96,10 +122,15 @@ class DraftBatch:
         return HeadDraft(*(None if part is None else part[:count].clone() for part in made))  # type: ignore[arg-type]
 
     def graph(self, work: Callable[[], None], name: str) -> Callable[[], None]:
-        """Captured where graphs are, else as it is."""
+        """Behind `fetch`, captured where graphs are, else as it is."""
+
+        def fetched() -> None:
+            self.fetch()
+            work()
+
         if self.graph_pool is None:
-            return work
-        graph = capture(work, self.graph_pool, name)
+            return fetched
+        graph = capture(fetched, self.graph_pool, name)
         return lambda: graph.replay()  # looked up at each call, so that a benchmark can watch replays
 
     def attention_batch(
@@ -117,19 +148,26 @@ class DraftBatch:
         earlier pass has written: the first bits of ancestors are theirs.
         """
         if tree is None:
-            column = torch.arange(rows, device=starts.device).repeat(self.batch)
-            tree = (2 << column) - 1, column
+            tree = self._constant("ancestors", rows), self._constant("depths", rows)
         ancestors, depths = tree[0].flatten(), tree[1].flatten()
         splits, chunk = 1, 0
         if self.model.fused:
             from outrider.kernels.triton_attention import choose_kv_splits
 
             splits, chunk = choose_kv_splits(self.batch, self.batch * rows, shape.kv_heads)
-        real = torch.full_like(starts, behind + rows) if widths is None else widths
+        real = self._constant("widths", behind + rows) if widths is None else widths
         return AttentionBatch(
             self.model.tables.pages, self.table_ids, starts, real, ancestors, depths,
             uniform_rows(self.batch, rows, starts.device), splits=splits, chunk=chunk,
         )  # fmt: skip
+
+    def _constant(self, name: str, rows: int) -> Tensor:
+        """Ancestors, depths [B * rows] or widths [B] of chains, int64, made once: not again by captured work."""
+        if (name, rows) not in self._constants:
+            column = torch.arange(rows, device=self.model.device).repeat(self.batch)
+            made = {"ancestors": (2 << column) - 1, "depths": column, "widths": torch.full_like(self.table_ids, rows)}
+            self._constants.update({(key, rows): value for key, value in made.items()})
+        return self._constants[name, rows]
 
 
 class BatchAttention:
@@ -165,7 +203,10 @@ class BatchAttention:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self.store(layer, k, v)
-        q = q.contiguous()
+        return self.attend(layer, q.contiguous())
+
+    def attend(self, layer: int, q: Tensor) -> Tensor:
+        """q [N, heads, dim], contiguous, over keys and values that are in the cache: [N, heads * dim]"""
         out = torch.empty_like(q)
         kernels: Any = reference
         if self.model.fused:

@@ -162,7 +162,7 @@ class GraphRunner:
             return Scores(
                 torch.cat([part.logits for part in parts]),
                 spans,
-                features if self.model.taps else None,
+                features if self.model.returns_taps else None,
                 torch.cat(positions).clone if positions else None,
             )
         forward, graph = self.captured_pass(shape)
@@ -171,7 +171,7 @@ class GraphRunner:
         return Scores(
             forward.take_logits(rows, lasting=draws is None),
             spans,
-            _features(forward, spans) if self.model.taps else None,
+            _features(forward, spans) if self.model.returns_taps else None,
             partial(forward.positions, rows),
             forward,
             None if draws is None else forward.choices[rows],
@@ -202,7 +202,8 @@ class GraphRunner:
 
 def _features(forward: GraphedForward, spans: Seq[Span]) -> list[Tensor]:
     firsts = forward.inputs.first_rows([span.width for span in spans])
-    return [forward.features[first : first + span.width] for first, span in zip(firsts, spans, strict=True)]
+    features = forward.features()
+    return [features[first : first + span.width] for first, span in zip(firsts, spans, strict=True)]
 
 
 def _fold(norm: Norm, linear: Linear) -> None:

@@ -22,7 +22,7 @@ from outrider.kernels.triton_accept import accept_chains, accept_trees, compact_
 from outrider.kernels.triton_attention import MAX_ROW_SPLITS, attend_pages, choose_kv_splits
 from outrider.kernels.triton_linear import LinearWorkspace, linear, linear_rope
 from outrider.kernels.triton_rope import locate_rows, rotate_and_store
-from outrider.kernels.triton_rows import embed_rows, gate_rows, norm_rows
+from outrider.kernels.triton_rows import embed_rows, gate_rows, norm_rows, store_tapped
 from outrider.kernels.triton_sample import sample_rows
 from outrider.kernels.triton_tiles import supports_linear
 from outrider.models.config import DecoderConfig
@@ -59,7 +59,8 @@ class ActivationBuffers:
         self.q, self.attended = buffer(heads, dim), buffer(heads, dim)
         self.both, self.wide = buffer(2 * config.intermediate_size), buffer(config.intermediate_size)
         self.logits = buffer(config.vocab_size, dtype=torch.float32)
-        self.features = buffer(model.features_width)
+        self.tapped = torch.empty(len(model.taps), rows, config.hidden_size, dtype=model.decoder.dtype, device=device)
+        """The outputs of each tapped layer."""
         self.attention = AttentionWorkspace(MAX_ROW_SPLITS, heads, dim, device)
         self.linear = LinearWorkspace(device)
         self.places = [RowPlaces.empty(rows, dim, device) for _ in config.ropes]
@@ -87,7 +88,7 @@ class GraphedForward:
         """Ancestors and depths are those of trees, not of chains."""
         self.x, self.qkv, self.q = buffers.x[:n], buffers.qkv[:n], buffers.q[:n]
         self.attended, self.wide = buffers.attended[:n], buffers.wide[:n]
-        self.features = buffers.features[:n]
+        self.tapped = [buffers.tapped[i, :n] for i in range(len(model.taps))]
         self.reduced = model.heads.reduced(shape.outputs)
         self.head = cast(Linear, model.decoder.weights.head if self.reduced is None else self.reduced.rows).weight
         self.logits = buffers.logits.view(-1)[: n * len(self.head)].view(n, len(self.head))
@@ -121,20 +122,20 @@ class GraphedForward:
         """
         if choices is None and not self._trees:
             state = self._state.first(count)
-            return self._with_features(state, None) if self.model.taps else state
+            return self._with_features(state, None) if self.model.returns_taps else state
         batch, ids = self.batch, self.ids[:count]
         starts, widths = batch.starts[:count], batch.widths[:count]
         if not self._trees:
             lengths, last, accepted = accept_chains(ids, starts, widths, cast(Tensor, choices))
             state = DeviceState(lengths, last, ids, accepted)
-            return self._with_features(state, None) if self.model.taps else state
+            return self._with_features(state, None) if self.model.returns_taps else state
         offsets = batch.packing.offsets if choices is None else None
         choices = self.choices if choices is None else choices
         lengths, last, path, accepted = accept_trees(ids, self.parents[:count], starts, widths, choices, offsets)
         for keys, values in self.model.groups:
             table_ids, page = batch.table_ids[:count], self.model.pool.size
             compact_kept(keys, values, batch.block_tables, table_ids, starts, path, accepted, page=page)
-        if not self.model.taps:
+        if not self.model.returns_taps:
             return DeviceState(lengths, last)
         rows = torch.cat([torch.zeros_like(starts)[:, None], path.clamp(min=0) + 1], 1)  # [count, W]
         return self._with_features(DeviceState(lengths, last, ids.gather(1, rows), accepted), rows)
@@ -148,16 +149,19 @@ class GraphedForward:
         self._trees = False
 
     def _with_features(self, state: DeviceState, rows: Tensor | None) -> DeviceState:
-        """The state with the tapped outputs at the rows that were kept, which also go to their pages' ends."""
-        count, batch, accepted = len(state), self.batch, cast(Tensor, state.accepted)
+        """The state with the tapped outputs at the rows that were kept."""
+        count, features = len(state), self.features()
         if rows is None and not self.shape.packed:
-            kept = self.features.view(self.shape.batch, self.shape.width, -1)[:count].clone()
+            kept = features.view(self.shape.batch, self.shape.width, -1)[:count]
         else:
             rows = torch.arange(self.shape.width, device=self.x.device) if rows is None else rows
-            places = batch.packing.offsets[:count, None] + rows  # [count, W]
-            kept = self.features[places.clamp(max=len(self.features) - 1)]
-        self.model.keep_page_ends(batch.table_ids[:count], batch.starts[:count], accepted + 1, kept)
-        return DeviceState(state.lengths, state.last, state.tokens, accepted, kept)
+            places = self.batch.packing.offsets[:count, None] + rows  # [count, W]
+            kept = features[places.clamp(max=len(features) - 1)]
+        return DeviceState(state.lengths, state.last, state.tokens, state.accepted, kept)
+
+    def features(self) -> Tensor:
+        """A copy of the tapped outputs of all rows, [N, taps * hidden]."""
+        return torch.cat(self.tapped, -1)
 
     def take_logits(self, rows: Tensor | slice, *, lasting: bool) -> Tensor:
         """These rows' logits, float32 [M, vocab]; valid until the next pass unless lasting."""
@@ -199,10 +203,11 @@ class GraphedForward:
                 scale=config.attention_scale, softcap=config.attention_softcap or 0.0, window=kind.window or 0,
                 page=page, pdl=PDL,
             )  # fmt: skip
-            self._rest_of_layer(x, layer)
-            if i in model.taps:
-                at = model.taps.index(i) * config.hidden_size
-                self.features[:, at : at + config.hidden_size].copy_(x)
+            x = self._rest_of_layer(x, layer, self.tapped[model.taps.index(i)] if i in model.taps else self.x)
+        if model.kept is not None:
+            store_tapped(
+                self.buffers.tapped, self.ids, self.batch.packing.row_index, places[0].slots, *model.kept, pdl=PDL
+            )
         normed = self.buffers.normed[: len(x)]
         norm_rows(x, normed, config.norm_eps, weight=weights.norm.weight, pdl=PDL)
         self._linear(normed, self.head, self.logits)
@@ -220,11 +225,13 @@ class GraphedForward:
         norms = None if layer.qk_norm is None else layer.qk_norm.weight
         rotate_and_store(self.qkv, places, self.q, cache, norms=norms, eps=eps, pdl=PDL)
 
-    def _rest_of_layer(self, x: Tensor, layer: Layer) -> None:
+    def _rest_of_layer(self, x: Tensor, layer: Layer, into: Tensor) -> Tensor:
+        """What comes behind a layer's attention; the output goes to `into`. x is only written where it is self.x."""
         out, gate_up, down = (cast(Linear, p).weight for p in (layer.out, layer.gate_up, layer.down))
-        self._linear(self.attended.view(len(x), -1), out, x, residual=x)
-        self._linear(x, gate_up, self.wide, eps=self.model.config.norm_eps, gated=True)
-        self._linear(self.wide, down, x, residual=x)
+        self._linear(self.attended.view(len(x), -1), out, self.x, residual=x)
+        self._linear(self.x, gate_up, self.wide, eps=self.model.config.norm_eps, gated=True)
+        self._linear(self.wide, down, into, residual=self.x)
+        return into
 
     def _linear(
         self,

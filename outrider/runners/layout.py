@@ -80,13 +80,16 @@ def lay_out(spans: Seq[Span], pool: PagePool, device: torch.device) -> Layout:
         wanted += range(len(ids) - span.rows, len(ids))
         rows.append(slice(first, len(ids)))
 
-    def tensor(values: list[int]) -> Tensor:
-        made = torch.tensor(values, dtype=torch.long)
-        if device.type == "cuda":  # a copy of other memory may wait for all that was launched before
-            made = made.pin_memory()
-        return made.to(device, non_blocking=True)
+    flat = [to_device(values, device) for values in (ids, positions, slots, wanted)]
+    return Layout(flat[0], flat[1], flat[2], flat[3], rows)
 
-    return Layout(tensor(ids), tensor(positions), tensor(slots), tensor(wanted), rows)
+
+def to_device(values: list[int], device: torch.device) -> Tensor:
+    """int64 [len(values)] on a device; the copy is not waited for."""
+    made = torch.tensor(values, dtype=torch.long)
+    if device.type == "cuda":  # a copy of other memory may wait for all that was launched before
+        made = made.pin_memory()
+    return made.to(device, non_blocking=True)
 
 
 def key_ranges(spans: Seq[Span], layout: Layout, pool: PagePool, device: torch.device) -> list[KeyRange]:

@@ -19,7 +19,7 @@ from outrider.core.sequence import Span
 from outrider.kernels.batch import MAX_SEQUENCES, MAX_WIDTH
 from outrider.kvcache.pages import PagePool
 from outrider.models.decoder import Decoder
-from outrider.runners.acceptance import accept_plainly, keep_text_ends, state_of_verdicts
+from outrider.runners.acceptance import accept_plainly, state_of_verdicts
 from outrider.runners.attention import AttentionLayers, attention_of
 from outrider.runners.base import ChainStart, Runner, Scores
 from outrider.runners.cpu_pass import CpuPass, cpu_pass_of
@@ -92,6 +92,11 @@ class NativeRunner(Runner):
         self._check_layers(layers, "tap")
         self.model.tap(layers)
 
+    def keep_taps(self, layers: Seq[int]) -> None:
+        """Keep these layers' outputs and the tokens in the pages of all that is read. Called before `capture`."""
+        self._check_layers(layers, "tap")
+        self.model.keep_taps(layers)
+
     def _check_layers(self, layers: Seq[int], purpose: str) -> None:
         count = len(self.model.config.layers)
         for layer in layers:
@@ -109,17 +114,17 @@ class NativeRunner(Runner):
     def score(self, spans: Seq[Span], after: DeviceState | None = None) -> Scores:
         if self.graphs is None:
             if after is None:
-                return self._keep_ends(self._plain(spans))
+                return self._plain(spans)
             spans = resolve_spans(spans, after)
             return replace(self._plain(spans), positions=partial(row_positions, spans))
         if not self.graphs.pinned:
-            return self._keep_ends(self._score(spans, after, self.graphs))
+            return self._score(spans, after, self.graphs)
         ahead = [self.graphs.read_ahead(span) for span in spans]
         scores = self._score([span for span, _ in ahead], after, self.graphs)
         if scores.features is not None and any(read for _, read in ahead):
             features = [torch.cat([*read, own]) for (_, read), own in zip(ahead, scores.features, strict=True)]
             scores = Scores(scores.logits, spans, features, scores.positions)
-        return self._keep_ends(scores)
+        return scores
 
     def _score(self, spans: Seq[Span], after: DeviceState | None, graphs: GraphRunner) -> Scores:
         """Decoding sequences by a captured pass, prompts by a plain one, or a captured one of their own."""
@@ -134,7 +139,7 @@ class NativeRunner(Runner):
             logits.update(zip(rows, part.logits.split([span.rows for span in chosen]), strict=True))
             last = rows is groups[-1][0]  # the next captured pass overwrites what is in the buffers
             features.update(zip(rows, (each if last else each.clone() for each in part.features or ()), strict=False))
-        merged = [features[i] for i in range(len(spans))] if self.model.taps else None
+        merged = [features[i] for i in range(len(spans))] if self.model.returns_taps else None
         return Scores(torch.cat([logits[i] for i in range(len(spans))]), spans, merged)
 
     def capture(self, batch: int, width: int) -> Iterator[str]:
@@ -196,20 +201,14 @@ class NativeRunner(Runner):
         else:
             self.cpu_pass.decode_one()
 
-    def _keep_ends(self, scores: Scores) -> Scores:
-        """Keep the tapped outputs at the ends of pages that text fills."""
-        if scores.features is not None:
-            # those at a single token that is wanted are kept by `advance` or `advance_to`
-            text = [i for i, span in enumerate(scores.spans) if len(span.tokens) > 1 or not span.wanted]
-            keep_text_ends(self.model, [scores.spans[i] for i in text], [scores.features[i] for i in text])
-        return scores
-
     def _plain(self, spans: Seq[Span]) -> Scores:
         """A pass that is not captured: any device, any width, any number of sequences."""
         if len(spans) > MAX_SEQUENCES and self.model.fused:
             parts = [self._plain(spans[i : i + MAX_SEQUENCES]) for i in range(0, len(spans), MAX_SEQUENCES)]
             features = [each for part in parts for each in part.features or ()]
-            return Scores(torch.cat([part.logits for part in parts]), spans, features if self.model.taps else None)
+            return Scores(
+                torch.cat([part.logits for part in parts]), spans, features if self.model.returns_taps else None
+            )
         with self.model.threads.run_pass(sum(span.width for span in spans)):
             logits, features, broken = self._forward(spans)
             if broken:
@@ -228,10 +227,8 @@ class NativeRunner(Runner):
         tapped = dict.fromkeys(model.taps, layout.ids) or None  # filled by the pass
         hidden = model.decoder.forward(layout.ids, layout.positions, attend, tapped)
         logits = model.heads.logits(hidden[layout.wanted])
-        features = None
-        if tapped is not None:
-            block = torch.cat([tapped[layer] for layer in model.taps], -1)
-            features = [block[rows] for rows in layout.rows]
+        block = None if tapped is None else torch.cat([tapped[layer] for layer in model.taps], -1)
+        features = self._features(layout, block)
         if not attend.checks_rows or bool(hidden.sum().isfinite()):
             return logits, features, []
         bad = ~hidden.isfinite().all(-1)
@@ -246,7 +243,13 @@ class NativeRunner(Runner):
         whole_head = not self.model.heads.size
         out = cpu_pass.run(spans, layout, logits=whole_head)
         logits = self.model.heads.logits(out.hidden) if out.logits is None else out.logits
-        return logits, None if out.features is None else [out.features[rows] for rows in layout.rows], []
+        return logits, self._features(layout, out.features), []
+
+    def _features(self, layout: Layout, block: Tensor | None) -> list[Tensor] | None:
+        """Keep the tapped outputs of all rows in their pages, and return those of each span, where asked for."""
+        if block is not None and self.model.kept is not None:
+            self.model.kept.store(layout.slots, layout.ids, block)
+        return None if block is None or not self.model.returns_taps else [block[rows] for rows in layout.rows]
 
     def _without_drafts(self, logits: Tensor, spans: Seq[Span], broken: list[int]) -> Tensor:
         """Score those spans again without their drafts: a draft that breaks the model must not break the text.

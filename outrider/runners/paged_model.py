@@ -8,10 +8,12 @@ from copy import copy
 from dataclasses import replace
 from functools import cached_property
 from math import prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from outrider.core.errors import ConfigError
 from outrider.kernels.batch import MAX_SEQUENCES
 from outrider.kvcache.block_tables import BlockTables
 from outrider.kvcache.pages import PagePool
@@ -21,6 +23,18 @@ from outrider.runners.threads import ThreadChooser
 
 LayerCache = tuple[Tensor, Tensor]
 """One layer's keys and values, each [slots, kv_heads, head_dim]."""
+
+
+class TappedPages(NamedTuple):
+    """Every cached token and the tapped outputs there, by slot: for a head that reads them when it is asked."""
+
+    tokens: Tensor  # int64 [slots]
+    features: Tensor  # [slots, taps * hidden]
+
+    def store(self, slots: Tensor, tokens: Tensor, features: Tensor) -> None:
+        """Keep those of rows [N]: int64 [N] both, and [N, taps * hidden]."""
+        self.tokens.index_copy_(0, slots, tokens.clamp(min=0))  # negative: padding of a draft
+        self.features.index_copy_(0, slots, features)
 
 
 class PagedModel:
@@ -43,10 +57,11 @@ class PagedModel:
         """Keys and values by geometry, each [layers, slots, kv_heads, head_dim]: the model's own first."""
         self.caches = self.add_layers(len(config.layers), config.kv_heads, config.head_dim)
         self.taps: tuple[int, ...] = ()
-        """Layers whose outputs every pass returns, side by side: [rows, taps * hidden]."""
-        self.page_features = torch.empty(0, device=decoder.device)
-        """[pages + 1, taps * hidden]: the tapped outputs at each full page's last token. A sequence that begins on
-        shared pages finds there what comes before its first own token. The last row is scratch."""
+        """Layers whose outputs passes read out, side by side: [rows, taps * hidden]."""
+        self.returns_taps = False
+        """Whether passes return them."""
+        self.kept: TappedPages | None = None
+        """Where passes keep them; None: they do not."""
 
     @cached_property
     def tables(self) -> BlockTables:
@@ -63,10 +78,28 @@ class PagedModel:
         return len(self.taps) * self.config.hidden_size
 
     def tap(self, layers: Seq[int]) -> None:
-        self.taps = tuple(layers)
-        self.page_features = torch.zeros(
-            self.pool.count + 1, self.features_width, dtype=self.decoder.dtype, device=self.device
-        )
+        """Let passes return these layers' outputs; ConfigError where others are kept."""
+        self._tap(layers, () if self.kept is None else self.taps)
+        self.returns_taps = bool(layers)
+
+    def keep_taps(self, layers: Seq[int]) -> None:
+        """Let passes keep these layers' outputs in the pages of what they read; ConfigError where others are tapped."""
+        self._tap(layers, self.taps if self.kept is not None or self.returns_taps else ())
+        if self.kept is None:
+            slots = self.scratch_slot + self.pool.size
+            features = _zeros((slots, self.features_width), self.decoder.dtype, self.device)
+            self.kept = TappedPages(_zeros((slots,), torch.int64, self.device), features)
+            # moved and cleared with keys and values
+            self.groups += [(each, each) for each in (self.kept.tokens.view(1, -1, 1, 1), features[None, :, None])]
+
+    def _tap(self, layers: Seq[int], others: tuple[int, ...]) -> None:
+        """others: layers that are tapped already."""
+        if layers and others and tuple(layers) != others:
+            raise ConfigError(
+                f"layers {list(others)} of the target are tapped, and a second drafter reads {list(layers)}; use "
+                "drafters whose heads read the same layers, or one of them"
+            )
+        self.taps = tuple(layers) or others
 
     def with_layers(self, layers: Seq[int]) -> PagedModel:
         """Some of the layers over the same pages and block tables: a smaller model that shares keys and values."""
@@ -74,7 +107,7 @@ class PagedModel:
         config = replace(self.config, layers=tuple(self.config.layers[i] for i in layers))
         weights = replace(decoder.weights, layers=[decoder.weights.layers[i] for i in layers])
         part.decoder, part.config = Decoder(config, weights, decoder.dtype), config
-        part.heads, part.taps = OutputHeads(part.decoder), ()
+        part.heads, part.taps, part.returns_taps, part.kept = OutputHeads(part.decoder), (), False, None
         part.caches = [self.caches[i] for i in layers]
         part.__dict__["tables"] = self.tables
         return part
@@ -89,27 +122,21 @@ class PagedModel:
     def move(self, source: Tensor, destination: Tensor) -> None:
         """Copy what every layer holds at some slots to others: int64 [M] both."""
         for group in self.groups:
-            for cache in group:
-                cache[:, destination] = cache[:, source]
+            moved = [cache[:, source] for cache in group]  # all are read before any is written
+            for cache, new in zip(group, moved, strict=True):
+                cache[:, destination] = new
 
     def clear(self, slots: slice) -> None:
         for group in self.groups:
             for cache in group:
                 cache[:, slots] = 0
 
-    def keep_page_ends(self, table_ids: Tensor, starts: Tensor, counts: Tensor, features: Tensor) -> None:
-        """Keep the outputs at those of the first `counts` tokens from `starts` on that end a page.
 
-        table_ids, starts, counts int64 [B]; features [B, W, taps * hidden].
-        """
-        size, column = self.pool.size, torch.arange(features.shape[1], device=self.device)
-        positions = starts[:, None] + column  # [B, W]
-        ends = (column < counts[:, None]) & (positions % size == size - 1)
-        index = (positions // size).clamp(max=self.tables.width - 1)
-        pages = self.tables.pages[table_ids].long().gather(1, index)
-        self.page_features.index_copy_(
-            0, torch.where(ends, pages, self.pool.count).flatten(), features.reshape(-1, features.shape[-1])
-        )
+def tapped_pages(model: PagedModel) -> TappedPages:
+    """Where a model's passes keep tapped outputs; ValueError where they do not."""
+    if model.kept is None:
+        raise ValueError("a head reads what its target keeps: call keep_taps of the target first")
+    return model.kept
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -63,8 +63,9 @@ def next_tokens(logits: HeadLogits) -> Tensor:
     if logits.rows.is_cuda:
         from outrider.kernels.triton_sample import sample_tokens
 
-        places = logits.seeds, logits.lengths + logits.step
-        return sample_tokens(logits.rows[:, 0], logits.temperatures, *places, ids=logits.tokens).clamp_(min=0)
+        places = logits.lengths + logits.step if logits.step else logits.lengths
+        chosen = sample_tokens(logits.rows[:, 0], logits.temperatures, logits.seeds, places, ids=logits.tokens)
+        return chosen.clamp_(min=0)
     warm = bool((logits.temperatures > 0).any())
     scores = logits.scaled() + logits.noise(drawn=False) if warm else logits.rows
     return logits.token_of(scores[:, 0].argmax(-1))

@@ -1,4 +1,4 @@
-"""The outputs of tapped layers: those of Transformers, for prompts, chunks, drafts and the ends of pages."""
+"""The outputs of tapped layers: those of Transformers, for prompts, chunks and drafts, returned and kept in pages."""
 
 from __future__ import annotations
 
@@ -47,6 +47,8 @@ class Model:
     def runner(self, taps: Seq[int] = (0, 1), kind: type[NativeRunner] = NativeRunner) -> NativeRunner:
         made = kind(self.decoder, 512, page_size=PAGE)
         made.tap(taps)
+        if taps:
+            made.keep_taps(taps)
         return made
 
     @torch.inference_mode()
@@ -178,7 +180,7 @@ def test_the_state_is_the_same_by_choices_and_by_verdicts(models: Any, names: li
         whole = [*text, *verdict.tokens[:-1]]
         model.assert_features(one.features[i, :kept], whole, range(len(text) - 1, len(whole)))
         for runner in runners:
-            assert_page_ends(model, runner, i, whole)
+            assert_kept(model, runner, i, whole)
     compare_next_round(runners, states)
 
 
@@ -192,15 +194,17 @@ def compare_next_round(runners: list[NativeRunner], states: list[DeviceState]) -
     assert torch.equal(*logits)
 
 
-def assert_page_ends(model: Model, runner: NativeRunner, seq_id: int, text: Seq[Token]) -> None:
-    """Every page that this text fills knows its last token's outputs."""
-    pages = runner.pool.table(seq_id)[: len(text) // PAGE]
-    ends = [PAGE * (i + 1) - 1 for i in range(len(pages))]
-    model.assert_features(runner.model.page_features[pages], text, ends)
+def assert_kept(model: Model, runner: NativeRunner, seq_id: int, text: Seq[Token]) -> None:
+    """The pages of a text hold its tokens and the outputs there."""
+    kept, table = runner.model.kept, runner.pool.table(seq_id)
+    assert kept is not None
+    slots = [table[place // PAGE] * PAGE + place % PAGE for place in range(len(text))]
+    assert kept.tokens[slots].tolist() == list(text)
+    model.assert_features(kept.features[slots], text, range(len(text)))
 
 
 @pytest.mark.parametrize("chunks", [[40], [3, 1, 4, 8, 1, 23], [7, 1, 7, 1, 7, 1, 16], [1] * 40, [9, 31]], ids=str)
-def test_pages_know_the_outputs_at_their_ends(models: Any, chunks: list[int]):
+def test_pages_hold_the_outputs_of_what_was_read(models: Any, chunks: list[int]):
     """Also those that another sequence begins on."""
     model = models()
     runner = model.runner()
@@ -214,13 +218,32 @@ def test_pages_know_the_outputs_at_their_ends(models: Any, chunks: list[int]):
             assert runner.advance_to(scores, [accept_draft(EMPTY, [TEXT[40]])]) is not None
         start = runner.keep(span, (), trim=False)
     runner.pool.publish(0, TEXT[:40], 40)
-    assert_page_ends(model, runner, 0, TEXT[:40])
+    assert_kept(model, runner, 0, TEXT[:40])
     longer = [*TEXT[:40], *TEXT[60:70]]
     assert opened(runner, 1, longer) == 40
-    assert_page_ends(model, runner, 1, longer[:40])
+    assert_kept(model, runner, 1, longer[:40])
     runner.score([Span(1, 40, tuple(longer[40:]), wanted=False)])
-    assert_page_ends(model, runner, 1, longer)
-    assert_page_ends(model, runner, 0, TEXT[:40])
+    assert_kept(model, runner, 1, longer)
+    assert_kept(model, runner, 0, TEXT[:40])
+
+
+def test_nothing_is_returned_of_what_is_only_kept(models: Any):
+    """And other layers than those that are kept are not tapped besides."""
+    model = models()
+    runner = model.runner(())
+    runner.keep_taps((1, 0))
+    runner.tap(())
+    opened(runner, 0, TEXT[:9])
+    assert runner.score([Span(0, 0, tuple(TEXT[:9]))]).features is None
+    assert runner.model.kept is not None
+    slots = [runner.pool.table(0)[place // PAGE] * PAGE + place % PAGE for place in range(9)]
+    model.assert_features(runner.model.kept.features[slots], TEXT[:9], range(9), (1, 0))
+    with pytest.raises(
+        ConfigError, match=r"layers \[1, 0\] of the target are tapped, and a second drafter"
+    ):
+        runner.tap((0, 1))
+    with pytest.raises(ConfigError, match="use drafters whose heads read the same layers"):
+        runner.keep_taps((0,))
 
 
 class Record:

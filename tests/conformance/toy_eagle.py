@@ -14,7 +14,7 @@ from outrider.core.draft import EMPTY, Draft
 from outrider.core.errors import ConfigError
 from outrider.core.host_copy import HostCopy
 from outrider.core.sequence import Sequence
-from outrider.drafters.base import Drafter, DrafterContext, RoundView, TargetPass, Traits
+from outrider.drafters.base import Drafter, DrafterContext, RoundView, Traits
 from outrider.models.decoder import Attend, Decoder
 from outrider.models.heads.config import HeadConfig
 from outrider.runners.heads import HeadBatch, HeadDraft, HeadRunner
@@ -84,8 +84,8 @@ class ToyEagleConfig:
 
     @property
     def traits(self) -> Traits:
-        most, ahead = self.levels * self.branches, {"drafts_ahead": True, "follows_target": True, "runs_model": True}
-        return Traits(name="toy-eagle", max_tokens=most, taps=self.taps, states_probs=True, **ahead)
+        most, ahead = self.levels * self.branches, {"drafts_ahead": True, "runs_model": True}
+        return Traits(name="toy-eagle", max_tokens=most, kept_taps=self.taps, states_probs=True, **ahead)
 
     def build(self, context: DrafterContext) -> Drafter:
         if not isinstance(context.target, NativeRunner):
@@ -96,7 +96,7 @@ class ToyEagleConfig:
 class ToyEagle(Drafter):
     def __init__(self, config: ToyEagleConfig, target: NativeRunner, sampled: bool, max_batch: int) -> None:
         self.config, self.traits, self.sampled = config, config.traits, sampled
-        target.tap(config.taps)
+        target.keep_taps(config.taps)
         self.head = ToyHead(target.model.decoder, len(config.taps), config.seed)
         pool = None if target.graphs is None else target.graphs.graph_pool
         options = {"max_accepted": config.levels, "sampled": sampled, "graph_pool": pool}
@@ -104,11 +104,8 @@ class ToyEagle(Drafter):
         self.runner = HeadRunner(target.model, self.head, self._draft, rows=rows, row_width=rows, **options)
         self.captured = list(self.runner.capture(max_batch))
 
-    def process(self, work: TargetPass) -> None:
-        self.runner.feed(work.spans, work.scores.features, work.state)
-
     def propose(self, view: RoundView) -> Seq[Draft]:
-        drafts, rows = [EMPTY] * len(view.seqs), self.runner.ready(view.seqs, ahead=view.state is not None)
+        drafts, rows = [EMPTY] * len(view.seqs), self.runner.ready(view.seqs, view.state)
         if rows:
             asked = view.take(rows)
             made = self.runner.draft(asked.seqs, asked.state)
@@ -127,6 +124,7 @@ class ToyEagle(Drafter):
     def _draft(self, batch: HeadBatch, _: int) -> HeadDraft:
         """`branches` first tokens and a chain behind each: node n of a level follows node n of the one before."""
         branches, ids, inputs = self.config.branches, batch.last[:, None], batch.outputs()[:, None]
+        batch.read()
         tokens: list[Tensor] = []
         probs: list[Tensor] = []
         parents = torch.empty(len(ids), 0, dtype=torch.int64, device=ids.device)

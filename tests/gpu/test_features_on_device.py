@@ -32,6 +32,7 @@ PAGE = 16
 def runner(pinned: bool = False) -> NativeRunner:
     made = NativeRunner(decoder(), 4096, pinned=pinned)
     made.tap(TAPS)
+    made.keep_taps(TAPS)
     return made
 
 
@@ -107,6 +108,8 @@ def test_states_and_pages_keep_what_was_accepted(drafts: str, pinned: bool):
         flat = torch.tensor([token for own in choices for token in own], device="cuda")
         state = made.advance_to(scores, verdicts) if states else made.advance(scores, flat)
         assert state is not None
+        for span, verdict in zip(spans, verdicts, strict=True):
+            made.keep(span, verdict.path, compacted=not states)
         states.append(state)
     one, other = states
     assert one.lengths.tolist() == other.lengths.tolist()
@@ -122,6 +125,8 @@ def test_states_and_pages_keep_what_was_accepted(drafts: str, pinned: bool):
             (expected,) = copied(plain.score([Span(i, 0, tuple(whole))]))
         assert close(one.features[i, :kept], expected[-kept:])
         for made in runners:
-            pages = made.pool.table(i)[: len(whole) // PAGE]
-            if pages:
-                assert close(made.model.page_features[pages], expected[PAGE - 1 :: PAGE][: len(pages)])
+            kept_there, table = made.model.kept, made.pool.table(i)
+            assert kept_there is not None
+            slots = [table[place // PAGE] * PAGE + place % PAGE for place in range(len(whole))]
+            assert kept_there.tokens[slots].tolist() == whole
+            assert close(kept_there.features[slots], expected)

@@ -210,6 +210,8 @@ def test_trees_are_scored_accepted_and_followed_as_on_the_plain_path(
     scores, states, behind = [], [], []
     for runner in (plain, target):
         runner.tap(taps)
+        if taps:
+            runner.keep_taps(taps)
         spans, _ = read(runner, 3, drafts)
         scores.append(runner.score(spans))
         states.append(runner.advance(scores[-1], torch.tensor(CHOICES)))
@@ -281,14 +283,21 @@ def compare_kept(target: NativeRunner, plain: NativeRunner, states: list[Any]) -
         slots = [[r.pool.table(i)[p // 16] * 16 + p % 16 for p in range(length - 1)] for r in (plain, target)]
         for one, other in zip(plain.model.groups[0], target.model.groups[0], strict=True):
             torch.testing.assert_close(other[:, slots[1]], one[:, slots[0]], rtol=1e-4, atol=1e-4)
+        assert_same_kept(target, plain, slots)
         if ours.features is not None:
             kept = 1 + int(ours.accepted[i])
             assert kept == 1 + int(theirs.accepted[i])
             assert ours.tokens[i, :kept].tolist() == theirs.tokens[i, :kept].tolist()
             torch.testing.assert_close(ours.features[i, :kept], theirs.features[i, :kept], rtol=1e-4, atol=1e-4)
-    ends = [r.model.page_features[r.pool.table(2)[0]] for r in (plain, target)] if ours.features is not None else []
-    for end in ends:
-        torch.testing.assert_close(end, theirs.features[2, 2], rtol=1e-4, atol=1e-4)
+
+
+def assert_same_kept(target: NativeRunner, plain: NativeRunner, slots: list[list[int]]) -> None:
+    """The same tokens and tapped outputs in the pages, at these slots of the plain runner and of the other."""
+    theirs, ours = plain.model.kept, target.model.kept
+    assert (theirs is None) == (ours is None) == (not plain.model.taps)
+    if theirs is not None and ours is not None:
+        assert ours.tokens[slots[1]].tolist() == theirs.tokens[slots[0]].tolist()
+        torch.testing.assert_close(ours.features[slots[1]], theirs.features[slots[0]], rtol=1e-4, atol=1e-4)
 
 
 def test_room_made_later_leaves_what_was_captured_alone(target: NativeRunner):
@@ -311,20 +320,23 @@ def test_room_made_later_leaves_what_was_captured_alone(target: NativeRunner):
 
 
 def test_a_long_prompt_that_is_pinned_returns_the_outputs_of_all_its_tokens(target: NativeRunner):
-    """It is read in several passes; each page that it fills knows the outputs at its end."""
+    """It is read in several passes; its pages hold them too."""
     plain = NativeRunner(target.model.decoder, 2048, context=256)
     target.graphs = graph_runner.GraphRunner(target.model, pinned=True)
     text = [(7 * n) % VOCAB for n in range(35)]
     features = []
     for runner in (plain, target):
         runner.tap((0, 1))
+        runner.keep_taps((0, 1))
         runner.pool.open(0, text)
         assert runner.pool.reserve(0, len(text))
         (own,) = runner.score([Span(0, 0, tuple(text))]).features or ()
         assert len(own) == 35
         features.append(own.clone())
-        ends = runner.model.page_features[runner.pool.table(0)[:2]]
-        torch.testing.assert_close(ends, own[[15, 31]], rtol=0, atol=0)
+        slots = [runner.pool.table(0)[place // 16] * 16 + place % 16 for place in range(35)]
+        assert runner.model.kept is not None
+        assert runner.model.kept.tokens[slots].tolist() == text
+        torch.testing.assert_close(runner.model.kept.features[slots], own, rtol=0, atol=0)
     torch.testing.assert_close(features[1], features[0], rtol=1e-4, atol=1e-4)
 
 

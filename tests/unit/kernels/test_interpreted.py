@@ -18,6 +18,7 @@ PARTS = [  # file, which of its tests, how many those are at least
     ("sample_kernel", "", 20),
     ("block_kernels", "", 18),
     ("fused_block", "", 3),
+    ("fused_head", "", 8),
     ("attention_bits", "", 2),
     ("accept", "", 85),
     ("lookup_kernels", "", 17),

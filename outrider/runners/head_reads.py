@@ -1,0 +1,133 @@
+"""How far a head has read its target's texts, as the host knows it.
+
+A head does not follow its target: it reads when it is asked to draft, from what the target keeps in its pages. Then a
+head that nobody asks costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from outrider.core.sequence import Sequence, Span
+from outrider.kvcache.pages import PagePool
+from outrider.runners.device_state import DeviceState
+from outrider.runners.paged_model import PagedModel
+
+MAX_READ_ROWS = 4096
+"""Max rows of a pass that only reads."""
+
+
+class Unread(NamedTuple):
+    """What a head has not read of a text: positions `start` to `end` by a pass of their own, then from `end` on.
+
+    Where both are equal, the drafting pass reads all.
+    """
+
+    start: int
+    end: int
+
+
+@dataclass(slots=True)
+class _Read:
+    """What is known of a text since a head drafted for it last."""
+
+    pages: list[int]
+    """Its own list in the pool: another one where it was closed and opened again."""
+    length: int
+    """Positions that were read, at least."""
+    round: int
+    """Of the sequence, when it was asked."""
+    ahead: bool
+    """The host was a round behind."""
+    marked: int = 0
+    """Pages that are marked as read."""
+
+
+class HeadReads:
+    """Which positions of its target's pages a head has read, by text, and by page for texts that share one."""
+
+    def __init__(self, pool: PagePool, width: int, *, last: bool) -> None:
+        """width: rows of a text that a drafting pass reads. last: the text's last token, which is not cached, too."""
+        self.pool, self.width, self._behind = pool, width, int(not last)
+        self._texts: dict[int, _Read] = {}
+        self._marks = [0] * pool.count
+        """Of each page: what `PagePool.writes` was when all of it had been read."""
+
+    def gains(self, seqs: Seq[Sequence], state: DeviceState | None) -> list[int]:
+        """How many tokens each text may have beyond those the host knows; state: where the host is a round behind.
+
+        What this head drafted for the round in flight, tree or chain, has at most `width` - 1 tokens in a row.
+        """
+        if state is None:
+            return [0] * len(seqs)
+        drafted = [self.width - 1] * len(seqs) if state.drafted is None else state.drafted
+        return [1 + self._accepts(seq, count) for seq, count in zip(seqs, drafted, strict=True)]
+
+    def _accepts(self, seq: Sequence, drafted: int) -> int:
+        read = self._texts.get(seq.id)
+        asked = read is not None and read.round + read.ahead == seq.round
+        return min(drafted, self.width - 1) if asked else drafted
+
+    def unread(self, seq: Sequence, gained: int) -> Unread:
+        """What is read before this text is drafted for. gained: tokens that it may have beyond those the host knows."""
+        known, read = len(seq.tokens) - self._behind, self._texts.get(seq.id)
+        end = known if gained else len(seq.tokens) - 1
+        if read is None or read.pages is not self.pool.table(seq.id):
+            start = self._marked(self.pool.table(seq.id)) * self.pool.size
+        elif gained and read.ahead and seq.round == read.round + 1:
+            start = known  # what the host knows now is what the device knew then
+        else:
+            start = read.length
+        start = min(start, end)
+        return Unread(start, start if known + gained - start <= self.width else end)
+
+    def note(self, seq: Sequence, gained: int) -> None:
+        """All of it was read, and drafted for."""
+        pages, read = self.pool.table(seq.id), self._texts.get(seq.id)
+        length = len(seq.tokens) - self._behind + (gained > 0)
+        marked = 0 if read is None or read.pages is not pages else read.marked
+        for page in pages[marked : length // self.pool.size]:
+            self._marks[page] = self.pool.writes[page]
+        self._texts[seq.id] = _Read(pages, length, seq.round, gained > 0, max(marked, length // self.pool.size))
+
+    def forget(self, seq: Sequence) -> None:
+        self._texts.pop(seq.id, None)
+
+    def _marked(self, pages: Seq[int]) -> int:
+        """How many of a text's first pages another text has had read."""
+        return next((i for i, page in enumerate(pages) if self._marks[page] != self.pool.writes[page]), len(pages))
+
+
+def ready_texts(model: PagedModel, seqs: Seq[Sequence], gained: Seq[int], width: int, rows: int) -> list[int]:
+    """Which sequences a head can draft for: the target has read all but their last token, and there are pages.
+
+    gained: see `HeadReads.gains`. width: rows of a text that a drafting pass reads. rows: that it writes, that of the
+    text's last token first.
+    """
+    pool, most = model.pool, model.tables.width
+    ready: list[int] = []
+    for i, (seq, gain) in enumerate(zip(seqs, gained, strict=True)):
+        decodes = gain > 0 or seq.cached == len(seq.tokens) - 1
+        end = min(len(seq.tokens) + gain, seq.limit) - 1 + rows
+        if decodes and gain <= width and -(-end // pool.size) <= most and pool.reserve(seq.id, end):
+            ready.append(i)
+    return ready
+
+
+def reading_passes(texts: Seq[tuple[Sequence, Unread]]) -> Iterator[list[Span]]:
+    """The spans of passes of at most MAX_READ_ROWS rows that read these texts' positions from `start` to `end`."""
+    spans: list[Span] = []
+    room = MAX_READ_ROWS
+    for seq, (start, end) in texts:
+        while start < end:
+            count = min(room, end - start)
+            spans.append(Span(seq.id, start, tuple(seq.tokens[start : start + count]), wanted=False))
+            start, room = start + count, room - count
+            if not room:
+                yield spans
+                spans, room = [], MAX_READ_ROWS
+    if spans:
+        yield spans

@@ -1,0 +1,124 @@
+"""Heads that draft token by token, by the fused kernels against the plain modules: texts, steps, trees, logits."""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from outrider.kernels.triton_heads import fetch_texts, join_rows
+from outrider.kvcache.pages import PagePool
+from outrider.models.heads.config import HeadConfig
+from outrider.models.heads.mtp import MtpHead
+from outrider.runners.draft_batch import HeadDraft
+from outrider.runners.fused_head import FusedHead
+from outrider.runners.heads import HeadBatch, HeadRunner
+from outrider.runners.paged_model import PagedModel
+from outrider.testing.synthetic import synthetic_pair
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "conformance"))
+from tiny_eagle import eagle_config, random_eagle
+
+pytestmark = pytest.mark.gpu
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE, DTYPE = ("cpu", torch.float32) if INTERPRETED else ("cuda", torch.bfloat16)
+CLOSE = 2e-4 if INTERPRETED else 0.06  # of numbers of about 1
+KINDS: dict[str, dict[str, Any]] = {
+    "eagle1": {"kind": "eagle", "bias": True},
+    "eagle3": {"draft_vocab_size": 300, "own_head": True},
+    "eagle3.1": {"norm_output": True, "norm_before_residual": True, "draft_vocab_size": 300, "layers": 2},
+    "biased": {"qkv_bias": True, "window": 12},
+    "mtp": {"kind": "mtp", "qk_norm": True, "hidden_first": True},
+}
+LENGTHS, FIRSTS, LAST = [2, 8], [0, 1], [5, 300]
+"""Tokens of each text, where its reading begins, and its last token."""
+
+
+@pytest.fixture(params=KINDS)
+def head(request: pytest.FixtureRequest) -> Any:
+    decoder = synthetic_pair("tiny", dtype=DTYPE, device=DEVICE, seed=3).target
+    config = eagle_config(decoder.config, intermediate_size=96, **KINDS[request.param])
+    if config.kind != "mtp":
+        return random_eagle(config, decoder).to(DEVICE, DTYPE)
+    made = MtpHead(HeadConfig(**_fields(config) | {"taps": (len(decoder.config.layers) - 1,)}), decoder)
+    generator = torch.Generator().manual_seed(1)
+    for parameter in made.parameters():
+        parameter.data.add_(torch.randn(parameter.shape, generator=generator) * (0.3 if parameter.dim() == 1 else 0.1))
+    return made.requires_grad_(False).to(DEVICE, DTYPE)
+
+
+def _fields(config: HeadConfig) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in HeadConfig.__dataclass_fields__}
+
+
+def outputs(head: Any, *, fused: bool) -> tuple[list[Tensor], list[Tensor]]:
+    """Hidden states and logits of texts that are read, of a second token, and of two children of that."""
+    model = PagedModel(head.decoder, PagePool(40), 256)
+    model.fused = True
+    model.keep_taps(head.config.taps)
+    assert model.kept is not None
+    g = torch.Generator().manual_seed(7)
+    model.kept.features.copy_(torch.randn(model.kept.features.shape, generator=g))
+    model.kept.tokens.copy_(torch.randint(0, 300, model.kept.tokens.shape, generator=g))
+    for i, length in enumerate(LENGTHS):
+        model.pool.open(i, ())
+        model.pool.reserve(i, length + 8)
+
+    def nothing(batch: HeadBatch, _: int) -> HeadDraft:
+        return HeadDraft(batch.last[:, None])
+
+    make = partial(FusedHead, head, pdl=not INTERPRETED) if fused else None
+    runner = HeadRunner(model, head, nothing, max_accepted=max(LENGTHS) - 1, fused=make)
+    batch = HeadBatch(runner, len(LENGTHS))
+    batch.fill(model.tables.table_ids(range(len(LENGTHS))), LENGTHS, LAST, FIRSTS)
+    hidden = [batch.read()]
+    ids = torch.tensor([[9], [8]], device=DEVICE)
+    hidden.append(batch.forward(ids, hidden[0], batch.lengths))
+    ancestors = torch.tensor([[0b0111, 0b1011]], device=DEVICE).expand(2, -1)
+    depths, children = torch.full_like(ancestors, 2), torch.tensor([[1, 2], [3, 4]], device=DEVICE)
+    hidden.append(batch.grow(children, hidden[1].expand(-1, 2, -1), ancestors, depths, 2))
+    return hidden, [runner.logits(each.flatten(0, 1)) for each in hidden]
+
+
+@torch.inference_mode()
+def test_fused_steps_are_the_plain_ones(head: Any):
+    tried, judged = (outputs(head, fused=fused) for fused in (True, False))
+    for ours, theirs in zip((*tried[0], *tried[1]), (*judged[0], *judged[1]), strict=True):
+        assert ours.shape == theirs.shape
+        assert float((ours - theirs).abs().max()) < CLOSE * float(theirs.abs().max())
+
+
+@pytest.mark.parametrize("hidden_first", [False, True])
+def test_rows_are_joined(hidden_first: bool):
+    """With norms, whose hidden half is kept besides, and without."""
+    g = torch.Generator().manual_seed(1)
+    embedding, hidden, norms = (torch.randn(shape, generator=g).to(DEVICE) for shape in ((50, 48), (3, 48), (2, 48)))
+    ids, kept = torch.tensor([7, 0, 49], device=DEVICE), torch.empty(3, 48, device=DEVICE)
+    for weights in (norms, None):
+        out = torch.empty(3, 96, device=DEVICE)
+        residual = None if weights is None else kept
+        join_rows(
+            embedding, ids, hidden, weights, out, residual, eps=1e-5, hidden_first=hidden_first, pdl=not INTERPRETED
+        )
+        parts = [embedding[ids], hidden]
+        if weights is not None:
+            parts = [torch.nn.functional.rms_norm(x, (48,), w, 1e-5) for x, w in zip(parts, weights, strict=True)]
+            torch.testing.assert_close(kept, parts[1], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(out, torch.cat(parts[::-1] if hidden_first else parts, -1), rtol=1e-5, atol=1e-5)
+
+
+def test_texts_are_fetched_from_a_state():
+    """The first two of four; none where there is no state."""
+    lengths, last = torch.tensor([5, 6], device=DEVICE), torch.tensor([[1, 2], [3, 4]], device=DEVICE)
+    state = torch.tensor([lengths.data_ptr(), last.data_ptr(), 2], device=DEVICE)
+    into = [torch.full((4,), 9, device=DEVICE) for _ in range(2)]
+    fetch_texts(state * 0, *into)
+    assert [each.tolist() for each in into] == [[9] * 4] * 2
+    fetch_texts(state, *into)
+    assert [each.tolist() for each in into] == [[5, 6, 9, 9], [2, 4, 9, 9]]
