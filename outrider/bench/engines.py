@@ -7,19 +7,23 @@ from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
 
-from outrider.checkpoints.storage import Progress, outrider_home
+from outrider.checkpoints.storage import Progress
 from outrider.control.ceilings import limits_of
+from outrider.control.limits import PassLimits
 from outrider.core.errors import ConfigError
 from outrider.drafters.base import for_target
 from outrider.drafters.registry import parse_drafter
 from outrider.engine.engine import Engine
 from outrider.llm import LLM
 from outrider.loading.load import LoadedModel, choose_device, load
-from outrider.loading.machine import memory_for_drafts, speed_facts
+from outrider.loading.machine import memory_for_drafts
 from outrider.loading.memory import ReservedMemory
+from outrider.runners.base import Runner
 
 PLAIN = "plain"
 CACHE_CONTEXT = 8192
+LOOKS = 3
+"""How often the bandwidth is measured: the highest counts, since other work only lowers it."""
 
 
 def with_lengths(drafters: Seq[str], lengths: Seq[int]) -> list[str]:
@@ -79,7 +83,7 @@ class Engines:
             if llm.drafter.traits.taps or llm.drafter.traits.kept_taps:
                 shared = None
         self.loaded = self._open[PLAIN].loaded
-        self.limits = limits_of(self.loaded.target, outrider_home() / "costs", speed_facts(self.loaded))
+        self.limits = _limits(self.loaded.target)
 
     def use(self, row: str) -> Engine:
         """The engine of a row."""
@@ -94,3 +98,9 @@ class Engines:
         if self.limits is None:
             return None
         return passes * self.limits.work.bytes_read(batch) / self.limits.ceilings.bandwidth
+
+
+def _limits(target: Runner) -> PassLimits | None:
+    """Measured now, not by an earlier start; None where the target's work is not known."""
+    found = [limits for _ in range(LOOKS) if (limits := limits_of(target, None, ())) is not None]
+    return max(found, key=lambda each: each.ceilings.bandwidth, default=None)

@@ -42,10 +42,12 @@ SERVE_DEFINITIONS = {
 PEER_DEFINITIONS = {
     "tok/s": "tokens over seconds, of one text after another, prompts included; a token is one id that was emitted, "
     "the end-of-text token included. Median of the repetitions, in which all engines take turns",
-    "over the best other": "tok/s over that of the fastest other row, in the same repetition: median and interval",
+    "over the best other": "tok/s over that of the fastest row of another engine, in the same repetition: median and "
+    "interval",
     "identical": "texts whose ids are equal to those of our plain decoding; engines that compute in another number "
     "format write other texts",
-    "wins": "faster than every other row, with an interval that excludes 1; else the first is named as not clearly so",
+    "wins": "the fastest row, and faster than every row of other engines, in an interval that excludes 1 and holds "
+    "with a chance of at least 90 % (5 repetitions); else the fastest is first, not clearly",
 }
 
 

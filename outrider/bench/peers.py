@@ -27,6 +27,8 @@ WORKER = Path(__file__).parent / "peer_worker.py"
 OURS = "outrider"
 WARM_UP_TOKENS = 8
 END_SECONDS = 20
+CLEAR = 0.9
+"""The level of an interval that a victory is told by: 5 repetitions at least."""
 
 
 class PeerError(OutriderError):
@@ -230,10 +232,11 @@ class PeerSummary:
     texts: int
     time_to_first_token: float | None
     wins: str
-    """`wins`: faster than every other system in an interval of the paired ratios that excludes 1. `first, not clearly`:
-    the highest median, with an interval that includes 1. Empty: another is first."""
+    """`wins`: the fastest row, and faster than every row of other engines, in intervals of the paired ratios that
+    exclude 1 and hold with a chance of at least CLEAR. `first, not clearly`: the fastest without them. Empty: another
+    row is the fastest."""
     ratio: Estimate
-    """Its tok/s over those of the fastest other system, in the same repetition."""
+    """Its tok/s over those of the fastest row of another engine, in the same repetition."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -255,12 +258,13 @@ def summarize_peers(run: RunFile) -> list[PeerSummary]:
 
 
 def _peer_summary(category: str, system: str, lines: Seq[Line], rates: dict[str, dict[int, float]]) -> PeerSummary:
-    others = {name: median(each.values()) for name, each in rates.items() if name != system}
-    rival = max(others, key=others.__getitem__) if others else system
+    medians = {name: median(each.values()) for name, each in rates.items()}
+    others = [name for name in rates if name.partition(" ")[0] != system.partition(" ")[0]]
+    rival = max(others, key=medians.__getitem__, default=system)
     shared = rates[system].keys() & rates[rival].keys()
     ratio = median_estimate([rates[system][r] / rates[rival][r] for r in sorted(shared)] or [1.0])
-    leads = median(rates[system].values()) > others.get(rival, 0.0)
-    clearly = all(_clearly(rates[system], rates[name]) for name in others)
+    leads = medians[system] == max(medians.values())
+    clearly = bool(others) and all(_clearly(rates[system], rates[name]) for name in others)
     firsts = [each for line in lines for each in line["first_token_seconds"] if each is not None]
     return PeerSummary(
         category=category,
@@ -277,4 +281,5 @@ def _peer_summary(category: str, system: str, lines: Seq[Line], rates: dict[str,
 
 def _clearly(ours: dict[int, float], theirs: dict[int, float]) -> bool:
     shared = ours.keys() & theirs.keys()
-    return bool(shared) and median_estimate([ours[r] / theirs[r] for r in shared]).low > 1
+    ratio = median_estimate([ours[r] / theirs[r] for r in shared] or [0.0])
+    return ratio.low > 1 and ratio.level >= CLEAR

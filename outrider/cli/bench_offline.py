@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from outrider.bench.summary import RowSummary
 
 SHOWN = ("prompts", "row", "tok/s", "speed-up", "identical", "limit", "acc. length", "α")
+MIN_WORDS = 10
 TELL_SECONDS = 15.0  # between two lines where nothing can be drawn
 
 
@@ -183,7 +184,10 @@ def short_table(columns: Seq[str], shown: Seq[str], rows: Seq[Seq[str]]) -> Tabl
     """The columns that fit a terminal; a report has all of them. The first two are words."""
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
     for heading in shown:
-        table.add_column(heading, justify="left" if heading in columns[:2] else "right", no_wrap=heading != columns[0])
+        if heading in columns[:2]:
+            table.add_column(heading, min_width=MIN_WORDS)
+        else:
+            table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         cells = dict(zip(columns, row, strict=True))
         table.add_row(*(Text(clean(cells[heading])) for heading in shown))

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from outrider.bench.peers import PeerPlan
     from outrider.loading.load import LoadedModel
 
+SHOWN = ("prompts", "engine", "tok/s", "over the best other", "identical", "")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeersOptions:
@@ -88,9 +90,9 @@ def peers(options: PeersOptions, runtime: RuntimeOptions) -> None:
         told = {**run.header, "systems": run.of("system"), "rows": [row.as_dict() for row in found]}
         sys.stdout.write(json.dumps(told | {"left_out": bench.left_out}, allow_nan=False) + "\n")
         return
-    screen.out.print(short_table(PEER_COLUMNS, PEER_COLUMNS, [peer_cells(row) for row in found]))
+    screen.out.print(short_table(PEER_COLUMNS, SHOWN, [peer_cells(row) for row in found]))
     ours = sum(row.wins == "wins" and row.system.startswith("outrider") for row in found)
-    screen.say(f"outrider wins {ours} of {len(bench.items)} kinds of prompts", " clearly; the rest is above")
+    screen.say(f"outrider wins {ours} of {len(bench.items)} kinds of prompts clearly", "; who wins the others is above")
 
 
 def peer_plans(options: PeersOptions, loaded: LoadedModel, threads: int | None) -> list[PeerPlan]:

@@ -84,14 +84,19 @@ def measured(rates: dict[str, list[float]]) -> RunFile:
     return run
 
 
+A = [10, 11, 12, 10, 11]
+
+
 def test_who_wins_is_said_only_where_it_is_clear():
     steady = {
-        row.system: row for row in summarize_peers(measured({"a": [10, 11, 12], "b": [9, 10, 11], "c": [1, 2, 3]}))
+        row.system: row for row in summarize_peers(measured({"a": A, "b": [9, 10, 11, 9, 10], "c": [1, 2, 3, 2, 1]}))
     }
     assert (steady["a"].wins, steady["b"].wins, steady["c"].wins) == ("wins", "", "")
     assert steady["a"].ratio.value == pytest.approx(11 / 10)
     assert steady["b"].ratio.value == pytest.approx(10 / 11)
     assert steady["a"].time_to_first_token is None
-    mixed = {row.system: row.wins for row in summarize_peers(measured({"a": [10, 11, 12], "b": [9, 12, 9]}))}
+    mixed = {row.system: row.wins for row in summarize_peers(measured({"a": A, "b": [9, 12, 9, 9, 9]}))}
     assert mixed == {"a": "first, not clearly", "b": ""}
+    few = {row.system: row.wins for row in summarize_peers(measured({"a": A[:4], "b": [1, 1, 1, 1]}))}
+    assert few == {"a": "first, not clearly", "b": ""}  # four repetitions say it with a chance of 87.5 %
     json.dumps([row.as_dict() for row in summarize_peers(measured({"a": [1.0]}))], allow_nan=False)
