@@ -61,6 +61,8 @@ class Advice:
     reasons: list[str] = field(default_factory=list[str])
     memory: int = 0
     """Bytes of the chosen drafter's weights."""
+    shipped: str = ""
+    """Folder of the head that is shipped for the target."""
 
     def of(self, drafter: str) -> Measured:
         return next(each for each in self.measured if each.drafter == drafter)
@@ -89,8 +91,8 @@ class Adviser:
         """options: of LLM."""
         self.target, self.scope, self._options, self._tell, self._keep = target, scope, options, tell, keep
 
-    def run(self, candidates: Seq[Candidate], known: Seq[Measured], facts: dict[str, str]) -> Advice:
-        advice = Advice(self.target, facts)
+    def run(self, candidates: Seq[Candidate], known: Seq[Measured], advice: Advice) -> Advice:
+        """Fills in the advice."""
         for candidate in candidates:
             before = next((each for each in known if each.drafter == candidate.drafter), None)
             try:
@@ -152,7 +154,8 @@ def decide(advice: Advice, scope: Scope) -> None:
     if best is None or best.measured < MIN_GAIN:
         advice.reasons = [*_different(first), *why_not(advice, scope)]
         return
-    advice.chosen, advice.memory = best, drafter_bytes(advice.target, best.drafter)
+    choice = Choice(advice.target, best.drafter, best.length or 1, advice.shipped)
+    advice.chosen, advice.memory = best, drafter_bytes(choice)
     found = advice.of(best.drafter)
     upto = found.break_even(best.temperature)
     top = f"up to a batch of {upto}" if upto else "at no batch that was measured"
@@ -197,9 +200,9 @@ def _different(rows: Seq[Verified]) -> list[str]:
     ]
 
 
-def drafter_bytes(target: str, drafter: str) -> int:
+def drafter_bytes(choice: Choice) -> int:
     """What the files of a drafter's model take; 0 where it has none, or they are not here."""
-    model = Path(Choice(target, drafter, 0).model)
+    model = Path(choice.model)
     if model.is_file():
         return model.stat().st_size
     return sum(file.stat().st_size for file in model.glob("*.safetensors")) if model.name else 0

@@ -37,11 +37,12 @@ def candidates(target: Path, drafts: Seq[str]) -> Iterator[Candidate]:
     shipped = shipped_for(target)
     named = [_head(name) for name in drafts]
     if shipped is not None:
-        named.insert(0, (DRAFTERS_OF_HEADS[shipped.kind], str(shipped.folder)))
+        named.insert(0, (shipped.drafter, ""))  # which takes it by itself
     for kind, name in named:
-        yield Candidate(f"{kind}:model={name}")
+        model = f"model={name}" if name else ""
+        yield Candidate(f"{kind}:{model}" if model else kind)
         if kind in ("eagle", "block"):
-            yield Candidate(f"{kind}:model={name},tree={TREE}", tree=True)
+            yield Candidate(f"{kind}:{model + ',' if model else ''}tree={TREE}", tree=True)
     if not named:
         yield Candidate("layer-skip")
 

@@ -22,6 +22,8 @@ class Choice:
     """As `--drafter` takes it."""
     length: int
     """Tokens of a draft."""
+    shipped: str = ""
+    """Folder of the head that is shipped for the target, which a drafter takes that names none; "" for none."""
 
     @property
     def name(self) -> str:
@@ -34,7 +36,7 @@ class Choice:
 
     @property
     def model(self) -> str:
-        return self.option("model")
+        return self.option("model") or (self.shipped if self.name in ("eagle", "block") else "")
 
     @property
     def tree(self) -> int:

@@ -30,7 +30,8 @@ def chosen(advice: Advice) -> Choice | None:
     if best is None:
         return None
     found = advice.of(best.drafter)
-    return Choice(advice.target, best.drafter, best.length or found.best_length(best.temperature, best.batch))
+    length = best.length or found.best_length(best.temperature, best.batch)
+    return Choice(advice.target, best.drafter, length, advice.shipped)
 
 
 def configurations(choice: Choice) -> list[tuple[str, str]]:

@@ -64,8 +64,9 @@ def advise(given: AdviseOptions, runtime: RuntimeOptions) -> None:
 
 
 def _advise(given: AdviseOptions, options: dict[str, Any], screen: Screen, progress: Any) -> Advice:
-    from outrider.advise.advice import Adviser
+    from outrider.advise.advice import Advice, Adviser
     from outrider.advise.candidates import candidates
+    from outrider.drafters.shipped import shipped_for
     from outrider.llm import LLM
 
     with LLM(given.target, drafter="none", progress=progress, **options) as llm:
@@ -76,7 +77,9 @@ def _advise(given: AdviseOptions, options: dict[str, Any], screen: Screen, progr
     adviser = Adviser(
         given.target, scope, options, lambda drafter, what: screen.transient_note(f"{drafter}: {what}"), kept.add
     )
-    advice = adviser.run(wanted, kept.known, facts)
+    shipped = shipped_for(folder)
+    begun = Advice(given.target, facts, shipped=str(shipped.folder) if shipped else "")
+    advice = adviser.run(wanted, kept.known, begun)
     kept.finish(advice)
     return advice
 

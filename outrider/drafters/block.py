@@ -17,7 +17,7 @@ from outrider.core.sampling import is_int
 from outrider.core.sequence import Sequence
 from outrider.drafters.base import DrafterContext, ModelLoaded, RoundView, Traits
 from outrider.drafters.head_drafter import HeadDrafter, native_target
-from outrider.drafters.shipped import shipped_for
+from outrider.drafters.shipped import shipped_folder
 from outrider.models.heads.block import BlockHead
 from outrider.models.heads.checkpoint import check_target, load_weights, open_head, parse_head_config
 from outrider.models.heads.config import HeadConfig
@@ -83,22 +83,12 @@ class BlockConfig:
 
     def for_target(self, folder: Path) -> BlockConfig:
         """With the shipped head for the model in this folder, where none is named."""
-        if self.model:
-            return self
-        found = shipped_for(folder)
-        if found is None or found.kind != "block":
-            raise ConfigError(
-                f"block: no head is shipped for the model in {folder}; name one that was trained for it, "
-                "block:model=FOLDER, train one with `outrider train block`, or choose another drafter, such as suffix"
-            )
-        return replace(self, model=str(found.folder))
+        return self if self.model else replace(self, model=shipped_folder("block", folder, "block"))
 
     def build(self, context: DrafterContext) -> Block:
         target = native_target("block", context)
         if not self.model:
-            if context.target_folder is None:
-                raise ConfigError("block needs a head: block:model=FOLDER, one that was trained for this target")
-            return self.for_target(context.target_folder).build(context)
+            return replace(self, model=shipped_folder("block", context.target_folder, "block")).build(context)
         decoder = target.model.decoder
         config = check_target(_read_head(self.model), decoder.config, name=self.model, kinds=("block",))
         if config.block_size > MAX_BLOCK:

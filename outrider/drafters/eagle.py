@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Literal, Protocol
 
 import torch
@@ -16,6 +17,7 @@ from outrider.drafters.draft_model import chain_lengths
 from outrider.drafters.eagle_tree import TreePlan, drawn_plan, grow_trees, ranked_plan
 from outrider.drafters.head_drafter import HeadDrafter, native_target
 from outrider.drafters.options import check_options
+from outrider.drafters.shipped import shipped_folder
 from outrider.models.heads.config import HeadKind
 from outrider.models.heads.eagle import EagleHead, load_eagle
 from outrider.models.heads.mtp import MtpHead
@@ -81,7 +83,7 @@ class EagleConfig:
     """Draft token by token with a head over the target's hidden states (EAGLE-1, 2 and 3)."""
 
     model: str = ""
-    """Folder or Hugging Face id of the head, which was trained for this target."""
+    """Folder or Hugging Face id of a head that was trained for this target; empty: the one that is shipped for it."""
     k: int = 5
     """Tokens of a chain."""
     tree: int = 0
@@ -94,16 +96,22 @@ class EagleConfig:
     """What the head must be; any: what its checkpoint says."""
 
     def __post_init__(self) -> None:
-        if not self.model:
-            raise ConfigError("eagle needs a head: eagle:model=FOLDER, one that was trained for this target")
         check_steps("eagle", self)
 
     @property
     def traits(self) -> Traits:
-        return step_traits("eagle", self, ModelLoaded(self.model))
+        """Without `model` those that every head has, until `for_target` names one."""
+        found = step_traits("eagle", self, ModelLoaded(self.model))
+        return found if self.model else replace(found, loads=())
+
+    def for_target(self, folder: Path) -> EagleConfig:
+        """With the shipped head for the model in this folder, where none is named."""
+        return self if self.model else replace(self, model=shipped_folder("eagle", folder, "eagle3"))
 
     def build(self, context: DrafterContext) -> Eagle:
         target = native_target("eagle", context)
+        if not self.model:
+            return replace(self, model=shipped_folder("eagle", context.target_folder, "eagle3")).build(context)
         kinds: tuple[HeadKind, ...] = ("eagle", "eagle3") if self.kind == "any" else (self.kind,)
         return Eagle(self, load_eagle(self.model, target.model.decoder, kinds), target, context)
 

@@ -45,6 +45,22 @@ def shipped_heads() -> Iterator[ShippedHead]:
         yield ShippedHead(file.parent, kind_of(open_head(str(file.parent))), target)
 
 
+def shipped_folder(drafter: str, folder: Path | None, train: str) -> str:
+    """The head that a drafter takes for the model in a folder where none is named. ConfigError where there is none.
+
+    train: the command that makes such a head.
+    """
+    if folder is None:
+        raise ConfigError(f"{drafter} needs a head: {drafter}:model=FOLDER, one that was trained for this target")
+    found = shipped_for(folder)
+    if found is None or found.drafter != drafter:
+        raise ConfigError(
+            f"{drafter}: no head is shipped for the model in {folder}; name one that was trained for it, "
+            f"{drafter}:model=FOLDER, train one with `outrider train {train}`, or choose another drafter: suffix"
+        )
+    return str(found.folder)
+
+
 def shipped_for(target: Path) -> ShippedHead | None:
     """The head for the model in a folder; None where there is none, or the folder holds no sound model."""
     with suppress(ConfigError):

@@ -19,6 +19,7 @@ from outrider.core.errors import ConfigError
 from outrider.core.sequence import Sequence
 from outrider.drafters.base import DrafterContext
 from outrider.drafters.eagle import Eagle, EagleConfig
+from outrider.drafters.shipped import shipped_folder
 from outrider.engine.engine import Engine
 from outrider.engine.request import EngineLimits, Request
 from outrider.runners.native import NativeRunner
@@ -291,8 +292,6 @@ def test_mode_distribution_follows_the_target(world, heads, kind, options):
 
 
 def test_refusals(heads):
-    with pytest.raises(ConfigError, match="eagle needs a head"):
-        EagleConfig()
     with pytest.raises(ConfigError, match="tree must be 0 to 31"):
         EagleConfig(model="x", tree=32)
     with pytest.raises(ConfigError, match="run 71 nodes of a tree, and 63 is the most"):
@@ -301,3 +300,5 @@ def test_refusals(heads):
     context = DrafterContext(vocab_size=toy.vocab_size, context=CONTEXT, target=toy)
     with pytest.raises(ConfigError, match="models of a native family"):
         EagleConfig(model=str(heads["eagle3"])).build(context)
+    with pytest.raises(ConfigError, match="eagle needs a head"):
+        shipped_folder("eagle", None, "eagle3")

@@ -20,6 +20,7 @@ from outrider.core.errors import ConfigError
 from outrider.drafters import shipped
 from outrider.drafters.base import for_target
 from outrider.drafters.block import BlockConfig
+from outrider.drafters.eagle import EagleConfig
 from outrider.drafters.registry import parse_drafter
 from outrider.drafters.shipped import shipped_for, shipped_heads
 from outrider.llm import LLM
@@ -103,6 +104,13 @@ def test_a_shipped_eagle_head_is_run_by_eagle(target, package):
     assert for_target(parse_drafter("auto"), folder).traits.name == "suffix+prediction+eagle"
     with pytest.raises(ConfigError, match="no head is shipped"):
         for_target(parse_drafter("block"), folder)
+    assert for_target(parse_drafter("eagle:tree=9"), folder) == EagleConfig(model=str(package / "chain"), tree=9)
+    with LLM(folder, drafter="none", device="cpu") as llm:
+        plain = llm.generate("the sea", max_tokens=24)
+    with LLM(folder, drafter="eagle", device="cpu", adaptive=False) as llm:
+        drafted = llm.generate("the sea", max_tokens=24)
+    assert drafted.tokens == plain.tokens
+    assert drafted.stats.all.drafted > 20
 
 
 @pytest.mark.parametrize("drafter", ["block", "auto", "suffix+block"])

@@ -118,5 +118,6 @@ def test_other_engines():
 
 def test_memory_is_that_of_the_files(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"x" * 1000)
-    assert drafter_bytes("t", f"eagle:model={tmp_path},tree=24") == 1000
-    assert drafter_bytes("t", "suffix") == 0
+    assert drafter_bytes(Choice("t", f"eagle:model={tmp_path},tree=24", 5)) == 1000
+    assert drafter_bytes(Choice("t", "eagle:tree=24", 5, shipped=str(tmp_path))) == 1000
+    assert drafter_bytes(Choice("t", "suffix", 5, shipped=str(tmp_path))) == 0
