@@ -15,9 +15,10 @@ class CustomBuildHook(BuildHookInterface[Any]):
     """A wheel with the library is one for this platform; without, it is one for all."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        build = _module(Path(self.root) / "outrider" / "native" / "build.py")
+        build.uninstall()  # what an earlier build left must not be part of a wheel for all platforms
         if os.environ.get("OUTRIDER_NATIVE") == "0":
             return
-        build = _module(Path(self.root) / "outrider" / "native" / "build.py")
         try:
             build.install()
         except build.BuildError as error:

@@ -57,9 +57,17 @@ def find_or_build() -> Path:
 def install() -> Path:
     """Build the library into the package itself, for a wheel or an editable install."""
     with tempfile.TemporaryDirectory() as scratch:
-        shutil.copy(build(find_compiler(), Path(scratch) / LIBRARY_NAME), INSTALLED)
+        built = build(find_compiler(), Path(scratch) / LIBRARY_NAME)
+        uninstall()  # a process may have the old file open: it is replaced, not written to
+        shutil.copy(built, INSTALLED)
     INSTALLED.with_suffix(".key").write_text(_sources_key(), encoding="ascii")
     return INSTALLED
+
+
+def uninstall() -> None:
+    """Remove what `install` wrote."""
+    for file in (INSTALLED, INSTALLED.with_suffix(".key")):
+        file.unlink(missing_ok=True)
 
 
 def find_compiler() -> list[str]:

@@ -51,6 +51,9 @@ def test_an_installed_library_of_these_sources_is_taken(
     assert find_or_build() == installed
     installed.with_suffix(".key").write_text("of other sources")
     assert find_or_build() != installed
+    build.uninstall()
+    assert not installed.exists()
+    assert not installed.with_suffix(".key").exists()
 
 
 @pytest.mark.parametrize(
