@@ -65,11 +65,15 @@ class Client:
     options: dict[str, Any]
     key: str = field(default="", repr=False)
 
+    @property
+    def authorization(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.key}"} if self.key else {}
+
     def ask(self, messages: Seq[Message], outcome: Outcome, **more: Any) -> Outcome:
         """Send the messages and read the answer to its end; a failure is noted, not raised."""
         body = {"model": self.model, "messages": list(messages), "stream": True} | self.options | more
         body["stream_options"] = {"include_usage": True}
-        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
+        headers = {"Content-Type": "application/json"} | self.authorization
         asked = Request(f"{self.url}/chat/completions", json.dumps(body).encode(), headers)  # noqa: S310 - http(s), see Api
         outcome.started, outcome.started_ns = time.perf_counter(), time.time_ns()
         try:

@@ -15,6 +15,7 @@ from outrider.bench.load import Load, put_under_load
 from outrider.bench.offline import Tell
 from outrider.bench.prompts import BenchPrompt
 from outrider.bench.record import Line, RunFile
+from outrider.bench.scrape import scrape
 from outrider.bench.serve_figures import aiperf_records, prefix_hit_rate, vllm_result
 from outrider.bench.statistics import Estimate, median_estimate
 from outrider.core.errors import ConfigError
@@ -77,18 +78,23 @@ class ServeBench:
         options = dict(self.conditions[condition])
         if self.kind.salt:  # caches are shared within a measurement, and with no other one
             options[self.kind.salt] = f"bench {self.run.header['began']} {load.name} {condition} {repetition}"
-        seed = self.plan.seed + repetition
-        outcomes, seconds = put_under_load(self.client, self.prompts, load, count=self.plan.count, seed=seed, **options)
+        seed, client = self.plan.seed + repetition, self.client
+        before = scrape(client.url, client.authorization)
+        outcomes, seconds = put_under_load(client, self.prompts, load, count=self.plan.count, seed=seed, **options)
+        counters = scrape(client.url, client.authorization).since(before)
         if all(outcome.error for outcome in outcomes):
             raise ConfigError(f"{self.client.url} answered none of {len(outcomes)} requests: {outcomes[0].error[:300]}")
-        result = vllm_result(outcomes, seconds, load, self.model, self.kind.name)
+        # what each response tells is of these requests alone; the counters are of all that the server did meanwhile
+        result = counters.spec_decode() | vllm_result(outcomes, seconds, load, self.model, self.kind.name)
+        hits = prefix_hit_rate(outcomes)
         if self.export is not None:
             name = f"{load.name}-{condition}-{repetition}".replace(" ", "-")
             self._write(self.export / f"{name}.json", json.dumps(result) + "\n")
             records = aiperf_records(outcomes, self.kind.name)
             self._write(self.export / f"{name}.profile_export.jsonl", "".join(json.dumps(r) + "\n" for r in records))
         short = {name: value for name, value in result.items() if name not in LONG}
-        return short | {"prefix_hit_rate": prefix_hit_rate(outcomes), "texts": _digests(outcomes)}
+        hits = counters.prefix_hit_rate() if hits is None else hits
+        return short | {"prefix_hit_rate": hits, "texts": _digests(outcomes)}
 
     @staticmethod
     def _write(file: Path, text: str) -> None:

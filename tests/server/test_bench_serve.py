@@ -15,12 +15,22 @@ from outrider.bench.client import Client, Outcome
 from outrider.bench.load import Load, put_under_load
 from outrider.bench.prompts import BenchPrompt
 from outrider.bench.record import make_header, open_run, read_run
+from outrider.bench.scrape import Counters, scrape
 from outrider.bench.serve import SERVED, ServeBench, ServePlan, summarize_serve
 from outrider.cli.main import main
 from outrider.core.errors import ConfigError
 from outrider.prove.api import Api
 
 PROMPTS = [BenchPrompt("a", "x", ("one", "two")), BenchPrompt("b", "x", ("a longer one of these",))]
+METRICS = """# TYPE vllm:spec_decode_num_drafts counter
+vllm:spec_decode_num_drafts_total{{model_name="m"}} {}
+vllm:spec_decode_num_draft_tokens_total{{model_name="m"}} {}
+vllm:spec_decode_num_accepted_tokens_total{{model_name="m"}} {}
+vllm:spec_decode_num_accepted_tokens_per_pos_total{{model_name="m",position="0"}} {}
+vllm:spec_decode_num_accepted_tokens_per_pos_total{{model_name="m",position="1"}} {}
+vllm:prefix_cache_queries_total {}
+vllm:prefix_cache_hits_total {}
+"""
 FACTS = {"machine": {}, "versions": {}, "commit": "", "command": ""}
 
 
@@ -32,6 +42,11 @@ class Script(BaseHTTPRequestHandler):
     refuse = False
 
     def do_GET(self) -> None:
+        if self.path == "/metrics":
+            self._send(
+                200, METRICS.format(*(each * len(self.asked) for each in (2, 6, 3, 2, 1, 8, 2))).encode(), "text/plain"
+            )
+            return
         self._send(200, json.dumps({"data": [{"id": "m", "owned_by": "someone"}]}).encode(), "application/json")
 
     def do_POST(self) -> None:
@@ -105,7 +120,18 @@ def test_a_server_that_cannot_switch_is_measured_as_it_is(scripted):
     bench = measured(Api(scripted[0]), plan)
     (found,) = summarize_serve(bench.run)
     assert (found.speculation, found.repetitions, found.failed) == (SERVED, 2, 0)
-    assert (found.speedup, found.identical, found.prefix_hit_rate) == (None, None, None)
+    assert (found.speedup, found.identical) == (None, None)
+    # its responses tell neither, its counters do: of each request 2 drafts of 3 tokens, of which 3 are accepted
+    assert (found.acceptance_length, found.prefix_hit_rate) == (2.5, 0.25)
+    line = bench.run.of("measure")[1]
+    assert (line["spec_decode_num_drafts"], line["spec_decode_acceptance_rate"]) == (2 * 3, 50.0)
+    assert line["spec_decode_per_position_acceptance_rates"] == [1.0, 0.5]
+
+
+def test_counters_that_are_not_there():
+    assert scrape("http://127.0.0.1:9/v1", {}) == Counters()
+    assert Counters().spec_decode() == {}
+    assert Counters().prefix_hit_rate() is None
 
 
 def test_refusals_are_told(scripted):
