@@ -80,3 +80,54 @@ def join_rows(
         k, triton.next_power_of_2(k), norms is not None, hidden_first, residual is not None, pdl,
         num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
+
+
+@triton.jit(
+    do_not_specialize=["pages", "width"],
+    do_not_specialize_on_alignment=["table_ids", "lengths", "last", "firsts", "counts", "ends"],
+)
+def _gather_unread(
+    block_tables, table_ids, lengths, last, firsts, tokens, features, ids, rows, starts, counts, ends, pages, width,
+    WIDE: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr, BEFORE: tl.constexpr,
+):  # fmt: skip
+    b = tl.program_id(0)
+    w = tl.program_id(1)
+    end = tl.load(lengths + b) - 1
+    first = tl.minimum(tl.maximum(tl.load(firsts + b), end - width + BEFORE), end)
+    place = tl.minimum(first + w, end)
+    table = block_tables + tl.load(table_ids + b) * pages
+    slot = tl.load(table + place // PAGE).to(tl.int64) * PAGE + place % PAGE
+    row = (b * width + w).to(tl.int64)
+    tl.store(ids + row, tl.where(place < end, tl.load(tokens + slot), tl.load(last + b)))
+    of = tl.maximum(place - BEFORE, 0)
+    slot = tl.load(table + of // PAGE).to(tl.int64) * PAGE + of % PAGE
+    for begin in tl.static_range(0, WIDE, BLOCK):
+        i = begin + tl.arange(0, BLOCK)
+        x = tl.load(features + slot * WIDE + i, mask=i < WIDE, other=0.0)
+        x = tl.where(place >= BEFORE, x, 0.0)
+        tl.store(rows + row * WIDE + i, x, mask=i < WIDE)
+    if w == 0:
+        tl.store(starts + b, first)
+        tl.store(counts + b, end - first + BEFORE)
+        tl.store(ends + b, row + end - first)
+
+
+def gather_unread(
+    block_tables: Tensor,
+    texts: tuple[Tensor, Tensor, Tensor, Tensor],
+    kept: tuple[Tensor, Tensor],
+    out: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
+    *,
+    before: bool,
+    page: int = 16,
+) -> None:
+    """As the plain `DraftBatch.unread`, in one launch.
+
+    texts: table ids, lengths, last tokens and first positions, int64 [B] each. kept: tokens int64 [slots] and features
+    [slots, wide]. out: the fields of `UnreadRows`, in their order.
+    """
+    (batch, width), wide = out[0].shape, kept[1].shape[1]
+    _gather_unread[(batch, width)](
+        block_tables, *texts, *kept, *out, block_tables.shape[1], width,
+        wide, min(1024, triton.next_power_of_2(wide)), page, int(before), num_warps=4,
+    )  # fmt: skip

@@ -164,7 +164,7 @@ class BlockBatch(DraftBatch):
     def rows(self) -> BlockRows:
         """Read what the target has read since, and run the blocks behind the texts."""
         runner, starts = self.runner, self.lengths - 1
-        self._read(starts)
+        self._read()
         batch = self.attention_batch(runner.shape, runner.head.config.block_size, starts, self._full, self._block_rows)
         return runner.run(self.last, BatchAttention(runner.model, runner.layers, batch, runner.workspace))
 
@@ -173,14 +173,12 @@ class BlockBatch(DraftBatch):
         self._draft_graph()
         return self.result(len(seqs))
 
-    def _read(self, ends: Tensor) -> None:
-        """Read from `firsts` to `ends` of each text, int64 [B]."""
-        runner, width = self.runner, self.runner.width
-        first = self.firsts.clamp(ends - width, ends)
-        batch = self.attention_batch(runner.shape, width, first, ends - first, self._read_rows)
-        places = torch.minimum(first[:, None] + self._read_rows[1], ends[:, None])
-        features = runner.kept.features[self.slots(places).flatten()]
-        runner.store(features, BatchAttention(runner.model, runner.layers, batch, None))
+    def _read(self) -> None:
+        """Read what the target has read since."""
+        runner = self.runner
+        rows = self.unread(runner.width, before=False)
+        batch = self.attention_batch(runner.shape, runner.width, rows.firsts, rows.counts, self._read_rows)
+        runner.store(rows.features, BatchAttention(runner.model, runner.layers, batch, None))
 
 
 def _rows_seen(batch: int, rows: int, device: torch.device) -> tuple[Tensor, Tensor]:

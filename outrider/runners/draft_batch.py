@@ -19,7 +19,7 @@ from outrider.kernels.batch import AttentionBatch, AttentionWorkspace, uniform_r
 from outrider.runners.attention import AttentionLayers
 from outrider.runners.cuda_graphs import PinnedInputs, capture
 from outrider.runners.device_state import DeviceState
-from outrider.runners.paged_model import PagedModel
+from outrider.runners.paged_model import PagedModel, TappedPages, tapped_pages
 
 COLUMNS, STATE = 6, 3
 """int64 numbers of each text, and of a state: the addresses of its lengths and last tokens, and how many they are."""
@@ -38,6 +38,16 @@ def joined(drafts: Seq[HeadDraft]) -> HeadDraft:
     """The drafts of one sequence after another."""
     columns = zip(*drafts, strict=True)
     return HeadDraft(*(None if each[0] is None else torch.cat(each) for each in columns))  # type: ignore[arg-type]
+
+
+class UnreadRows(NamedTuple):
+    """What a head reads of B texts when it is asked: W rows of each, of which the first `counts` are real."""
+
+    ids: Tensor  # int64 [B, W]
+    features: Tensor  # [B * W, taps * hidden]: at the tokens before them, or at them
+    firsts: Tensor  # int64 [B]: the position of each text's first row
+    counts: Tensor  # int64 [B]
+    ends: Tensor  # int64 [B]: where the row of each text's last token is among all, real or not
 
 
 class HeadShape(NamedTuple):
@@ -100,6 +110,37 @@ class DraftBatch:
         seeds = np.array(own, dtype=np.uint64).view(np.int64)
         temperatures = np.array([seq.params.temperature for seq in seqs], dtype=np.float64).view(np.int64)
         self.fill(table_ids, lengths, last, firsts, seeds, temperatures, state=state)
+
+    def unread(self, width: int, *, before: bool) -> UnreadRows:
+        """The rows from `firsts` on, as the target keeps them, at most `width` of each text.
+
+        before: with the outputs at the position before each, zeros at none, and up to the text's last token; else with
+        those at the position itself, and up to what is cached.
+        """
+        kept = tapped_pages(self.model)
+        if self.model.fused:
+            return self._unread_by_kernel(kept, width, before)
+        end, shift = self.lengths - 1, int(before)
+        first = self.firsts.clamp(end - width + shift, end)
+        column = torch.arange(width, device=self.model.device)
+        places = torch.minimum(first[:, None] + column, end[:, None])  # [B, W]
+        ids = torch.where(places < end[:, None], kept.tokens[self.slots(places)], self.last[:, None])
+        features = kept.features[self.slots((places - shift).clamp(min=0))]
+        features = torch.where(places[..., None] >= shift, features, 0).flatten(0, 1)
+        ends = uniform_rows(self.batch, width, end.device).offsets + end - first
+        return UnreadRows(ids, features, first, end - first + shift, ends)
+
+    def _unread_by_kernel(self, kept: TappedPages, width: int, before: bool) -> UnreadRows:
+        from outrider.kernels.triton_heads import gather_unread
+
+        made = UnreadRows(
+            self.last.new_empty(self.batch, width),
+            kept.features.new_empty(self.batch * width, kept.features.shape[1]),
+            *(torch.empty_like(self.last) for _ in range(3)),
+        )
+        texts = self.table_ids, self.lengths, self.last, self.firsts
+        gather_unread(self.model.tables.pages, texts, kept, made, before=before, page=self.model.pool.size)
+        return made
 
     def slots(self, positions: Tensor) -> Tensor:
         """Where these positions of each text lie in the pages: int64 [B, N] both."""

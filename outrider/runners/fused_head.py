@@ -40,8 +40,9 @@ class FusedHead(FusedLayers):
         self._layers = [pack_layer(each, None if direct and i == 0 else _norm_of(each)) for i, each in enumerate(own)]
         self._fc = None if direct else head.fc
         self._norms = _entry_norms(head)
-        self._final = None if config.kind == "eagle" else cast(Any, head).norm
+        self._final: RMSNorm | None = None if config.kind == "eagle" else cast(Any, head).norm
         """The norm behind the layers."""
+        self._final_weight = None if self._final is None else self._final.weight.float()
         self._norm_output = config.kind == "mtp" or config.norm_output
         """Whether the next step reads what is behind it."""
         self._output: Tensor | None = None
@@ -64,19 +65,18 @@ class FusedHead(FusedLayers):
         for number, layer in enumerate(self._layers):
             x = self.run_layer(number, layer, read, x, places, attend)
             read = x
-        return self.normed(x, self._final.weight.float()) if self._norm_output and self._final is not None else x
+        return self.normed(x, self._final_weight) if self._norm_output and self._final_weight is not None else x
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden] -> float32 [N, outputs]"""
         norm = None if self._norm_output else self._final
+        inside = norm is not None and bool(self.config.draft_vocab_size)  # a whole output head is the target's own
         if self._output is None:  # when first asked for, as the head itself does
-            self._output = cast(Tensor, cast(Any, self.head.output_head()).weight)
-            if norm is not None and self.config.draft_vocab_size:
-                self._output = folded(self._output, norm)
+            rows = cast(Tensor, cast(Any, self.head.output_head()).weight)
+            self._output = folded(rows, norm) if norm is not None and inside else rows
         hidden = hidden.contiguous()
-        inside = norm is not None and bool(self.config.draft_vocab_size)
-        if norm is not None and not inside:
-            hidden = self.normed(hidden, norm.weight.float())
+        if self._final_weight is not None and norm is not None and not inside:
+            hidden = self.normed(hidden, self._final_weight)
         out = torch.empty(len(hidden), len(self._output), dtype=torch.float32, device=hidden.device)
         self.linear(hidden, self._output, out, normed=inside)
         return out

@@ -173,10 +173,8 @@ class HeadBatch(DraftBatch):
     """A head's passes for up to B sequences: inputs that stay where they are, captured where graphs are."""
 
     def __init__(self, runner: HeadRunner, batch: int) -> None:
-        model, width = runner.model, runner.width
-        super().__init__(model, batch, runner.graph_pool, sampled=runner.sampled)
+        super().__init__(runner.model, batch, runner.graph_pool, sampled=runner.sampled)
         self.runner = runner
-        self._column = torch.arange(width, device=model.device)
         self._draft_graphs = {length: self._draft_graph(length) for length in runner.lengths}
 
     def outputs(self) -> Tensor:
@@ -185,16 +183,10 @@ class HeadBatch(DraftBatch):
 
     def read(self) -> Tensor:
         """Read from `firsts` up to each text's last token: the head's outputs there, [B, 1, hidden]."""
-        runner, last = self.runner, self.lengths - 1
-        first = self.firsts.clamp(last - (runner.width - 1), last)
-        places = first[:, None] + self._column  # [B, W]
-        slots = self.slots(torch.minimum(places, last[:, None]))
-        ids = torch.where(places < last[:, None], runner.kept.tokens[slots], self.last[:, None])
-        before = runner.kept.features[self.slots(torch.minimum(places, last[:, None]).sub(1).clamp(min=0))]
-        hidden = runner.head.fuse(torch.where(places[..., None] > 0, before, 0).flatten(0, 1))
-        counts = last - first + 1
-        made = self.forward(ids, hidden.view(*places.shape, -1), first, counts)
-        return made.gather(1, (counts - 1)[:, None, None].expand(-1, 1, made.shape[-1]))
+        rows = self.unread(self.runner.width, before=True)
+        hidden = self.runner.head.fuse(rows.features).view(*rows.ids.shape, -1)
+        made = self.forward(rows.ids, hidden, rows.firsts, rows.counts)
+        return made.flatten(0, 1)[rows.ends][:, None]
 
     def forward(
         self, ids: Tensor, hidden: Tensor, starts: Tensor, widths: Tensor | None = None, parents: Tensor | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,23 @@ def test_a_round_waits_once_and_rounds_follow_each_other(config):
         for _ in range(20):
             tried.step()
     assert waits.count <= 20, waits
+
+
+def test_a_round_is_two_replays_and_one_without_drafts(config, monkeypatch):
+    """One of the head, which reads, drafts and chooses, and one of the target."""
+    replay, seen = torch.cuda.CUDAGraph.replay, []
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: seen.append(graph) or replay(graph))
+    for max_draft, replays in ((None, 2), (0, 1)):
+        tried = engine(config, pinned=False)
+        for each in requests(BATCH, 1.0, tokens=300):
+            tried.submit(replace(each, max_draft=max_draft))
+        for _ in range(20):
+            tried.step()
+        seen.clear()
+        for _ in range(20):
+            tried.step()
+        assert len(seen) == 20 * replays
+        assert tried.stats.draft_failures == 0
 
 
 def test_mode_distribution_runs_and_accepts(config):

@@ -16,7 +16,7 @@ from outrider.kernels.triton_heads import fetch_texts, join_rows
 from outrider.kvcache.pages import PagePool
 from outrider.models.heads.config import HeadConfig
 from outrider.models.heads.mtp import MtpHead
-from outrider.runners.draft_batch import HeadDraft
+from outrider.runners.draft_batch import DraftBatch, HeadDraft
 from outrider.runners.fused_head import FusedHead
 from outrider.runners.heads import HeadBatch, HeadRunner
 from outrider.runners.paged_model import PagedModel
@@ -122,3 +122,32 @@ def test_texts_are_fetched_from_a_state():
     assert [each.tolist() for each in into] == [[9] * 4] * 2
     fetch_texts(state, *into)
     assert [each.tolist() for each in into] == [[5, 6, 9, 9], [2, 4, 9, 9]]
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_what_is_not_read_is_gathered(before: bool):
+    """From the beginning of a text, from its middle, more than there is room for, and nothing but the last token."""
+    decoder = synthetic_pair("tiny", dtype=DTYPE, device=DEVICE, seed=3).target
+    model = PagedModel(decoder, PagePool(40), 256)
+    model.keep_taps((0, 1))
+    assert model.kept is not None
+    g = torch.Generator().manual_seed(7)
+    model.kept.features.copy_(torch.randn(model.kept.features.shape, generator=g))
+    model.kept.tokens.copy_(torch.randint(0, 300, model.kept.tokens.shape, generator=g))
+    lengths, firsts = [2, 8, 40, 17], [0, 3, 1, 16]
+    for i, length in enumerate(lengths):
+        model.pool.open(i, ())
+        model.pool.reserve(i, length)
+    batch = DraftBatch(model, 4, None, sampled=False)
+    batch.fill(model.tables.table_ids(range(4)), lengths, [5, 6, 7, 8], firsts)
+    expected = batch.unread(6, before=before)
+    model.fused = True
+    made = batch.unread(6, before=before)
+    assert made.firsts.tolist() == expected.firsts.tolist() == [0, 3, 34 - (not before), 16]
+    assert made.counts.tolist() == expected.counts.tolist() == ([2, 5, 6, 1] if before else [1, 4, 6, 0])
+    assert not before or made.ends.tolist() == expected.ends.tolist() == [1, 10, 17, 18]
+    ours, theirs = made.features.view(4, 6, -1), expected.features.view(4, 6, -1)
+    for i, count in enumerate(made.counts.tolist()):
+        assert made.ids[i, :count].tolist() == expected.ids[i, :count].tolist()
+        assert torch.equal(ours[i, :count], theirs[i, :count])
+    assert not before or not bool(ours[0, 0].any())

@@ -18,7 +18,7 @@ PARTS = [  # file, which of its tests, how many those are at least
     ("sample_kernel", "", 20),
     ("block_kernels", "", 18),
     ("fused_block", "", 3),
-    ("fused_head", "", 8),
+    ("fused_head", "", 10),
     ("attention_bits", "", 2),
     ("accept", "", 85),
     ("lookup_kernels", "", 17),
