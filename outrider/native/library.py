@@ -101,12 +101,17 @@ class Library:
 
 
 def library() -> Library | None:
-    """The library, built first where necessary; None where OUTRIDER_NATIVE is 0 or it cannot be had."""
-    return None if os.environ.get("OUTRIDER_NATIVE") == "0" else _load()
+    """The library, built first where necessary; None where it cannot be had.
+
+    OUTRIDER_NATIVE=0: None; 1: also where it has only the plain kernels for this processor, which are slower than
+    PyTorch's operators.
+    """
+    asked = os.environ.get("OUTRIDER_NATIVE")
+    return None if asked == "0" else _load(plain=asked == "1")
 
 
 @cache
-def _load() -> Library | None:
+def _load(plain: bool) -> Library | None:
     try:
         found = Library(str(find_or_build()))
     except (BuildError, OSError) as error:
@@ -114,5 +119,8 @@ def _load() -> Library | None:
         return None
     if found.call("version") != VERSION:
         log.warning("packed weights run on PyTorch's operators: the installed CPU kernels are of another version")
+        return None
+    if found.kernels == "plain" and not plain:
+        log.warning("packed weights run on PyTorch's operators: the CPU kernels need AVX2, which this processor lacks")
         return None
     return found

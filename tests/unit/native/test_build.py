@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from outrider.native import build
+from outrider.native import library as library_module
 from outrider.native.build import BuildError, find_compiler, find_or_build
 from outrider.native.library import Library
 
@@ -79,3 +80,19 @@ def test_structures_are_as_large_as_the_librarys(native: Library):
 
     for index, structure in enumerate((Layer, Model, Sequence, Pass)):
         assert native.call("struct_bytes", index) == sizeof(structure), structure
+
+
+@pytest.mark.parametrize(("asked", "used"), [("0", False), (None, False), ("1", True)])
+def test_plain_kernels_are_used_only_where_they_are_asked_for(
+    asked: str | None, used: bool, native: Library, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.delenv("OUTRIDER_NATIVE", raising=False)
+    if asked:
+        monkeypatch.setenv("OUTRIDER_NATIVE", asked)
+    monkeypatch.setattr(Library, "kernels", "plain")
+    library_module._load.cache_clear()
+    try:
+        assert (library_module.library() is not None) == used
+    finally:
+        library_module._load.cache_clear()
+    assert ("need AVX2" in caplog.text) == (asked is None)
