@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
 import torch
+
+sys.path.append(str(Path(__file__).parents[2] / "conformance"))
 from bench_world import FACTS, PROMPTS, lines_of, offline_bench, pair_folders, quiet  # noqa: F401 - a fixture
+from tiny_block import block_config, random_block, save_block
 
 from outrider.bench.answers import Answer, answer_all, digest_of
 from outrider.bench.conversations import Conversations, Item
 from outrider.bench.energy import energy_meter
-from outrider.bench.engines import PLAIN, with_lengths
+from outrider.bench.engines import PLAIN, Engines, load_target, with_lengths
 from outrider.bench.offline import Axes
 from outrider.bench.prompts import BenchPrompt
 from outrider.bench.record import make_header, open_run, read_run
@@ -19,6 +24,7 @@ from outrider.bench.summary import ALL, summarize
 from outrider.core.errors import ConfigError
 from outrider.core.sampling import SamplingParams
 from outrider.llm import LLM
+from outrider.models.load import load_decoder
 from outrider.testing.toy import ByteTokenizer
 
 AXES = Axes(max_tokens=23, repeats=2, temperatures=(0.0, 0.8), batches=(1, 2))
@@ -160,6 +166,26 @@ def test_turns_are_written_with_plain_answers_thinking_and_filling():
     assert bytes(plain.item(prompt, 0, [], 0, "").tokens).decode() == "S\n\none"
 
 
+def test_a_drafter_that_reads_layers_has_a_target_of_its_own(pair_folders, tmp_path):  # noqa: F811 - the fixture
+    decoder = load_decoder(pair_folders[0], device="cpu")
+    head = save_block(tmp_path / "head", random_block(block_config(decoder.config, draft_vocab_size=100), decoder))
+    drafters, made = [f"block:model={head}", "suffix"], []
+
+    def make():
+        made.append(load_target(str(pair_folders[0]), drafters, max_batch=1, device="cpu", threads=1))
+        return made[-1]
+
+    engines = Engines(make, drafters, max_batch=1, adaptive=False)
+    assert [engines.use(row).target for row in (*drafters, PLAIN)] == [made[0].target, made[1].target, made[1].target]
+    params = [SamplingParams(max_tokens=12)]
+    texts = {
+        row: answer_all(engines.use(row), [[5, 6, 7]], params, batch=1, salt=row).answers[0] for row in engines.rows
+    }
+    assert len({text.digest for text in texts.values()}) == 1
+    assert texts[drafters[0]].drafted > 0
+    engines.close()
+
+
 def test_lengths_are_given_to_every_drafter():
     assert with_lengths(["suffix", "eagle:model=x", "mtp:k=2"], [3, 5]) == [
         *("suffix:k=3", "suffix:k=5", "eagle:model=x,k=3", "eagle:model=x,k=5", "mtp:k=2")
@@ -183,6 +209,31 @@ def test_rapl_counters_are_added_and_may_begin_anew(tmp_path):
     (tmp_path / "intel-rapl:0" / "energy_uj").write_text("1000000\n")
     assert meter.since(12.0) == pytest.approx(262_143 - 6)
     assert energy_meter(torch.device("cpu"), tmp_path / "none").since(0.0) is None
+
+
+def test_nvml_s_counter_is_in_millijoules(monkeypatch):
+    class Library:
+        named = b""
+
+        def nvmlInit_v2(self):  # noqa: N802 - NVML's name
+            return 0
+
+        def nvmlDeviceGetHandleByUUID(self, uuid, handle):  # noqa: N802 - the same
+            Library.named = uuid
+            return 0
+
+        def nvmlDeviceGetTotalEnergyConsumption(self, handle, energy):  # noqa: N802 - the same
+            energy._obj.value = 12_500
+            return 0
+
+    monkeypatch.setattr("outrider.bench.energy.ctypes.CDLL", lambda name: Library())
+    properties = type("Properties", (), {"uuid": "0a1b"})
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: properties)
+    meter = energy_meter(torch.device("cuda"))
+    assert (meter.source, meter.read(), meter.since(2.5)) == ("NVML, the whole GPU", 12.5, 10.0)
+    assert Library.named == b"GPU-0a1b"
+    monkeypatch.setattr(Library, "nvmlDeviceGetTotalEnergyConsumption", lambda *_: 3)  # not supported
+    assert energy_meter(torch.device("cuda")).since(0.0) is None
 
 
 def test_a_text_that_fails_says_so():

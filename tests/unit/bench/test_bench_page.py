@@ -119,11 +119,11 @@ def test_a_page_of_a_server_and_of_peers():
     peers = RunFile(make_header("peers", {"model": "demo"}, FACTS))
     peers.add({"part": "system", "kind": "transformers", "version": "5", "format": "float32"})
     for system, rate in (("outrider plain", 10), ("transformers generate", 5)):
-        place = {"part": "measure", "category": "chat", "system": system, "repetition": 0}
-        same = int(system.startswith("outrider"))
-        peers.add(
-            place | {"tokens": rate, "seconds": 1.0, "first_token_seconds": [0.1], "texts": ["t"], "identical": same}
-        )
+        for repetition in range(5):
+            place = {"part": "measure", "category": "chat", "system": system, "repetition": repetition}
+            same = int(system.startswith("outrider"))
+            figures = {"tokens": rate, "seconds": 1.0, "first_token_seconds": [0.1], "texts": ["t"], "identical": same}
+            peers.add(place | figures)
     found = report_page({"s": serve_run(), "p": peers})
     assert "tok/s by conversations at once" in found
     assert "1.50 [1.50, 1.50]" in found
