@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
 from rich.table import Table
 from rich.text import Text
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from outrider.bench.summary import RowSummary
 
 SHOWN = ("prompts", "row", "tok/s", "speed-up", "identical", "limit", "acc. length", "α")
+INTERRUPTED = 130  # 128 + SIGINT, as in shells
 MIN_WORDS = 10
 TELL_SECONDS = 15.0  # between two lines where nothing can be drawn
 
@@ -106,20 +108,24 @@ def offline(options: OfflineOptions, runtime: RuntimeOptions) -> None:
         }
         run = open_run(make_header("offline", settings, facts), options.out)
         bench = OfflineBench(engines, prompts, axes, run, meter)
-        measure_until_interrupted(bench.measure_all, run, screen)
+        exit_code = measure_until_interrupted(bench.measure_all, run, screen)
     finally:
         engines.close()
     rows = summarize(run)
     if options.json:
         told = {**run.header, "rows": [row.as_dict() for row in rows]}
         sys.stdout.write(json.dumps(told, allow_nan=False) + "\n")
-        return
-    screen.out.print(short_table(COLUMNS, SHOWN, [cells_of(row) for row in rows]))
-    _print_notes(screen, run, rows)
+    else:
+        screen.out.print(short_table(COLUMNS, SHOWN, [cells_of(row) for row in rows]))
+        _print_notes(screen, run, rows)
+    raise typer.Exit(exit_code)
 
 
-def measure_until_interrupted(measure: Callable[[Any], None], run: RunFile, screen: Screen) -> None:
-    """Measure with a line that says how far it is. Ctrl-C ends it; without any measurement, the command too."""
+def measure_until_interrupted(measure: Callable[[Any], None], run: RunFile, screen: Screen) -> int:
+    """Measure with a line that says how far it is. Ctrl-C ends it; without any measurement, the command too.
+
+    Returns the exit code of the command that reports it: INTERRUPTED where it was.
+    """
     began, told = time.monotonic(), 0.0
 
     def tell(what: str, done: int, total: int) -> None:
@@ -140,6 +146,8 @@ def measure_until_interrupted(measure: Callable[[Any], None], run: RunFile, scre
             raise
         kept = "" if run.path is None else "; the same command continues from here"
         screen.note(f"interrupted: what follows is of what was measured{kept}", "yellow")
+        return INTERRUPTED
+    return 0
 
 
 def gather_prompts(suites: str | None, files: Seq[Path], limit: int | None) -> list[BenchPrompt]:

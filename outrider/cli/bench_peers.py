@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from outrider.cli.bench_offline import (
     digest_prompts,
     facts_of,
@@ -80,7 +82,7 @@ def peers(options: PeersOptions, runtime: RuntimeOptions) -> None:
         run = open_run(make_header("peers", settings, facts), options.out)
         bench = PeersBench(engines, prompts, run, max_tokens=options.max_tokens, repeats=options.repeats)
         log = Path(tempfile.mkdtemp(prefix="outrider-peers-")) / "log.txt"
-        measure_until_interrupted(lambda tell: bench.measure_all(plans, log, tell), run, screen)
+        exit_code = measure_until_interrupted(lambda tell: bench.measure_all(plans, log, tell), run, screen)
     finally:
         engines.close()
     found = summarize_peers(run)
@@ -89,10 +91,11 @@ def peers(options: PeersOptions, runtime: RuntimeOptions) -> None:
     if options.json:
         told = {**run.header, "systems": run.of("system"), "rows": [row.as_dict() for row in found]}
         sys.stdout.write(json.dumps(told | {"left_out": bench.left_out}, allow_nan=False) + "\n")
-        return
+        raise typer.Exit(exit_code)
     screen.out.print(short_table(PEER_COLUMNS, SHOWN, [peer_cells(row) for row in found]))
     ours = sum(row.wins == "wins" and row.system.startswith("outrider") for row in found)
     screen.say(f"outrider wins {ours} of {len(bench.items)} kinds of prompts clearly", "; who wins the others is above")
+    raise typer.Exit(exit_code)
 
 
 def peer_plans(options: PeersOptions, loaded: LoadedModel, threads: int | None) -> list[PeerPlan]:

@@ -8,6 +8,8 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import typer
+
 from outrider.cli.bench_offline import (
     digest_prompts,
     facts_of,
@@ -81,14 +83,15 @@ def serve(options: ServeBenchOptions) -> None:
     facts = facts_of(None) | {"server": kind.name, "served_model": api.model}
     run = open_run(make_header("serve", settings, facts), options.out)
     bench = ServeBench(api, kind, prompts, plan, run, options.export)
-    measure_until_interrupted(bench.measure_all, run, screen)
+    exit_code = measure_until_interrupted(bench.measure_all, run, screen)
     found = summarize_serve(run)
     if options.json:
         told = {**run.header, "loads": [each.as_dict() for each in found], "runs": run.of("measure")}
         sys.stdout.write(json.dumps(told, allow_nan=False) + "\n")
-        return
+        raise typer.Exit(exit_code)
     screen.out.print(short_table(SERVE_COLUMNS, SHOWN, [serve_cells(each) for each in found]))
     if len(bench.conditions) == 1:
         screen.note(f"this server ({kind.name}) cannot switch speculation off for a request: no text is compared")
     if run.path is not None:
         screen.note(f"next: `outrider bench report {run.path}` makes a page and a table of it")
+    raise typer.Exit(exit_code)

@@ -63,7 +63,7 @@ def test_ctrl_c_reports_what_was_measured(cli, target, tmp_path, monkeypatch):
     monkeypatch.setattr(offline.OfflineBench, "_measure", interrupted)
     out = tmp_path / "run.jsonl"
     done = cli(*words(target, "--out", str(out)))
-    assert done.code == 0
+    assert done.code == 130
     assert "interrupted" in done.err
     assert "chat" in done.out
     assert "code" not in done.out
