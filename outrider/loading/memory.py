@@ -29,7 +29,7 @@ SPARE_BYTES = 256 << 20  # left free: what the driver and libraries allocate now
 SAMPLED_GRAPHS = 4  # CUDA graphs measured besides the largest; the others are taken to be like them
 MIN_CACHE_TOKENS = 64
 PAGE_TOKENS = 16
-DEFAULT_TAPS = 3  # layers that a head reads at most where its checkpoint does not say which
+DEFAULT_TAPS = 3  # layers that an EAGLE-3 head reads where its checkpoint does not say which
 GIB = 1 << 30
 
 
@@ -119,7 +119,7 @@ def _memory_of_head(head: HeadConfig, weights: int) -> ReservedMemory:
 def head_token_bytes(head: HeadConfig, size: int) -> int:
     """What a head takes of the target's pages for a token, in numbers of so many bytes: its keys and values, the
     target's tapped outputs, and the token."""
-    taps = (len(head.taps) or DEFAULT_TAPS) * head.target_hidden_size
+    taps = (len(head.taps) or (DEFAULT_TAPS if head.kind == "eagle3" else 1)) * head.target_hidden_size
     return size * (2 * head.layers * head.kv_heads * head.head_dim + taps) + torch.int64.itemsize
 
 
