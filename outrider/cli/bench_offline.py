@@ -43,7 +43,7 @@ class OfflineOptions:
     suites: str | None = option(None, "Built-in prompts: chat, code, ... or all (all)", metavar="NAME,...")
     prompts: list[Path] = option((), "A file of prompts; repeatable", metavar="FILE")  # noqa: RUF009 - a field
     limit: int | None = option(3, "Prompts of each category; 0: all")
-    temperatures: str = option("0", "", metavar="T,...")
+    temperatures: str = option("0", "0 takes the best token", metavar="T,...")
     batches: str = option("1", "Sequences at once", metavar="N,...")
     contexts: str = option("0", "Fill prompts up to so many tokens; 0: not", metavar="N,...")
     thinking: str | None = option(None, "on, off or on,off, where the model has it", metavar="MODE,...")
