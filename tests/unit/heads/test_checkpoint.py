@@ -287,4 +287,4 @@ def test_memory_for_a_head_is_that_of_its_files_and_its_part_of_every_page(tmp_p
     file = (tmp_path / "model.safetensors").stat().st_size
     assert file > sum(tensor.nbytes for tensor in stored.values())
     assert reserved.weights == file + 20 * HIDDEN * 2  # and the rows of the target's head that it can draft
-    assert reserved.bytes_per_token == 2 * (2 * KV * DIM + 3 * HIDDEN // 16)
+    assert reserved.bytes_per_token == 2 * (2 * KV * DIM + 3 * HIDDEN) + 8
