@@ -58,6 +58,13 @@ class BlockLinear:
             self.bias.index_copy_(0, places, source.bias[rows])
 
 
+def int8_linear(library: Library, weight: Tensor, bias: Tensor | None = None) -> BlockLinear:
+    """Float weights [out, in] in 8 bits."""
+    weight = pad_weight(weight.float(), 0, -weight.shape[1] % BLOCK)
+    packed = BlockTensor.pack(library, Kind.INT8, int8_blocks(*quantize_int8(weight)), weight.shape[1])
+    return BlockLinear((packed,), bias)
+
+
 @dataclass(frozen=True, slots=True)
 class BlockPacker:
     """Packs a checkpoint's tensors: in the file's own blocks, or quantized to 4 or 8 bits."""

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from outrider.verify.largest import largest
 from outrider.verify.noise import DRAFT, ROUND, TARGET, gumbel_at, keys_at
 
 TREE_WIDTH = 8
@@ -73,7 +74,7 @@ def draft_chain(block: BlockLogits) -> Tensor:
     noisy, scales, before = block.noisy(), block.scales()[:, None], block.last
     chain: list[Tensor] = []
     for step in range(block.rows.shape[1]):
-        before = block.token_of((noisy[:, step] + block.bias(before) * scales).argmax(-1))
+        before = block.token_of(largest(noisy[:, step] + block.bias(before) * scales)[1])
         chain.append(before)
     return torch.stack(chain, 1)
 
@@ -91,7 +92,7 @@ def draw_chain(block: BlockLogits) -> tuple[Tensor, Tensor]:
     for step in range(count):
         log_q = ((block.rows[:, step] + block.bias(before)) * scales).log_softmax(-1)  # float64 [B, V]
         noise = gumbel_at(keys, block.lengths + step, size, stream=DRAFT, tokens=block.tokens)
-        before = block.token_of((log_q + noise * warm).argmax(-1))
+        before = block.token_of(largest(log_q + noise * warm)[1])
         chain.append(before)
         columns = torch.arange(size, device=before.device) if block.tokens is None else block.tokens
         probs[:, step].index_copy_(1, columns, log_q.exp())

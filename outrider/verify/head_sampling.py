@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from outrider.verify.largest import largest
 from outrider.verify.noise import DRAFT, ROUND, TARGET, gumbel_at, keys_at
 
 
@@ -68,7 +69,7 @@ def next_tokens(logits: HeadLogits) -> Tensor:
         return chosen.clamp_(min=0)
     warm = bool((logits.temperatures > 0).any())
     scores = logits.scaled() + logits.noise(drawn=False) if warm else logits.rows
-    return logits.token_of(scores[:, 0].argmax(-1))
+    return logits.token_of(largest(scores[:, 0])[1])
 
 
 def noisy_children(logits: HeadLogits, count: int) -> Children:

@@ -23,6 +23,7 @@ from outrider.core.draft import TokenPath
 from outrider.core.errors import ModelError, RequestError
 from outrider.core.sampling import SamplingParams, Token
 from outrider.core.sequence import Sequence
+from outrider.verify.largest import largest
 
 Positions = Callable[[], Tensor]  # () -> int64 [N] on a device: for each row of logits, the position it decides
 MIN_TEMPERATURE = 1e-30  # float32 cannot divide by less; the distribution is the same
@@ -96,7 +97,7 @@ def probs_of(processed: Tensor, *, greedy: bool = False) -> Tensor:
     """
     if not greedy:
         return processed.double().softmax(-1)
-    value, best = processed.max(-1, keepdim=True)
+    value, best = (part[:, None] for part in largest(processed))
     one_hot = torch.zeros(processed.shape, dtype=torch.float64, device=processed.device).scatter_(-1, best, 1.0)
     return one_hot.masked_fill_(~value.isfinite(), math.nan)
 

@@ -23,6 +23,7 @@ from outrider.core.host_copy import HostCopy
 from outrider.core.sampling import NO_TOKEN, Token
 from outrider.core.sequence import Sequence
 from outrider.verify.choose_cuda import choose_rows_cuda
+from outrider.verify.largest import largest
 from outrider.verify.noise import TARGET, gumbel_rows, rows_at_once
 from outrider.verify.probs import (
     MIN_TEMPERATURE,
@@ -159,7 +160,7 @@ def gumbel_max(processed: Tensor, places: Seq[SeedPosition], *, stream: int = TA
         noise = gumbel_rows(seeds, positions, processed.shape[-1], stream=stream, device=processed.device)
         which = [i for i, (_, members) in enumerate(piece) for _ in members]
         rows = [row for _, members in piece for row in members]
-        values[rows], tokens[rows] = _take(noise, which).add_(_take(processed, rows)).max(-1)
+        values[rows], tokens[rows] = largest(_take(noise, which).add_(_take(processed, rows)))
     return values, tokens
 
 
@@ -215,7 +216,7 @@ def _parts(logits: Tensor, seqs: Seq[Sequence], rows: Seq[LogitRows], places: Se
 
 def _best_tokens(part: _Part) -> Tensor:
     """The token of each row, NO_TOKEN where the best value is not finite: int64 [R]."""
-    values, tokens = part.processed.max(-1) if part.places is None else gumbel_max(part.processed, part.places)
+    values, tokens = largest(part.processed) if part.places is None else gumbel_max(part.processed, part.places)
     return tokens.masked_fill(~values.isfinite(), NO_TOKEN)
 
 

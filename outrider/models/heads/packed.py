@@ -1,7 +1,7 @@
 """A head's linear layers beside a target whose own are packed: there a pass is as fast as it reads weights.
 
-In bfloat16 where the CPU multiplies it: a block has more rows than the packed operators compute at a time, and
-they take half as long again as bfloat16. Else in 8 bits.
+In 8 bits by the CPU kernels where those are. Else in bfloat16 where the CPU multiplies it: a block has more rows than
+PyTorch's packed operators compute at a time, and they take half as long again as bfloat16. Else in 8 bits by those.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from outrider.models.linear import Int8Linear, Linear
+from outrider.models.blocks import int8_linear
+from outrider.models.linear import Int8Linear, Linear, LinearOp
+from outrider.native.library import library
 
 
 class PackedLinear(nn.Module):
@@ -18,12 +20,18 @@ class PackedLinear(nn.Module):
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         weight, bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
+        kernels = library()
+        self._dtype = torch.bfloat16 if kernels is None else torch.float32
+        self._packed: LinearOp
+        if kernels is not None:
+            self._packed = int8_linear(kernels, weight, bias)
+            return
         kind = Linear if torch.ops.mkldnn._is_mkldnn_bf16_supported() else Int8Linear
         self._packed = kind(weight.bfloat16(), None if bias is None else bias.bfloat16())
 
     def forward(self, x: Tensor) -> Tensor:
         """[N, in] -> [N, out]"""
-        return self._packed(x.bfloat16()).to(x.dtype)
+        return self._packed(x.to(self._dtype)).to(x.dtype)
 
 
 def pack_linears(module: nn.Module) -> None:
