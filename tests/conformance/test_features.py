@@ -238,9 +238,7 @@ def test_nothing_is_returned_of_what_is_only_kept(models: Any):
     assert runner.model.kept is not None
     slots = [runner.pool.table(0)[place // PAGE] * PAGE + place % PAGE for place in range(9)]
     model.assert_features(runner.model.kept.features[slots], TEXT[:9], range(9), (1, 0))
-    with pytest.raises(
-        ConfigError, match=r"layers \[1, 0\] of the target are tapped, and a second drafter"
-    ):
+    with pytest.raises(ConfigError, match=r"layers \[1, 0\] of the target are tapped, and a second drafter"):
         runner.tap((0, 1))
     with pytest.raises(ConfigError, match="use drafters whose heads read the same layers"):
         runner.keep_taps((0,))
