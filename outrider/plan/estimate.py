@@ -16,8 +16,9 @@ from outrider.loading.memory import PAGE_TOKENS, Workload, head_token_bytes
 from outrider.models.config import DecoderConfig
 from outrider.models.heads.config import HeadConfig
 from outrider.models.rope import INITIAL_LENGTH
+from outrider.native.tensors import BLOCK, Kind
 from outrider.plan.facts import ModelFacts
-from outrider.plan.weights import FLOAT, Format, decoder_weights
+from outrider.plan.weights import BLOCK_BYTES, FLOAT, Format, decoder_weights
 from outrider.runners.cuda_graphs import MAX_ROWS, MIN_ROWS, capture_shapes, packed_shapes, prompt_shapes
 
 Role = Literal["target", "draft model", "head"]
@@ -135,17 +136,22 @@ def buffer_bytes(config: DecoderConfig, rows: int, size: int) -> int:
     return rows * row + ROW_SPLITS * heads * (dim + 2) * FLOAT + SPLIT_BYTES
 
 
+def _packed_bytes(form: Format) -> float:
+    """What a weight of a head takes beside a packed target: see heads/packed.py."""
+    return BLOCK_BYTES[Kind.INT8] / BLOCK if form.blocks else torch.bfloat16.itemsize
+
+
 def head_memory(name: str, head: HeadConfig, numbers: int, form: Format) -> ModelMemory:
     """A drafting head; its keys and values lie in the target's pages. numbers: of all its tensors."""
     size = form.dtype.itemsize
     packed = form.quantize is not None
-    held = torch.bfloat16.itemsize if packed else size  # see heads/packed.py
+    held = _packed_bytes(form) if packed else size
     rows = 0 if head.own_head else head.draft_vocab_size  # of the target's head, copied
     work = 0 if form.device == "cpu" else ROW_SPLITS * head.heads * (head.head_dim + 2) * FLOAT
     return ModelMemory(
         name=name,
         role="head",
-        weights=numbers * held + rows * head.hidden_size * (1 if packed else size),
+        weights=round(numbers * held) + rows * head.hidden_size * (1 if packed else size),
         per_token=head_token_bytes(head, size),
         buffers=work if head.layers else 0,
     )
