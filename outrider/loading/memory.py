@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from outrider.runners.graph_runner import GraphRunner
 
 SPARE_BYTES = 256 << 20  # left free: what the driver and libraries allocate now and then
+MAX_OUTSIDE_BYTES = 1 << 30  # what the driver takes at most for kernels and graphs, outside PyTorch's pool
+MAX_GRAPH_BYTES = 64 << 20  # the same for one graph
 SAMPLED_GRAPHS = 4  # CUDA graphs measured besides the largest; the others are taken to be like them
 MIN_CACHE_TOKENS = 64
 PAGE_TOKENS = 16
@@ -168,7 +170,7 @@ def measure_workspace(decoder: Decoder, work: Workload) -> int:
     device = decoder.device
     rows = min(work.max_round_tokens, work.context - 1)
     _release_cached_memory(device)
-    free = _free_bytes(device)
+    before = _used(device)
     runner = NativeRunner(decoder, rows + 64, context=work.context, pinned=work.pinned)
     unmeasured = 0 if runner.graphs is None else _capture_graphs(runner.graphs, work)
     # after the capture, which releases all unused memory: logits are held while a prompt is read
@@ -177,7 +179,7 @@ def measure_workspace(decoder: Decoder, work: Workload) -> int:
     runner.pool.reserve(0, rows + 1)
     runner.score([Span(0, 0, tuple(i % runner.vocab_size for i in range(rows)))])
     cache = sum(t.numel() * t.element_size() for t in runner.model.groups[0])
-    taken = free - _free_bytes(device) - cache + unmeasured
+    taken = _taken_since(before, device, MAX_OUTSIDE_BYTES) - cache + unmeasured
     del runner, held
     _release_cached_memory(device)
     return max(0, taken)
@@ -189,10 +191,10 @@ def _capture_graphs(graphs: GraphRunner, work: Workload) -> int:
     *rest, largest = _shapes_by_rows(graphs, work)
     graphs.make_room([largest])
     graphs.captured_pass(largest)
-    before, some = _free_bytes(device), rest[-SAMPLED_GRAPHS:]
+    before, some = _used(device), rest[-SAMPLED_GRAPHS:]
     for shape in some:
         graphs.captured_pass(shape)
-    each = max(0, before - _free_bytes(device)) // max(1, len(some))
+    each = _taken_since(before, device, MAX_GRAPH_BYTES * len(some)) // max(1, len(some))
     return each * (len(rest) - len(some))
 
 
@@ -207,6 +209,18 @@ def _shapes_by_rows(graphs: GraphRunner, work: Workload) -> list[BatchShape]:
     """Every batch shape that will be captured, the largest last."""
     shapes = [*graphs.shapes(work.max_batch, work.max_width), *graphs.prompt_shapes(work.max_width)]
     return sorted(shapes, key=lambda shape: shape.rows)
+
+
+def _used(device: torch.device) -> tuple[int, int]:
+    """Bytes that are free on the device, and bytes in this process's pool."""
+    return _free_bytes(device), torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
+
+
+def _taken_since(before: tuple[int, int], device: torch.device, outside: int) -> int:
+    """Bytes that this process took. Other processes change what is free, too: their part is cut to `outside`."""
+    free, pool = before
+    free_now, pool_now = _used(device)
+    return max(0, min(free - free_now, pool_now - pool + outside), pool_now - pool)
 
 
 def _free_bytes(device: torch.device) -> int:

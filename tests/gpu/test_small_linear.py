@@ -113,7 +113,7 @@ def test_small_matrices_have_tiles_of_this_kernel():
     from outrider.kernels.triton_tiles import small_tile
 
     for n, k, gated in ((960, 576, False), (576, 576, False), (1536, 576, True), (576, 1536, False)):
-        for rows in (2, 8, 16):
+        for rows in (2, 8) if k == n else (2, 8, 16):  # 16 rows of the square one are faster by the other kernel
             tile = small_tile(n, k, gated, rows)
             assert tile is not None
             assert tile.by_warps

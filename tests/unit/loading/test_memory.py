@@ -92,3 +92,11 @@ def test_a_reduced_head_is_counted_with_the_weights(tmp_path):
     assert whole.weights == number * sum(
         tensor.numel() for tensor in load_file(tmp_path / "model.safetensors").values()
     )
+
+
+def test_what_other_processes_take_meanwhile_is_not_counted(monkeypatch):
+    fake = FakeRecorder([*range(1, 33)])
+    others = iter((0, 40 << 30))
+    monkeypatch.setattr(memory, "_free_bytes", lambda device: (1 << 40) - fake.taken - next(others))
+    unseen = memory._capture_graphs(fake, Workload(context=64, max_batch=4, max_width=4))
+    assert unseen == (31 - SAMPLED_GRAPHS) * memory.MAX_GRAPH_BYTES
