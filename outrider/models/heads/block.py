@@ -147,4 +147,6 @@ class BlockHead(nn.Module):
 
     def _embedded(self, ids: Tensor) -> Tensor:
         own = self.embed_tokens
-        return self.decoder.weights.embed(ids) if own is None else F.embedding(ids, own.weight)
+        if own is not None:
+            return F.embedding(ids, own.weight)
+        return self.decoder.weights.embed(ids.flatten()).view(*ids.shape, -1)
