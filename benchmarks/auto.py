@@ -1,9 +1,11 @@
 """Whether `auto` is ever slower than plain decoding, and how near the best fixed choice it comes.
 
-    python benchmarks/auto.py TARGET [--draft DRAFT] [--kinds chat code ...] [--batches 1 4 16 64] [--temperatures 0 1]
+    python benchmarks/auto.py TARGET [--auto auto:model=DRAFT] [--fixed suffix draft-model:model=DRAFT,k=4]
+        [--kinds chat code ... | --sets FILE ...] [--batches 1 4 16 64] [--temperatures 0 1]
 
 Prompts of five kinds, made up here, each seen for the first time: chat, code, summary, copy (edits of a given text) and
-random tokens. For each kind, batch and temperature: tokens per second of plain decoding, prompts included, and of each
+random tokens. `--sets`: prompts of files instead, as `outrider train collect` reads them; their answers end by
+themselves. For each kind, batch and temperature: tokens per second of plain decoding, prompts included, and of each
 drafter over that. Others draft always; `auto` decides, and `chosen` is what it did most often. `predicted` is what the
 controller believes to have gained, over what was measured. The last rows are a load of all kinds together.
 """
@@ -16,11 +18,15 @@ import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import cycle
+from pathlib import Path
 
 from outrider.control.controller import Decisions
 from outrider.core.sampling import SamplingParams
 from outrider.llm import LLM
 from outrider.loading.load import load
+from outrider.train.collect import encode_prompt
+from outrider.train.prompts import read_prompts
 
 TOPICS = (
     "bread", "glaciers", "chess", "bicycles", "volcanoes", "honey bees", "the printing press", "violins", "lighthouses",
@@ -115,21 +121,23 @@ class Table:
 
     def __init__(self, given: argparse.Namespace) -> None:
         loaded = load(given.target, max_batch=max(given.batches), max_draft=15, context=given.context)
-        auto = f"auto:model={given.draft}" if given.draft else "auto"
-        choices = {"plain": ("none", False), "suffix": ("suffix", False)}
-        if given.draft:
-            choices["draft"] = (f"draft-model:model={given.draft},k={given.k}", False)
-        choices["auto"] = (auto, True)
+        choices = {"plain": ("none", False)}
+        choices |= {f"{i}:{spec.partition(':')[0]}": (spec, False) for i, spec in enumerate(given.fixed)}
+        choices["auto"] = (given.auto, True)
         self.llms = {
             name: LLM(loaded, drafter=spec, max_batch=max(given.batches), adaptive=adaptive)
             for name, (spec, adaptive) in choices.items()
         }
         self.given, self.vocab = given, loaded.target.vocab_size
-        self.sources = {kind: prompts(kind, self.vocab, given.seed) for kind in KINDS}
+        self.sources: dict[str, Iterator[Prompt]] = {
+            kind: prompts(kind, self.vocab, given.seed) for kind in given.kinds if kind in KINDS
+        }
+        for file in given.sets:
+            self.sources[file.stem] = cycle(encode_prompt(loaded.tokenizer, each) for each in read_prompts(file, None))
         self.ratios: list[float] = []
         for name, llm in self.llms.items():  # a salt for each: they share pages
             answer(llm, [[1, 2, 3] * 9] * max(given.batches), SamplingParams(max_tokens=16, ignore_eos=True), name)
-        names = [f"{name:>8}" for name in choices]
+        names = [f"{name:>14}" for name in choices]
         print(
             f"{'kind':>8} {'T':>3} {'batch':>5}" + "".join(names) + f"{'best':>8}{'predicted':>10}  τ of each; chosen",
             flush=True,
@@ -137,7 +145,9 @@ class Table:
 
     def cell(self, kinds: list[str], temperature: float, batch: int) -> None:
         """Measure one cell; every engine gets the same prompts, in turns."""
-        params = SamplingParams(max_tokens=self.given.tokens, temperature=temperature, seed=1, ignore_eos=True)
+        params = SamplingParams(
+            max_tokens=self.given.tokens, temperature=temperature, seed=1, ignore_eos=not self.given.sets
+        )
         repeats = max(1, self.given.texts // batch)
         found: dict[str, list[Run]] = {name: [] for name in self.llms}
         for _ in range(repeats):
@@ -150,7 +160,7 @@ class Table:
         predicted = statistics.mean(run.believed for run in found["auto"]) / (auto / plain)
         taus = " ".join(f"{statistics.mean(run.tau for run in runs):.2f}" for runs in found.values())
         shown = "".join(
-            f"{value if name == 'plain' else value / plain:>8.{0 if name == 'plain' else 2}f}"
+            f"{value if name == 'plain' else value / plain:>14.{0 if name == 'plain' else 2}f}"
             for name, value in speed.items()
         )
         self.ratios.append(auto / plain)
@@ -174,9 +184,10 @@ def _chosen(runs: list[Run]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target")
-    parser.add_argument("--draft", default="")
-    parser.add_argument("--k", type=int, default=4, help="tokens of the fixed draft model")
+    parser.add_argument("--auto", default="auto", help="the drafter that decides")
+    parser.add_argument("--fixed", nargs="*", default=["suffix"], help="drafters that draft always")
     parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS)
+    parser.add_argument("--sets", nargs="+", default=[], type=Path, help="files of prompts, in place of kinds")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
     parser.add_argument("--tokens", type=int, default=128)
@@ -187,6 +198,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no cell after this long")
     given = parser.parse_args()
+    given.kinds = [file.stem for file in given.sets] or given.kinds
     table, end = Table(given), time.monotonic() + given.seconds
     cells = [([kind], t, batch) for t in given.temperatures for batch in given.batches for kind in given.kinds]
     cells.append((list(given.kinds), 0.0, given.batches[len(given.batches) // 2]))

@@ -1,8 +1,9 @@
-"""What to take where nobody chose: every drafter that costs nothing, and a draft model where one is named, else the
-head that is shipped for the target."""
+"""What to take where nobody chose: every drafter that costs nothing, and a draft model or head where one is named, else
+the head that is shipped for the target."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,9 +16,24 @@ from outrider.drafters.mix import MixConfig
 from outrider.drafters.prediction import PredictionConfig
 from outrider.drafters.shipped import ShippedHead, shipped_for
 from outrider.drafters.suffix import SuffixConfig
+from outrider.models.heads.checkpoint import kind_of
+from outrider.models.heads.files import open_head
 
 _K = 7
 """A controller cuts drafts where they do not pay, so that the limit may be generous."""
+
+
+_HEADS: dict[str, type[BlockConfig] | type[EagleConfig]] = {
+    "block": BlockConfig, "eagle": EagleConfig, "eagle3": EagleConfig
+}  # fmt: skip
+
+
+def _kind_of(model: str) -> str:
+    """What kind of head is in a folder; empty where there is none, and for every other name."""
+    if Path(model).is_dir():
+        with suppress(ConfigError):
+            return kind_of(open_head(model))
+    return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,23 +41,24 @@ class AutoConfig:
     """Draft from the text, earlier answers and predictions, and with a draft model or a shipped head."""
 
     model: str = ""
-    """A draft model, as for draft-model; empty: the head that is shipped for the target, if there is one."""
+    """A draft model, as for draft-model, or the folder of a block or EAGLE head; empty: the head that is shipped for
+    the target, if there is one."""
     k: int | None = None
-    """Max tokens that the draft model drafts in one round; auto: 7."""
+    """Max tokens that the model drafts in one round; auto: 7, of a head what it was made for."""
 
     def __post_init__(self) -> None:
         if self.k is not None and not self.model:
-            raise ConfigError(f"auto: k={self.k} is of a draft model; name one, as in auto:model=NAME,k={self.k}")
+            raise ConfigError(f"auto: k={self.k} is of a model; name one, as in auto:model=NAME,k={self.k}")
         self._mix(None)  # which checks the options
 
     def _mix(self, shipped: ShippedHead | None) -> MixConfig:
         free = (SuffixConfig(), PredictionConfig())
-        if self.model:
+        if not self.model:
+            return MixConfig(of=free if shipped is None else (*free, _HEADS[shipped.kind](model=str(shipped.folder))))
+        head = _HEADS.get(_kind_of(self.model))
+        if head is None:
             return MixConfig(of=(*free, DraftModelConfig(model=self.model, k=_K if self.k is None else self.k)))
-        if shipped is None:
-            return MixConfig(of=free)
-        head = BlockConfig if shipped.kind == "block" else EagleConfig
-        return MixConfig(of=(*free, head(model=str(shipped.folder))))
+        return MixConfig(of=(*free, head(model=self.model) if self.k is None else head(model=self.model, k=self.k)))
 
     @property
     def traits(self) -> Traits:

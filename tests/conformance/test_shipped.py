@@ -95,6 +95,13 @@ def test_auto_takes_it_as_one_of_its_candidates(target, package, tmp_path):
     assert for_target(named, folder).traits == named.traits  # who names a draft model gets that
 
 
+@pytest.mark.parametrize(("k", "limit"), [("", ""), (",k=2", ",k=2")])
+def test_auto_takes_a_head_that_is_named(target, package, k, limit):
+    head = package / "small"
+    found = for_target(parse_drafter(f"auto:model={head}{k}"), target[0]).traits
+    assert found == parse_drafter(f"suffix+prediction+block:model={head}{limit}").traits
+
+
 def test_a_shipped_eagle_head_is_run_by_eagle(target, package):
     folder, decoder = target
     shutil.rmtree(package / "small")

@@ -276,5 +276,5 @@ def test_auto_takes_a_draft_model_and_refuses_a_length_without_one():
     assert parse_drafter("auto").traits.name == "suffix+prediction"
     named = parse_drafter("auto:model=small,k=3").traits
     assert [each.model for each in named.loads] == ["small"]
-    with pytest.raises(ConfigError, match=r"auto: k=3 is of a draft model; name one, as in auto:model=NAME,k=3"):
+    with pytest.raises(ConfigError, match=r"auto: k=3 is of a model; name one, as in auto:model=NAME,k=3"):
         parse_drafter("auto:k=3")
