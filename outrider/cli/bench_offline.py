@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass
@@ -16,8 +15,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from outrider.cli.options import RuntimeOptions, argument, option
-from outrider.cli.screen import Screen, clean, progress_bars
+from outrider.cli.options import RuntimeOptions, argument, check_ranges, option
+from outrider.cli.screen import Screen, clean, progress_bars, progress_line
 from outrider.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 SHOWN = ("prompts", "row", "tok/s", "speed-up", "identical", "limit", "acc. length", "α")
 INTERRUPTED = 130  # 128 + SIGINT, as in shells
 MIN_WORDS = 10
-TELL_SECONDS = 15.0  # between two lines where nothing can be drawn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +52,7 @@ class OfflineOptions:
     json: bool = option(False, "One JSON object on stdout")
 
     def __post_init__(self) -> None:
-        for name, low, high in (("max_tokens", 2, 1 << 20), ("repeats", 1, 1000)):
-            if not low <= getattr(self, name) <= high:
-                raise ConfigError(f"--{name.replace('_', '-')} must be {low} to {high}, got {getattr(self, name)}")
+        check_ranges(self, max_tokens=(2, 1 << 20), repeats=(1, 1000))
 
     def axes(self) -> Axes:
         """Checked."""
@@ -126,21 +122,10 @@ def measure_until_interrupted(measure: Callable[[Any], None], run: RunFile, scre
 
     Returns the exit code of the command that reports it: INTERRUPTED where it was.
     """
-    began, told = time.monotonic(), 0.0
-
-    def tell(what: str, done: int, total: int) -> None:
-        nonlocal told
-        line = f"{done} of {total} measured, {time.monotonic() - began:.0f} s; now: {what}"
-        if screen.notes.is_terminal:
-            screen.transient_note(f"{line:<100.100}")
-        elif time.monotonic() - told > TELL_SECONDS:
-            told = time.monotonic()
-            screen.note(line)
-
     if run.continued:
         screen.note(f"continuing: {run.path} holds {len(run.of('measure'))} measurements")
     try:
-        measure(tell)
+        measure(progress_line(screen, "measured"))
     except KeyboardInterrupt:
         if not run.of("measure"):
             raise

@@ -18,7 +18,7 @@ from outrider.cli.bench_offline import (
     measure_until_interrupted,
     short_table,
 )
-from outrider.cli.options import RuntimeOptions, argument, option
+from outrider.cli.options import RuntimeOptions, argument, check_ranges, option
 from outrider.cli.screen import Screen, progress_bars
 from outrider.core.errors import ConfigError
 
@@ -47,9 +47,7 @@ class PeersOptions:
     json: bool = option(False, "One JSON object on stdout")
 
     def __post_init__(self) -> None:
-        for name, low, high in (("max_tokens", 2, 1 << 20), ("repeats", 1, 1000)):
-            if not low <= getattr(self, name) <= high:
-                raise ConfigError(f"--{name.replace('_', '-')} must be {low} to {high}, got {getattr(self, name)}")
+        check_ranges(self, max_tokens=(2, 1 << 20), repeats=(1, 1000))
 
 
 def peers(options: PeersOptions, runtime: RuntimeOptions) -> None:

@@ -16,6 +16,7 @@ from outrider.cli.options import (
     RuntimeOptions,
     argument,
     build_llm,
+    check_ranges,
     engine_options,
     option,
 )
@@ -50,9 +51,7 @@ class RoundsOptions:
 
     def __post_init__(self) -> None:
         # at least 2, since the first token is not timed
-        for name, low, high in (("batch", 1, 1024), ("max_tokens", 2, 1 << 20), ("rounds", 1, 1000)):
-            if not low <= getattr(self, name) <= high:
-                raise ConfigError(f"--{name.replace('_', '-')} must be {low} to {high}, got {getattr(self, name)}")
+        check_ranges(self, batch=(1, 1024), max_tokens=(2, 1 << 20), rounds=(1, 1000))
 
 
 def rounds(options: RoundsOptions, drafting: DraftingOptions, runtime: RuntimeOptions) -> None:

@@ -18,9 +18,8 @@ from outrider.cli.bench_offline import (
     numbers,
     short_table,
 )
-from outrider.cli.options import argument, option
+from outrider.cli.options import argument, check_ranges, option
 from outrider.cli.screen import Screen
-from outrider.core.errors import ConfigError
 
 SHOWN = ("load", "speculation", "tok/s", "speed-up", "identical", "TPOT", "cached")
 
@@ -46,10 +45,7 @@ class ServeBenchOptions:
     json: bool = option(False, "One JSON object on stdout")
 
     def __post_init__(self) -> None:
-        for name, low, high in (("max_tokens", 1, 1 << 20), ("repeats", 1, 1000), ("conversations", 1, 1 << 20)):
-            value = getattr(self, name)
-            if value is not None and not low <= value <= high:
-                raise ConfigError(f"--{name.replace('_', '-')} must be {low} to {high}, got {value}")
+        check_ranges(self, max_tokens=(1, 1 << 20), repeats=(1, 1000), conversations=(1, 1 << 20))
 
 
 def serve(options: ServeBenchOptions) -> None:

@@ -35,6 +35,14 @@ def argument(default: Any, text: str, *, metavar: str) -> Any:
     return field(default=default, metadata={"info": _OptionInfo(text, metavar, positional=True)})
 
 
+def check_ranges(options: Any, **bounds: tuple[int, int]) -> None:
+    """Raise ConfigError where one of the named fields is outside its (lowest, highest) value; None is allowed."""
+    for name, (low, high) in bounds.items():
+        value = getattr(options, name)
+        if value is not None and not low <= value <= high:
+            raise ConfigError(f"--{name.replace('_', '-')} must be {low} to {high}, got {value}")
+
+
 @dataclass(frozen=True, slots=True)
 class _OptionInfo:
     text: str

@@ -15,14 +15,13 @@ from rich.table import Table
 from rich.text import Text
 
 from outrider.cli.options import DraftingOptions, RuntimeOptions, argument, option
-from outrider.cli.screen import Screen, progress_bars
+from outrider.cli.screen import Screen, progress_bars, progress_line
 from outrider.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from outrider.prove.checks import Proof
     from outrider.prove.journal import Journal
 
-TELL_SECONDS = 15.0  # between two lines where nothing can be drawn
 SHOWN_CHECKS = 20
 STYLES = {"holds": "green", "tie": "yellow", "fails": "bold red", "not checked": "yellow"}
 
@@ -197,21 +196,12 @@ def _run(tasks: list[Any], journal: Journal, subject: dict[str, Any], screen: Sc
     from outrider.prove.checks import Proof
     from outrider.prove.journal import run_tasks
 
-    began, told = time.monotonic(), 0.0
-
-    def tell(key: str, done: int, total: int) -> None:
-        nonlocal told
-        line = f"{done} of {total} done, {time.monotonic() - began:.0f} s; now: {key}"
-        if screen.notes.is_terminal:
-            screen.transient_note(f"{line:<100.100}")
-        elif time.monotonic() - told > TELL_SECONDS:
-            told = time.monotonic()
-            screen.note(line)
+    began = time.monotonic()
 
     if journal.done:
         screen.note(f"continuing: {len(journal.done)} parts were done before")
     try:
-        checks = run_tasks(tasks, journal, tell)
+        checks = run_tasks(tasks, journal, progress_line(screen, "done"))
     except KeyboardInterrupt:
         screen.note("interrupted; the same command continues from here")
         raise

@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import re
 import sys
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 # Of medium brightness, readable on dark and on light screens.
 STYLES: dict[str, str] = {"accepted": "#1f9d3a", "recovered": "#b8860b", "bonus": "#3b82f6", "plain": ""}
 MEANINGS = {"accepted": "accepted draft", "recovered": "recovered by the target", "bonus": "bonus", "plain": "plain"}
+TELL_SECONDS = 15.0  # between two lines where nothing can be drawn
 MAX_HELD_CELLS = 24  # a longer word is not held back
 
 # Control characters: C0 except newline and tab, DEL, and C1.
@@ -221,6 +223,25 @@ class _RichProgress:
         if self.task is not None:
             self.drawn.remove_task(self.task)
         self.task = None
+
+
+def progress_line(screen: Screen, verb: str) -> Callable[[str, int, int], None]:
+    """A function (what is next, parts done, parts in all) that says how far work is, `verb` being "done" or the like.
+
+    On a terminal each line replaces the one before; elsewhere there is one now and then.
+    """
+    began, told = time.monotonic(), 0.0
+
+    def tell(what: str, done: int, total: int) -> None:
+        nonlocal told
+        line = f"{done} of {total} {verb}, {time.monotonic() - began:.0f} s; now: {what}"
+        if screen.notes.is_terminal:
+            screen.transient_note(f"{line:<100.100}")
+        elif time.monotonic() - told > TELL_SECONDS:
+            told = time.monotonic()
+            screen.note(line)
+
+    return tell
 
 
 @contextmanager

@@ -12,6 +12,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from outrider.cli.screen import TELL_SECONDS
+
 if TYPE_CHECKING:
     from outrider.train.config import Sizes
     from outrider.train.state import RunState
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
 BARS = "▁▂▃▄▅▆▇█"
 CURVE_CELLS = 60
 BAR_CELLS = 30
-TELL_SECONDS = 15.0  # between two lines where nothing can be drawn
 
 
 def curve(values: Seq[float], cells: int = CURVE_CELLS) -> str:

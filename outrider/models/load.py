@@ -111,14 +111,11 @@ def _parse_folder(folder: Path) -> DecoderConfig:
         raise ConfigError(f"{file}: {fault}; mend it, or download or save the model again") from fault
 
 
-def _expected_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
-    """The name and shape of every tensor the checkpoint must hold. The head is left out where it may be tied."""
+def layer_matrices(config: DecoderConfig) -> list[tuple[str, int, int, bool]]:
+    """(name, outputs, inputs, whether there is a bias) of a layer's linear layers."""
     hidden, wide, dim = config.hidden_size, config.intermediate_size, config.head_dim
     q, kv = config.heads * dim, config.kv_heads * dim
-    shapes: dict[str, tuple[int, ...]] = {EMBEDDING_NAME: (config.vocab_size, hidden), FINAL_NORM_NAME: (hidden,)}
-    if not config.tied:
-        shapes[HEAD_NAME] = (config.vocab_size, hidden)
-    matrices: list[tuple[str, int, int, bool]] = [
+    return [
         ("self_attn.q_proj", q, hidden, config.qkv_bias),
         ("self_attn.k_proj", kv, hidden, config.qkv_bias),
         ("self_attn.v_proj", kv, hidden, config.qkv_bias),
@@ -127,13 +124,21 @@ def _expected_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
         ("mlp.up_proj", wide, hidden, config.mlp_bias),
         ("mlp.down_proj", hidden, wide, config.mlp_bias),
     ]
+
+
+def _expected_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    """The name and shape of every tensor the checkpoint must hold. The head is left out where it may be tied."""
+    hidden, dim = config.hidden_size, config.head_dim
+    shapes: dict[str, tuple[int, ...]] = {EMBEDDING_NAME: (config.vocab_size, hidden), FINAL_NORM_NAME: (hidden,)}
+    if not config.tied:
+        shapes[HEAD_NAME] = (config.vocab_size, hidden)
     norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
     if config.sandwich_norms:
         norms |= {"pre_feedforward_layernorm": hidden, "post_feedforward_layernorm": hidden}
     if config.qk_norm:
         norms |= {"self_attn.q_norm": dim, "self_attn.k_norm": dim}
     for i in range(len(config.layers)):
-        for name, rows, columns, bias in matrices:
+        for name, rows, columns, bias in layer_matrices(config):
             shapes[f"model.layers.{i}.{name}.weight"] = (rows, columns)
             if bias:
                 shapes[f"model.layers.{i}.{name}.bias"] = (rows,)

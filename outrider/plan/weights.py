@@ -8,7 +8,7 @@ import torch
 
 from outrider.models.config import DecoderConfig
 from outrider.models.linear import COLUMN_MULTIPLE, QUANTIZED_BITS, ROW_MULTIPLE, Quantization
-from outrider.models.load import EMBEDDING_NAME, HEAD_NAME
+from outrider.models.load import EMBEDDING_NAME, HEAD_NAME, layer_matrices
 from outrider.native.tensors import BLOCK, Kind
 from outrider.plan.facts import ModelFacts
 
@@ -38,7 +38,7 @@ def decoder_weights(facts: ModelFacts, config: DecoderConfig, form: Format) -> i
     in_blocks = _in_blocks(facts, form)
     total = _norm_bytes(config)
     for i in range(len(config.layers)):
-        for name, rows, columns, bias in _matrices(config):
+        for name, rows, columns, bias in layer_matrices(config):
             kind = facts.tensors[f"model.layers.{i}.{name}.weight"].kind if in_blocks else None
             total += _matrix(rows, columns, form, form.quantize, kind)
             total += rows * _bias_size(form) if bias else 0
@@ -81,21 +81,6 @@ def _bias_size(form: Format) -> int:
     if form.quantize is None:
         return form.dtype.itemsize
     return FLOAT if form.blocks else HALF
-
-
-def _matrices(config: DecoderConfig) -> list[tuple[str, int, int, bool]]:
-    """(name, outputs, inputs, whether there is a bias) of a layer's linear layers."""
-    hidden, wide, dim = config.hidden_size, config.intermediate_size, config.head_dim
-    q, kv = config.heads * dim, config.kv_heads * dim
-    return [
-        ("self_attn.q_proj", q, hidden, config.qkv_bias),
-        ("self_attn.k_proj", kv, hidden, config.qkv_bias),
-        ("self_attn.v_proj", kv, hidden, config.qkv_bias),
-        ("self_attn.o_proj", hidden, q, config.out_bias),
-        ("mlp.gate_proj", wide, hidden, config.mlp_bias),
-        ("mlp.up_proj", wide, hidden, config.mlp_bias),
-        ("mlp.down_proj", hidden, wide, config.mlp_bias),
-    ]
 
 
 def _norm_bytes(config: DecoderConfig) -> int:

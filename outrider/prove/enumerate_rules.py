@@ -10,6 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from itertools import permutations, product
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ VOCAB, LENGTH, DRAFTED = 3, 3, 2
 PROMPT = (0, 1)
 Joint = dict[TokenPath, float]
 Drafts = Iterable[tuple[float, Draft]]
+T = TypeVar("T")
 
 OPTIONS = {
     "temperature": SamplingParams(temperature=0.7),
@@ -45,6 +47,8 @@ class EnumeratedRng:
         self.options: list[list[tuple[int, float]]] = []
 
     def bernoulli(self, probability: float) -> bool:
+        if not 0 <= probability <= 1:
+            raise ValueError(f"a rule accepts with probability {probability}; it must be 0 to 1")
         return self._take([(1, probability), (0, 1 - probability)]) == 1
 
     def categorical(self, weights: Tensor) -> Token:
@@ -62,13 +66,13 @@ class EnumeratedRng:
         return math.prod(options[i][1] for options, i in zip(self.options, self.script, strict=True))
 
 
-def outcomes(run: Callable[[EnumeratedRng], Verdict]) -> Iterator[tuple[float, Verdict]]:
-    """Every outcome of `run` with its probability."""
+def outcomes(run: Callable[[EnumeratedRng], T]) -> Iterator[tuple[float, T]]:
+    """Every outcome of `run` with its probability: all options of all the draws it asks for."""
     script: list[int] = []
     while True:
         rng = EnumeratedRng(script)
-        verdict = run(rng)
-        yield rng.probability, verdict
+        result = run(rng)
+        yield rng.probability, result
         while script and script[-1] + 1 == len(rng.options[len(script) - 1]):
             script.pop()
         if not script:

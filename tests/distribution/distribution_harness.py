@@ -1,4 +1,6 @@
-"""Shared by these tests: draws that are enumerated, models whose probabilities depend on context, exact references."""
+"""Shared by these tests: models whose probabilities depend on context, and exact references.
+
+Draws are enumerated as in `outrider prove`; the probabilities that its outcomes are compared with are computed here."""
 
 from __future__ import annotations
 
@@ -6,7 +8,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from itertools import permutations, product
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -14,53 +15,13 @@ from torch import Tensor
 from outrider.core.draft import Draft, Verdict
 from outrider.core.sampling import SamplingParams, Token
 from outrider.core.sequence import Sequence
+from outrider.prove.enumerate_rules import EnumeratedRng, outcomes
 
 VOCAB = 3
 Context = tuple[Token, ...]
 Joint = dict[Context, float]
 Node = tuple[int, Token, list[float]]  # its parent, its token, and the probabilities at the parent
 Shape = tuple["Shape", ...]  # a tree without tokens: a node is the tuple of its children
-T = TypeVar("T")
-
-
-class EnumeratedRng:
-    """Draws that follow a script, then take the first possible outcome; records every outcome and its probability."""
-
-    def __init__(self, script: list[int]) -> None:
-        self.script = script
-        self.options: list[list[tuple[int, float]]] = []
-
-    def bernoulli(self, probability: float) -> bool:
-        assert 0 <= probability <= 1
-        return self._take([(1, probability), (0, 1 - probability)]) == 1
-
-    def categorical(self, weights: Tensor) -> Token:
-        return self._take(list(enumerate((weights / weights.sum()).tolist())))
-
-    def _take(self, options: list[tuple[int, float]]) -> int:
-        at = len(self.options)
-        self.options.append([option for option in options if option[1] > 0])
-        if at == len(self.script):
-            self.script.append(0)
-        return self.options[at][self.script[at]][0]
-
-    @property
-    def probability(self) -> float:
-        return math.prod(options[i][1] for options, i in zip(self.options, self.script, strict=True))
-
-
-def outcomes(run: Callable[[EnumeratedRng], T]) -> Iterator[tuple[float, T]]:
-    """Every outcome of `run` with its probability: all options of all the draws it asks for."""
-    script: list[int] = []
-    while True:
-        rng = EnumeratedRng(script)
-        result = run(rng)
-        yield rng.probability, result
-        while script and script[-1] + 1 == len(rng.options[len(script) - 1]):
-            script.pop()
-        if not script:
-            return
-        script[-1] += 1
 
 
 class Model:

@@ -18,6 +18,7 @@ from distribution_harness import (
     distance,
     emitted,
     joint,
+    outcomes,
     request,
     trees,
 )
@@ -87,6 +88,16 @@ def best_first(model: Model, shape: Shape) -> Draft:
             parents.append(parent)
             probs.append(row)
     return Draft(tuple(tokens), parents=tuple(parents), probs=torch.tensor(probs, dtype=torch.float64))
+
+
+def test_all_outcomes_are_enumerated():
+    def draw(rng: EnumeratedRng) -> tuple[int, int]:
+        first = rng.bernoulli(0.25)
+        return int(first), rng.categorical(torch.tensor([1.0, 0.0, 3.0])) if first else int(rng.bernoulli(1.0))
+
+    assert list(outcomes(draw)) == [(0.0625, (1, 0)), (0.1875, (1, 2)), (0.75, (0, 1))]
+    with pytest.raises(ValueError, match=r"1\.5; it must be 0 to 1"):
+        list(outcomes(lambda rng: rng.bernoulli(1.5)))
 
 
 @both_rules
