@@ -12,8 +12,13 @@ def largest(rows: Tensor) -> tuple[Tensor, Tensor]:
     On the CPU by numpy, in one thread: torch divides even a single row between threads, and waits for them where other
     work has the cores.
     """
-    if rows.device.type != "cpu" or rows.dtype not in (torch.float32, torch.float64):
+    if not largest_of_numpy(rows):
         values, at = rows.max(-1)
         return values, at
     at = torch.from_numpy(rows.detach().numpy().argmax(-1))
     return rows.gather(-1, at[:, None])[:, 0], at
+
+
+def largest_of_numpy(rows: Tensor) -> bool:
+    """Whether numpy takes the largest values of these rows."""
+    return rows.device.type == "cpu" and rows.dtype in (torch.float32, torch.float64)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import islice
+from math import isfinite
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from outrider.core.host_copy import HostCopy
 from outrider.core.sampling import NO_TOKEN, Token
 from outrider.core.sequence import Sequence
 from outrider.verify.choose_cuda import choose_rows_cuda
-from outrider.verify.largest import largest
+from outrider.verify.largest import largest, largest_of_numpy
 from outrider.verify.noise import TARGET, gumbel_rows, rows_at_once
 from outrider.verify.probs import (
     MIN_TEMPERATURE,
@@ -56,12 +57,12 @@ class SeededVerifier:
     def judge(
         self, seqs: Seq[Sequence], drafts: Seq[Draft], logits: Tensor, decided: HostCopy | None = None
     ) -> list[Verdict | RequestError]:
-        decided = decided or _decide(logits, seqs, [_rows_of(draft) for draft in drafts])
+        chosen = _choices(logits, seqs, drafts) if decided is None else decided.list()
         verdicts: list[Verdict | RequestError] = []
         row = 0
-        for seq, draft, choices in zip(seqs, drafts, _split(decided, drafts), strict=True):
+        for seq, draft, choices in zip(seqs, drafts, _split(chosen, drafts), strict=True):
             verdicts.append(drop_missing_token(accept_draft(draft, choices), logits, row, seq))
-            row += 1 + len(draft.tokens)
+            row += len(choices)
         return verdicts
 
 
@@ -70,7 +71,7 @@ def choose_tokens(logits: Tensor, seqs: Seq[Sequence], drafts: Seq[Draft]) -> li
 
     logits [N, vocab] come sequence by sequence, 1 + len(draft) rows each.
     """
-    return _split(_decide(logits, seqs, [_rows_of(draft) for draft in drafts]), drafts)
+    return _split(_choices(logits, seqs, drafts), drafts)
 
 
 def choose_after_paths(logits: Tensor, seqs: Seq[Sequence], paths: Seq[TokenPath]) -> list[Token]:
@@ -83,10 +84,25 @@ def _rows_of(draft: Draft) -> LogitRows:
     return LogitRows(1 + len(draft.tokens), lambda: (0, *draft.depths()), lambda: draft_paths(draft))
 
 
-def _split(decided: HostCopy, drafts: Seq[Draft]) -> list[list[Token]]:
+def _split(choices: list[Token], drafts: Seq[Draft]) -> list[list[Token]]:
     """Each sequence's own choices."""
-    choices = iter(decided.list())
-    return [list(islice(choices, 1 + len(draft.tokens))) for draft in drafts]
+    rest = iter(choices)
+    return [list(islice(rest, 1 + len(draft.tokens))) for draft in drafts]
+
+
+def _choices(logits: Tensor, seqs: Seq[Sequence], drafts: Seq[Draft]) -> list[Token]:
+    """The choice of every row of logits [N, vocab], on the host. Plain greedy rows on the CPU take the short way."""
+    total = len(drafts) + sum(len(draft.tokens) for draft in drafts)
+    if total == len(logits) and largest_of_numpy(logits) and all(s.params.greedy and s.plain_logits for s in seqs):
+        return _largest_tokens(logits)
+    return _decide(logits, seqs, [_rows_of(draft) for draft in drafts]).list()
+
+
+def _largest_tokens(logits: Tensor) -> list[Token]:
+    """The token of each row of logits [N, vocab], NO_TOKEN where the best value is not finite; as `_best_tokens`."""
+    values = logits.detach().numpy()
+    tokens: list[Token] = values.argmax(-1).tolist()
+    return [token if isfinite(values[row, token]) else NO_TOKEN for row, token in enumerate(tokens)]
 
 
 def _decide(logits: Tensor, seqs: Seq[Sequence], rows: Seq[LogitRows], positions: Positions | None = None) -> HostCopy:

@@ -18,7 +18,7 @@ from outrider.core.sequence import Sequence
 from outrider.verify.base import VERIFIERS, Mode, make_verifier
 from outrider.verify.noise import gumbel
 from outrider.verify.probs import process_logits
-from outrider.verify.seeded import accept_draft, choose_tokens, draft_paths, gumbel_max
+from outrider.verify.seeded import SeededVerifier, accept_draft, choose_tokens, draft_paths, gumbel_max
 
 VOCAB = 23
 TREE = Draft((4, 9, 1, 4, 6), parents=(-1, -1, 0, 1, 2))
@@ -62,6 +62,19 @@ def test_a_batch_of_greedy_requests_is_one_max():
         logits[:6].argmax(-1).tolist(),
         logits[6:].argmax(-1).tolist(),
     ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_greedy_choices_on_the_host_are_those_that_decide_launches(dtype: torch.dtype):
+    logits = torch.randint(0, 4, (7, VOCAB), generator=torch.Generator().manual_seed(1)).to(dtype)  # many ties
+    logits[1, 5], logits[2, 3], logits[3] = math.nan, math.inf, -math.inf
+    seqs = [Sequence(i, [1], 1, SamplingParams(), seed=0) for i in range(2)]
+    drafts = [TREE, Draft()]
+    decided = SeededVerifier().decide(seqs, drafts, logits)
+    assert decided is not None
+    first = [int((row == row.max()).nonzero()[0]) for row in logits[[0, 4, 5, 6]]]
+    assert decided.list() == [first[0], *[NO_TOKEN] * 3, *first[1:]]
+    assert [token for own in choose_tokens(logits, seqs, drafts) for token in own] == decided.list()
 
 
 def test_rows_of_one_position_share_their_noise_and_keep_their_order():
