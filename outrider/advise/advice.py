@@ -75,6 +75,7 @@ class Advice:
             "chosen": None if self.chosen is None else asdict(self.chosen),
             "reasons": self.reasons,
             "memory_bytes": self.memory,
+            "shipped": self.shipped,
             "verified": [asdict(each) for each in self.verified],
             "measured": [each.as_json() for each in self.measured],
             "unfit": self.unfit,

@@ -1,16 +1,25 @@
-"""A choice of drafter as other engines take it."""
+"""A choice of drafter as other engines take it: a configuration, a command, and notes on what differs there."""
 
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from outrider.models.heads.checkpoint import kind_of
+from outrider.core.errors import ConfigError
+from outrider.models.heads.checkpoint import kind_of, parse_head_config
 from outrider.models.heads.files import open_head
 
 LOOKUP_MATCH = 4
-"""Tokens that an n-gram lookup of another engine matches at most."""
+"""Tokens that an n-gram lookup of another engine matches at most, where the choice does not say."""
+TREE_TOP_K = 4
+"""Children that SGLang gives a node of a tree."""
+SEEDED = "mode seeded has no counterpart: an answer to a request with a seed is another text there, of the same law"
+FIXED = "Outrider's controller chooses a length in every round; here it is {length} tokens, always"
+
+Arguments = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +33,10 @@ class Choice:
     """Tokens of a draft."""
     shipped: str = ""
     """Folder of the head that is shipped for the target, which a drafter takes that names none; "" for none."""
+    adaptive: bool = False
+    """The controller chose the lengths when it was measured; `length` is the best single one."""
+    draft: str = ""
+    """Where the engine finds the draft model or head; "": where it is here."""
 
     @property
     def name(self) -> str:
@@ -42,71 +55,238 @@ class Choice:
     def tree(self) -> int:
         return int(self.option("tree") or 0)
 
+    @property
+    def chain(self) -> int:
+        """Tokens of a chain. A tree of n nodes is about as deep as a chain of n / 4 tokens."""
+        return max(1, self.tree // 4) if self.tree else self.length
+
+    @property
+    def match(self) -> int:
+        """Tokens that a lookup matches at most."""
+        return int(self.option("max_match") or LOOKUP_MATCH)
+
+    @property
+    def head(self) -> str:
+        """What the head is, as its checkpoint says: eagle, eagle3, medusa, mtp, dflash or dspark."""
+        files = open_head(self.model)
+        kind = kind_of(files)
+        return kind if kind != "block" else "dspark" if parse_head_config(files).markov_rank else "dflash"
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """What one engine takes."""
+
+    engine: str
+    arguments: Arguments
+    """What it is told of speculation, by its own names; {}: nothing, it decodes plainly."""
+    command: str
+    config: str
+    """Text of the file that holds the arguments, "" where they are all in the command."""
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """How one engine is told."""
+
+    arguments: Callable[[Choice], Arguments]
+    """ConfigError for what it has no counterpart of."""
+    command: Callable[[str, Arguments, str], list[str]]
+    """Words, of the target, the arguments, and the name of the file that holds them, "" for none."""
+    config: Callable[[Arguments], str]
+    needs_file: bool = False
+
 
 def serve_command(choice: Choice) -> str:
     """For this package. The controller, which is on by default, drafts less where less pays."""
     return f"outrider serve {choice.target} --drafter {choice.drafter}"
 
 
-def vllm_command(choice: Choice) -> str | None:
-    """None where vLLM has no such method."""
-    config = vllm_config(choice)
-    return None if config is None else f"vllm serve {choice.target} --speculative-config '{json.dumps(config)}'"
+def export_to(name: str, choice: Choice, file: str = "") -> Export:
+    """file: the configuration is to be in. ConfigError where the engine has no such drafter."""
+    engine = ENGINES[name]
+    if "+" in choice.drafter:
+        raise ConfigError(
+            f"{choice.drafter!r} mixes drafters, and {name} takes one; export one of them: --drafter NAME"
+        )
+    arguments = {} if choice.name == "none" else engine.arguments(choice)
+    file = (file or "config.yaml") if arguments and (file or engine.needs_file) else ""
+    config = engine.config(arguments) if file else ""
+    command = shlex.join(engine.command(choice.target, arguments, file if config else ""))
+    return Export(name, arguments, command, config, _notes(name, choice) if arguments else ())
 
 
-def vllm_config(choice: Choice) -> dict[str, object] | None:
-    """vLLM's `speculative_config`. It drafts chains: of a tree it gets the depth."""
-    made: dict[str, Callable[[], dict[str, object]]] = {
-        "suffix": lambda: {"method": "suffix"},
-        "prompt-lookup": lambda: {"method": "ngram", "prompt_lookup_max": LOOKUP_MATCH, "prompt_lookup_min": 2},
-        "draft-model": lambda: {"method": "draft_model", "model": choice.model},
-        "eagle": lambda: {"method": _head_kind(choice.model), "model": choice.model},
-        "medusa": lambda: {"method": "medusa", "model": choice.model},
-        "block": lambda: {"method": "dspark", "model": choice.model},
+def vllm_config(choice: Choice) -> Arguments | None:
+    """vLLM's `speculative_config`; None where it has no such method. It drafts chains: of a tree it gets the depth."""
+    made: dict[str, Callable[[], Arguments]] = {
+        "suffix": lambda: {"method": "suffix"} | _suffix_options(choice),
+        "prompt-lookup": lambda: {"method": "ngram", "prompt_lookup_max": choice.match, "prompt_lookup_min": 2},
+        "draft-model": lambda: {"method": "draft_model", "model": _draft(choice)},
+        "cross-model": lambda: {"method": "draft_model", "model": _draft(choice), "use_heterogeneous_vocab": True},
+        "eagle": lambda: {"method": choice.head, "model": _draft(choice)},
+        "medusa": lambda: {"method": "medusa", "model": _draft(choice)},
+        "block": lambda: {"method": choice.head, "model": _draft(choice)},
         "mtp": lambda: {"method": "mtp"},
     }
     if choice.name not in made:
         return None
-    return made[choice.name]() | {"num_speculative_tokens": _chain(choice)}
+    return made[choice.name]() | {"num_speculative_tokens": choice.chain}
 
 
-def sglang_command(choice: Choice) -> str | None:
-    """None where SGLang has no such algorithm."""
-    names = {"prompt-lookup": "NGRAM", "draft-model": "STANDALONE", "mtp": "NEXTN", "block": "DSPARK"}
-    name = names.get(choice.name)
-    if choice.name == "eagle":
-        name = "EAGLE3" if _head_kind(choice.model) == "eagle3" else "EAGLE"
-    if name is None:
-        return None
-    steps = _chain(choice)
-    nodes = choice.tree or steps + 1
-    words = ["python -m sglang.launch_server", f"--model-path {choice.target}", f"--speculative-algorithm {name}"]
-    words += [f"--speculative-draft-model-path {choice.model}"] if choice.model else []
-    if name != "NGRAM":
-        words += [f"--speculative-num-steps {steps}", f"--speculative-eagle-topk {4 if choice.tree else 1}"]
-    return " ".join([*words, f"--speculative-num-draft-tokens {nodes}"])
+def _vllm(choice: Choice) -> Arguments:
+    config = vllm_config(choice)
+    return (
+        _refuse(
+            "vLLM", choice, "suffix, ngram (prompt-lookup), draft_model, eagle, eagle3, medusa, dflash, dspark, mtp"
+        )
+        if config is None
+        else config
+    )
 
 
-def tensorrt_yaml(choice: Choice) -> str | None:
-    """TensorRT-LLM's `--extra_llm_api_options` file; None where it has no such method."""
-    kinds = {"prompt-lookup": "NGram", "draft-model": "DraftTarget", "eagle": "Eagle", "medusa": "Medusa", "mtp": "MTP"}
-    kind = kinds.get(choice.name)
-    if kind is None:
-        return None
-    lines = ["speculative_config:", f"  decoding_type: {kind}"]
-    if kind == "MTP":
-        return "\n".join([*lines, f"  num_nextn_predict_layers: {_chain(choice)}"]) + "\n"
-    lines += [f"  max_draft_len: {_chain(choice)}"]
-    lines += [f"  speculative_model_dir: {json.dumps(choice.model)}"] if choice.model else []
-    lines += [f"  max_matching_ngram_size: {LOOKUP_MATCH}"] if kind == "NGram" else []
-    return "\n".join(lines) + "\n"
+def _suffix_options(choice: Choice) -> Arguments:
+    names = {
+        "factor": "suffix_decoding_max_spec_factor",
+        "min_prob": "suffix_decoding_min_token_prob",
+        "max_depth": "suffix_decoding_max_tree_depth",
+        "cached_requests": "suffix_decoding_max_cached_requests",
+    }
+    given = {theirs: choice.option(ours) for ours, theirs in names.items()}
+    return {name: json.loads(value) for name, value in given.items() if value and value != "auto"}
 
 
-def _chain(choice: Choice) -> int:
-    """Tokens of a chain. A tree of n nodes is about as deep as a chain of n / 4 tokens."""
-    return max(1, choice.tree // 4) if choice.tree else choice.length
+def _sglang(choice: Choice) -> Arguments:
+    chain = choice.chain
+    steps = {"speculative-num-steps": chain, "speculative-eagle-topk": 1, "speculative-num-draft-tokens": chain + 1}
+    if choice.tree:
+        steps |= {"speculative-eagle-topk": TREE_TOP_K, "speculative-num-draft-tokens": choice.tree}
+    if choice.name == "prompt-lookup":
+        return {"speculative-algorithm": "NGRAM", "speculative-num-draft-tokens": chain + 1}
+    if choice.name == "mtp":
+        return {"speculative-algorithm": "NEXTN"} | steps
+    if choice.name in ("eagle", "draft-model"):
+        name = "STANDALONE" if choice.name == "draft-model" else choice.head.upper()
+        return {"speculative-algorithm": name, "speculative-draft-model-path": _draft(choice)} | steps
+    if choice.name == "block":
+        name = choice.head
+        block = {"dflash": chain + 1, "dspark": chain}[name]  # the one counts the token before the drafts
+        size = {f"speculative-{name}-block-size": block}
+        return {"speculative-algorithm": name.upper(), "speculative-draft-model-path": _draft(choice)} | size
+    return _refuse("SGLang", choice, "NGRAM (prompt-lookup), STANDALONE (draft-model), EAGLE, NEXTN, DFLASH, DSPARK")
 
 
-def _head_kind(model: str) -> str:
-    """eagle or eagle3, as the checkpoint says."""
-    return kind_of(open_head(model))
+def _tensorrt(choice: Choice) -> Arguments:
+    """`speculative_config` and what must stand beside it in the file, by TensorRT-LLM's PyTorch backend."""
+    plain = {"max_draft_len": choice.chain}
+    if choice.name == "mtp":
+        return {"speculative_config": {"decoding_type": "MTP"} | plain}
+    if choice.name == "suffix":
+        return {"speculative_config": {"decoding_type": "SA", "enable_global_pool": True} | plain}
+    if choice.name == "prompt-lookup":
+        own = {"decoding_type": "NGram", "max_matching_ngram_size": choice.match}
+        return {"speculative_config": own | plain, "disable_overlap_scheduler": True}
+    if choice.name == "draft-model":
+        own = {"decoding_type": "Draft_Target", "speculative_model": _draft(choice)}
+        return {"speculative_config": own | plain, "disable_overlap_scheduler": True}
+    if choice.name in ("eagle", "block") and (kind := choice.head) in ("eagle3", "dflash"):
+        own = {"decoding_type": "Eagle3" if kind == "eagle3" else "DFlash", "speculative_model": _draft(choice)}
+        return {"speculative_config": own | (_dynamic_tree(choice) if choice.tree else plain)}
+    return _refuse("TensorRT-LLM", choice, "SA (suffix), NGram (prompt-lookup), Draft_Target, Eagle3, DFlash, MTP")
+
+
+def _dynamic_tree(choice: Choice) -> Arguments:
+    depth, top_k = int(choice.option("depth") or 6), int(choice.option("top_k") or 8)
+    nodes = max(depth, min(choice.tree, depth * top_k))
+    tree = {"use_dynamic_tree": True, "dynamic_tree_max_topK": top_k, "max_total_draft_tokens": nodes}
+    return {"max_draft_len": depth} | tree
+
+
+def _llama_cpp(choice: Choice) -> Arguments:
+    if not choice.target.endswith(".gguf"):
+        raise ConfigError(
+            f"llama.cpp reads .gguf files, and {choice.target} is none; convert it with llama.cpp's "
+            "convert_hf_to_gguf.py and name the file: --target FILE.gguf"
+        )
+    length = {"spec-draft-n-max": choice.chain, "spec-draft-n-min": 0}
+    if choice.name == "prompt-lookup":
+        sizes = {"spec-ngram-simple-size-n": choice.match, "spec-ngram-simple-size-m": choice.chain}
+        return {"spec-type": "ngram-simple"} | sizes
+    if choice.name == "suffix":
+        return {"spec-type": "ngram-mod", "spec-ngram-mod-n-min": 0, "spec-ngram-mod-n-max": choice.chain}
+    if choice.name == "mtp":
+        return {"spec-type": "draft-mtp"} | length
+    kind = "simple" if choice.name == "draft-model" else ""
+    if choice.name in ("eagle", "block"):
+        kind = choice.head
+    if kind not in ("simple", "eagle3", "dflash", "dspark"):
+        return _refuse("llama.cpp", choice, "ngram-simple, ngram-mod, draft-model, EAGLE-3, DFlash, DSpark, MTP")
+    model = _draft(choice)
+    if not model.endswith(".gguf"):
+        raise ConfigError(f"llama.cpp reads .gguf files, and {model} is none; convert it: --draft FILE.gguf")
+    return {"spec-type": f"draft-{kind}", "model-draft": model} | length
+
+
+def _draft(choice: Choice) -> str:
+    found = choice.draft or choice.model
+    if not found:
+        raise ConfigError(f"{choice.drafter} names no model that another engine could load; name one: --draft NAME")
+    return found
+
+
+def _refuse(engine: str, choice: Choice, has: str) -> Arguments:
+    raise ConfigError(f"{engine} has no counterpart of {choice.drafter!r}; it has {has}")
+
+
+def _notes(engine: str, choice: Choice) -> tuple[str, ...]:
+    notes = [SEEDED]
+    notes += [FIXED.format(length=choice.chain)] if choice.adaptive else []
+    if choice.option("history"):
+        notes.append(f"history={choice.option('history')}: {engine} cannot load it, and begins without those answers")
+    if choice.tree and engine in ("vllm", "llama.cpp"):
+        notes.append(f"it drafts chains: {choice.chain} tokens in place of a tree of {choice.tree}")
+    told = {
+        ("vllm", "suffix"): "suffix decoding needs `pip install arctic-inference` beside vLLM",
+        ("vllm", "cross-model"): "with two vocabularies vLLM drafts greedily, from the tokens that both have",
+        ("tensorrt-llm", "suffix"): "SA matches in requests under way and as many ended ones as its pool holds",
+        ("llama.cpp", "suffix"): "ngram-mod is the nearest: hashes of 24 tokens, one pool for all requests",
+    }
+    return (*notes, *(text for at, text in told.items() if at == (engine, choice.name)))
+
+
+def _lines(values: Arguments, indent: str = "") -> str:
+    """YAML: a key a line, values as JSON, which YAML includes."""
+    found = ""
+    for key, value in values.items():
+        under = f"\n{_lines(value, indent + '  ')}" if isinstance(value, dict) else f" {json.dumps(value)}\n"
+        found += f"{indent}{key}:{under}"
+    return found
+
+
+def _flags(arguments: Arguments) -> list[str]:
+    return [word for name, value in arguments.items() for word in (f"--{name}", str(value))]
+
+
+def _vllm_words(target: str, arguments: Arguments, file: str) -> list[str]:
+    config = ["--config", file] if file else ["--speculative-config", json.dumps(arguments)]
+    return ["vllm", "serve", target, *(config if arguments else ())]
+
+
+def _sglang_words(target: str, arguments: Arguments, file: str) -> list[str]:
+    words = ["python", "-m", "sglang.launch_server", "--model-path", target]
+    return [*words, *(["--config", file] if file else _flags(arguments))]
+
+
+ENGINES: dict[str, Engine] = {
+    "vllm": Engine(_vllm, _vllm_words, lambda found: _lines({"speculative-config": found})),
+    "sglang": Engine(_sglang, _sglang_words, _lines),
+    "tensorrt-llm": Engine(
+        _tensorrt,
+        lambda target, _, file: ["trtllm-serve", target, *(["--config", file] if file else ())],
+        _lines,
+        needs_file=True,
+    ),
+    "llama.cpp": Engine(
+        _llama_cpp, lambda target, found, _: ["llama-server", "--model", target, *_flags(found)], lambda _: ""
+    ),
+}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from outrider.advise.advice import Advice, Verified
-from outrider.advise.export import Choice, sglang_command, tensorrt_yaml, vllm_command
+from outrider.advise.export import ENGINES, Choice, export_to
 from outrider.advise.export import serve_command as serve
 from outrider.advise.measured import Measured
+from outrider.core.errors import ConfigError
 from outrider.report.numbers import memory, seconds, share, times
 from outrider.report.page import Html, Section, code, note, page, paragraph, table, verdict
 from outrider.report.plot import Bars, Line, Mark, line_plot, stacked_bars
@@ -35,14 +36,16 @@ def chosen(advice: Advice) -> Choice | None:
 
 
 def configurations(choice: Choice) -> list[tuple[str, str]]:
-    """By engine: what it takes."""
-    none = "has no such drafter"
-    return [
-        ("Outrider", serve(choice)),
-        ("vLLM", vllm_command(choice) or none),
-        ("SGLang", sglang_command(choice) or none),
-        ("TensorRT-LLM, --extra_llm_api_options", tensorrt_yaml(choice) or none),
-    ]
+    """By engine: what it takes, or why it has no such drafter."""
+    return [("Outrider", serve(choice)), *((name, _exported(name, choice)) for name in ENGINES)]
+
+
+def _exported(name: str, choice: Choice) -> str:
+    try:
+        made = export_to(name, choice)
+    except ConfigError as error:
+        return str(error)
+    return f"{made.command}\n{made.config}".strip()
 
 
 def verified_rows(advice: Advice) -> list[list[str]]:

@@ -17,6 +17,7 @@ from outrider.cli.advise import advise
 from outrider.cli.bench import app as bench_app
 from outrider.cli.chat import chat
 from outrider.cli.check import check
+from outrider.cli.export import export
 from outrider.cli.list import list_drafters, list_models
 from outrider.cli.options import flatten_options
 from outrider.cli.plan import plan
@@ -44,6 +45,7 @@ app.add_typer(bench_app)
 app.command("serve")(flatten_options(serve))
 app.add_typer(train_app)
 app.command("advise")(flatten_options(advise))
+app.command("export")(flatten_options(export))
 app.command("check")(flatten_options(check))
 app.command("plan")(flatten_options(plan))
 app.command("prove")(flatten_options(prove))

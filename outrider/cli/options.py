@@ -56,7 +56,8 @@ class _OptionInfo:
         has_default = isinstance(f.default, str | int | float) and hint is not bool
         text = f"{self.text} ({f.default})" if has_default else self.text
         # Naming a switch keeps typer from adding a --no- form.
-        decl, metavar = f"--{f.name.replace('_', '-')}", "" if hint is bool else self.metavar
+        name = f.name.rstrip("_").replace("_", "-")  # `from_`: a word of Python
+        decl, metavar = f"--{name}", "" if hint is bool else self.metavar
         shown = typer.Option(decl, help=text, metavar=metavar, rich_help_panel=panel, show_default=False)
         return Annotated[hint, shown]
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from outrider.advise.advice import Advice, Verified, decide, drafter_bytes, why_not
-from outrider.advise.export import Choice, sglang_command, tensorrt_yaml, vllm_command, vllm_config
+from outrider.advise.export import Choice, export_to, vllm_config
 from outrider.advise.measure import Scope
 from outrider.advise.measured import Acceptance, Measured, RoundTimes
 from outrider.advise.page import advice_page, configurations, summary
@@ -103,17 +103,16 @@ def test_vllms_configuration_is_one_that_asks_for_the_same(drafter, method):
     assert config["method"] == method
     assert from_vllm(config).traits.name == drafter.partition(":")[0]
     assert from_vllm(config).traits.max_tokens == 5
-    command = vllm_command(choice)
+    command = export_to("vllm", choice).command
     assert json.loads(command.split("'")[1]) == config
 
 
 def test_other_engines():
-    assert "--speculative-algorithm NGRAM" in sglang_command(Choice("t", "prompt-lookup", 5))
-    standalone = sglang_command(Choice("t", "draft-model:model=d", 5))
-    assert standalone.endswith("--speculative-num-steps 5 --speculative-eagle-topk 1 --speculative-num-draft-tokens 6")
-    assert "decoding_type: DraftTarget\n  max_draft_len: 5\n" in tensorrt_yaml(Choice("t", "draft-model:model=d", 5))
-    assert vllm_config(Choice("t", "layer-skip", 5)) is sglang_command(Choice("t", "suffix", 5)) is None
-    assert dict(configurations(Choice("t", "layer-skip", 5)))["vLLM"] == "has no such drafter"
+    told = dict(configurations(Choice("t", "prompt-lookup", 5)))
+    assert "--speculative-algorithm NGRAM" in told["sglang"]
+    assert 'decoding_type: "NGram"\n' in told["tensorrt-llm"]
+    assert "--target FILE.gguf" in told["llama.cpp"]
+    assert dict(configurations(Choice("t", "layer-skip", 5)))["vllm"].startswith("vLLM has no counterpart")
 
 
 def test_memory_is_that_of_the_files(tmp_path):
