@@ -44,8 +44,8 @@ class Plan:
     """Who drafts for each sequence, and how far."""
 
     kind: RoundKind
-    lengths: Ints  # [sequences]: tokens to draft
-    drafters: Ints  # [sequences]: which of the outlooks drafts; -1: none
+    lengths: list[int]  # [sequences]: tokens to draft
+    drafters: list[int]  # [sequences]: which of the outlooks drafts; -1: none
     tokens: float
     """Tokens expected of the round."""
     seconds: float
@@ -53,29 +53,34 @@ class Plan:
     """Made to learn of a drafter, not for its promise."""
     rounds: int = 0
     """For so many rounds at least nobody is asked, not even to watch: made to learn what plain decoding takes."""
+    settled: bool = False
+    """Only a drafter whose drafts are seen before they are scored is asked: the plan need not be made anew so soon."""
 
     @property
     def rate(self) -> float:
         return self.tokens / self.seconds
 
+    @property
+    def asks(self) -> bool:
+        """Whether anybody is asked to draft."""
+        return any(self.lengths)
+
     def lengths_of(self, drafter: int) -> list[int]:
         """For each sequence the tokens that this drafter is asked for."""
-        return [
-            n if who == drafter else 0 for n, who in zip(self.lengths.tolist(), self.drafters.tolist(), strict=True)
-        ]
+        return [n if who == drafter else 0 for n, who in zip(self.lengths, self.drafters, strict=True)]
 
     def within(self, budgets: Seq[int]) -> Plan:
         """The plan, no longer for any sequence than its budget."""
-        if not (self.lengths > budgets).any():
+        lengths = list(map(min, self.lengths, budgets))
+        if lengths == self.lengths:
             return self
-        lengths = np.minimum(self.lengths, budgets)
-        return replace(self, lengths=lengths, drafters=np.where(lengths > 0, self.drafters, -1))
+        who = [who if n else -1 for n, who in zip(lengths, self.drafters, strict=True)]
+        return replace(self, lengths=lengths, drafters=who)
 
 
 def plain_plan(batch: int, costs: RoundCosts) -> Plan:
     kind = RoundKind(batch, 1, batch)
-    none = np.zeros(batch, dtype=np.int64)
-    return Plan(kind, none, none - 1, float(batch), costs.seconds(kind))
+    return Plan(kind, [0] * batch, [-1] * batch, float(batch), costs.seconds(kind))
 
 
 def choose_plan(outlooks: Seq[Outlook], costs: RoundCosts, widths: Seq[int] = ()) -> Plan:
@@ -92,9 +97,11 @@ def choose_plan(outlooks: Seq[Outlook], costs: RoundCosts, widths: Seq[int] = ()
         most = batch + sum(float(each[:, -1].sum()) for each in expected.values())
         if most < MIN_GAIN * batch:  # not even if drafts took no time
             continue
-        plans = [*_padded_plans(outlooks, expected, costs, widths)] if widths else []
-        plans += _ragged_plans(outlooks, expected, costs, widths)
-        best = max((best, *plans), key=lambda plan: plan.rate)
+        if widths:
+            plans = *_padded_plans(outlooks, expected, costs, widths), *_packed_plans(outlooks, expected, costs, widths)
+            best = max((best, *plans), key=lambda plan: plan.rate)
+        else:
+            best = _longest_paying(outlooks, expected, costs, best)
     return best if best.rate >= MIN_GAIN * plain.rate else plain
 
 
@@ -105,13 +112,14 @@ def choose_drafts(expected: Seq[float], lengths: Seq[int], planned: RoundKind, c
     """
     order = sorted((i for i, n in enumerate(lengths) if n), key=lambda i: -expected[i] / lengths[i])
     rows, width, tokens = planned.batch, 1, float(planned.batch)
-    best, best_rate = 0, MIN_GAIN * tokens / costs.seconds(plain_plan(rows, costs).kind)
+    best, best_rate = 0, MIN_GAIN * tokens / costs.seconds(RoundKind(rows, 1, rows))
     for count, i in enumerate(order, 1):
         rows, width, tokens = rows + lengths[i], max(width, 1 + lengths[i]), tokens + expected[i]
-        rate = tokens / costs.seconds(replace(planned, width=width, rows=rows))
+        rate = tokens / costs.seconds(RoundKind(planned.batch, width, rows, planned.drafters, planned.steps))
         if rate > best_rate:
             best, best_rate = count, rate
-    return [i in order[:best] for i in range(len(lengths))]
+    chosen = order[:best]
+    return [i in chosen for i in range(len(lengths))]
 
 
 def _groups(outlooks: Seq[Outlook]) -> Iterator[list[int]]:
@@ -147,34 +155,77 @@ def _padded_plans(
         who = np.where(own > 0, np.array(list(expected))[best], -1)
         width = next(w for w in widths if w > length)
         kind = RoundKind(batch, width, batch * width, *_drafting(outlooks, who, own))
-        yield Plan(kind, own, who, batch + float(table.max(0).sum()), costs.seconds(kind))
+        yield Plan(kind, own.tolist(), who.tolist(), batch + float(table.max(0).sum()), costs.seconds(kind))
 
 
-def _ragged_plans(
+def _gains(outlooks: Seq[Outlook], expected: Mapping[int, Floats]) -> tuple[Ints, Floats]:
+    """The drafter that expects most of each sequence, [sequences], and what each token gains, [sequences, tokens]."""
+    whole = np.stack([e[:, -1] for e in expected.values()])  # [drafters, sequences]
+    who = whole.argmax(0)
+    gains = np.stack([np.diff(_padded(e, outlooks)) for e in expected.values()])[who, np.arange(len(who))]
+    return np.array(list(expected))[who], gains
+
+
+def _likeliest(gains: Floats) -> tuple[Ints, Floats]:
+    """The sequence of each token that gains anything, the likeliest first, and what it gains."""
+    order = np.argsort(-gains, axis=None, kind="stable")
+    worth = gains.flat[order]
+    count = int((worth > 0).sum())
+    return order[:count] // gains.shape[1], worth[:count]
+
+
+def _longest_paying(outlooks: Seq[Outlook], expected: Mapping[int, Floats], costs: RoundCosts, best: Plan) -> Plan:
+    """The best of this plan and those of 1, 2, ... draft tokens in all, wherever they are likeliest to survive.
+
+    Ends where what is left could not make up for the rows so far, by what their passes were measured to take.
+    """
+    who, gains = _gains(outlooks, expected)
+    drafters, batch, best_rate = who.tolist(), len(who), best.rate
+    likeliest, worth = (each.tolist() for each in _likeliest(gains))
+    lengths, asked, steps = [0] * batch, list[int](), 0
+    tokens, most = float(batch), batch + sum(worth)
+    found: tuple[int, RoundKind, float, float] | None = None
+    for count, (row, gain) in enumerate(zip(likeliest, worth, strict=True), 1):
+        lengths[row] += 1
+        tokens += gain
+        by = drafters[row]
+        if by not in asked:
+            asked = sorted((*asked, by))
+        steps = max(steps, outlooks[by].steps(lengths[row]))
+        names = tuple(outlooks[i].name for i in asked)
+        kind = RoundKind(batch, 1 + max(lengths), batch + count, names, steps)
+        shared, seconds = costs.shared_seconds(kind), costs.seconds(kind)
+        if tokens / seconds > best_rate:
+            best_rate, found = tokens / seconds, (count, kind, tokens, seconds)
+        if most < best_rate * shared:
+            break
+    if found is None:
+        return best
+    chosen = likeliest[: found[0]]
+    own = [chosen.count(row) for row in range(batch)]
+    return Plan(found[1], own, [by if n else -1 for by, n in zip(drafters, own, strict=True)], *found[2:])
+
+
+def _packed_plans(
     outlooks: Seq[Outlook], expected: Mapping[int, Floats], costs: RoundCosts, widths: Seq[int]
 ) -> Iterator[Plan]:
-    """Plans of 1, 2, ... draft tokens in all, or as many as packed passes take, wherever they are likeliest to survive.
+    """Plans of as many draft tokens as packed passes take, wherever they are likeliest to survive.
 
-    Packed passes: also none longer than each length that a model drafts, since a step costs as much for few sequences.
+    Also none longer than each length that a model drafts, since a step costs as much for few sequences.
     """
-    batch = len(outlooks[0].budgets)
-    whole = np.stack([e[:, -1] for e in expected.values()])  # [drafters, sequences]
-    who = np.array(list(expected))[whole.argmax(0)]
-    gains = np.stack([np.diff(_padded(e, outlooks)) for e in expected.values()])[whole.argmax(0), np.arange(batch)]
+    who, gains = _gains(outlooks, expected)
+    batch = len(who)
     room = [rows - batch for rows in costs.target.packed_rows(batch)]
-    most = min(gains.shape[1], widths[-1] - 1) if widths else gains.shape[1]
-    for longest in sorted({most, *(n for i in expected for n in outlooks[i].lengths if widths and n < most)}):
-        likeliest = np.argsort(-gains[:, :longest], axis=None, kind="stable")
-        worth = gains[:, :longest].flat[likeliest]
-        likeliest = likeliest[: int((worth > 0).sum())]
+    most = min(gains.shape[1], widths[-1] - 1)
+    for longest in sorted({most, *(n for i in expected for n in outlooks[i].lengths if n < most)}) if room else ():
+        likeliest, worth = _likeliest(gains[:, :longest])
         tokens = batch + worth.cumsum()
-        for count in sorted({min(n, len(likeliest)) for n in room}) if widths else range(1, len(likeliest) + 1):
-            if count:
-                lengths = np.bincount(likeliest[:count] // longest, minlength=batch)
-                asked = np.where(lengths > 0, who, -1)
-                drafting = _drafting(outlooks, asked, lengths)
-                kind = costs.padded_kind(RoundKind(batch, 1 + int(lengths.max()), batch + count, *drafting), widths)
-                yield Plan(kind, lengths, asked, float(tokens[count - 1]), costs.seconds(kind))
+        for count in sorted({min(n, len(likeliest)) for n in room} - {0}):
+            lengths = np.bincount(likeliest[:count], minlength=batch)
+            asked = np.where(lengths > 0, who, -1)
+            drafting = _drafting(outlooks, asked, lengths)
+            kind = costs.padded_kind(RoundKind(batch, 1 + int(lengths.max()), batch + count, *drafting), widths)
+            yield Plan(kind, lengths.tolist(), asked.tolist(), float(tokens[count - 1]), costs.seconds(kind))
 
 
 def _padded(expected: Floats, outlooks: Seq[Outlook]) -> Floats:

@@ -96,32 +96,34 @@ class Controller:
         if self._since_plain >= _PLAIN_ROUNDS:
             self._since_plain = 0
             return replace(plain_plan(batch, self.costs), rounds=_PLAIN_SPELL if self.widths else 1)
-        most = np.asarray(budgets, dtype=np.int64)
         if self._visible is not None and len(self.members) == 1:
-            return self._ask_visible(plain_plan(batch, self.costs), self._visible, most)
+            return self._ask_visible(plain_plan(batch, self.costs), self._visible, budgets)
+        most = np.asarray(budgets, dtype=np.int64)
         outlooks = [
             Outlook(m.name, a.survival(seq_ids), np.minimum(most, m.max_tokens), m.runs_model, m.lengths)
             for m, a in zip(self.members, self.acceptance, strict=True)
         ]
         plan = choose_plan(outlooks, self.costs, self.widths)
         if self._visible is not None:
-            plan = self._ask_visible(plan, self._visible, most)
+            plan = self._ask_visible(plan, self._visible, budgets)
         return self._probe(outlooks, plan) or plan
 
-    def _ask_visible(self, plan: Plan, member: int, budgets: Ints) -> Plan:
+    def _ask_visible(self, plan: Plan, member: int, budgets: Seq[int]) -> Plan:
         """The plan, with all that there is room for from a drafter whose drafts can be seen before they are scored."""
-        mine = (plan.drafters == member) | (plan.drafters == -1)
-        lengths = np.where(mine, np.minimum(budgets, self.members[member].max_tokens), plan.lengths)
-        who = np.where(lengths > 0, np.where(mine, member, plan.drafters), -1)
-        names = tuple(self.members[i].name for i in sorted(set(who.tolist()) - {-1}))
-        return replace(plan, kind=replace(plan.kind, drafters=names), lengths=lengths, drafters=who)
+        most = self.members[member].max_tokens
+        mine = [who in (member, -1) for who in plan.drafters]
+        lengths = [min(b, most) if own else n for own, b, n in zip(mine, budgets, plan.lengths, strict=True)]
+        who = [(member if own else w) if n else -1 for own, n, w in zip(mine, lengths, plan.drafters, strict=True)]
+        asked = sorted(set(who) - {-1})
+        kind = RoundKind(*plan.kind[:3], tuple(self.members[i].name for i in asked), plan.kind.steps)
+        return Plan(kind, lengths, who, plan.tokens, plan.seconds, settled=asked == [member])
 
     def review(self, seq_ids: Seq[int], plan: Plan, drafted: Seq[int], expected: Seq[float]) -> list[bool]:
         """Which drafts to score, now that they are known; those of drafters that pay for their budgets always.
 
         expected: tokens that the drafter expects to be accepted; 0 where it does not say.
         """
-        who = plan.drafters.tolist()
+        who = plan.drafters
         seen = [self._visible is not None and w == self._visible for w in who]
         if not any(seen):
             return [True] * len(who)
@@ -141,28 +143,36 @@ class Controller:
         A draft that only the device knows is scored at the length that was asked for, found or not.
         rows: the sequences that go on; the others ended meanwhile.
         """
-        if not plan.lengths.any():
+        if not plan.asks:
             self.note_plain(plan, [seq_ids[row] for row in rows], 0.0)
             return
-        plain = plain_plan(plan.kind.batch, self.costs).seconds
-        extra = self.costs.seconds(self._kind(plan, drafted)) - plain
+        plain = extra = 0.0
+        if self.widths or any(drafted):  # else a round without drafts
+            plain = plain_plan(plan.kind.batch, self.costs).seconds
+            extra = self.costs.seconds(self._kind(plan, drafted)) - plain
         self._count_round(any(drafted))
-        going_on = set(rows)
-        for i, acceptance in enumerate(self.acceptance):
-            lengths = plan.lengths_of(i)
-            if any(lengths) and not plan.probe:
+        judged = [row for row in rows if drafted[row] and plan.lengths[row]]
+        for i in range(len(self.members)):
+            if not plan.probe and any(plan.lengths_of(i)):
                 self._idle[i] = 0
-            judged = [(r, drafted[r]) for r, n in enumerate(lengths) if n and drafted[r] and r in going_on]
-            ids = [seq_ids[r] for r, _ in judged]
-            acceptance.note(ids, [n for _, n in judged], [accepted[r] for r, _ in judged])
-            acceptance.forget_stated(set(seq_ids) - set(ids))
+            self._note_drafts(i, seq_ids, [row for row in judged if plan.drafters[row] == i], drafted, accepted)
         for row in rows:
-            chosen = self._decisions.setdefault(seq_ids[row], Decisions())
-            who, length = int(plan.drafters[row]), int(plan.lengths[row])
-            length = min(length, drafted[row])
+            chosen = self._decisions.get(seq_ids[row])
+            if chosen is None:
+                chosen = self._decisions[seq_ids[row]] = Decisions()
+            length = min(plan.lengths[row], drafted[row])
             chosen.rounds += 1
-            chosen.lengths[(self.members[who].name if length else "", length)] += 1
+            chosen.lengths[(self.members[plan.drafters[row]].name if length else "", length)] += 1
             chosen.saved += accepted[row] * plain - extra
+
+    def _note_drafts(
+        self, member: int, seq_ids: Seq[int], rows: Seq[int], drafted: Seq[int], accepted: Seq[int]
+    ) -> None:
+        """Note this drafter's drafts, of the sequences in these rows; the others had none of it."""
+        known = self.acceptance[member]
+        ids = [seq_ids[row] for row in rows]
+        known.note(ids, [drafted[row] for row in rows], [accepted[row] for row in rows])
+        known.forget_stated(seq_id for seq_id in seq_ids if seq_id not in ids)
 
     def note_plain(self, plan: Plan, seq_ids: Iterable[int], seconds: float) -> None:
         """Note a round that nobody was asked to draft for, and what it took; 0: that says nothing."""
@@ -213,11 +223,11 @@ class Controller:
     def _kind(self, plan: Plan, drafted: Seq[int]) -> RoundKind:
         """What kind of round a plan became: a pass is no wider than what was drafted."""
         width, rows = 1 + max(drafted, default=0), len(drafted) + sum(drafted)
-        if width == 1:
-            # where rounds overlap, drafters that were asked and found nothing have cost time all the same
-            asked = plan.kind if self.widths and plan.lengths.any() else RoundKind(0, 0, 0)
-            return replace(asked, batch=len(drafted), width=1, rows=len(drafted))
-        return self.costs.padded_kind(replace(plan.kind, width=width, rows=rows), self.widths)
+        if width == 1 and not (self.widths and plan.asks):
+            return RoundKind(rows, 1, rows)
+        # where rounds overlap, drafters that were asked and found nothing have cost time all the same
+        kind = RoundKind(len(drafted), width, rows, plan.kind.drafters, plan.kind.steps)
+        return kind if width == 1 else self.costs.padded_kind(kind, self.widths)
 
     def forget(self, seq_id: int) -> Decisions:
         """Drop what is kept of a request; returns what was decided for it."""
@@ -227,7 +237,7 @@ class Controller:
 
     def _probe(self, outlooks: Seq[Outlook], plan: Plan) -> Plan | None:
         """A round that tries the drafter longest left out, where one is due; None: take the plan."""
-        used = set(plan.drafters.tolist())
+        used = set(plan.drafters)
         left_out = [i for i, each in enumerate(outlooks) if i not in used and each.budgets.any()]
         if not left_out:
             return None
@@ -244,9 +254,8 @@ class Controller:
             return None
         self._since_probe = 0
         self._probed[at] += 1
-        who = np.where(lengths > 0, at, -1)
         tokens = batch + float(outlooks[at].survival[lengths > 0, 0].sum())
-        return Plan(kind, lengths, who, tokens, seconds, probe=True)
+        return Plan(kind, lengths.tolist(), np.where(lengths > 0, at, -1).tolist(), tokens, seconds, probe=True)
 
     def _probe_lengths(self, outlook: Outlook, member: int) -> Ints:
         lengths = np.minimum(outlook.budgets, _PROBE_TOKENS)

@@ -11,8 +11,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
-from math import prod
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import NamedTuple
 
 from outrider.control.limits import PassLimits
 from outrider.runners.pass_work import Experts
@@ -43,17 +44,23 @@ class PassTable:
     experts: Experts | None = None
     """Of a mixture of experts: between measured passes time grows with the experts that are read, not with rows."""
     _rows: tuple[tuple[int, float], ...] = field(init=False, repr=False)
-    """(rows, seconds) of the shapes, by rows; where several have as many, the fastest."""
+    """(rows, seconds) of the shapes, by rows: of those with as many rows or more, the fastest.
+
+    So a pass that was timed in a stall is not taken to cost more than a larger one.
+    """
     _found: dict[tuple[int, int, int], float] = field(
         init=False, repr=False, compare=False, default_factory=dict[tuple[int, int, int], float]
     )
     """What padded passes take, by what was asked for before."""
+    _by_rows: dict[int, float] = field(init=False, repr=False, compare=False, default_factory=dict[int, float])
+    """The same of `rows_seconds`."""
 
     def __post_init__(self) -> None:
         best: dict[int, float] = {}
         for (batch, width), seconds in self.seconds.items():
             best[batch * width] = min(seconds, best.get(batch * width, seconds))
-        object.__setattr__(self, "_rows", tuple(sorted(best.items())))
+        fewest = accumulate((best[rows] for rows in sorted(best, reverse=True)), min)
+        object.__setattr__(self, "_rows", (*zip(sorted(best), reversed([*fewest]), strict=True),))
 
     @property
     def row_price(self) -> float:
@@ -83,6 +90,12 @@ class PassTable:
 
     def rows_seconds(self, rows: int) -> float:
         """Seconds of a pass of so many rows in all: interpolated, and beyond the last measured one extrapolated."""
+        known = self._by_rows.get(rows)
+        if known is None:
+            known = self._by_rows[rows] = self._interpolated(rows)
+        return known
+
+    def _interpolated(self, rows: int) -> float:
         if not self._rows:
             return 1.0
         counts = [count for count, _ in self._rows]
@@ -101,8 +114,7 @@ class PassTable:
         return rows if self.experts is None else self.experts.distinct(rows)
 
 
-@dataclass(frozen=True, slots=True)
-class RoundKind:
+class RoundKind(NamedTuple):
     """Rounds that cost the same."""
 
     batch: int
@@ -160,8 +172,13 @@ class RoundCosts:
 
     def seconds(self, kind: RoundKind) -> float:
         """Expected seconds of a round of this kind."""
-        known = self._asking.get(kind.drafters), self._kinds.get(kind)
-        ratio = prod(each.at(self._now) for each in known if each is not None)
+        own = self._kinds.get(kind) if kind.drafters else None
+        return self.shared_seconds(kind) * (1.0 if own is None else own.at(self._now))
+
+    def shared_seconds(self, kind: RoundKind) -> float:
+        """The same without what is known of this very kind: more rows never take less."""
+        asking = self._asking.get(kind.drafters) if kind.drafters else None
+        ratio = 1.0 if asking is None else asking.at(self._now)
         return self._measured(kind) * self._level(kind.batch) * ratio
 
     def observe(self, kind: RoundKind, seconds: float) -> None:
@@ -191,6 +208,8 @@ class RoundCosts:
         table = self.target
         padded = table.padded
         verify = table.pass_seconds(kind.batch, kind.width, kind.rows) if padded else table.rows_seconds(kind.rows)
+        if not kind.steps:
+            return verify
         steps = [self.drafters[name].pass_seconds(kind.batch, 1) for name in kind.drafters if name in self.drafters]
         return verify + kind.steps * sum(steps)
 
@@ -199,4 +218,4 @@ class RoundCosts:
         if not widths:
             return kind
         width = next((w for w in widths if w >= kind.width), kind.width)
-        return replace(kind, width=width, rows=self.target.padded_rows(kind.batch, width, kind.rows))
+        return kind._replace(width=width, rows=self.target.padded_rows(kind.batch, width, kind.rows))

@@ -44,6 +44,8 @@ class Traits:
     """It can propose from a DeviceState, before the host knows the outcome of the round in flight."""
     pays_budget: bool = False
     """A pass is as wide as its budget, however few tokens it drafts: the host does not see them first."""
+    observes: bool = True
+    """`observe` is called after rounds."""
     watches: bool = False
     """`watch` is called in rounds in which it is not asked."""
     follows_target: bool = False
@@ -146,7 +148,7 @@ class Drafter(ABC):
         """See a round in which nothing is drafted: what can be guessed at no cost may be, to be judged by the text."""
 
     def take_evidence(self) -> Seq[Evidence]:
-        """Drafts that were not scored and that the text has judged since the last call; at no cost, or none."""
+        """Drafts that were not scored and that the text has judged since the last call; only where `traits.watches`."""
         return ()
 
     def take_failures(self, seq_id: int) -> int:

@@ -117,7 +117,9 @@ class DeviceLookup(Drafter):
     def __init__(self, rules: LookupRules, target: Runner, max_batch: int) -> None:
         self.k = min(rules.traits.max_tokens, target.max_width - 1)
         self.rules = rules
-        self.traits = replace(rules.traits, max_tokens=self.k, drafts_ahead=True, pays_budget=True, watches=True)
+        self.traits = replace(
+            rules.traits, max_tokens=self.k, drafts_ahead=True, pays_budget=True, observes=True, watches=True
+        )
         self.max_match = len(rules.limits) - 1
         self.ring = AnswerRing(rules.ring_tokens, rules.ring_answers, target.device)
         for answer in rules.history:

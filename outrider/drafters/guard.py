@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from contextlib import contextmanager
 from dataclasses import replace
 from types import NoneType
 from typing import Any
@@ -19,12 +18,14 @@ from outrider.core.draft import EMPTY, Draft, Verdict
 from outrider.core.errors import LosslessError
 from outrider.core.sampling import is_finite, is_int
 from outrider.core.sequence import Sequence, SequenceView
-from outrider.drafters.base import Drafter, Evidence, RoundView, TargetPass, Traits
+from outrider.drafters.base import Drafter, Evidence, RoundView, TargetPass
 from outrider.runners.device_state import DeviceState
 
 _log = logging.getLogger("outrider.drafters")
 MAX_SUM_ERROR = 0.02
 """How far the sum of a distribution may be from 1: numbers of 8 bits are that coarse."""
+_FAILED = object()
+"""What a call returns that raised."""
 _LOG_SECONDS = 1.0
 """A failure of a kind that was logged before is logged again only if nothing else was for so long."""
 
@@ -37,7 +38,7 @@ class GuardedDrafter:
 
     def __init__(self, drafter: Drafter, vocab_size: int) -> None:
         """vocab_size: ids at or beyond it are not passed on."""
-        self.drafter, self.vocab_size = drafter, vocab_size
+        self.drafter, self.vocab_size, self.traits = drafter, vocab_size, drafter.traits
         self.failures: Counter[int] = Counter()
         """By sequence id, until `take_failures`."""
         self._kinds: set[str] = set()
@@ -46,17 +47,10 @@ class GuardedDrafter:
         self._views: dict[int, SequenceView] = {}
         """By sequence id, until that is forgotten."""
 
-    @property
-    def traits(self) -> Traits:
-        return self.drafter.traits
-
     def propose(self, view: RoundView) -> list[Draft] | None:
         """A well-formed draft for each sequence, at most its budget; None only where the drafter may return it."""
-        drafts: Any = None
-        with self._guarded("propose", view.seqs, _tensors_of(view.state)) as failed:
-            drafts = self.drafter.propose(RoundView(self._read_only(view.seqs), tuple(view.budgets), view.state))
-            drafts = [*drafts] if isinstance(drafts, Seq) else drafts
-        if failed:
+        drafts: Any = self._call("propose", view.seqs, lambda: self._proposed(view), _tensors_of(view.state))
+        if drafts is _FAILED:
             return [EMPTY] * len(view.seqs)
         if drafts is None and view.state is not None:
             return None
@@ -66,32 +60,36 @@ class GuardedDrafter:
             return [EMPTY] * len(view.seqs)
         return [self._checked(*each) for each in zip(drafts, view.seqs, view.budgets, strict=True)]
 
+    def _proposed(self, view: RoundView) -> object:
+        drafts: Any = self.drafter.propose(self._shown(view))
+        return [*drafts] if isinstance(drafts, Seq) else drafts
+
     def process(self, work: TargetPass) -> None:
         shown = [work.scores.logits, *(work.scores.features or ()), *_tensors_of(work.state)]
-        with self._guarded("process", work.seqs, shown):
-            self.drafter.process(replace(work, seqs=self._read_only(work.seqs), spans=tuple(work.spans)))
+        own = replace(work, seqs=self._read_only(work.seqs), spans=tuple(work.spans))
+        self._call("process", work.seqs, lambda: self.drafter.process(own), shown)
 
     def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
-        with self._guarded("observe", seqs):
-            self.drafter.observe(self._read_only(seqs), tuple(drafts), tuple(verdicts))
+        own = self._read_only(seqs), tuple(drafts), tuple(verdicts)
+        self._call("observe", seqs, lambda: self.drafter.observe(*own))
 
     def watch(self, view: RoundView) -> None:
-        with self._guarded("watch", view.seqs):
-            self.drafter.watch(RoundView(self._read_only(view.seqs), tuple(view.budgets), view.state))
+        self._call("watch", view.seqs, lambda: self.drafter.watch(self._shown(view)))
 
     def take_evidence(self) -> Seq[Evidence]:
-        with self._guarded("take_evidence", ()):
-            return [each for each in map(Evidence._make, self.drafter.take_evidence()) if _is_sound(each)]
-        return ()
+        told: Any = self._call("take_evidence", (), lambda: [*map(Evidence._make, self.drafter.take_evidence())])
+        return () if told is _FAILED else [each for each in told if _is_sound(each)]
 
     def forget(self, seq: Sequence) -> None:
-        with self._guarded("forget", [seq]):
-            self.drafter.forget(*self._read_only([seq]))
+        self._call("forget", [seq], lambda: self.drafter.forget(*self._read_only([seq])))
         self._views.pop(seq.id, None)
 
     def take_failures(self, seq_id: int) -> int:
         """How often the drafter or its members failed while asked for this sequence; forgotten with that."""
         return self.failures.pop(seq_id, 0) + self.drafter.take_failures(seq_id)
+
+    def _shown(self, view: RoundView) -> RoundView:
+        return RoundView(self._read_only(view.seqs), tuple(view.budgets), view.state)
 
     def _read_only(self, seqs: Seq[Sequence]) -> tuple[SequenceView, ...]:
         """The sequences as a drafter gets them: a change raises, and is the drafter's failure."""
@@ -105,25 +103,24 @@ class GuardedDrafter:
             view = self._views[seq.id] = SequenceView(seq)
         return view
 
-    @contextmanager
-    def _guarded(self, method: str, seqs: Seq[Sequence], shown: Seq[Tensor] = ()) -> Iterator[list[Exception]]:
-        """Catch what the drafter raises: the list then holds it. Interrupts pass.
+    def _call(self, method: str, seqs: Seq[Sequence], call: Callable[[], object], shown: Seq[Tensor] = ()) -> object:
+        """What a call of the drafter returns; `_FAILED` where it raises. Interrupts pass.
 
         LosslessError where it wrote to what it was shown: the target's own choices may be wrong by now.
         """
-        raised: list[Exception] = []
-        before = _versions(shown)
+        before = _versions(shown) if shown else None
         try:
-            yield raised
+            result = call()
         except LosslessError:  # of a mix's member
             raise
         except Exception as error:  # whatever it is, the texts continue without this drafter
-            raised.append(error)
             self._fail(seqs, f"{method} raised {type(error).__name__}", error)
-        if _versions(shown) != before:
+            result = _FAILED
+        if before is not None and _versions(shown) != before:
             raise LosslessError(
                 f"drafter {self.traits.name}: {method} wrote to the target's tensors; clone what it changes"
             )
+        return result
 
     def _fail(self, seqs: Seq[Sequence], kind: str, error: Exception | None = None) -> None:
         self.failures.update(seq.id for seq in seqs)

@@ -23,7 +23,7 @@ class NoDraftConfig:
 class NoDraft(Drafter):
     """Proposes nothing and keeps nothing."""
 
-    traits = Traits(name="none", max_tokens=0, drafts_ahead=True)
+    traits = Traits(name="none", max_tokens=0, drafts_ahead=True, observes=False)
 
     def propose(self, view: RoundView) -> list[Draft]:
         return [EMPTY] * len(view.seqs)

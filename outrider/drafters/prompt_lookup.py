@@ -35,7 +35,7 @@ class PromptLookupConfig:
 
     @property
     def traits(self) -> Traits:
-        return Traits(name="prompt-lookup", max_tokens=self.k)
+        return Traits(name="prompt-lookup", max_tokens=self.k, observes=False)
 
     def build(self, context: DrafterContext) -> Drafter:
         min_prob, target = default_min_prob(self.min_prob, context), looks_up_on_device(context)

@@ -64,7 +64,7 @@ class _KeptPlan:
 
     def rests(self, seq_ids: list[int]) -> bool:
         """Whether these sequences go on without drafts: those it was made for, or some of them."""
-        if self.plan is None or self.is_new or not self.rounds or self.plan.lengths.any():
+        if self.plan is None or self.is_new or not self.rounds or self.plan.asks:
             return False
         return seq_ids == self.seq_ids or set(self.seq_ids).issuperset(seq_ids)
 
@@ -77,11 +77,12 @@ class _KeptPlan:
         plan = cast(Plan, self.plan)
         if plan.probe:
             self.rounds = 0
-        elif plan.lengths.any():
+        elif plan.asks and not plan.settled:
             self._plain = 0
             self.rounds = min(int(self._seconds / (_ASKING_SHARE * plan.seconds)), _MAX_KEPT)
-        else:  # the longer drafts did not pay, the less often that is asked
-            self.rounds = min(int(seconds / (_ASKING_SHARE * plan.seconds)), 1 << self._plain, _MAX_REST)
+        else:  # the longer other drafts did not pay, the less often that is asked
+            took = self._seconds if plan.asks else seconds
+            self.rounds = min(int(took / (_ASKING_SHARE * plan.seconds)), 1 << self._plain, _MAX_REST)
 
 
 class Drafting:
@@ -100,6 +101,8 @@ class Drafting:
         self.runner, self.traits, self.controller = runner, drafter.traits, controller
         parts = (drafter.parts if controller is not None else ()) or (drafter,)
         self.members = [GuardedDrafter(part, runner.vocab_size) for part in parts]
+        self._watches = any(member.traits.watches for member in self.members)
+        self._observes = controller is not None or any(member.traits.observes for member in self.members)
         self._kept = _KeptPlan()
         self._rest = 0
         """As in the last proposal."""
@@ -113,30 +116,32 @@ class Drafting:
 
     def propose(self, view: RoundView) -> Proposal | None:
         """A draft for each sequence; None, only where `view.state` is given: the round in flight comes first."""
-        forced = [EMPTY] * len(view.seqs)
-        if view.state is None:  # else the sequences have no constraint
+        forced: list[Draft] | None = None
+        if any(seq.constraint is not None for seq in view.seqs):  # with a state there is none
             forced = [self._forced(seq, budget) for seq, budget in zip(view.seqs, view.budgets, strict=True)]
             budgets = [0 if draft else budget for draft, budget in zip(forced, view.budgets, strict=True)]
             view = replace(view, budgets=budgets)
         began = time.perf_counter()
         plan = self._plan(view)
-        asks = plan is None or bool(plan.lengths.any())
+        asks = plan is None or plan.asks
         if not asks and not self._kept.is_new:
             self._kept.rounds -= 1
             self._rest += 1
-            return Proposal([first or EMPTY for first in forced], plan, observed=False, rest=self._rest)
+            return Proposal(forced or [EMPTY] * len(view.seqs), plan, observed=False, rest=self._rest)
         drafts = self._ask(view, plan)
         if drafts is None:
             return None
-        drafts = [self._scorable(draft) for draft in drafts]
+        if any(drafts):
+            drafts = [self._scorable(draft) for draft in drafts]
+            drafts = drafts if plan is None else self._review(view.seqs, plan, drafts)
         if plan is not None:
-            drafts = self._review(view.seqs, plan, drafts)
             self._kept.use(time.perf_counter() - began)
-        drafts = [first or draft for first, draft in zip(forced, drafts, strict=True)]
-        if view.state is None and len(drafts) == 1:
-            drafts = [self._trimmed(draft) for draft in drafts]
+        if forced is not None:
+            drafts = [first or draft for first, draft in zip(forced, drafts, strict=True)]
+        if view.state is None and len(drafts) == 1 and drafts[0]:
+            drafts = [self._trimmed(drafts[0])]
         self._rest = 0
-        return Proposal(drafts, plan, asks or any(m.traits.watches for m in self.members))
+        return Proposal(drafts, plan, self._observes and (asks or self._watches))
 
     def process(self, work: TargetPass) -> None:
         """Show drafters that follow the target what it has read."""
@@ -154,14 +159,15 @@ class Drafting:
         """
         drafters = [0] * len(seqs) if drafters is None else drafters
         for i, member in enumerate(self.members):
+            if not member.traits.observes:
+                continue
             own = [d.source != grammar.NAME and by == i for d, by in zip(drafts, drafters, strict=True)]
             member.observe(
                 seqs,
                 [draft if mine else EMPTY for draft, mine in zip(drafts, own, strict=True)],
                 [verdict if mine else Verdict(verdict.tokens) for verdict, mine in zip(verdicts, own, strict=True)],
             )
-
-        if self.controller is not None:
+        if self.controller is not None and (self._unscored or any(drafts)):
             self._judge(seqs, drafts, verdicts, drafters)
 
     def account(self, proposal: Proposal, verdicts: Mapping[int, Verdict], seq_ids: Seq[int], seconds: float) -> None:
@@ -182,6 +188,8 @@ class Drafting:
         self.controller.note(seq_ids, rows, proposal.plan, drafted, accepted)
         self.controller.note_seconds(proposal.plan, drafted, seconds)
         for i, member in enumerate(self.members):
+            if not member.traits.watches:
+                continue
             evidence = [each for each in member.take_evidence() if each.seq_id in verdicts]
             self.controller.note_guesses(
                 i, [e.seq_id for e in evidence], [e.length for e in evidence], [e.accepted for e in evidence]
@@ -204,8 +212,10 @@ class Drafting:
         Where rounds overlap, the host works on the rounds before and after one meanwhile. So the time of one without
         drafts counts only where no drafter has anything to do with those, either.
         """
-        drafted = any(proposal.lengths) or (proposal.plan is not None and bool(proposal.plan.lengths.any()))
-        return not self.runner.asynchronous or drafted or 2 <= proposal.rest < self._rest
+        if not self.runner.asynchronous:
+            return True
+        drafted = any(proposal.lengths) or (proposal.plan is not None and proposal.plan.asks)
+        return drafted or 2 <= proposal.rest < self._rest
 
     def _plan(self, view: RoundView) -> Plan | None:
         """The controller's plan, or the last one while it holds."""
@@ -221,20 +231,21 @@ class Drafting:
 
     def _review(self, seqs: Seq[Sequence], plan: Plan, drafts: list[Draft]) -> list[Draft]:
         """The drafts that are worth scoring. One that was sampled always is: leaving it out would bias the text."""
-        if self.controller is None or not any(drafts):
+        if self.controller is None:
             return drafts
         ids, lengths = [seq.id for seq in seqs], list(map(len, drafts))
         kept = self.controller.review(ids, plan, lengths, [draft.expected for draft in drafts])
         for row, (seq, draft) in enumerate(zip(seqs, drafts, strict=True)):
             if draft and not kept[row] and draft.probs is None:
-                self._unscored.setdefault(seq.id, (int(plan.drafters[row]), len(seq.tokens), draft))
+                self._unscored.setdefault(seq.id, (plan.drafters[row], len(seq.tokens), draft))
                 drafts[row] = EMPTY
         return drafts
 
     def _judge(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict], drafters: Seq[int]) -> None:
         """Tell the controller how drafts fared that state what they expect, and those that were left out."""
         controller = cast(Controller, self.controller)
-        self._note_stated(controller, seqs, drafts, verdicts, drafters)
+        if any(draft.confidence is not None for draft in drafts):
+            self._note_stated(controller, seqs, drafts, verdicts, drafters)
         for seq, draft, verdict, by in zip(seqs, drafts, verdicts, drafters, strict=True):
             if by >= 0 and draft.expected > 0 and draft.source != grammar.NAME:
                 controller.note_expected(by, seq.id, draft.expected, verdict.accepted)
@@ -270,10 +281,10 @@ class Drafting:
                 continue
             if view.state is not None and plan is not None and not member.traits.drafts_ahead:
                 return None
-            asked = replace(view, budgets=budgets)
+            asked = RoundView(view.seqs, budgets, view.state)
             if member.traits.watches:  # at no cost for those of no budget, which are not taken out of tensors then
                 rows = list(range(len(budgets)))
-            made = member.propose(asked.take(rows))
+            made = member.propose(asked if len(rows) == len(budgets) else asked.take(rows))
             if made is None:
                 return None if view.state is not None else drafts
             for row, draft in zip(rows, made, strict=True):

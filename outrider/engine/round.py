@@ -49,7 +49,7 @@ class InFlightRound:
         """Which drafter was asked for each of these sequences; None where there is but one."""
         if self.proposal.plan is None:
             return None
-        asked = dict(zip((each.seq.id for each in self.scheduled), self.proposal.plan.drafters.tolist(), strict=True))
+        asked = dict(zip((each.seq.id for each in self.scheduled), self.proposal.plan.drafters, strict=True))
         return [asked[seq_id] for seq_id in seq_ids]
 
     @property

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence as Seq
 
-import numpy as np
 import pytest
 from async_toy import ASYNC_TOY, target
 from drafter_cast import Loud
@@ -43,10 +42,10 @@ class Restless(Controller):
 
     def plan(self, seq_ids: Seq[int], budgets: Seq[int]) -> Plan:
         batch, drafts = len(seq_ids), self.rng.random() < 0.7
-        lengths = np.array([self.rng.randint(0, budget) if drafts else 0 for budget in budgets])
-        who = np.array([self.rng.randrange(len(self.members)) if n else -1 for n in lengths])
-        lengths = np.array([min(n, self.members[w].max_tokens) if n else 0 for n, w in zip(lengths, who, strict=True)])
-        kind = RoundKind(batch, 1 + int(lengths.max()), batch + int(lengths.sum()))
+        lengths = [self.rng.randint(0, budget) if drafts else 0 for budget in budgets]
+        who = [self.rng.randrange(len(self.members)) if n else -1 for n in lengths]
+        lengths = [min(n, self.members[w].max_tokens) if n else 0 for n, w in zip(lengths, who, strict=True)]
+        kind = RoundKind(batch, 1 + max(lengths), batch + sum(lengths))
         return Plan(kind, lengths, who, float(batch), 1.0, probe=self.rng.random() < 0.2)
 
     def review(self, seq_ids: Seq[int], plan: Plan, drafted: Seq[int], expected: Seq[float]) -> list[bool]:

@@ -6,7 +6,6 @@ import random
 from collections.abc import Sequence as Seq
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from async_toy import ASYNC_TOY, AsyncToyRunner, target
@@ -133,9 +132,9 @@ class OnAndOff(Controller):
     rng = random.Random(3)
 
     def plan(self, seq_ids: Seq[int], budgets: Seq[int]) -> Plan:
-        lengths = np.array([min(budget, K) if self.rng.random() < 0.5 else 0 for budget in budgets])
-        kind = RoundKind(len(seq_ids), 1 + int(lengths.max()), len(seq_ids) + int(lengths.sum()))
-        return Plan(kind, lengths, np.where(lengths > 0, 0, -1), float(len(seq_ids)), 1.0, probe=True)
+        lengths = [min(budget, K) if self.rng.random() < 0.5 else 0 for budget in budgets]
+        kind = RoundKind(len(seq_ids), 1 + max(lengths), len(seq_ids) + sum(lengths))
+        return Plan(kind, lengths, [0 if n else -1 for n in lengths], float(len(seq_ids)), 1.0, probe=True)
 
     def review(self, seq_ids: Seq[int], plan: Plan, drafted: Seq[int], expected: Seq[float]) -> list[bool]:
         return [True] * len(seq_ids)

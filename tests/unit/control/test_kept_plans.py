@@ -53,8 +53,8 @@ class Scripted(Controller):
         plan = replace(plain_plan(batch, self.costs), rounds=self.rounds)
         if not self.drafts:
             return plan
-        ones = np.ones(batch, dtype=np.int64)
-        return Plan(RoundKind(batch, 2, 2 * batch, ("watcher",)), ones, ones - 1, 2.0 * batch, plan.seconds)
+        kind = RoundKind(batch, 2, 2 * batch, ("watcher",))
+        return Plan(kind, [1] * batch, [0] * batch, 2.0 * batch, plan.seconds)
 
 
 def sequences(count: int) -> list[Sequence]:
@@ -154,6 +154,6 @@ def test_after_many_rounds_with_drafts_come_some_without():
         plan = control.plan([0], [3])
         spells += bool(plan.rounds)
         assert plan.rounds in (0, 5)
-        assert bool(plan.lengths.any()) == (plan.rounds == 0)
-        control.note([0], [0], plan, plan.lengths.tolist(), plan.lengths.tolist())
+        assert plan.asks == (plan.rounds == 0)
+        control.note([0], [0], plan, plan.lengths, plan.lengths)
     assert spells == 3

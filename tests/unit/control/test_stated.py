@@ -51,7 +51,7 @@ def simulate(how: str, seed: int, rounds: int = 400) -> tuple[float, float]:
     for _ in range(rounds):
         chances = texts.step()
         plan = control.plan(texts.ids, [TOKENS] * len(texts.ids))
-        lengths = plan.lengths.tolist()
+        lengths = plan.lengths
         accepted = texts.accepted(chances, lengths)
         rows = [i for i, n in enumerate(lengths) if n]
         if how != "none" and rows:
@@ -118,7 +118,7 @@ def test_what_is_stated_counts_for_the_next_round_alone():
     control.note([0, 1], [0, 1], none, [0, 0], [0, 0])  # a round without drafts
     bare = [acceptance._own_rates([i])[0, 0] for i in (0, 1)]
     assert acceptance.survival([0, 1])[:, 0] == pytest.approx(bare)
-    assert plan.lengths.any()
+    assert plan.asks
 
 
 def test_a_request_that_ends_leaves_nothing():
@@ -177,7 +177,7 @@ def law_of_texts(control: Controller, length: int, leaks: bool) -> tuple[dict[tu
         plan = control.plan([0], [2])
         for draft in product((0, 1), repeat=2):
             drawn = chance * draft_law(text)[draft[0]] * draft_law((*text, draft[0]))[draft[1]]
-            asked = int(plan.lengths[0])
+            asked = plan.lengths[0]
             if leaks:  # the same decision by what is stated of this very draft
                 told = deepcopy(control)
                 told.note_stated(0, [0], [stated_of(draft)], [1], [0])
