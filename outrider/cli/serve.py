@@ -11,6 +11,7 @@ import typer
 
 from outrider.cli.options import DraftingOptions, ModelOptions, argument, build_llm, option
 from outrider.cli.screen import Screen, progress_bars
+from outrider.cli.serve_engine import EngineOptions, serve_remote
 from outrider.core.errors import ConfigError
 from outrider.server.settings import DEADLINE, DRAIN_TIMEOUT, MAX_QUEUE
 
@@ -61,16 +62,21 @@ class ServeOptions:
         )
 
 
-def serve(served: ServeOptions, drafting: DraftingOptions, model: ModelOptions) -> None:
+def serve(served: ServeOptions, drafting: DraftingOptions, model: ModelOptions, engine: EngineOptions) -> None:
     """Serve a model to OpenAI's clients, with a page at /.
 
     Listens at once; /health says 503 until the model is loaded. Defaults are in brackets.
     """
-    _check_installed()
+    _check_installed(*(["aiohttp"] if engine.is_remote else []))
     if served.name is not None:
         if model.model not in ("demo", served.name):
             raise ConfigError(f"MODEL {served.name} and --model {model.model} each name a model; give one of them")
         model = replace(model, model=served.name)
+    if engine.is_remote:
+        if served.allow_special_tokens != "prompts":
+            raise ConfigError("--allow-special-tokens is for this package's engine; the server behind decides")
+        unnamed = bool(engine.engine_url) and served.name is None
+        return serve_remote(engine, drafting, model, served.settings("" if unnamed else model.model))
     _check_loading(model, drafting)
     settings = served.settings(model.model)
 
@@ -104,6 +110,7 @@ def serve(served: ServeOptions, drafting: DraftingOptions, model: ModelOptions) 
     if not engine_thread.stopped.is_set():  # stopped while loading, which cannot be interrupted
         screen.notes.show_cursor()
         os._exit(0)
+    return None
 
 
 def _check_loading(model: ModelOptions, drafting: DraftingOptions) -> None:
@@ -140,8 +147,9 @@ def _log_format(name: str) -> Literal["text", "json"]:
     return name
 
 
-def _check_installed() -> None:
-    missing = [name for name in ("fastapi", "uvicorn", "prometheus_client") if not importlib.util.find_spec(name)]
+def _check_installed(*more: str) -> None:
+    needed = ("fastapi", "uvicorn", "prometheus_client", *more)
+    missing = [name for name in needed if not importlib.util.find_spec(name)]
     if missing:
         raise ConfigError(f"serving needs {', '.join(missing)}; install them with: pip install 'outrider[serve]'")
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import Response
 from starlette.middleware.cors import CORSMiddleware
@@ -25,17 +27,47 @@ from outrider.server.service import Service
 from outrider.server.settings import Settings
 from outrider.server.web.page import page_routes
 
+MetricsText = Callable[[], Awaitable[bytes]]
+Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+
 
 def create_app(engine_thread: EngineThread, settings: Settings) -> FastAPI:
-    """The server's application. The caller starts the engine's thread."""
-    # no redirects: behind a proxy they would point at http, and a client would send its key unencrypted
-    app = FastAPI(title="Outrider", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
-    add_error_handlers(app)
-    app.include_router(routes(Service(engine_thread, settings)))
-    app.include_router(page_routes())
-    app.openapi = lambda: _openapi(app, engine_thread, settings)
+    """The application over an engine of this process. The caller starts the engine's thread."""
     metrics = MetricsCollector(engine_thread)
-    _add_metrics_route(app, PrometheusExporter(engine_thread, metrics, settings.served_name))
+    exporter = PrometheusExporter(engine_thread, metrics, settings.served_name)
+
+    async def text() -> bytes:
+        return exporter.text()
+
+    def vocab_size() -> int | None:
+        return engine_thread.engine.facts.vocab_size if engine_thread.state == "ready" else None
+
+    app = assemble_app(routes(Service(engine_thread, settings)), metrics, text, settings)
+    app.openapi = lambda: make_openapi(app, settings, vocab_size())
+    return app
+
+
+def assemble_app(
+    router: APIRouter,
+    metrics: MetricsCollector,
+    text: MetricsText,
+    settings: Settings,
+    lifespan: Lifespan | None = None,
+) -> FastAPI:
+    """The application around the API's routes: errors, the page, /metrics with this text, and the middleware."""
+    # no redirects: behind a proxy they would point at http, and a client would send its key unencrypted
+    app = FastAPI(
+        title="Outrider",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        lifespan=lifespan,
+    )
+    add_error_handlers(app)
+    app.include_router(router)
+    app.include_router(page_routes())
+    _add_metrics_route(app, text)
     _add_middleware(app, metrics, settings)
     return app
 
@@ -69,23 +101,25 @@ def _add_middleware(app: FastAPI, metrics: MetricsCollector, settings: Settings)
         "port": settings.port,
         "keys": len(settings.api_keys),
     }
-    app.add_middleware(
-        RequestMiddleware, routes=app.openapi()["paths"], metrics=metrics, tracer=tracer, start_fields=start_fields
-    )
+    paths = make_openapi(app, settings, None)["paths"]
+    app.add_middleware(RequestMiddleware, routes=paths, metrics=metrics, tracer=tracer, start_fields=start_fields)
 
 
-def _add_metrics_route(app: FastAPI, exporter: PrometheusExporter) -> None:
+def _add_metrics_route(app: FastAPI, make_text: MetricsText) -> None:
     async def metrics() -> Response:
         """The server's metrics in Prometheus' text format."""
-        return Response(exporter.text(), headers={"content-type": PROMETHEUS_TEXT})
+        return Response(await make_text(), headers={"content-type": PROMETHEUS_TEXT})
 
     text = {"content": {"text/plain": {"schema": {"type": "string"}}}}
     responses = ERROR_RESPONSES | {200: text}
     app.add_api_route("/metrics", metrics, methods=["GET"], response_class=Response, responses=responses)
 
 
-def _openapi(app: FastAPI, engine_thread: EngineThread, settings: Settings) -> dict[str, Any]:
-    """The OpenAPI document of this server: its one model, its vocabulary, and 400 where FastAPI would write 422."""
+def make_openapi(app: FastAPI, settings: Settings, vocab_size: int | None) -> dict[str, Any]:
+    """The OpenAPI document of this server: its one model, its vocabulary, and 400 where FastAPI would write 422.
+
+    It is kept once the vocabulary is known.
+    """
     if app.openapi_schema is not None:
         return app.openapi_schema
     document = get_openapi(title=app.title, version=app.version, routes=app.routes)
@@ -98,9 +132,9 @@ def _openapi(app: FastAPI, engine_thread: EngineThread, settings: Settings) -> d
     for name in ("ChatRequest", "CompletionRequest", "ResponsesRequest", "TokenizeRequest", "DetokenizeRequest"):
         served = {"anyOf": [{"const": settings.served_name}, {"type": "null"}], "title": "Model"}
         schemas[name]["properties"]["model"] = served
-    if engine_thread.state == "ready":  # before, the vocabulary is not known
+    if vocab_size is not None:
         for name in ("CompletionRequest", "ChatRequest", "ResponsesRequest", "DetokenizeRequest"):
-            _bound_ids(schemas[name], engine_thread.engine.facts.vocab_size - 1)
+            _bound_ids(schemas[name], vocab_size - 1)
         app.openapi_schema = document
     return document
 

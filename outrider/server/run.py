@@ -1,4 +1,4 @@
-"""Running a server: uvicorn and the engine's thread, and a shutdown that finishes open requests."""
+"""Running a server: uvicorn and what answers behind it, and a shutdown that finishes open requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outrider.core.errors import ConfigError
 from outrider.server.app import http_limits
 from outrider.server.http.protocol import bounded_protocol
 from outrider.server.ops.logs import log_event
-from outrider.server.queue.engine_thread import EngineThread
+from outrider.server.queue.backend import Backend
 from outrider.server.settings import Settings
 
 BACKLOG = 1024  # connections the system keeps until they are accepted
@@ -28,9 +28,9 @@ CLOSING_SECONDS = 5  # how long clients may take to read the end of their respon
 class DrainingServer(uvicorn.Server):
     """Keeps serving while open requests are drained, then exits with code 0."""
 
-    def __init__(self, config: uvicorn.Config, engine_thread: EngineThread, drain_timeout: float) -> None:
+    def __init__(self, config: uvicorn.Config, backend: Backend, drain_timeout: float) -> None:
         super().__init__(config)
-        self.engine_thread, self.drain_timeout = engine_thread, drain_timeout
+        self.backend, self.drain_timeout = backend, drain_timeout
         self._exiting = self._drain_logged = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -50,14 +50,14 @@ class DrainingServer(uvicorn.Server):
         """The first signal drains; the next one, or Ctrl-C, ends the wait. None is raised again: the exit code is 0."""
         at_once = self._exiting or sig == signal.SIGINT
         self._exiting = True
-        self.engine_thread.drain(0 if at_once else self.drain_timeout)
+        self.backend.drain(0 if at_once else self.drain_timeout)
 
     async def on_tick(self, counter: int) -> bool:
-        """Called ten times a second. Exits when the engine's thread has stopped, or was never ready and should end."""
-        if self.engine_thread.state == "draining" and not self._drain_logged:
+        """Called ten times a second. Exits when the backend has stopped, or was never ready and should end."""
+        if self.backend.state == "draining" and not self._drain_logged:
             self._drain_logged = True
             log_event("drain", seconds=self.drain_timeout)
-        stopped, was_ready = self.engine_thread.stopped.is_set(), self.engine_thread.was_ready
+        stopped, was_ready = self.backend.stopped.is_set(), self.backend.was_ready
         if (stopped and not was_ready) or (self._exiting and (stopped or not was_ready)):
             self.should_exit = True
         return await super().on_tick(counter)
@@ -91,11 +91,11 @@ def uvicorn_options(settings: Settings) -> dict[str, Any]:
     }
 
 
-def make_server(app: FastAPI, engine_thread: EngineThread, settings: Settings) -> DrainingServer:
+def make_server(app: FastAPI, backend: Backend, settings: Settings) -> DrainingServer:
     """A server that is ready to run."""
     options: dict[str, Any] = uvicorn_options(settings) | {"backlog": ACCEPTED_AT_ONCE}
     config = uvicorn.Config(app, timeout_graceful_shutdown=CLOSING_SECONDS, **options)
-    return DrainingServer(config, engine_thread, settings.drain_timeout)
+    return DrainingServer(config, backend, settings.drain_timeout)
 
 
 def raise_file_limit() -> None:
@@ -110,10 +110,10 @@ def raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, allowed))
 
 
-def run_server(app: FastAPI, engine_thread: EngineThread, settings: Settings, listening: socket.socket) -> None:
+def run_server(app: FastAPI, backend: Backend, settings: Settings, listening: socket.socket) -> None:
     """Serve until stopped. Raises the error where the model could not be loaded."""
     raise_file_limit()
-    engine_thread.start()
-    make_server(app, engine_thread, settings).run(sockets=[listening])
-    if engine_thread.failure is not None and not engine_thread.was_ready:
-        raise engine_thread.failure
+    backend.start()
+    make_server(app, backend, settings).run(sockets=[listening])
+    if backend.failure is not None and not backend.was_ready:
+        raise backend.failure

@@ -76,66 +76,11 @@ class RequestContext:
             raise DeadlineExceeded from None
 
 
-class Service:
-    """One engine's thread behind the routes of one server."""
+class RequestChecks:
+    """What is checked of every request, and known of its client."""
 
-    def __init__(self, engine_thread: EngineThread, settings: Settings) -> None:
-        self.engine_thread, self.settings = engine_thread, settings
-        # two pools, so that no request waits for another's grammar
-        self.compile_pool = FairThreadPool("outrider-compile", COMPILE_THREADS)
-        self.tokenize_pool = FairThreadPool("outrider-tokenize", TOKENIZE_THREADS)
-
-    @cached_property
-    def texts(self) -> TokenTexts:
-        return TokenTexts(self.engine_thread.engine.tokenizer)
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Changes with everything that may change a text for a given seed, and with the drafter."""
-        facts = self.engine_thread.engine.facts
-        model = (facts.model, facts.revision, facts.number_format, facts.device, facts.pinned, facts.context)
-        parts = (__version__, *model, facts.mode, facts.rule, facts.drafter, facts.max_draft_tokens)
-        return "fp_" + hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:12]
-
-    async def chat(self, body: ChatRequest, request: Request) -> Response:
-        headers, context = self.check_body(body), self._context(request)
-        try:
-            structured, translated = await self._translate(body, context, self.salt(body, request))
-        except ClientDisconnected:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
-        options, meta = _chat_options(body), self._meta("chat.completion")
-        builder = ChatResponseBuilder(meta, translated, options, self.texts, structured.tool_format)
-        return await self._respond(body, context, builder, headers)
-
-    async def create_response(self, body: ResponsesRequest, request: Request) -> Response:
-        headers, context = self.check_body(body), self._context(request)
-        chat = chat_request(body)
-        try:
-            structured, translated = await self._translate(chat, context, self.salt(body, request))
-        except ClientDisconnected:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
-        except APIError as error:
-            raise renamed_error(error) from error
-        options, meta = _chat_options(chat), self._meta("response")
-        builder = ResponsesBuilder(meta, translated, options, self.texts, body, structured.tool_format)
-        return await self._respond(body, context, builder, headers)
-
-    async def complete(self, body: CompletionRequest, request: Request) -> Response:
-        headers, context, salt = self.check_body(body), self._context(request), self.salt(body, request)
-        client = context.owner.client
-        try:
-            with self.engine_thread.reserve(count_sequences(body), client):
-                engine = self.engine_thread.engine
-                allow = self.settings.allow_special_tokens != "none"
-                translating = self.tokenize_pool.run(client, lambda: translate_completion(body, engine, salt, allow))
-                translated = await context.run(translating)
-            echoes = await self._echoes(body, context, translated) if body.echo else []
-        except ClientDisconnected:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
-        options = _response_options(body, body.logprobs)
-        meta = self._meta("text_completion")
-        builder = CompletionResponseBuilder(meta, translated, options, self.texts, echoes)
-        return await self._respond(body, context, builder, headers)
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
 
     def check_body(self, body: CompletionFields | TokenizeRequest | DetokenizeRequest) -> dict[str, str]:
         """Headers that name the ignored fields. APIError for another model, or a field that is refused."""
@@ -165,9 +110,72 @@ class Service:
         key = self.client(request) if self.settings.api_keys else ""
         return f"{key}\0{body.cache_salt or ''}" if key or body.cache_salt else ""
 
-    def _context(self, request: Request) -> RequestContext:
+    def context(self, request: Request) -> RequestContext:
         deadline = time.perf_counter() + self.settings.deadline
         return RequestContext(JobOwner(self.client(request), deadline, CURRENT_RECORD.get()), request.receive)
+
+
+class Service(RequestChecks):
+    """One engine's thread behind the routes of one server."""
+
+    def __init__(self, engine_thread: EngineThread, settings: Settings) -> None:
+        super().__init__(settings)
+        self.engine_thread = engine_thread
+        # two pools, so that no request waits for another's grammar
+        self.compile_pool = FairThreadPool("outrider-compile", COMPILE_THREADS)
+        self.tokenize_pool = FairThreadPool("outrider-tokenize", TOKENIZE_THREADS)
+
+    @cached_property
+    def texts(self) -> TokenTexts:
+        return TokenTexts(self.engine_thread.engine.tokenizer)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Changes with everything that may change a text for a given seed, and with the drafter."""
+        facts = self.engine_thread.engine.facts
+        model = (facts.model, facts.revision, facts.number_format, facts.device, facts.pinned, facts.context)
+        parts = (__version__, *model, facts.mode, facts.rule, facts.drafter, facts.max_draft_tokens)
+        return "fp_" + hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:12]
+
+    async def chat(self, body: ChatRequest, request: Request) -> Response:
+        headers, context = self.check_body(body), self.context(request)
+        try:
+            structured, translated = await self._translate(body, context, self.salt(body, request))
+        except ClientDisconnected:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        options, meta = _chat_options(body), self._meta("chat.completion")
+        builder = ChatResponseBuilder(meta, translated, options, self.texts, structured.tool_format)
+        return await self._respond(body, context, builder, headers)
+
+    async def create_response(self, body: ResponsesRequest, request: Request) -> Response:
+        headers, context = self.check_body(body), self.context(request)
+        chat = chat_request(body)
+        try:
+            structured, translated = await self._translate(chat, context, self.salt(body, request))
+        except ClientDisconnected:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        except APIError as error:
+            raise renamed_error(error) from error
+        options, meta = _chat_options(chat), self._meta("response")
+        builder = ResponsesBuilder(meta, translated, options, self.texts, body, structured.tool_format)
+        return await self._respond(body, context, builder, headers)
+
+    async def complete(self, body: CompletionRequest, request: Request) -> Response:
+        headers, context, salt = self.check_body(body), self.context(request), self.salt(body, request)
+        client = context.owner.client
+        try:
+            with self.engine_thread.reserve(count_sequences(body), client):
+                engine = self.engine_thread.engine
+                allow = self.settings.allow_special_tokens != "none"
+                translating = self.tokenize_pool.run(client, lambda: translate_completion(body, engine, salt, allow))
+                translated = await context.run(translating)
+            echoes = await self._echoes(body, context, translated) if body.echo else []
+        except ClientDisconnected:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        options = _response_options(body, body.logprobs)
+        meta = self._meta("text_completion")
+        builder = CompletionResponseBuilder(meta, translated, options, self.texts, echoes)
+        return await self._respond(body, context, builder, headers)
 
     async def _translate(
         self, body: ChatRequest, context: RequestContext, salt: str

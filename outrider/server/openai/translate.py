@@ -113,14 +113,9 @@ def translate_completion(
     body: CompletionRequest, engine: EngineClient, salt: str, allow_special_tokens: bool = True
 ) -> TranslatedRequest:
     """RequestError or APIError where it cannot be served. With max_tokens 0 there are no requests."""
+    check_completion(body)
     n = body.n or 1
-    if body.best_of not in (None, n):
-        raise APIError(400, f"best_of is not offered; leave it out or let it equal n ({n})", param="best_of")
-    if body.suffix:
-        raise APIError(400, "suffix is not offered: this server writes on from a prompt's end", param="suffix")
     max_tokens = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
-    if max_tokens == 0:
-        _check_echo_only(body, n)
     prompts = _completion_prompts(body, engine, allow_special_tokens)
     room = max(_max_new_tokens(prompt, engine.facts, "prompt") for prompt in prompts)
     if body.echo:
@@ -129,6 +124,17 @@ def translate_completion(
     params = sampling_params(body, max(1, min(max_tokens, room)), body.logprobs)
     translated = _validated(_base_request(body, params, engine, salt), prompts, engine)
     return translated if max_tokens else replace(translated, requests=())
+
+
+def check_completion(body: CompletionRequest) -> None:
+    """APIError for what no completion can ask here, whatever the model."""
+    n = body.n or 1
+    if body.best_of not in (None, n):
+        raise APIError(400, f"best_of is not offered; leave it out or let it equal n ({n})", param="best_of")
+    if body.suffix:
+        raise APIError(400, "suffix is not offered: this server writes on from a prompt's end", param="suffix")
+    if body.max_tokens == 0:
+        _check_echo_only(body, n)
 
 
 def _completion_prompts(

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 from outrider.engine.events import Event
 from outrider.engine.stats import Stats, Tally, total
 from outrider.server.ops.request_record import finish_reason_of
-from outrider.server.queue.engine_thread import EngineThread
-from outrider.server.queue.jobs import Unavailable
+from outrider.server.queue.backend import Backend
 from outrider.server.queue.observers import RoundFinished, SequenceFinished
 
 LATENCIES = (
@@ -84,15 +83,15 @@ class MetricsCollector:
     The lock is held for a few additions, or for the copy.
     """
 
-    def __init__(self, engine_thread: EngineThread) -> None:
-        self._engine_thread = engine_thread
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
         self._lock = threading.Lock()
         self._values = ServerMetrics()
         self._live: dict[int, Stats] = {}
         """The stats of running sequences, by id; the engine keeps changing them."""
         self._last_token: dict[int, float] = {}
         """When each running sequence last got a token."""
-        engine_thread.observers.append(self.observe)
+        backend.observers.append(self.observe)
 
     def observe(self, report: SequenceFinished | RoundFinished) -> None:
         """Called on the engine's thread for each finished sequence and each round."""
@@ -132,10 +131,7 @@ class MetricsCollector:
 
     def _follow(self, seq_id: int) -> None:
         """Count a sequence while it runs; one first seen while the server drains counts when it finishes."""
-        try:
-            stats = self._engine_thread.engine.stats_of(seq_id)
-        except Unavailable:
-            return
+        stats = self._backend.stats_of(seq_id)
         if stats is not None:
             self._live[seq_id] = stats
 

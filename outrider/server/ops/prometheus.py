@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from outrider.engine.stats import Tally
 from outrider.server.ops.metrics import Histogram, MetricsCollector, ServerMetrics
-from outrider.server.queue.engine_thread import EngineThread
+from outrider.server.queue.backend import Backend
 from outrider.server.queue.observers import QueueSnapshot
 
 PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -22,8 +22,8 @@ FINISHES = ("stop", "length", "cancelled", "error", "scored")
 class PrometheusExporter:
     """A registry over one server's metrics; `text` is the response of /metrics."""
 
-    def __init__(self, engine_thread: EngineThread, metrics: MetricsCollector, model: str) -> None:
-        self.engine_thread, self.metrics, self.model = engine_thread, metrics, model
+    def __init__(self, backend: Backend, metrics: MetricsCollector, model: str) -> None:
+        self.backend, self.metrics, self.model = backend, metrics, model
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
 
@@ -34,16 +34,17 @@ class PrometheusExporter:
         return ()  # the names are fixed: nothing to check when registering
 
     def collect(self) -> Iterator[Metric]:
-        values, now = self.metrics.values(), self.engine_thread.snapshot()
-        yield from _gauges(now)
-        yield from _request_metrics(values)
-        yield from _token_metrics(values)
+        values, now = self.metrics.values(), self.backend.snapshot()
+        yield from state_metrics(now)
+        yield from _engine_metrics(now)
+        yield from request_metrics(values)
+        yield from _pass_metrics(values)
         yield from _speculation_metrics(values)
         yield from _vllm_metrics(values, self.model)
 
 
-def _gauges(now: QueueSnapshot) -> Iterator[Metric]:
-    """The gauges."""
+def state_metrics(now: QueueSnapshot) -> Iterator[Metric]:
+    """The state, and the sequences that run and wait."""
     state = GaugeMetricFamily("outrider_state", "1 for the state the server is in.", labels=["state"])
     for name in ENGINE_STATES:
         state.add_metric([name], name == now.state)
@@ -51,6 +52,13 @@ def _gauges(now: QueueSnapshot) -> Iterator[Metric]:
     for name, value, meaning in (
         ("requests_running", now.running, "Sequences in the batch."),
         ("requests_waiting", now.waiting, "Sequences that wait for the batch."),
+    ):
+        yield GaugeMetricFamily(f"outrider_{name}", meaning, value=value)
+
+
+def _engine_metrics(now: QueueSnapshot) -> Iterator[Metric]:
+    """The cache of an engine of this process, and what it compiled late."""
+    for name, value, meaning in (
         ("pages_used", now.pages_used, "Cache pages in use."),
         ("pages_total", now.pages_total, "Cache pages in all."),
     ):
@@ -66,7 +74,8 @@ def _gauges(now: QueueSnapshot) -> Iterator[Metric]:
         yield CounterMetricFamily(f"outrider_{name}_since_ready", meaning, value=value)
 
 
-def _request_metrics(values: ServerMetrics) -> Iterator[Metric]:
+def request_metrics(values: ServerMetrics) -> Iterator[Metric]:
+    """Requests, their tokens and their times."""
     http = CounterMetricFamily("outrider_http_requests", "Responses, by route and status.", labels=["route", "status"])
     for (route, status), count in sorted(values.http.items()):
         http.add_metric([route, str(status)], count)
@@ -75,27 +84,28 @@ def _request_metrics(values: ServerMetrics) -> Iterator[Metric]:
     for reason in FINISHES:
         finished.add_metric([reason], values.finished[reason])
     yield finished
-    meaning = "Sequences that failed because the model's logits were NaN or infinite."
-    yield CounterMetricFamily("outrider_corrupted_requests", meaning, value=values.corrupted)
-    for name, histogram, meaning in (
-        ("request_queue_time", values.queue, "From a sequence's arrival to its joining the batch."),
-        ("time_to_first_token", values.first_token, "From a sequence's arrival to its first token."),
-        (
-            "inter_token_latency",
-            values.inter_token,
-            "Between tokens: a round's time divided by its tokens.",
-        ),
-        ("e2e_request_latency", values.end_to_end, "From a sequence's arrival to its end."),
-    ):
-        yield _histogram(f"outrider_{name}_seconds", meaning, histogram)
-
-
-def _token_metrics(values: ServerMetrics) -> Iterator[Metric]:
     stats = values.stats
     for name, value, meaning in (
         ("prompt_tokens", stats.prompt_tokens, "Prompt tokens."),
         ("cached_prompt_tokens", stats.shared_tokens, "Prompt tokens found in the cache."),
         ("generation_tokens", stats.tokens, "Generated tokens."),
+    ):
+        yield CounterMetricFamily(f"outrider_{name}", meaning, value=value)
+    for name, histogram, meaning in (
+        ("request_queue_time", values.queue, "From a sequence's arrival to its joining the batch."),
+        ("time_to_first_token", values.first_token, "From a sequence's arrival to its first token."),
+        ("e2e_request_latency", values.end_to_end, "From a sequence's arrival to its end."),
+    ):
+        yield _histogram(f"outrider_{name}_seconds", meaning, histogram)
+
+
+def _pass_metrics(values: ServerMetrics) -> Iterator[Metric]:
+    """What an engine of this process counts in its passes."""
+    stats, meaning = values.stats, "Between tokens: a round's time divided by its tokens."
+    yield _histogram("outrider_inter_token_latency_seconds", meaning, values.inter_token)
+    meaning = "Sequences that failed because the model's logits were NaN or infinite."
+    yield CounterMetricFamily("outrider_corrupted_requests", meaning, value=values.corrupted)
+    for name, value, meaning in (
         ("target_passes", stats.passes, "Passes of the target, counted for each sequence in them."),
         ("preemptions", stats.preemptions, "Times a sequence lost its pages to another and was prefilled again."),
     ):

@@ -16,7 +16,8 @@ from outrider.core.errors import ConfigError, ModelError, RequestError
 from outrider.engine.client import EngineClient, PromptScoring
 from outrider.engine.events import Event
 from outrider.engine.prepare import LateWork
-from outrider.server.queue.fair_queue import FairQueue
+from outrider.engine.stats import Stats
+from outrider.server.queue.fair_queue import FairQueue, within_share
 from outrider.server.queue.jobs import (
     DeadlineExceeded,
     Job,
@@ -120,6 +121,11 @@ class EngineThread:
                 self._state = "draining"
             self._changed.notify()
 
+    def stats_of(self, seq_id: int) -> Stats | None:
+        """The figures of a running sequence so far; None where it has ended, or the engine is not ready. Called on
+        this thread."""
+        return self._engine.stats_of(seq_id) if self._engine is not None and self.state == "ready" else None
+
     def snapshot(self) -> QueueSnapshot:
         with self._changed:
             waiting, running = len(self._queue), self._unfinished() - len(self._queue)
@@ -144,11 +150,10 @@ class EngineThread:
             raise QueueFull(self._retry_after())
 
     def _within_share(self, count: int, client: str, room: int, taken: int) -> bool:
-        """Whether a full queue still takes these: a client is never kept out of its share by others. All shares
-        together are bounded by twice the room."""
+        """Whether a full queue still takes these."""
         clients = {client, *self._reserved, *(job.client for job in self._jobs)}
         own = self._reserved[client] + sum(job.unfinished for job in self._jobs if job.client == client)
-        return own + count <= room // len(clients) and taken + count <= 2 * room
+        return within_share(count, own, room // len(clients), taken, room)
 
     def _unfinished(self) -> int:
         return len(self._queue) + len(self._running) + len(self._scoring)

@@ -13,6 +13,14 @@ ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 
 
+def within_share(count: int, own: int, share: int, taken: int, room: int) -> bool:
+    """Whether a full queue still takes `count` sequences of a client that has `own` in it.
+
+    A client is never kept out of its share by others. All shares together are bounded by twice the room.
+    """
+    return own + count <= share and taken + count <= 2 * room
+
+
 class FairQueue(Generic[ItemT]):
     """Round-robin between clients; first in, first out for each."""
 

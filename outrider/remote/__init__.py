@@ -1,0 +1,1 @@
+"""Other servers behind this one: vLLM or Outrider, one or several, reached over HTTP."""

@@ -1,0 +1,26 @@
+"""The application over replicas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+
+from outrider.remote.front import Front
+from outrider.remote.metrics import RemoteExporter
+from outrider.remote.routes import remote_routes
+from outrider.remote.service import RemoteService
+from outrider.server.app import assemble_app, make_openapi
+from outrider.server.openai.field_types import MAX_TOKEN_ID
+from outrider.server.ops.metrics import MetricsCollector
+from outrider.server.settings import Settings
+
+
+def create_remote_app(front: Front, settings: Settings, drafting: dict[str, Any] | None = None) -> FastAPI:
+    """The server's application: keys, limits, the page and metrics as with an engine of its own."""
+    metrics = MetricsCollector(front)
+    exporter = RemoteExporter(front, metrics, settings.served_name)
+    router = remote_routes(RemoteService(front, settings, drafting))
+    app = assemble_app(router, metrics, exporter.text, settings, front.lifespan)
+    app.openapi = lambda: make_openapi(app, settings, MAX_TOKEN_ID + 1)  # the vocabulary is the replicas' to know
+    return app

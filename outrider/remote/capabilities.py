@@ -1,0 +1,53 @@
+"""What other engines cannot do: refused by name, with what works instead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from outrider.remote.replica import EngineKind
+from outrider.server.http.errors import APIError
+from outrider.server.openai.request_schema import AllowedToolsChoice, ChatRequest, CompletionFields
+from outrider.server.openai.responses_request import AllowedFunctions, ResponsesRequest
+
+VLLM_MISSING: Mapping[str, str] = {
+    "prediction": "vLLM drafts from no predicted output; leave it out",
+    "include_provenance": "vLLM does not tell where a token comes from; metrics.speculative_decoding has its counts",
+    "speculation": "vLLM drafts for all requests alike; choose the drafter when the server starts",
+    "typical_p": "vLLM has no typical sampling; use top_p or min_p",
+    "banned_token_ids": "vLLM bans no ids; give them a logit_bias of -100",
+    "response_format.grammar": "vLLM reads no Lark grammars; use json_schema, regex or choice",
+    "tool_choice.allowed_tools": "vLLM has no allowed_tools; send only the tools that may be called",
+}
+"""Fields of requests that vLLM lacks, and what to do."""
+VLLM_RESPONSES_MISSING: Mapping[str, str] = {
+    "min_tokens": "vLLM's /v1/responses has no min_tokens; use /v1/chat/completions",
+    "allowed_token_ids": "vLLM's /v1/responses has no allowed_token_ids; use /v1/chat/completions",
+}
+"""More of them on /v1/responses."""
+VLLM_DIFFERENT: Mapping[str, str] = {
+    "seed": "a text is repeated by its seed only with the same drafter and the same other requests at the time",
+    "special tokens": "those that clients write in messages are control tokens",
+    "target passes, prediction tokens, decisions": "vLLM does not count them, and no figures show them",
+}
+"""What works in another way."""
+
+
+def missing_of(kind: EngineKind) -> dict[str, str]:
+    """What a server with such a replica lacks, for /v1/models and the page."""
+    return {**VLLM_MISSING, **VLLM_DIFFERENT} if kind == "vllm" else {}
+
+
+def check_supported(body: CompletionFields, kind: EngineKind) -> None:
+    """APIError for the first thing asked that the engine lacks."""
+    if kind != "vllm":
+        return
+    table = {**VLLM_MISSING, **(VLLM_RESPONSES_MISSING if isinstance(body, ResponsesRequest) else {})}
+    asked = {name for name in type(body).model_fields if getattr(body, name) not in (None, False, [])}
+    if isinstance(body, ChatRequest) and body.response_format and body.response_format.type == "grammar":
+        asked.add("response_format.grammar")
+    choice = body.tool_choice if isinstance(body, (ChatRequest, ResponsesRequest)) else None
+    if isinstance(choice, (AllowedToolsChoice, AllowedFunctions)):
+        asked.add("tool_choice.allowed_tools")
+    for name, why in table.items():
+        if name in asked:
+            raise APIError(400, f"{name} is not offered with this engine: {why}", param=name, code="not_supported")

@@ -1,0 +1,63 @@
+"""Which replica has read the beginning of a prompt: pages of text, by hash, and who was given them last."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Sequence as Seq
+from typing import Any
+
+PAGE_CHARS = 256
+"""Characters of a page, about 64 tokens; engines keep pages of 16 to 64 tokens."""
+MAX_PAGES = 64
+"""Pages of one prompt that are looked at; what comes behind follows them."""
+MAX_KNOWN_PAGES = 1 << 17
+
+
+def page_hashes(salt: str, text: str) -> tuple[bytes, ...]:
+    """A hash for each full page, of all text up to its end and the salt; of the whole text where it has none."""
+    digest, hashes = hashlib.sha256(salt.encode() + b"\0"), []
+    for start in range(0, min(len(text) - PAGE_CHARS + 1, MAX_PAGES * PAGE_CHARS), PAGE_CHARS):
+        digest.update(text[start : start + PAGE_CHARS].encode())
+        hashes.append(digest.copy().digest()[:16])
+    if not hashes:
+        digest.update(text.encode())
+        hashes.append(digest.digest()[:16])
+    return tuple(hashes)
+
+
+def prompt_text(body: dict[str, Any]) -> str:
+    """What a request's prompt begins with, as text: equal beginnings of prompts have equal beginnings here."""
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+        prompt = prompt[0]  # of several, the first decides
+    if isinstance(prompt, str):
+        return prompt
+    first = [body.get("tools"), body.get("instructions"), body.get("messages") or body.get("input") or prompt]
+    return json.dumps(first, ensure_ascii=False)
+
+
+class PrefixTable:
+    """Who was given each page last. The pages used longest ago are forgotten."""
+
+    def __init__(self, max_pages: int = MAX_KNOWN_PAGES) -> None:
+        self._owners: OrderedDict[bytes, str] = OrderedDict()
+        self._max_pages = max_pages
+
+    def owners(self, hashes: Seq[bytes]) -> list[str]:
+        """Who has pages of this beginning, those with most of it first."""
+        return list(dict.fromkeys(self._owners[each] for each in reversed(hashes) if each in self._owners))
+
+    def note(self, hashes: Seq[bytes], owner: str) -> None:
+        """A prompt with these pages goes to `owner`."""
+        for each in hashes:
+            self._owners[each] = owner
+            self._owners.move_to_end(each)
+        while len(self._owners) > self._max_pages:
+            self._owners.popitem(last=False)
+
+    def forget(self, owner: str) -> None:
+        """Its cache is gone."""
+        for each in [page for page, name in self._owners.items() if name == owner]:
+            del self._owners[each]

@@ -1,0 +1,32 @@
+"""Which replica a request goes to: where its beginning is cached, as far as the load allows."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence as Seq
+
+from outrider.remote.prefixes import PrefixTable
+from outrider.remote.replica import Replica
+
+LOAD_FACTOR = 1.25
+"""How many times the mean load a replica may have and still be given what it has cached (bounded loads)."""
+
+
+def choose(replicas: Seq[Replica], hashes: Seq[bytes], table: PrefixTable) -> Replica:
+    """One of the replicas, which are one or more and all take requests; the table notes it.
+
+    The first below the load limit: of those that have most of the prompt's beginning, then in the order of
+    rendezvous hashing, which a replica that comes or goes changes only for its own requests.
+    """
+    by_name = {replica.name: replica for replica in replicas}
+    known = [by_name[name] for name in table.owners(hashes) if name in by_name]
+    ranked = sorted(replicas, key=lambda replica: _weight(hashes[0], replica.name), reverse=True)
+    limit = math.ceil(LOAD_FACTOR * (sum(replica.load for replica in replicas) + 1) / len(replicas))
+    chosen = next(replica for replica in [*known, *ranked] if replica.load < limit)  # some load is below the mean
+    table.note(hashes, chosen.name)
+    return chosen
+
+
+def _weight(key: bytes, name: str) -> bytes:
+    return hashlib.sha256(key + name.encode()).digest()

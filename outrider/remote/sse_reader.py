@@ -1,0 +1,54 @@
+"""Server-sent events from bytes that arrive in any pieces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MAX_EVENT_BYTES = 64 << 20
+"""A longer event is no event: a whole response with all log-probabilities is shorter."""
+
+
+class MalformedEventError(ValueError):
+    """The bytes are no stream of events."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerEvent:
+    """One event."""
+
+    data: str
+    name: str = ""
+    """What its `event:` line says."""
+
+
+class EventReader:
+    """Collects bytes and returns the events that are complete."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[ServerEvent]:
+        """The events that these bytes complete. MalformedEventError where they are none."""
+        *blocks, self._rest = (self._rest + data).replace(b"\r\n", b"\n").split(b"\n\n")
+        if len(self._rest) > MAX_EVENT_BYTES:
+            raise MalformedEventError(f"an event of more than {MAX_EVENT_BYTES} bytes")
+        return [event for block in blocks if (event := _parse(block)) is not None]
+
+
+def _parse(block: bytes) -> ServerEvent | None:
+    """The event of a block of lines; None for a comment, which keeps a connection alive."""
+    name, data = "", []
+    try:
+        lines = block.decode().split("\n")
+    except UnicodeDecodeError as error:
+        raise MalformedEventError("an event is not UTF-8") from error
+    for line in lines:
+        field, colon, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if field == "data":
+            data.append(value)
+        elif field == "event":
+            name = value
+        elif line and field not in ("", "id", "retry"):
+            raise MalformedEventError(f"{line[:40]!r} is no line of an event{'' if colon else ': it has no colon'}")
+    return ServerEvent("\n".join(data), name) if data else None
