@@ -75,6 +75,11 @@ class GraphRunner:
         self.graph_pool = torch.cuda.graph_pool_handle()
         self.captured: dict[BatchShape, tuple[GraphedForward, torch.cuda.CUDAGraph]] = {}
         self._buffers: ActivationBuffers | None = None
+        self._tapped = self._taps()
+        """What captured passes store of tapped layers."""
+
+    def _taps(self) -> tuple[tuple[int, ...], bool]:
+        return self.model.taps, self.model.kept is not None
 
     def forward_of(self, shape: BatchShape) -> GraphedForward:
         """A pass of this shape, not captured. Buffers are made when first asked for, by when their size is known."""
@@ -188,7 +193,10 @@ class GraphRunner:
         )
 
     def captured_pass(self, shape: BatchShape) -> tuple[GraphedForward, torch.cuda.CUDAGraph]:
-        """The pass of this shape, captured now where it was not before."""
+        """The pass of this shape, captured now where it was not before, or was before a head tapped the target."""
+        if self._tapped != self._taps():
+            self._tapped, self._buffers = self._taps(), None
+            self.captured.clear()
         if shape not in self.captured:
             forward = self.forward_of(shape)
             name = f"a pass of {shape.batch} x {shape.width}, {shape.rows} rows, {shape.outputs or 'all'} outputs"

@@ -519,3 +519,14 @@ def _moved(weights: Weights, device: str) -> Weights:
         for x in weights.layers
     ]
     return Weights(weights.embedding.to(device), layers, norm(weights.norm), linear(weights.head))
+
+
+def test_passes_captured_before_a_layer_was_tapped_are_captured_again():
+    """A head may come to a target that others run already: passes return what it reads, as if tapped from the start."""
+    late, early = NativeRunner(decoder(), 8192), NativeRunner(decoder(), 8192)
+    list(late.capture(4, 8))
+    for target in (late, early):
+        target.tap((0, 2))
+        list(target.capture(4, 8))
+    spans = [ragged_spans(target, RAGGED["chains"])[:3] for target in (late, early)]
+    compare(copied(late.score(spans[0])), [copied(early.score([span])) for span in spans[1]])
