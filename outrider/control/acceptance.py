@@ -58,6 +58,9 @@ class Acceptance:
         if not seq_ids:
             return
         self.drafts += len(seq_ids)
+        if len(seq_ids) == 1:
+            self._note_one(self._row(seq_ids[0]), lengths[0], accepted[0])
+            return
         place = np.arange(self.max_tokens)
         length, right = np.asarray(lengths)[:, None], np.asarray(accepted)[:, None]
         reached = (place < length) & (place <= right)
@@ -68,6 +71,18 @@ class Acceptance:
         decay = _DRAFTER_DECAY ** len(seq_ids)
         self._all_reached = self._all_reached * decay + reached.sum(0)
         self._all_accepted = self._all_accepted * decay + came.sum(0)
+
+    def _note_one(self, row: int, length: int, accepted: int) -> None:
+        """As `note` for one draft: what most rounds of a single request have."""
+        reached, came = min(length, accepted + 1), min(length, accepted)
+        for sums, all_sums, count in (
+            (self._reached[row], self._all_reached, reached),
+            (self._accepted[row], self._all_accepted, came),
+        ):
+            sums *= _REQUEST_DECAY
+            sums[:count] += 1
+            all_sums *= _DRAFTER_DECAY
+            all_sums[:count] += 1
 
     def note_stated(self, seq_ids: Seq[int], stated: Floats, lengths: Seq[int], accepted: Seq[int]) -> None:
         """Note the confidences [sequences, max_tokens] that were stated of drafts, NaN where none was; before `note`.

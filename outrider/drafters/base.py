@@ -56,6 +56,8 @@ class Traits:
     """Layers of the target whose outputs it reads in the target's pages, when it is asked."""
     uses_prediction: bool = False
     """It drafts from `Sequence.prediction`."""
+    needs_prediction: bool = False
+    """It drafts nothing for a sequence without one, and need not be asked."""
     states_probs: bool = False
     """In mode `distribution` its drafts carry the distributions they were sampled from."""
     loads: tuple[ModelLoaded, ...] = ()

@@ -80,6 +80,7 @@ def _traits_of(members: Seq[Traits]) -> Traits:
         taps=next((each.taps for each in members if each.taps), ()),
         kept_taps=next((each.kept_taps for each in members if each.kept_taps), ()),
         uses_prediction=any(each.uses_prediction for each in members),
+        needs_prediction=all(each.needs_prediction for each in members),
         states_probs=any(each.states_probs for each in members),
         loads=tuple(model for each in members for model in each.loads),
     )
@@ -149,12 +150,18 @@ class Mix(Drafter):
         values = [0.0] * len(view.seqs)
         winners: list[_Member | None] = [None] * len(view.seqs)
         for member in self.members:
-            rows = [i for i, k in enumerate(view.budgets) if k > 0 and self._asks(member, best[i], values[i])]
+            rows = [
+                i
+                for i, (seq, k) in enumerate(zip(view.seqs, view.budgets, strict=True))
+                if k > 0 and self._asks(member, seq, best[i], values[i])
+            ]
+            if not rows:
+                continue
             asked = view
-            if rows and member.drafter.traits.watches:  # at no cost for the others, which stay where they are
+            if member.drafter.traits.watches:  # at no cost for the others, which stay where they are
                 asked = replace(view, budgets=[k if i in rows else 0 for i, k in enumerate(view.budgets)])
                 rows = list(range(len(view.seqs)))
-            drafts = member.drafter.propose(asked.take(rows)) if rows else ()
+            drafts = member.drafter.propose(asked if len(rows) == len(view.seqs) else asked.take(rows))
             if drafts is None:
                 return None
             for i, draft in zip(rows, drafts, strict=True):
@@ -178,11 +185,13 @@ class Mix(Drafter):
     def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
         winners = [self._winners[seq.id].pop(0) if self._winners.get(seq.id) else None for seq in seqs]
         for member in self.members:
-            seen: list[tuple[Draft, Verdict]] = []
-            for seq, draft, verdict, winner in zip(seqs, drafts, verdicts, winners, strict=True):
-                member.judge(seq)
-                seen.append((draft, verdict) if winner is member else (EMPTY, Verdict(verdict.tokens)))
-            member.drafter.observe(seqs, [draft for draft, _ in seen], [verdict for _, verdict in seen])
+            if member.open:
+                for seq in seqs:
+                    member.judge(seq)
+            if member.drafter.traits.observes:
+                pairs = zip(drafts, verdicts, winners, strict=True)
+                seen = [(d, v) if winner is member else (EMPTY, Verdict(v.tokens)) for d, v, winner in pairs]
+                member.drafter.observe(seqs, [draft for draft, _ in seen], [verdict for _, verdict in seen])
 
     def watch(self, view: RoundView) -> None:
         for member in self.members:
@@ -190,7 +199,8 @@ class Mix(Drafter):
                 member.drafter.watch(view)
 
     def take_evidence(self) -> list[Evidence]:
-        return [each for member in self.members for each in member.drafter.take_evidence()]
+        watching = (member.drafter for member in self.members if member.drafter.traits.watches)
+        return [each for drafter in watching for each in drafter.take_evidence()]
 
     def forget(self, seq: Sequence) -> None:
         self._winners.pop(seq.id, None)
@@ -201,11 +211,12 @@ class Mix(Drafter):
     def take_failures(self, seq_id: int) -> int:
         return sum(member.drafter.take_failures(seq_id) for member in self.members)
 
-    def _asks(self, member: _Member, best: Draft, value: float) -> bool:
+    def _asks(self, member: _Member, seq: Sequence, best: Draft, value: float) -> bool:
         """Whether this member is asked where a draft of this value has been made."""
-        if best.probs is not None:
+        traits = member.drafter.traits
+        if best.probs is not None or (traits.needs_prediction and not seq.prediction):
             return False
-        return not member.drafter.traits.runs_model or value < member.mean_accepted
+        return not traits.runs_model or value < member.mean_accepted
 
 
 def _parts_of(drafters: Seq[Drafter], vocab_size: int) -> tuple[Drafter, ...]:

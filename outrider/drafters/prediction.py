@@ -45,7 +45,7 @@ class PredictionConfig:
 
     @property
     def traits(self) -> Traits:
-        return Traits(name="prediction", max_tokens=self.k, observes=False, uses_prediction=True)
+        return Traits(name="prediction", max_tokens=self.k, observes=False, uses_prediction=True, needs_prediction=True)
 
     def build(self, context: DrafterContext) -> Drafter:
         min_prob, target = default_min_prob(self.min_prob, context), looks_up_on_device(context)

@@ -87,7 +87,9 @@ class PromptLookup(Drafter):
     def _propose(self, seq: Sequence, budget: int) -> Draft:
         if budget < 1:
             return EMPTY
-        state = self._states.setdefault(seq.id, _LookupState())
+        state = self._states.get(seq.id)
+        if state is None:
+            state = self._states[seq.id] = _LookupState()
         self._index(state, seq.tokens)
         if state.indexed < len(seq.tokens):
             return EMPTY

@@ -16,7 +16,7 @@ from outrider.drafters.device_lookup import DeviceLookup, LookupRules, looks_up_
 from outrider.drafters.history import read_history
 from outrider.drafters.ngram_index import MAX_INDEXED, NgramIndex
 from outrider.drafters.options import check_options, default_min_prob
-from outrider.drafters.tree_builder import DraftTree, TreeLimits, build_tree
+from outrider.drafters.tree_builder import DraftTree, TreeLimits, build_chain, build_tree
 
 _MAX_OCCURRENCES = 16
 """Most occurrences counted, the most recent ones."""
@@ -128,6 +128,7 @@ class Suffix(Drafter):
 
     def __init__(self, config: SuffixConfig, min_prob: float, history: Seq[Seq[Token]] = ()) -> None:
         self.config, self.traits, self.min_prob = config, config.traits, min_prob
+        self._build = build_chain if config.width == 1 else build_tree
         self._states: dict[int, _SuffixState] = {}
         self._answers: dict[str, NgramIndex] = {}
         self._order: deque[str] = deque()
@@ -179,7 +180,9 @@ class Suffix(Drafter):
     def _propose(self, seq: Sequence, budget: int) -> Draft:
         if budget < 1:
             return EMPTY
-        state = self._states.setdefault(seq.id, _SuffixState())
+        state = self._states.get(seq.id)
+        if state is None:
+            state = self._states[seq.id] = _SuffixState()
         indexed = len(state.index)
         state.index.extend(seq.tokens[indexed : indexed + MAX_INDEXED])
         if len(state.index) < len(seq.tokens):
@@ -204,11 +207,11 @@ class Suffix(Drafter):
             for match, places in self._matches(index, state.index.text):
                 depth = min(budget, self.config.draft_limit(match))
                 if depth < 1 or (
-                    best is not None and _max_expected(confidence, match, len(places), depth) <= best.expected
+                    best is not None and not _can_expect(confidence, match, len(places), depth, best.expected)
                 ):
                     continue
                 limits = TreeLimits(budget, depth, self.config.width, self.min_prob)
-                tree = build_tree(index, places, match, confidence, limits)
+                tree = self._build(index, places, match, confidence, limits)
                 if tree.tokens and (best is None or tree.expected > best.expected):
                     best = tree
         return best
@@ -220,10 +223,12 @@ class Suffix(Drafter):
             yield match, sorted((place for place, m in found.items() if m >= match), reverse=True)[:_MAX_OCCURRENCES]
 
 
-def _max_expected(confidence: Confidence, match: int, seen: int, depth: int) -> float:
-    """The most tokens that these occurrences of a match could expect of a chain: all agree to the end."""
-    path, total = 1.0, 0.0
-    for i in range(depth):
-        path *= confidence.prob(match + i, prior_prob(match + i, seen, seen))
-        total += path
-    return total
+def _can_expect(confidence: Confidence, match: int, seen: int, depth: int, tokens: float) -> bool:
+    """Whether these occurrences of a match could expect more tokens than this of a chain: if all agree to the end."""
+    path, left = 1.0, tokens
+    for length in range(match, match + depth):
+        path *= confidence.prob(length, prior_prob(length, seen, seen))
+        left -= path
+        if left < 0:
+            return True
+    return False

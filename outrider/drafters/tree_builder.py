@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from outrider.core.sampling import Token
 from outrider.drafters.confidence import Confidence, Continuation, prior_prob
-from outrider.drafters.ngram_index import NgramIndex
+from outrider.drafters.ngram_index import END, NgramIndex
 
 
 class TreeLimits(NamedTuple):
@@ -46,6 +46,7 @@ class DraftTree:
     """What the probabilities were corrected with."""
     tokens: list[Token] = field(default_factory=list[Token])
     parents: list[int] = field(default_factory=list[int])
+    """Empty: each node follows the one before it."""
     priors: list[float] = field(default_factory=list[float])
     """Probability of each token after its parent, before correction."""
     expected: float = 0.0
@@ -53,6 +54,8 @@ class DraftTree:
 
     def likeliest(self, start: int) -> Continuation:
         """The chain of first, so likeliest, children, as a continuation of the text from `start` on."""
+        if not self.parents:
+            return Continuation(start, self.match, tuple(self.tokens), tuple(self.priors))
         chain: list[int] = []
         for node, parent in enumerate(self.parents):
             if parent == (chain[-1] if chain else -1):
@@ -97,6 +100,34 @@ def build_tree(
         tree.expected += prob
         if len(branch.path) < limits.depth:
             open_branches(len(tree.tokens) - 1, prob, branch.path, branch.places)
+    return tree
+
+
+def build_chain(
+    index: NgramIndex, places: list[int], match: int, confidence: Confidence, limits: TreeLimits
+) -> DraftTree:
+    """The tree of width 1, as `build_tree` builds it: at each place the token that followed most often."""
+    tree = DraftTree(match, confidence)
+    tokens, path = tree.tokens, 1.0
+    text, first, size = index.text, index.first, len(index.text)
+    at = [place - first for place in places]
+    for length in range(match, match + min(limits.nodes, limits.depth)):
+        came = [text[i] if i < size else tokens[i - size] for i in at]
+        token, votes = came[0], came.count(came[0])
+        if votes < len(came) or token == END:
+            came = [each for each in came if each != END]
+            if not came:
+                break
+            token = max(dict.fromkeys(came), key=came.count)  # of equals, the first
+            votes = came.count(token)
+        prior = prior_prob(length, votes, len(came))
+        path *= confidence.prob(length, prior)
+        if path < limits.min_prob and tokens:
+            break
+        at = [i + 1 for i in at if (text[i] if i < size else tokens[i - size]) == token]
+        tokens.append(token)
+        tree.priors.append(prior)
+        tree.expected += path
     return tree
 
 

@@ -20,6 +20,8 @@ from outrider.runners.base import Runner
 
 _ASKING_SHARE = 0.02
 """The share of the time that planning and asking may take; rounds in between go by the last plan."""
+_SETTLED_SHARE = 0.004
+"""The same of planning alone, where the plan is to ask only those whose drafts are seen first."""
 _MAX_REST, _MAX_KEPT = 32, 4
 """Max rounds that are without drafts unasked after a plan without them, and that keep a plan with drafts."""
 
@@ -81,8 +83,8 @@ class _KeptPlan:
             self._plain = 0
             self.rounds = min(int(self._seconds / (_ASKING_SHARE * plan.seconds)), _MAX_KEPT)
         else:  # the longer other drafts did not pay, the less often that is asked
-            took = self._seconds if plan.asks else seconds
-            self.rounds = min(int(took / (_ASKING_SHARE * plan.seconds)), 1 << self._plain, _MAX_REST)
+            took, share = (self._seconds, _SETTLED_SHARE) if plan.asks else (seconds, _ASKING_SHARE)
+            self.rounds = min(int(took / (share * plan.seconds)), 1 << self._plain, _MAX_REST)
 
 
 class Drafting:

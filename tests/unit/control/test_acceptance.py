@@ -54,6 +54,23 @@ def test_a_request_that_changes_is_believed_soon():
     assert acceptance.survival([1])[0, 0] < 0.4
 
 
+def test_drafts_of_requests_one_by_one_count_as_those_noted_together():
+    rng = random.Random(2)
+    together, alone = Acceptance(5), Acceptance(5)
+    for _ in range(50):
+        lengths = [rng.randint(1, 5) for _ in range(3)]
+        accepted = [rng.randint(0, n) for n in lengths]
+        together.note([1, 2, 3], lengths, accepted)
+        for seq_id, length, right in zip([1, 2, 3], lengths, accepted, strict=True):
+            alone.note([seq_id], [length], [right])
+    assert together.drafts == alone.drafts == 150
+    for name in ("_reached", "_accepted"):
+        assert getattr(alone, name) == pytest.approx(getattr(together, name))
+    # of all requests, older drafts of the same round count a little less
+    assert alone._all_reached == pytest.approx(together._all_reached, rel=0.005)
+    assert alone.survival([1, 2, 3, 4]) == pytest.approx(together.survival([1, 2, 3, 4]), rel=0.01)
+
+
 def test_forgotten_rows_are_used_again_and_hold_nothing():
     acceptance = Acceptance(1)
     for seq_id in range(100):

@@ -113,6 +113,21 @@ def test_decisions_are_told():
     assert control.forget(0).rounds == 0
 
 
+def test_a_plan_that_asks_only_the_drafter_that_is_seen_first_is_settled():
+    table = PassTable({(1, 1): 1.0, (1, 8): 2.4})
+    costs = RoundCosts(table, {"model": PassTable({(1, 1): 0.01})})
+    control = Controller([Member("lookup", 7), Member("model", 5, runs_model=True)], costs)
+    for _ in range(20):
+        control.note_guesses(1, [0], [5], [5])
+    plans = (control.plan([0], [7]) for _ in range(20))
+    plan = next(plan for plan in plans if not plan.probe)
+    assert (plan.drafters, plan.settled) == ([1], False)
+    for _ in range(40):
+        control.note_guesses(1, [0], [5], [0])
+    plan = next(plan for plan in plans if not plan.probe)
+    assert (plan.drafters, plan.lengths, plan.settled) == ([0], [7], True)
+
+
 def test_known_drafts_are_reviewed():
     """On a CPU the drafter is asked, and its draft scored only where its expectation pays."""
     table = PassTable({(1, 1): 1.0, (1, 8): 2.4})

@@ -115,6 +115,19 @@ def test_a_plan_with_drafts_is_kept_a_few_rounds_and_still_drafts():
     assert controller.asked == 3
 
 
+def test_a_settled_plan_is_kept_longer_the_longer_it_stays_settled():
+    controller = Scripted(drafts=True)
+    planned = controller.plan
+    controller.plan = lambda seq_ids, budgets: replace(planned(seq_ids, budgets), settled=True)
+    run, asked = Rounds(controller), list[int]()
+    for i in range(100):
+        before = controller.asked
+        assert run.propose(sequences(2)).lengths == [1, 1]
+        if controller.asked > before:
+            asked.append(i)
+    assert np.diff(asked).tolist() == [3, 5, 9, 17, 33]
+
+
 def test_a_round_that_takes_long_is_planned_each_time():
     controller = Scripted(drafts=True)
     controller.costs.target = PassTable({(2, 1): 1e6, (2, 2): 1e6}, padded=True)

@@ -52,6 +52,27 @@ def test_the_draft_that_expects_most_wins_and_keeps_its_name(make):
     assert Mix([b, a], 1000).propose(RoundView([make([0])], [4]))[0].source == "b"
 
 
+def test_one_that_needs_a_prediction_is_asked_only_for_those_that_have_one(make):
+    a, b = Scripted("a", draft([1], 0.5, "a")), Scripted("b", draft([3], 0.9, "b"), needs_prediction=True)
+    plain, predicted = make([0]), make([0], prediction=(5, 6))
+    mix = Mix([a, b], 1000)
+    assert [each.source for each in mix.propose(RoundView([plain, predicted], [4, 4]))] == ["a", "b"]
+    mix.propose(RoundView([plain], [4]))
+    assert a.asked == [[plain.id, predicted.id], [plain.id]]
+    assert b.asked == [[predicted.id]]
+    assert not mix.traits.needs_prediction
+
+
+def test_one_that_does_not_observe_is_shown_nothing_and_judged_all_the_same(make):
+    a = Scripted("a", draft([1, 2], 2.0, "a"), observes=False)
+    mix = Mix([a], 1000)
+    for _ in range(3):
+        play(mix, make([0]), [9])
+    assert a.seen == []
+    assert mix.members[0].mean_accepted < 4
+    assert mix.traits.observes
+
+
 def test_members_observe_the_verdicts_of_their_own_drafts(make):
     a, b = Scripted("a", draft([1, 2], 0.5, "a")), Scripted("b", draft([3, 4], 0.9, "b"))
     seq = make([0])

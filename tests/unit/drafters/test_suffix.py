@@ -13,10 +13,31 @@ from outrider.core.sampling import SamplingParams
 from outrider.core.sequence import Sequence
 from outrider.drafters import suffix
 from outrider.drafters.base import RoundView
-from outrider.drafters.confidence import prior_prob
+from outrider.drafters.confidence import Confidence, prior_prob
+from outrider.drafters.ngram_index import NgramIndex
 from outrider.drafters.suffix import Suffix, SuffixConfig
+from outrider.drafters.tree_builder import TreeLimits, build_chain, build_tree
 
 tokens = st.lists(st.integers(0, 3), min_size=1, max_size=40)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(tokens, min_size=1, max_size=3), st.integers(1, 8), st.integers(1, 8), st.sampled_from((0.0, 0.25)))
+def test_a_chain_is_the_tree_of_width_1(texts, nodes, depth, min_prob):
+    index = NgramIndex()
+    for text in texts[:-1]:
+        index.extend(text)
+        index.finish()
+    index.extend(texts[-1])
+    found = index.find(texts[-1], 16, 16)
+    for match in set(found.values()):
+        places = [place for place, m in found.items() if m >= match]
+        limits = TreeLimits(nodes, depth, 1, min_prob)
+        chain, tree = (build(index, places, match, Confidence(0.8), limits) for build in (build_chain, build_tree))
+        assert tree.parents == list(range(-1, len(tree.tokens) - 1))
+        assert (chain.tokens, chain.priors) == (tree.tokens, tree.priors)
+        assert chain.expected == pytest.approx(tree.expected)
+        assert chain.likeliest(7) == tree.likeliest(7)
 
 
 def continuations(source, tail, own):
