@@ -99,6 +99,7 @@ class BlockConfig:
         if decoder.weights.packed:
             pack_linears(head.layers)
             head.fc = cast(Any, PackedLinear(head.fc))
+            head.lm_head = None if head.lm_head is None else cast(Any, PackedLinear(head.lm_head))
         drafter = Block(self, head, target, context)
         for _ in drafter.runner.capture(context.max_batch):
             pass
@@ -118,7 +119,8 @@ class Block(HeadDrafter[BlockRunner]):
         target.keep_taps(config.taps)
         pool = None if target.graphs is None else target.graphs.graph_pool
         self.runner = BlockRunner(
-            target.model, head, self._draft, tokens=levels, sampled=self.sampled, graph_pool=pool
+            target.model, head, self._draft, tokens=levels, sampled=self.sampled,
+            chains=not self.nodes and not self.sampled, graph_pool=pool,
         )  # fmt: skip
         self._tokens = head.tokens
         markov = head.markov_head
@@ -129,7 +131,7 @@ class Block(HeadDrafter[BlockRunner]):
         """Of each sequence's last two drafts, the older first."""
 
     def make(self, view: RoundView) -> HeadDraft:
-        return self.runner.draft(view.seqs, view.state)
+        return self.runner.draft(view.seqs, view.state, max(view.budgets))
 
     def propose(self, view: RoundView) -> Seq[Draft]:
         drafts = super().propose(view)

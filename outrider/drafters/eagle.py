@@ -148,6 +148,7 @@ class Eagle(HeadDrafter[HeadRunner]):
             rows=levels if self.plan is None else self.plan.rows,
             row_width=1 if self.plan is None else self.plan.row_width,
             sampled=self.sampled,
+            chains=self.plan is None and not self.sampled,
             fused=_fused(head, target),
             graph_pool=pool,
         )

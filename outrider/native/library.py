@@ -1,4 +1,4 @@
-"""The library of CPU kernels as Python calls it. Its structures are those of src/pass.h, field by field."""
+"""The library of CPU kernels as Python calls it. Its structures are those of src/pass.h and src/heads.h."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outrider.core.errors import OutriderError
 from outrider.native.build import BuildError, find_or_build
 
 log = logging.getLogger(__name__)
-VERSION = 1
+VERSION = 2
 
 
 class Product(c.Structure):
@@ -26,14 +26,14 @@ class Layer(c.Structure):
         *((name, c.c_void_p) for name in ("attention_norm", "mlp_norm")),
         *((name, Product) for name in ("qkv", "out", "gate_up", "down")),
         *((name, c.c_void_p) for name in ("q_norm", "k_norm", "keys", "values", "cos_sin")),
-        ("window", c.c_int64),
+        *((name, c.c_int64) for name in ("window", "inputs")),
     ]
 
 
 class Model(c.Structure):
     _fields_ = [
         *((name, c.c_int64) for name in ("layer_count", "hidden", "wide", "heads", "kv_heads", "head_dim", "vocab")),
-        *((name, c.c_int64) for name in ("slots", "page_bits", "positions")),
+        *((name, c.c_int64) for name in ("slots", "page_bits", "positions", "skip", "halves")),
         *((name, c.c_float) for name in ("eps", "scale", "embedding_scale")),
         ("embedding", c.c_void_p),
         ("norm", c.c_void_p),
@@ -48,6 +48,7 @@ class Sequence(c.Structure):
         ("table", c.c_void_p),
         ("pages", c.c_int64),
         ("parents", c.c_void_p),
+        ("whole", c.c_int64),
     ]
 
 
@@ -57,6 +58,58 @@ class Pass(c.Structure):
         *((name, c.c_void_p) for name in ("ids", "positions", "slots", "embedded")),
         ("sequences", c.POINTER(Sequence)),
         *((name, c.c_void_p) for name in ("wanted", "taps", "features", "hidden", "logits")),
+    ]
+
+
+class Table(c.Structure):
+    """Rows to look up."""
+
+    _fields_ = [
+        *((name, c.c_void_p) for name in ("blocks", "rows")),
+        *((name, c.c_int64) for name in ("kind", "count", "columns")),
+    ]
+
+
+class Head(c.Structure):
+    _fields_ = [
+        ("model", Model),
+        ("embedding", Table),
+        ("tokens", c.c_void_p),
+        ("fc", Product),
+        ("features", c.c_int64),
+        *((name, c.c_void_p) for name in ("kept_tokens", "kept_features")),
+    ]
+
+
+class BlockHead(c.Structure):
+    _fields_ = [
+        ("head", Head),
+        ("context_norm", c.c_void_p),
+        *((name, c.c_int64) for name in ("rows", "causal", "anchored")),
+        *((name, c.c_void_p) for name in ("mask", "before")),
+        ("after", Product),
+        ("rank", c.c_int64),
+        ("confidence", c.c_void_p),
+        ("confidence_columns", c.c_int64),
+    ]
+
+
+class StepHead(c.Structure):
+    _fields_ = [
+        ("head", Head),
+        ("feature_norm", c.c_void_p),
+        ("feature_norm_columns", c.c_int64),
+        *((name, c.c_void_p) for name in ("embedding_norm", "hidden_norm")),
+        *((name, c.c_int64) for name in ("normed_residual", "norm_output")),
+    ]
+
+
+class Drafts(c.Structure):
+    _fields_ = [
+        *((name, c.c_int64) for name in ("count", "tokens", "threads")),
+        *((name, c.c_void_p) for name in ("table_ids", "lengths", "last", "firsts", "seeds", "temperatures", "tables")),
+        ("table_pages", c.c_int64),
+        *((name, c.c_void_p) for name in ("chosen", "hidden", "logits", "confidences")),
     ]
 
 
@@ -75,6 +128,8 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "product": (c.c_char_p, [c.POINTER(Product), _POINTER, _SIZE, _SIZE, _SIZE, _POINTER]),
     "quantize": (None, [_POINTER, _SIZE, _SIZE, _POINTER, _POINTER, _POINTER, _POINTER]),
     "pass": (c.c_char_p, [c.POINTER(Model), c.POINTER(Pass)]),
+    "draft_blocks": (c.c_char_p, [c.POINTER(BlockHead), c.POINTER(Drafts)]),
+    "draft_steps": (c.c_char_p, [c.POINTER(StepHead), c.POINTER(Drafts)]),
 }
 
 

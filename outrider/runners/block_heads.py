@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from outrider.core.sequence import Sequence, Span
 from outrider.models.heads.block import BlockHead
 from outrider.runners.attention import AttentionLayers
+from outrider.runners.cpu_heads import BlockRows, cpu_blocks_of
 from outrider.runners.cuda_graphs import MAX_ROWS, capture_batches, padded_batch
 from outrider.runners.device_state import DeviceState
 from outrider.runners.draft_batch import BatchAttention, DraftBatch, HeadDraft, HeadShape, attention_workspace, joined
@@ -21,13 +22,6 @@ from outrider.runners.paged_model import PagedModel, tapped_pages
 from outrider.runners.threads import use_threads
 
 BlockFunction = Callable[["BlockBatch"], HeadDraft]
-
-
-class BlockRows(NamedTuple):
-    """What a pass says of the tokens to be drafted, for B sequences."""
-
-    hidden: Tensor  # [B, K, hidden], after the final norm
-    logits: Tensor  # float32 [B, K, outputs], without the Markov head's part
 
 
 class BlockRunner:
@@ -46,10 +40,12 @@ class BlockRunner:
         *,
         tokens: int,
         sampled: bool = False,
+        chains: bool = False,
         graph_pool: Any = None,
     ) -> None:
         """tokens: how many one draft holds in a row. sampled: mode `distribution`.
 
+        chains: `draft` makes chains of mode `seeded`, which the CPU kernels make without it.
         graph_pool: where to capture; None: nothing is captured.
         """
         self.model, self.head, self.draft_function = model, head, draft
@@ -67,6 +63,9 @@ class BlockRunner:
             from outrider.runners import fused_block
 
             self.fused = fused_block.FusedBlock(head, model, self.layers) if fused_block.supports(head) else None
+        self.cpu = cpu_blocks_of(head, model, self.layers)
+        """Drafts in one call of the CPU kernels; None where they do not compute them."""
+        self.chains = chains and self.cpu is not None
         self.kept = tapped_pages(model)
         self.reads = HeadReads(model.pool, self.width, last=False)
         self._batches: dict[int, BlockBatch] = {}
@@ -80,8 +79,12 @@ class BlockRunner:
         return ready_texts(self.model, seqs, self.reads.gains(seqs, state), self.width, rows)
 
     @torch.inference_mode()
-    def draft(self, seqs: Seq[Sequence], state: DeviceState | None) -> HeadDraft:
-        """A draft for each of these sequences, all `ready`. state: theirs, where the host is a round behind."""
+    def draft(self, seqs: Seq[Sequence], state: DeviceState | None, length: int = 0) -> HeadDraft:
+        """A draft for each of these sequences, all `ready`. state: theirs, where the host is a round behind.
+
+        length: tokens that are wanted, 0: all; more may come.
+        """
+        length = min(length, self.tokens) if self.chains and length else self.tokens
         made: list[HeadDraft] = []
         gained = self.reads.gains(seqs, state)
         with use_threads(self.model.threads.count):
@@ -91,7 +94,7 @@ class BlockRunner:
                 for spans in reading_passes(list(zip(own, unread, strict=True))):
                     self._read(spans)
                 ids, firsts = self.model.tables.table_ids([seq.id for seq in own]), [each.end for each in unread]
-                made.append(self._batch(len(own)).draft(ids, own, firsts, state and state.take(part)))
+                made.append(self._batch(len(own)).draft(ids, own, firsts, state and state.take(part), length))
         for seq, gain in zip(seqs, gained, strict=True):
             self.reads.note(seq, gain)
         return made[0] if len(made) == 1 else joined(made)
@@ -135,6 +138,9 @@ class BlockRunner:
 
     def _read(self, spans: Seq[Span]) -> None:
         """Read text that the target has read."""
+        if self.cpu is not None:
+            self.cpu.read(spans)
+            return
         layout = lay_out(spans, self.model.pool, self.model.device)
         rows = self.kept.features[layout.slots]
         if self.fused is not None:
@@ -160,16 +166,25 @@ class BlockBatch(DraftBatch):
         if not causal:
             self._block_rows[0].fill_((1 << size) - 1)
         self._draft_graph = self.graph(lambda: self.keep(runner.draft_function(self)), f"blocks of {batch}")
+        self._texts = None if runner.cpu is None else runner.cpu.texts_of(self)
 
     def rows(self) -> BlockRows:
         """Read what the target has read since, and run the blocks behind the texts."""
         runner, starts = self.runner, self.lengths - 1
+        if runner.cpu is not None and self._texts is not None:
+            return runner.cpu.rows(self._texts, int(self.lengths.max()), runner.tokens)
         self._read()
         batch = self.attention_batch(runner.shape, runner.head.config.block_size, starts, self._full, self._block_rows)
         return runner.run(self.last, BatchAttention(runner.model, runner.layers, batch, runner.workspace))
 
-    def draft(self, table_ids: Seq[int], seqs: Seq[Sequence], firsts: Seq[int], state: DeviceState | None) -> HeadDraft:
+    def draft(
+        self, table_ids: Seq[int], seqs: Seq[Sequence], firsts: Seq[int], state: DeviceState | None, length: int
+    ) -> HeadDraft:
+        """length: tokens that the CPU kernels draft; others draft all."""
         self.fill_texts(table_ids, seqs, firsts, state)
+        cpu = self.runner.cpu
+        if cpu is not None and self._texts is not None and self.runner.chains:
+            return cpu.chains(self._texts, int(self.lengths.max()), length)
         self._draft_graph()
         return self.result(len(seqs))
 

@@ -107,6 +107,7 @@ class CpuPass:
             keys=keys.data_ptr(),
             values=values.data_ptr(),
             window=config.layers[i].window or 0,
+            inputs=config.hidden_size,
         )
 
     def _vector(self, values: Tensor) -> int:

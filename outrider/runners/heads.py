@@ -13,6 +13,7 @@ from outrider.core.sequence import Sequence, Span
 from outrider.kernels.accept import tree_rows
 from outrider.models.heads.base import Head
 from outrider.runners.attention import AttentionLayers, PromptAttention, attention_of
+from outrider.runners.cpu_heads import cpu_steps_of
 from outrider.runners.cuda_graphs import MAX_ROWS, capture_batches, padded_batch
 from outrider.runners.device_state import DeviceState
 from outrider.runners.draft_batch import (
@@ -56,14 +57,16 @@ class HeadRunner:
         rows: int = 0,
         row_width: int = 1,
         sampled: bool = False,
+        chains: bool = False,
         fused: MakeFused | None = None,
         graph_pool: Any = None,
     ) -> None:
         """max_accepted: draft tokens that one round can accept. lengths: what `draft` is asked for, rising.
 
         rows: that a draft runs in all, the text's last token included; 0: max_accepted. row_width: that one of its
-        passes has. sampled: mode `distribution`. fused: makes what runs the head with the fused kernels; None: its
-        own code does. graph_pool: where to capture; None: nothing is captured.
+        passes has. sampled: mode `distribution`. chains: `draft` makes chains of mode `seeded`, which the CPU
+        kernels make without it. fused: makes what runs the head with the fused kernels; None: its own code does.
+        graph_pool: where to capture; None: nothing is captured.
         """
         self.sampled, self.lengths, self.rows = sampled, tuple(lengths), rows or max_accepted
         self.model, self.head, self.draft_function, self.graph_pool = model, head, draft, graph_pool
@@ -74,6 +77,9 @@ class HeadRunner:
         self.shape = HeadShape(config.heads, config.kv_heads, config.head_dim, scale)
         self.workspace = attention_workspace(model, self.shape) if config.layers else None
         self.fused = None if fused is None else fused(model, self.layers)
+        self.cpu = cpu_steps_of(head, model, self.layers)
+        """Chains in one call of the CPU kernels; None where they do not compute them."""
+        self.chains = chains and self.cpu is not None
         self.width = 1 + max_accepted
         self.max_batch = 1 << (MAX_ROWS // max(self.width, row_width)).bit_length() - 1
         """Sequences of one pass; more are drafted for in several."""
@@ -137,6 +143,9 @@ class HeadRunner:
 
     def _read(self, spans: Seq[Span]) -> None:
         """Read text whose every token is known."""
+        if self.cpu is not None:
+            self.cpu.read(spans)
+            return
         model, (pool, size) = self.model, (self.model.pool, self.model.pool.size)
         layout = lay_out(spans, pool, model.device)
         before: list[int] = []
@@ -176,6 +185,7 @@ class HeadBatch(DraftBatch):
         super().__init__(runner.model, batch, runner.graph_pool, sampled=runner.sampled)
         self.runner = runner
         self._draft_graphs = {length: self._draft_graph(length) for length in runner.lengths}
+        self._texts = None if runner.cpu is None else runner.cpu.texts_of(self)
 
     def outputs(self) -> Tensor:
         """[B, hidden]: the target's outputs at each text's last token but one, fused."""
@@ -217,6 +227,9 @@ class HeadBatch(DraftBatch):
         self, table_ids: Seq[int], seqs: Seq[Sequence], firsts: Seq[int], state: DeviceState | None, length: int
     ) -> HeadDraft:
         self.fill_texts(table_ids, seqs, firsts, state)
+        cpu = self.runner.cpu
+        if cpu is not None and self._texts is not None and self.runner.chains:
+            return cpu.chains(self._texts, int(self.lengths.max()), length)
         self._draft_graphs[length]()
         return self.result(len(seqs), length)
 

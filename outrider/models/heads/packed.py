@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from outrider.models.blocks import int8_linear
+from outrider.models.blocks import BlockLinear, int8_linear
 from outrider.models.linear import Int8Linear, Linear, LinearOp
 from outrider.native.library import library
 
@@ -23,8 +23,10 @@ class PackedLinear(nn.Module):
         kernels = library()
         self._dtype = torch.bfloat16 if kernels is None else torch.float32
         self._packed: LinearOp
+        self.blocks: BlockLinear | None = None
+        """Its weights, where the CPU kernels multiply them."""
         if kernels is not None:
-            self._packed = int8_linear(kernels, weight, bias)
+            self._packed = self.blocks = int8_linear(kernels, weight, bias)
             return
         kind = Linear if torch.ops.mkldnn._is_mkldnn_bf16_supported() else Int8Linear
         self._packed = kind(weight.bfloat16(), None if bias is None else bias.bfloat16())

@@ -4,6 +4,7 @@
 
 #include <new>
 
+#include "heads.h"
 #include "pack.h"
 #include "pass.h"
 #include "sizes.h"
@@ -44,11 +45,12 @@ uint8_t* allocate(int64_t bytes) {
 
 }  // namespace
 
-API int32_t outrider_version() { return 1; }
+API int32_t outrider_version() { return 2; }
 
 API int64_t outrider_struct_bytes(int32_t index) {
-    constexpr int64_t SIZES[] = {sizeof(Layer), sizeof(Model), sizeof(Sequence), sizeof(Pass)};
-    return index >= 0 && index < 4 ? SIZES[index] : 0;
+    constexpr int64_t SIZES[] = {sizeof(Layer), sizeof(Model), sizeof(Sequence), sizeof(Pass),
+                                 sizeof(BlockHead), sizeof(StepHead), sizeof(Drafts)};
+    return index >= 0 && index < 7 ? SIZES[index] : 0;
 }
 
 API const char* outrider_kernels() { return chosen->name; }
@@ -158,10 +160,22 @@ API void outrider_quantize(const float* x, int64_t count, int64_t columns, int8_
     chosen->quantize(&rows, 0, count);
 }
 
-API const char* outrider_pass(const Model* model, const Pass* pass) {
+template <class Run> static const char* with_memory(const Run& run) {
     try {
-        return run_pass(chosen, model, pass);
+        return run();
     } catch (const std::bad_alloc&) {
         return "there is not enough memory";
     }
+}
+
+API const char* outrider_pass(const Model* model, const Pass* pass) {
+    return with_memory([&] { return run_pass(chosen, model, pass); });
+}
+
+API const char* outrider_draft_blocks(const BlockHead* head, const Drafts* drafts) {
+    return with_memory([&] { return draft_blocks(chosen, head, drafts); });
+}
+
+API const char* outrider_draft_steps(const StepHead* head, const Drafts* drafts) {
+    return with_memory([&] { return draft_steps(chosen, head, drafts); });
 }

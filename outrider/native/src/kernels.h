@@ -24,6 +24,19 @@ struct AttentionTask {
     float* scores;           // [length, 16], scratch
 };
 
+struct Scored {            // columns [first, end) of a row
+    const float *logits, *added;  // what is added may be null
+    const int64_t* tokens;   // of the columns; null: columns are tokens
+    int64_t first, end;
+    double scale;            // of logits, where noise is added
+    uint64_t key;            // of the noise
+};
+
+struct Best {
+    double score;
+    int64_t column;
+};
+
 struct Kernels {
     const char* name;
     void (*quantize)(Rows* rows, int64_t first, int64_t end);
@@ -35,6 +48,9 @@ struct Kernels {
     void (*add)(float* x, const float* y, int64_t n);               // x += y
     void (*silu_times)(const float* gate, const float* up, int64_t n, float* out);
     void (*rotate)(float* x, const float* cos_sin, int64_t dim);    // pairs in place
+    void (*rotate_halves)(float* x, const float* cos_sin, int64_t dim);
+    Best (*largest)(const Scored* scored);
+    Best (*noisiest)(const Scored* scored);
 };
 
 extern const Kernels KERNELS_PLAIN;

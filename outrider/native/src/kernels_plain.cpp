@@ -15,8 +15,11 @@ constexpr int MAX_ROWS = 1;
 #include "products.inl"
 
 #include "attention.inl"
+
+#include "choice.inl"
 }  // namespace plain
 
 const Kernels KERNELS_PLAIN = {
     "plain", plain::quantize, plain::product, plain::attend, plain::norm, plain::add_rows, plain::silu_times, plain::rotate,
+    plain::rotate_halves, plain::largest, plain::noisiest,
 };

@@ -8,17 +8,20 @@ struct Product {  // one linear layer: tensors whose outputs lie side by side
 };
 
 struct Layer {
-    const float *attention_norm, *mlp_norm;
+    const float *attention_norm, *mlp_norm;  // the first null where rows are normed before
     Product qkv, out, gate_up, down;
     const float *q_norm, *k_norm;  // [head_dim]; null where heads are not normalized
     float *keys, *values;          // [slots, kv_heads, head_dim]
     const float* cos_sin;          // [positions, head_dim]: pairs of cosine and sine
     int64_t window;                // last positions that a row sees; 0: all
+    int64_t inputs;                // columns that qkv reads
 };
 
 struct Model {
     int64_t layer_count, hidden, wide, heads, kv_heads, head_dim, vocab;
     int64_t slots, page_bits, positions;  // of the cache; of a page; rows of cos_sin
+    int64_t skip;    // so many first positions are seen by their own rows alone
+    int64_t halves;  // 1: rotations turn dimensions i and i + head_dim / 2 together, and cos_sin holds cosines, then sines
     float eps, scale, embedding_scale;
     const Tensor* embedding;  // null where passes bring embedded rows
     const float* norm;
@@ -31,6 +34,7 @@ struct Sequence {  // its rows follow each other: text, then the nodes of a draf
     const int32_t* table;
     int64_t pages;
     const int32_t* parents;  // of each node, -1 for those behind the text; null: a chain
+    int64_t whole;           // 1: rows see all rows of the sequence
 };
 
 struct Pass {

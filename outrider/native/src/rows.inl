@@ -67,3 +67,11 @@ static void rotate(float* x, const float* cos_sin, int64_t dim) {
         x[i] = a * c - b * s, x[i + 1] = a * s + b * c;
     }
 }
+
+static void rotate_halves(float* x, const float* cos_sin, int64_t dim) {
+    int64_t half = dim / 2;
+    for (int64_t i = 0; i < half; i++) {
+        float a = x[i], b = x[i + half], c = cos_sin[i], s = cos_sin[i + half];
+        x[i] = a * c - b * s, x[i + half] = b * c + a * s;
+    }
+}

@@ -76,9 +76,9 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 def test_structures_are_as_large_as_the_librarys(native: Library):
     from ctypes import sizeof
 
-    from outrider.native.library import Layer, Model, Pass, Sequence
+    from outrider.native.library import BlockHead, Drafts, Layer, Model, Pass, Sequence, StepHead
 
-    for index, structure in enumerate((Layer, Model, Sequence, Pass)):
+    for index, structure in enumerate((Layer, Model, Sequence, Pass, BlockHead, StepHead, Drafts)):
         assert native.call("struct_bytes", index) == sizeof(structure), structure
 
 
