@@ -7,13 +7,14 @@ import re
 import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
 from outrider.cli.options import argument, option
+from outrider.cli.plan_fleet import FleetOptions, ServedModel, plan_fleet, show_fleet
 from outrider.cli.screen import Screen, clean
 from outrider.core.errors import ConfigError
 
@@ -43,11 +44,15 @@ class PlanCommand:
     json: bool = option(False, "One JSON object on stdout")
 
 
-def plan(given: PlanCommand) -> None:
+def plan(given: PlanCommand, fleet: FleetOptions) -> None:
     """Tell what a model and its drafter take of a device's memory, from configurations and headers alone.
 
-    The exit code is 0 where it fits and 1 where it does not. Defaults are in brackets.
+    The exit code is 0 where it fits and 1 where it does not. Defaults are in brackets. With --fleet: how many replicas
+    hold a latency.
     """
+    if fleet.fleet is not None:
+        _plan_fleet(given, fleet)
+        return
     from outrider.plan.forecast import PlanOptions, make_forecast
     from outrider.plan.page import plan_page
 
@@ -62,6 +67,30 @@ def plan(given: PlanCommand) -> None:
         _show(Screen(), found)
     if not found.fits:
         raise typer.Exit(1)
+
+
+def _plan_fleet(given: PlanCommand, fleet: FleetOptions) -> None:
+    """The exit code is 1 where no number of replicas holds."""
+    from outrider.fleet.page import fleet_page
+
+    screen = Screen()
+    found = plan_fleet(fleet, ServedModel(given.target, _engine_options(given)), screen)
+    if given.html is not None:
+        write_page(given.html, fleet_page(found))
+    if given.json:
+        sys.stdout.write(json.dumps(found.as_json(), allow_nan=False) + "\n")
+    else:
+        show_fleet(screen, found)
+    if found.needed and all(each is None for each in found.needed.values()):
+        raise typer.Exit(1)
+
+
+def _engine_options(given: PlanCommand) -> dict[str, Any]:
+    """Those of LLM."""
+    if given.memory is not None:
+        raise ConfigError("--memory is of a plan without --fleet: costs are measured on the device that is here")
+    names = ("drafter", "device", "dtype", "quantize", "context", "max_batch", "cache_tokens", "max_round_tokens")
+    return {name: getattr(given, name) for name in (*names, "revision")}
 
 
 def parse_size(text: str | None) -> int | None:

@@ -52,6 +52,7 @@ KNOWS: dict[str, set[str]] = {
     "prove": {"core", "drafters", "engine", "llm", "report", "runners", "train", "verify"},
     "check": {"checkpoints", "core", "drafters", "llm", "models", "plan", "report"},
     "advise": {"bench", "core", "drafters", "engine", "llm", "models", "report", "train"},
+    "fleet": {"bench", "core", "engine", "llm", "loading", "report"},
     "cli": {
         "advise",
         "bench",
@@ -60,6 +61,7 @@ KNOWS: dict[str, set[str]] = {
         "core",
         "drafters",
         "engine",
+        "fleet",
         "grammar",
         "llm",
         "loading",

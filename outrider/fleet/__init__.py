@@ -1,0 +1,1 @@
+"""How many replicas hold a latency: arrivals replayed against measured costs."""
