@@ -108,7 +108,8 @@ class Engine:
         if after is None:  # else the device is busy meanwhile
             times.host, times.draft = proposing - began, scoring - proposing
         spans = spans_of(scheduled, proposal.drafts)
-        launched = InFlightRound(scheduled, proposal, self._score(scheduled, spans, state), scoring, times)
+        scores = self._score(scheduled, spans, state)
+        launched = InFlightRound(scheduled, proposal, spans, scores, scoring, times, behind=after is not None)
         if self.target.asynchronous:
             self._decide(launched, spans)
         return launched
@@ -165,7 +166,7 @@ class Engine:
         if not self._in_flight:
             return
         done = self._in_flight.popleft()
-        spans = spans_of(done.scheduled, done.drafts)
+        spans = spans_of(done.scheduled, done.drafts) if done.behind else done.spans
         verdicts = self.verifier.judge(*done.decoding, done.scores.logits, done.choices)
         now = time.perf_counter()
         done.times.verify = now - max(done.launched, self._completed)

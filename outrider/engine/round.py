@@ -22,10 +22,14 @@ class InFlightRound:
 
     scheduled: list[ScheduledSequence]
     proposal: Proposal
+    spans: list[Span]
+    """What is read and scored; behind another round, only widths and drafts hold."""
     scores: Scores
     launched: float
     """When scoring began."""
     times: Times
+    behind: bool = False
+    """It was launched behind another, whose outcome the host did not know."""
     choices: HostCopy | None = None
     """The target's choice after each row, being copied; None where the verifier needs the logits on the host."""
     state: DeviceState | None = None

@@ -71,22 +71,25 @@ def lay_out(spans: Seq[Span], pool: PagePool, device: torch.device) -> Layout:
     for span in spans:
         first, table = len(ids), pool.table(span.seq_id)
         end = span.start + len(span.tokens)
-        depths = span.draft.depths()
         ids += span.tokens
-        ids += span.draft.tokens
         positions += range(span.start, end)
-        positions += [end - 1 + depth for depth in depths]
+        if len(span.draft):
+            ids += span.draft.tokens
+            positions += [end - 1 + depth for depth in span.draft.depths()]
         slots += [table[p // size] * size + p % size for p in range(span.start, end + len(span.draft))]
         wanted += range(len(ids) - span.rows, len(ids))
         rows.append(slice(first, len(ids)))
 
-    flat = [to_device(values, device) for values in (ids, positions, slots, wanted)]
+    count = len(ids)
+    flat = to_device([*ids, *positions, *slots, *wanted], device).split((count, count, count, len(wanted)))
     return Layout(flat[0], flat[1], flat[2], flat[3], rows)
 
 
 def to_device(values: list[int], device: torch.device) -> Tensor:
     """int64 [len(values)] on a device; the copy is not waited for."""
     made = torch.tensor(values, dtype=torch.long)
+    if device.type == "cpu":
+        return made
     if device.type == "cuda":  # a copy of other memory may wait for all that was launched before
         made = made.pin_memory()
     return made.to(device, non_blocking=True)

@@ -262,16 +262,20 @@ class NativeRunner(Runner):
             parts[i][:1] = self._forward([replace(spans[i], draft=EMPTY)])[0]
         return torch.cat(parts)
 
-    @torch.inference_mode()
     def keep(self, span: Span, path: Seq[int], *, compacted: bool = False, trim: bool = True) -> int:
         end = span.start + len(span.tokens)
         if not compacted and any(node != i for i, node in enumerate(path)):
-            table, size = self.pool.table(span.seq_id), self.pool.size
-            slots = torch.tensor([table[p // size] * size + p % size for p in range(end, end + len(span.draft))])
-            self.model.move(slots[list(path)].to(self.device), slots[: len(path)].to(self.device))
+            self._move_together(span, path)
         if trim:
             self.pool.trim(span.seq_id, end + len(path))
         return end + len(path)
+
+    @torch.inference_mode()
+    def _move_together(self, span: Span, path: Seq[int]) -> None:
+        """Move the keys and values of a tree's path to where a chain has them."""
+        table, size, end = self.pool.table(span.seq_id), self.pool.size, span.start + len(span.tokens)
+        slots = torch.tensor([table[p // size] * size + p % size for p in range(end, end + len(span.draft))])
+        self.model.move(slots[list(path)].to(self.device), slots[: len(path)].to(self.device))
 
     def release(self, seq_id: int, *, unpublish: bool = False) -> None:
         self.pool.close(seq_id, unpublish=unpublish)
