@@ -70,10 +70,10 @@ class ReplicaPool:
             self.set_state(replica, "dead", str(error))
 
     def set_state(self, replica: Replica, state: ReplicaState, problem: str = "") -> None:
-        if replica.state == state:
+        if (replica.state, replica.problem) == (state, problem):
             return
         was, replica.state, replica.problem = replica.state, state, problem
-        replica.changed = time.perf_counter()
+        replica.changed = replica.changed if was == state else time.perf_counter()
         level = logging.INFO if state == "ready" else logging.WARNING
         log_event("replica", level, url=replica.url, state=state, was=was, **({"why": problem} if problem else {}))
         if state == "dead":
@@ -83,8 +83,8 @@ class ReplicaPool:
     async def _watch(self, replica: Replica, session: aiohttp.ClientSession) -> None:
         while True:
             state, problem = await self._poll(replica, session)
-            if not (state == "dead" and replica.state == "loading"):  # one that never answered is still loading
-                self.set_state(replica, state, problem)
+            never = state == "dead" and replica.card is None  # it is still being started
+            self.set_state(replica, "loading" if never else state, problem)
             unreachable = replica.state in ("dead", "slow") and time.perf_counter() - replica.changed > LOST_SECONDS
             if unreachable and replica.open:
                 replica.cut_all(ReplicaError(f"it could not be reached for {LOST_SECONDS:g} seconds"))

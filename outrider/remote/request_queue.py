@@ -66,7 +66,10 @@ class RequestQueue:
 
     def wake(self) -> None:
         """Let pass what there is room for; a request larger than the capacity passes alone."""
-        while (ticket := self._first or self._queue.pop()) is not None:
+        while not self.running or self.running < self.capacity():
+            ticket = self._first or self._queue.pop()
+            if ticket is None:
+                return
             self._first = ticket
             if self.running and self.running + ticket.count > self.capacity():
                 return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 MAX_EVENT_BYTES = 64 << 20
@@ -27,12 +28,14 @@ class EventReader:
     def __init__(self) -> None:
         self._rest = b""
 
-    def feed(self, data: bytes) -> list[ServerEvent]:
-        """The events that these bytes complete. MalformedEventError where they are none."""
+    def feed(self, data: bytes) -> Iterator[ServerEvent]:
+        """The events that these bytes complete. MalformedEventError, after those before it, for what is none."""
         *blocks, self._rest = (self._rest + data).replace(b"\r\n", b"\n").split(b"\n\n")
+        for block in blocks:
+            if (event := _parse(block)) is not None:
+                yield event
         if len(self._rest) > MAX_EVENT_BYTES:
             raise MalformedEventError(f"an event of more than {MAX_EVENT_BYTES} bytes")
-        return [event for block in blocks if (event := _parse(block)) is not None]
 
 
 def _parse(block: bytes) -> ServerEvent | None:
