@@ -49,7 +49,8 @@ class Acceptance:
         self.drafts = 0
         """How many drafts were noted."""
         self._stated = np.zeros((0, self.max_tokens))  # confidences of the last draft, [rows, max_tokens]; NaN: none
-        self._states = False
+        self.states = False
+        """Whether the drafter has ever stated a confidence."""
         self._sum_stated, self._times_stated = np.zeros(self.max_tokens), np.zeros(self.max_tokens)
         self._products, self._squares = 0.0, _SLOPE_WEIGHT  # of the regression
 
@@ -100,11 +101,11 @@ class Acceptance:
         self._sum_stated = self._sum_stated * decay + np.where(reached, self._stated[rows], 0.0).sum(0)
         self._times_stated = self._times_stated * decay + reached.sum(0)
         self._stated[rows] = stated
-        self._states = True
+        self.states = True
 
     def forget_stated(self, seq_ids: Iterable[int]) -> None:
         """These requests had no draft in a round: what was stated before it is of another place in the text."""
-        if self._states:
+        if self.states:
             self._stated[[self._rows[seq_id] for seq_id in seq_ids if seq_id in self._rows]] = np.nan
 
     def _deviations(self, rows: Seq[int]) -> Floats:

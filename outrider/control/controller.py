@@ -151,11 +151,12 @@ class Controller:
             plain = plain_plan(plan.kind.batch, self.costs).seconds
             extra = self.costs.seconds(self._kind(plan, drafted)) - plain
         self._count_round(any(drafted))
+        for i in () if plan.probe else {who for who, n in zip(plan.drafters, plan.lengths, strict=True) if n}:
+            self._idle[i] = 0
         judged = [row for row in rows if drafted[row] and plan.lengths[row]]
-        for i in range(len(self.members)):
-            if not plan.probe and any(plan.lengths_of(i)):
-                self._idle[i] = 0
-            self._note_drafts(i, seq_ids, [row for row in judged if plan.drafters[row] == i], drafted, accepted)
+        for i, known in enumerate(self.acceptance):
+            if judged or known.states:
+                self._note_drafts(i, seq_ids, [row for row in judged if plan.drafters[row] == i], drafted, accepted)
         for row in rows:
             chosen = self._decisions.get(seq_ids[row])
             if chosen is None:
