@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import Response
+from fastapi.routing import APIRoute
 from starlette.middleware.cors import CORSMiddleware
 
 from outrider import __version__
@@ -68,7 +69,9 @@ def assemble_app(
     app.include_router(router)
     app.include_router(page_routes())
     _add_metrics_route(app, text)
-    _add_middleware(app, metrics, settings)
+    documented = [route for route in (*router.routes, *app.routes) if isinstance(route, APIRoute)]
+    paths = [route.path_format for route in documented if route.include_in_schema]
+    _add_middleware(app, metrics, settings, paths)
     return app
 
 
@@ -77,8 +80,8 @@ def http_limits(settings: Settings) -> HttpLimits:
     return HttpLimits(max_body=settings.max_body, body_seconds=settings.body_timeout, max_buffered=buffered)
 
 
-def _add_middleware(app: FastAPI, metrics: MetricsCollector, settings: Settings) -> None:
-    """Called once every route is there. The middleware added last sees a request first."""
+def _add_middleware(app: FastAPI, metrics: MetricsCollector, settings: Settings, paths: list[str]) -> None:
+    """paths: those of the OpenAPI document. The middleware added last sees a request first."""
     limits = http_limits(settings)
     tracer = connect_tracer(settings.otlp_endpoint, settings.served_name) if settings.otlp_endpoint else None
     app.add_middleware(BodyLimit, limits=limits, on_body=record_body if settings.log_prompts else None)
@@ -101,7 +104,6 @@ def _add_middleware(app: FastAPI, metrics: MetricsCollector, settings: Settings)
         "port": settings.port,
         "keys": len(settings.api_keys),
     }
-    paths = make_openapi(app, settings, None)["paths"]
     app.add_middleware(RequestMiddleware, routes=paths, metrics=metrics, tracer=tracer, start_fields=start_fields)
 
 

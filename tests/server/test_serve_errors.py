@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 from server_world import Running
 
+from outrider.server.app import create_app
+from outrider.server.http.request_middleware import RequestMiddleware
+
 URL = "/v1/completions"
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 
@@ -188,3 +191,9 @@ def test_the_document_knows_every_route_and_no_422(served: Running):
     for path in document["paths"].values():
         for operation in path.values():
             assert "422" not in operation["responses"]
+
+
+def test_requests_are_counted_by_the_routes_of_the_document(served: Running):
+    app = create_app(served.engine_thread, served.settings)
+    (counting,) = [each for each in app.user_middleware if each.cls is RequestMiddleware]
+    assert sorted(counting.kwargs["routes"]) == sorted(app.openapi()["paths"])
