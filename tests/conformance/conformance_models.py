@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import torch
@@ -99,18 +101,23 @@ def whole_text_world(fresh: Callable[[], Runner]) -> World:
     return World(logits_after, TOKENIZER, TOKENIZER.eos_ids, CONTEXT)
 
 
+@cache
 def native_testbed(
-    family: str, folder: Path, *, quantize: Literal["int4", "int8"] | None = None, poison: Token | None = None
+    family: str, *, quantize: Literal["int4", "int8"] | None = None, poison: Token | None = None
 ) -> Testbed:
-    """The native target on a tiny model, in float32 or packed; reading the token `poison` makes it say NaN."""
+    """The native target on a tiny model, in float32 or packed; reading the token `poison` makes it say NaN.
+
+    The same one for every test of a process, so that each text is judged once.
+    """
     models = {"draft": make_model(family), "other": make_model(family, seed=1)}
     if poison is not None:
         with torch.no_grad():
             models["draft"].get_input_embeddings().weight[poison] = float("nan")
-    decoders = {
-        name: load_decoder(save(model, folder / name), device="cpu", quantize=quantize)
-        for name, model in models.items()
-    }
+    with TemporaryDirectory() as folder:
+        decoders = {
+            name: load_decoder(save(model, Path(folder) / name), device="cpu", quantize=quantize)
+            for name, model in models.items()
+        }
 
     def target(cache_tokens: int) -> NativeRunner:
         return NativeRunner(decoders["draft"], cache_tokens)

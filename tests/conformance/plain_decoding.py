@@ -32,6 +32,8 @@ class World:
     eos_ids: frozenset[Token] = frozenset()
     room: int = 1 << 20
     """Max tokens in all."""
+    judged: dict[str, list[Told]] = field(default_factory=dict, repr=False, compare=False)
+    """The texts of plain decoding so far, by their requests."""
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,8 @@ in_flight = pytest.mark.parametrize("asynchronous", [False, True], ids=["waited"
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Testbed:
-    return native_testbed("llama-deep", tmp_path_factory.mktemp("block"))
+def world() -> Testbed:
+    return native_testbed("llama-deep")
 
 
 @pytest.fixture(scope="module")

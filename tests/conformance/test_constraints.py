@@ -19,7 +19,7 @@ import torch
 from conformance_models import native_testbed
 from drafter_cast import EVERYBODY, Stage, make_drafter
 from plain_decoding import Told, assert_same, choice, opinion, run
-from testbed import PIECES, TOKENIZER, Testbed
+from testbed import PIECES, TOKENIZER
 
 from outrider.core.draft import EMPTY, Draft
 from outrider.core.errors import RequestError
@@ -388,21 +388,12 @@ class PieceBytes(type(TOKENIZER)):
 @pytest.mark.parametrize(
     "drafter", ["mix", "grammar", "draft-model:model=draft", "draft-model:model=other,beams=3,k=3"]
 )
-def test_on_a_real_decoder(family: str, drafter: str, tmp_path_factory: pytest.TempPathFactory):
+def test_on_a_real_decoder(family: str, drafter: str):
     """Text equal with and without speculation, of the language, with tokens of several characters."""
-    bed = _native(family, tmp_path_factory)
+    bed = native_testbed(family)
     made = compile_constraint(GrammarSpec.regex("(ab|ba|c ?){2,9}(d|é|h{3})"), PieceBytes())
     params = [SamplingParams(temperature=T, seed=3, max_tokens=30, n=2) for T in (0.0, 0.8)]
     asked = [Request(prompt=(3, 5, 7), params=each, constraint=made) for each in params]
     told = run(bed.engine(drafter), asked)
     assert told == run(bed.engine("none"), asked)
     assert all(re.fullmatch("(ab|ba|c ?){2,9}(d|é|h{3})", each.text) for texts in told for each in texts)
-
-
-_beds: dict[str, Testbed] = {}
-
-
-def _native(family: str, folders: pytest.TempPathFactory) -> Testbed:
-    if family not in _beds:
-        _beds[family] = native_testbed(family, folders.mktemp(family))
-    return _beds[family]

@@ -67,7 +67,7 @@ def context(folder: Path, mode: Any = "seeded") -> DrafterContext:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_every_draft_of_the_same_model_is_accepted(tmp_path: Path, temperature: float):
-    bed = native_testbed("llama", tmp_path)
+    bed = native_testbed("llama")
     drafter = CrossModelConfig(model="shuffled", k=4).build(context(tmp_path))
     engine = Engine(bed.target(4096), Loud(drafter), make_verifier("seeded"), TOKENIZER, eos_ids=TOKENIZER.eos_ids)
     asked = request(range(1, 9), max_tokens=41, temperature=temperature, seed=3, **NAMED)
@@ -78,7 +78,7 @@ def test_every_draft_of_the_same_model_is_accepted(tmp_path: Path, temperature: 
 
 
 def test_mode_distribution_states_probabilities_over_the_targets_vocabulary(tmp_path: Path):
-    bed = native_testbed("llama", tmp_path)
+    bed = native_testbed("llama")
     drafter: Any = CrossModelConfig(model="shuffled", k=3).build(context(tmp_path, "distribution"))
     seen: list[Any] = []
     propose = drafter.propose

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from conformance_models import fallback_testbed, native_testbed
 from drafter_cast import EVERY_NATIVE, NATIVE_ONLY
-from plain_decoding import assert_same, request, run
+from plain_decoding import Told, assert_same, request, run
 from testbed import VOCAB, Testbed
 
 from outrider.core.sampling import SamplingParams
@@ -35,12 +35,11 @@ def beds(tmp_path_factory: pytest.TempPathFactory):
     def bed(name: str) -> Testbed:
         if name not in made:
             family, _, quantize = name.partition(" ")
-            folder = tmp_path_factory.mktemp(name.replace(" ", "-"))
             kind: Any = quantize or None
             if family in ("gpt2", "mamba"):
-                made[name] = fallback_testbed(family, folder)
+                made[name] = fallback_testbed(family, tmp_path_factory.mktemp(name))
             else:
-                made[name] = native_testbed(family, folder, quantize=kind)
+                made[name] = native_testbed(family, quantize=kind)
         return made[name]
 
     return bed
@@ -114,17 +113,28 @@ def test_shared_beginnings_with_and_without_salt(beds: Any, family: str, drafter
     assert shared == [0, 48, 0]
 
 
+def packed_requests() -> list[Request]:
+    params = SamplingParams(max_tokens=16, temperature=0.5, ignore_eos=True, logprobs=3)
+    return [Request(prompt=(i, *range(2, 9 + 3 * i)), params=replace(params, seed=i)) for i in range(4)]
+
+
+@pytest.fixture(scope="module")
+def told_alone(beds: Any) -> dict[str, list[list[Told]]]:
+    """By the packed format: what the package says to `packed_requests` without drafts, one after another."""
+    limits = EngineLimits(max_batch=1)
+    return {
+        each: run(beds(f"llama {each}").engine("none", limits=limits), packed_requests()) for each in ("int4", "int8")
+    }
+
+
 @pytest.mark.parametrize(
     ("packed", "drafter"), [*(("int4", name) for name in EVERY_NATIVE), *(("int8", name) for name in SOME)]
 )
-def test_packed_models_to_the_last_bit(beds: Any, packed: str, drafter: str):
+def test_packed_models_to_the_last_bit(beds: Any, told_alone: dict[str, list[list[Told]]], packed: str, drafter: str):
     """Log-probabilities too: the same bits drafted or not, alone or in a batch, in one pass or many."""
-    bed = beds(f"llama {packed}")
-    params = SamplingParams(max_tokens=16, temperature=0.5, ignore_eos=True, logprobs=3)
-    requests = [Request(prompt=(i, *range(2, 9 + 3 * i)), params=replace(params, seed=i)) for i in range(4)]
-    drafted = bed.engine(drafter, requests, limits=EngineLimits(max_round_tokens=19))
-    alone = bed.engine("none", limits=EngineLimits(max_batch=1))
-    for told, plain_text_of in zip(run(drafted, requests), run(alone, requests), strict=True):
+    requests = packed_requests()
+    drafted = beds(f"llama {packed}").engine(drafter, requests, limits=EngineLimits(max_round_tokens=19))
+    for told, plain_text_of in zip(run(drafted, requests), told_alone[packed], strict=True):
         assert told == plain_text_of
         assert [one.logprobs for one in told] == [one.logprobs for one in plain_text_of]
 

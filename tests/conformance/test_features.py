@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from conformance_models import make_model, save, transformers_world
-from plain_decoding import Told, assert_same, request, run
+from plain_decoding import assert_same, request, run
 from test_cancellation import run_with_cancels
 from test_trees_in_flight import AsyncNativeRunner, TreesAhead, answers_of
 from testbed import TOKENIZER, VOCAB, Testbed
@@ -42,7 +42,7 @@ class Model:
     def __init__(self, family: str, folder: Any) -> None:
         self.theirs = make_model(family)
         self.decoder = load_decoder(save(self.theirs, folder), device="cpu")
-        self.judged: dict[str, list[Told]] = {}
+        self.world = transformers_world(self.theirs)
 
     def runner(self, taps: Seq[int] = (0, 1), kind: type[NativeRunner] = NativeRunner) -> NativeRunner:
         made = kind(self.decoder, 512, page_size=PAGE)
@@ -287,8 +287,7 @@ class RecordingAhead(Record, TreesAhead):
 def following(model: Model, kind: str, chunk: int) -> tuple[Engine, list[Request], Testbed]:
     """An engine whose drafter follows the target, what to ask it, and the judge."""
     runner = model.runner(kind=NativeRunner if kind == "waiting" else AsyncNativeRunner)
-    world = Testbed(transformers_world(model.theirs), lambda _: runner, lambda _: runner)
-    world._judged = model.judged
+    world = Testbed(model.world, lambda _: runner, lambda _: runner)
     options = {"max_tokens": 40, "ignore_eos": True}
     asked = [request(TEXT[9 * i : 20 + 12 * i], temperature=0.5 * i, seed=i, **options) for i in range(3)]
     if kind == "ahead":

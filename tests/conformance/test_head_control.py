@@ -41,8 +41,8 @@ SPECS = {  # the tokens of the draft that is timed
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Testbed:
-    return native_testbed("llama-deep", tmp_path_factory.mktemp("control"))
+def world() -> Testbed:
+    return native_testbed("llama-deep")
 
 
 @pytest.fixture

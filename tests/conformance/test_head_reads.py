@@ -34,8 +34,8 @@ PROMPT = [random.Random(3).randrange(1, VOCAB) for _ in range(37)]
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Testbed:
-    return native_testbed("llama-deep", tmp_path_factory.mktemp("reads"))
+def world() -> Testbed:
+    return native_testbed("llama-deep")
 
 
 def engine(world: Testbed, spec: str, *, asynchronous: bool = False) -> Engine:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,8 +43,8 @@ def greedy_by_kept_layers(model: Any, tokens: list[int], skip: tuple[int, ...], 
 
 
 @torch.inference_mode()
-def test_drafts_are_those_of_the_kept_layers(tmp_path: Path):
-    bed = native_testbed("llama-deep", tmp_path)
+def test_drafts_are_those_of_the_kept_layers():
+    bed = native_testbed("llama-deep")
     tried = bed.engine(f"layer-skip:skip={write_layers(SKIP)},k=4")
     seen: list[tuple[list[int], Draft]] = []
     drafter: Any = tried.drafter
@@ -79,8 +78,8 @@ def test_what_is_no_list_of_layers_is_refused(bad: str):
         parse_drafter(f"layer-skip:skip={bad}")
 
 
-def test_layers_that_do_not_exist_and_all_layers_are_refused(tmp_path: Path):
-    target = native_testbed("llama", tmp_path).target(64)
+def test_layers_that_do_not_exist_and_all_layers_are_refused():
+    target = native_testbed("llama").target(64)
     context = DrafterContext(vocab_size=24, context=160, target=target)
     for skip, reason in (("0-1", "some, not all"), ("7", "layers are 0 to 1")):
         with pytest.raises(ConfigError, match=reason):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,8 +45,8 @@ def head_logits(model: Any, tokens: list[int]) -> list[torch.Tensor]:
     return out
 
 
-def test_chains_are_the_best_token_of_each_head(tmp_path: Path):
-    bed = native_testbed("llama", tmp_path)
+def test_chains_are_the_best_token_of_each_head():
+    bed = native_testbed("llama")
     folder = tiny_medusa(bed.target(64).model.decoder)
     tried = bed.engine(f"medusa:model={folder},tree=0")
     seen = watch(tried)
@@ -59,8 +58,8 @@ def test_chains_are_the_best_token_of_each_head(tmp_path: Path):
         assert list(draft.tokens) == [int(logits.argmax()) for logits in head_logits(model, tokens)][: len(draft)]
 
 
-def test_trees_are_the_likeliest_paths(tmp_path: Path):
-    bed = native_testbed("llama", tmp_path)
+def test_trees_are_the_likeliest_paths():
+    bed = native_testbed("llama")
     folder = tiny_medusa(bed.target(64).model.decoder)
     tried = bed.engine(f"medusa:model={folder},tree=9")
     seen = watch(tried)
@@ -79,8 +78,8 @@ def test_trees_are_the_likeliest_paths(tmp_path: Path):
         assert paths == set(best)
 
 
-def test_bad_options_and_other_heads_are_refused(tmp_path: Path):
-    target = native_testbed("llama", tmp_path).target(64)
+def test_bad_options_and_other_heads_are_refused():
+    target = native_testbed("llama").target(64)
     folder = tiny_medusa(target.model.decoder)
     with pytest.raises(ConfigError, match="medusa needs heads"):
         parse_drafter("medusa")

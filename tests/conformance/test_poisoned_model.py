@@ -22,8 +22,8 @@ PAGE = 16
 
 
 @pytest.fixture(scope="module", params=[None, "int4"], ids=["float32", "int4"])
-def bed(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Testbed:
-    return native_testbed("llama", tmp_path_factory.mktemp("poisoned"), quantize=request.param, poison=POISON)
+def bed(request: Any) -> Testbed:
+    return native_testbed("llama", quantize=request.param, poison=POISON)
 
 
 def bad(length: int = 40, at: int = 0) -> Request:

@@ -98,15 +98,14 @@ class Testbed:
     """By the tokens its cache holds."""
     draft: Callable[[str], Runner]
     """By the names in `drafter_cast.Stage`."""
-    _judged: dict[str, list[Told]] = field(default_factory=dict)
     _requests: dict[int, tuple[Request, ...]] = field(default_factory=dict)
 
     def judged(self, asked: Request) -> list[Told]:
         """The text of plain decoding, computed once."""
         key = repr((asked.prompt, asked.params))
-        if key not in self._judged:
-            self._judged[key] = plain(self.world, asked)
-        return self._judged[key]
+        if key not in self.world.judged:
+            self.world.judged[key] = plain(self.world, asked)
+        return self.world.judged[key]
 
     def engine(
         self,
