@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -95,9 +96,14 @@ def part_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def imports(path: Path) -> list[tuple[str, bool]]:
     """(module, at the top level) of every import in a file."""
-    tree = ast.parse(path.read_text())
+    tree = tree_of(path)
     top = {id(node) for node in tree.body}
     found = []
     for node in ast.walk(tree):
@@ -110,7 +116,7 @@ def imports(path: Path) -> list[tuple[str, bool]]:
 def modules_imported(path: Path) -> set[str]:
     """The package's own modules that a file imports anywhere, also only for its types."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.ImportFrom) and node.module:
             found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
     return found & MODULES.keys()
@@ -143,7 +149,7 @@ def test_capabilities_are_declared_not_probed(path):
     """No hasattr, and no getattr with a default, on objects of our own: see drafters.base.Traits."""
     if str(path.relative_to(PACKAGE)) in FOREIGN:
         return
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             probes = node.func.id == "hasattr" or (node.func.id == "getattr" and len(node.args) > 2)
             assert not probes, f"line {node.lineno}: {ast.unparse(node)}"
@@ -156,7 +162,9 @@ def test_only_files_that_probe_foreign_objects_are_excused():
 
 
 @pytest.mark.parametrize(
-    "path", [p for p in FILES if part_of(p) not in ("cli", "remote", "server")], ids=lambda p: str(p.relative_to(PACKAGE))
+    "path",
+    [p for p in FILES if part_of(p) not in ("cli", "remote", "server")],
+    ids=lambda p: str(p.relative_to(PACKAGE)),
 )
 def test_the_core_imports_only_what_a_bare_gpu_image_has(path):
     for module, top in imports(path):
@@ -168,7 +176,7 @@ def test_the_core_imports_only_what_a_bare_gpu_image_has(path):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_nothing_runs_code_from_a_file_or_a_request(path):
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Call):
             name = ast.unparse(node.func)
             assert name not in {"eval", "exec", "torch.load", "pickle.load", "pickle.loads", "os.system"}, name
@@ -182,7 +190,7 @@ def test_nothing_runs_code_from_a_file_or_a_request(path):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_checks_that_must_hold_are_not_asserts(path):
-    found = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Assert)]
+    found = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Assert)]
     assert not found, "asserts vanish under python -O: raise instead"
 
 
