@@ -50,7 +50,7 @@ types: dev
 
 unit: dev
 	$(BIN)/outrider pull demo
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -rs
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -rs
 
 fix: dev  ## mend what lint can mend
 	$(BIN)/ruff check --fix .
