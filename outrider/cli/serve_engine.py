@@ -141,7 +141,7 @@ def vllm_start(
     with progress_bars(screen.notes) as progress:
         target = str(resolve(model.model, revision=model.revision, progress=progress))
     config = speculative_config(drafting, target)
-    _tell_plan(screen, target, config, drafting)
+    _tell_plan(screen, target, config, model.dtype)
     words = [*shlex.split(engine.engine_command), "serve", target, "--served-model-name", name]
     words += ["--dtype", model.dtype] if model.dtype != "auto" else []
     words += ["--max-model-len", str(model.context)] if model.context else []
@@ -149,7 +149,7 @@ def vllm_start(
     for option_name, flag in (("tensor_parallel_size", ""), ("pipeline_parallel_size", ""), ("nodes", "--nnodes")):
         value = getattr(engine, option_name)
         words += [flag or _flag(option_name), str(value)] if value else []
-    words += ["--enable-prompt-tokens-details"]
+    words += ["--enable-prompt-tokens-details", "--disable-uvicorn-access-log"]
     if config:
         words += ["--speculative-config", json.dumps(config), "--per-request-spec-decode-metrics", "summary"]
     words += engine.engine_arg
@@ -185,13 +185,12 @@ def speculative_config(drafting: DraftingOptions, target: str) -> dict[str, Any]
     return export_to("vllm", choice).arguments
 
 
-def _tell_plan(screen: Screen, target: str, config: dict[str, Any], drafting: DraftingOptions) -> None:
+def _tell_plan(screen: Screen, target: str, config: dict[str, Any], dtype: str) -> None:
     """Say what the model takes, and whether its draft fits it. ConfigError where it does not."""
     from outrider.plan.forecast import PlanOptions, make_forecast
     from outrider.report.numbers import memory
 
-    drafter = drafting.drafter or "none"
-    for each in make_forecast(target, drafter, PlanOptions()).models:
+    for each in make_forecast(target, "none", PlanOptions(dtype=dtype, quantize="none")).models:
         cache = memory(1024 * each.per_token)
         screen.note(f"plan     {each.role}: {memory(each.weights)} of weights, {cache} for 1024 tokens of cache")
     draft = config.get("model")

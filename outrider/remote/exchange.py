@@ -84,7 +84,7 @@ class Exchange:
             ask.owner.record.expect_sequences(ask.count)
         self._replica: Replica | None = None
         self._upstream: Upstream | None = None
-        self._chunks: AsyncGenerator[Chunk, None] | None = None
+        self._chunks: AsyncGenerator[list[Chunk], None] | None = None
         self._held: list[Chunk] = []
         self._sent = 0
         self._closed = False
@@ -104,13 +104,12 @@ class Exchange:
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """The events, from the first to the last, or to the error that ends the stream early."""
         try:
-            for chunk in self._held:
-                for data in self._encode(chunk):
-                    yield data
+            if data := self._encode(self._held):
+                yield data
             if self._chunks is not None and not _is_last(self._held[-1]):
-                async with aclosing(self._chunks) as chunks:
-                    async for chunk in chunks:
-                        for data in self._encode(chunk):
+                async with aclosing(self._chunks) as arriving:
+                    async for chunks in arriving:
+                        if data := self._encode(chunks):
                             yield data
             self.close(self.figures.events(self.ask.count))
         except Exception as error:  # the status is sent: whatever it is, the stream must say so
@@ -176,46 +175,58 @@ class Exchange:
         """Read up to the first event that has something to show."""
         self._upstream, self._held = await self._post(replica), []
         self._chunks = self._read(self._upstream)
-        async for chunk in self._chunks:
-            self._held.append(chunk)
-            if _is_last(chunk) or _shows(chunk):
+        async for chunks in self._chunks:
+            self._held += chunks
+            if any(_is_last(chunk) or _shows(chunk) for chunk in chunks):
                 break
         self.figures.first = time.perf_counter()
 
-    async def _read(self, upstream: Upstream) -> AsyncGenerator[Chunk, None]:
+    async def _read(self, upstream: Upstream) -> AsyncGenerator[list[Chunk], None]:
         """The chunks up to the last. ReplicaError where it does not come, or one is no JSON object."""
-        async for event in upstream.events():
-            if event.data == DONE:
-                yield Chunk(event, None)
-                return
+        async for events in upstream.events():
+            chunks: list[Chunk] = []
             try:
-                value = json.loads(event.data)
-            except ValueError as error:
-                raise ReplicaError("an event of its stream is not JSON") from error
-            if not isinstance(value, dict):
-                raise ReplicaError("an event of its stream is no JSON object")
-            if isinstance(told := value.get("error"), dict) and not self.ask.named:
-                raise refusal(told["code"] if isinstance(told.get("code"), int) else 500, event.data.encode())
-            self.figures.read(value)
-            chunk = Chunk(event, value)
-            yield chunk
-            if _is_last(chunk):
+                for event in events:
+                    chunks.append(self._parse(event))
+                    if _is_last(chunks[-1]):
+                        break
+            finally:  # those before a malformed one are chunks too
+                if chunks:
+                    yield chunks
+            if _is_last(chunks[-1]):
                 return
         raise ReplicaError("its stream ended before it was complete")
 
-    def _encode(self, chunk: Chunk) -> list[bytes]:
+    def _parse(self, event: ServerEvent) -> Chunk:
+        if event.data == DONE:
+            return Chunk(event, None)
+        try:
+            value = json.loads(event.data)
+        except ValueError as error:
+            raise ReplicaError("an event of its stream is not JSON") from error
+        if not isinstance(value, dict):
+            raise ReplicaError("an event of its stream is no JSON object")
+        if isinstance(told := value.get("error"), dict) and not self.ask.named:
+            raise refusal(told["code"] if isinstance(told.get("code"), int) else 500, event.data.encode())
+        self.figures.read(value)
+        return Chunk(event, value)
+
+    def _encode(self, chunks: Seq[Chunk]) -> bytes:
+        return b"".join(map(self._encode_one, chunks))
+
+    def _encode_one(self, chunk: Chunk) -> bytes:
         """What the client is sent of a chunk: nothing of a usage that it did not ask for."""
         value, options = chunk.value, self.ask.body.stream_options
         if value is None:
-            return [] if self.ask.named else [DONE_EVENT]
+            return b"" if self.ask.named else DONE_EVENT
         if not self.ask.named and not value.get("choices") and not (options and options.include_usage):
-            return []
+            return b""
         self._sent = value.get("sequence_number", self._sent) if self.ask.named else 0
         name = f"event: {chunk.event.name}\n".encode() if chunk.event.name else b""
         obfuscate = bool(options and options.include_obfuscation)
         if self._renamed(value) or obfuscate:
-            return [name + encode_event(value, obfuscate=obfuscate)]
-        return [name + f"data: {chunk.event.data}\n\n".encode()]
+            return name + encode_event(value, obfuscate=obfuscate)
+        return name + f"data: {chunk.event.data}\n\n".encode()
 
     def _error_event(self, error: APIError) -> bytes:
         if not self.ask.named:

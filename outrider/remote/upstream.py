@@ -78,13 +78,17 @@ class Upstream:
             raise ReplicaError("its response is no JSON object")
         return raw, value
 
-    async def events(self) -> AsyncGenerator[ServerEvent, None]:
-        """The events of a stream. ReplicaError where it breaks off or is none."""
+    async def events(self) -> AsyncGenerator[list[ServerEvent], None]:
+        """The events of a stream, those that arrive together at once. ReplicaError where it breaks off or is none."""
         reader = EventReader()
         try:
             async for data in self.response.content.iter_any():
-                for event in reader.feed(data):
-                    yield event
+                events: list[ServerEvent] = []
+                try:
+                    events.extend(reader.feed(data))
+                finally:  # those before a malformed one are events too
+                    if events:
+                        yield events
         except _NETWORK_ERRORS as error:
             raise self.broken(error) from error
         except MalformedEventError as error:
