@@ -104,3 +104,8 @@ def test_kinds_never_seen_are_as_slow_as_others_of_their_drafters():
     other, stranger = RoundKind(1, 4, 4, ("lookup",)), RoundKind(1, 4, 4, ("model",))
     assert 1.4 * 1.2 < costs.seconds(other) < 2.6 * 1.2
     assert costs.seconds(stranger) == pytest.approx(1.2, rel=0.02)
+
+
+def test_a_pass_timed_in_a_stall_costs_no_more_than_a_larger_one():
+    table = PassTable({(1, 1): 1.0, (1, 2): 5.0, (2, 2): 1.5, (1, 8): 2.5})
+    assert [table.rows_seconds(n) for n in (1, 2, 3, 4, 8)] == pytest.approx([1.0, 1.5, 1.5, 1.5, 2.5])

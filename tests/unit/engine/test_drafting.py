@@ -6,7 +6,7 @@ import logging
 import operator
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -133,6 +133,13 @@ CUT: dict[str, Wrong] = {
     "a negative id": lambda budget: Draft((11, -1)[:budget]),
     "known, and beyond the vocabulary": lambda budget: Draft((11, 1 << 40)[:budget], known=True),
 }
+
+
+def test_one_that_does_not_observe_is_not_shown_what_became_of_its_drafts():
+    deaf, hearing = Once(fails="observe"), Once(fails="observe")
+    deaf.traits = replace(deaf.traits, observes=False)
+    assert sum(stats.draft_failures for _, stats in answers(deaf)) == 0
+    assert sum(stats.draft_failures for _, stats in answers(hearing)) > 5
 
 
 @pytest.mark.parametrize("mode", ["seeded", "distribution"])
