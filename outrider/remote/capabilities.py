@@ -32,9 +32,10 @@ VLLM_DIFFERENT: Mapping[str, str] = {
 """What works in another way."""
 
 
-def missing_of(kind: EngineKind) -> dict[str, str]:
-    """What a server with such a replica lacks, for /v1/models and the page."""
-    return {**VLLM_MISSING, **VLLM_DIFFERENT} if kind == "vllm" else {}
+def lacks(kind: EngineKind) -> dict[str, Mapping[str, str]]:
+    """What a server with such a replica lacks, and does in another way, for /v1/models and the page."""
+    vllm = kind == "vllm"
+    return {"missing": VLLM_MISSING if vllm else {}, "different": VLLM_DIFFERENT if vllm else {}}
 
 
 def check_supported(body: CompletionFields, kind: EngineKind) -> None:

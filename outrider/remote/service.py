@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import Response
 
-from outrider.remote.capabilities import check_supported, missing_of
+from outrider.remote.capabilities import check_supported, lacks
 from outrider.remote.exchange import Ask, Exchange
 from outrider.remote.front import Front
 from outrider.remote.upstream import ReplicaError, post
@@ -86,7 +86,7 @@ class RemoteService(RequestChecks):
             **self.drafting,
             "engine": ", ".join(sorted({f"{card.kind} {card.version}".strip() for card in cards})),
             "replicas": {"all": len(pool.replicas), "usable": len(pool.usable())},
-            "missing": missing_of(pool.kind),
+            **lacks(pool.kind),
         }
 
     async def _answer(self, path: str, body: CompletionFields, request: Request, count: int) -> Response:

@@ -27,6 +27,13 @@ test("a chat asks for a stream with usage, with the key as Bearer", async () => 
   assert.deepEqual(JSON.parse(options.body), { seed: 1, stream: true, stream_options: { include_usage: true } });
 });
 
+test("a chat leaves out what the engine lacks, once the server has told", async () => {
+  const { api, calls } = answering(200, '{"data":[{"id":"m","missing":{"speculation":"why"}}]}');
+  await api.models();
+  await collect(api.chat({ seed: 1, speculation: {} })).catch(() => null); // the answer is no stream
+  assert.deepEqual(Object.keys(JSON.parse(calls[1][1].body)), ["seed", "stream", "stream_options"]);
+});
+
 test("an error inside the stream is thrown after what came before it", async () => {
   const { api } = answering(200, 'data: {"choices":[]}\n\ndata: {"error":{"message":"engine gone"}}\n\n');
   const chunks = api.chat({});

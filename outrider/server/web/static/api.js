@@ -40,18 +40,25 @@ export class Api {
   constructor(key, fetcher = (...args) => fetch(...args)) {
     this.key = key;
     this.fetcher = fetcher;
+    this.missing = {}; // fields of a request that the engine behind the server lacks, and why
   }
 
   async models() {
-    return (await (await this.#ask("/v1/models")).json()).data;
+    const models = (await (await this.#ask("/v1/models")).json()).data;
+    this.missing = models[0]?.missing ?? {};
+    return models;
   }
 
   async metrics() {
     return (await this.#ask("/metrics")).text();
   }
 
-  /** The chunks of a streamed chat, to its end; aborting `signal` cancels the request on the server too. */
-  async *chat(body, signal) {
+  /**
+   * The chunks of a streamed chat, to its end; aborting `signal` cancels the request on the server too. Fields that the
+   * engine lacks are left out.
+   */
+  async *chat(wanted, signal) {
+    const body = Object.fromEntries(Object.entries(wanted).filter(([name]) => !(name in this.missing)));
     const response = await this.#ask("/v1/chat/completions", {
       method: "POST",
       body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true } }),

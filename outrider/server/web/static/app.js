@@ -137,7 +137,15 @@ async function greet() {
   settings.offer(models);
   showCard($("model-card"), models[0]);
   $("fact-model").textContent = settings.model;
-  $("fact-drafter").textContent = models[0].drafter;
+  $("fact-drafter").textContent = models[0].drafter ?? "";
+  offerRace(api.missing.speculation);
+}
+
+/** A race needs an engine that drafts for one request and not for another. `why` it has none; undefined where it does. */
+function offerRace(why) {
+  if (why) $("mode-chat").click();
+  $("mode-race").disabled = Boolean(why);
+  $("mode-race").parentElement.title = why ?? "";
 }
 
 let refused = false; // whether the last request was refused for its key

@@ -14,6 +14,10 @@ export function cardRows(model) {
     ["Memory", model.memory],
     ["Drafter", model.drafter],
     ["Draft length", model.max_draft_tokens ? `up to ${model.max_draft_tokens} tokens` : ""],
+    ["Engine", model.engine],
+    ["Replicas", model.replicas?.all > 1 ? `${model.replicas.usable} of ${model.replicas.all}` : ""],
+    ...Object.entries(model.missing ?? {}).map(([name, why]) => [`No ${name}`, why]),
+    ...Object.entries(model.different ?? {}),
   ];
   return rows.filter(([, value]) => value);
 }

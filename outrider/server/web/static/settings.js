@@ -79,7 +79,7 @@ export class Settings {
     this.field.model.replaceChildren(...models.map((model) => new Option(model.id, model.id)));
     if (models.some((model) => model.id === chosen)) this.field.model.value = chosen;
     const [{ drafter, max_draft_tokens: most }] = models;
-    this.field.drafter.options[0].text = drafter;
+    this.field.drafter.options[0].text = drafter ?? "the engine's";
     if (most) {
       this.field.draft_length.max = most;
       this.field.draft_length.placeholder = `up to ${most}`;
