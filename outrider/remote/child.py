@@ -9,7 +9,9 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -24,6 +26,8 @@ STOP_SECONDS = 10.0
 """How long it gets after SIGTERM."""
 FIRST_WAIT, MAX_WAIT = 1.0, 60.0
 """Seconds before it is started again: doubled each time, until it has run for as long as the longest."""
+OUTPUT_SECONDS = 2.0
+"""How long the rest of its output may take to be read once it has ended."""
 LAST_LINES = 12
 """Of its output, told where it ends before it was ready."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -38,7 +42,7 @@ class EngineChild:
         self.command, self.replica = list(command), replica
         self.environment = {**os.environ, **(environment or {})}
         self.restarts = 0
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._lines: deque[str] = deque(maxlen=LAST_LINES)
         self._task: asyncio.Task[None] | None = None
 
@@ -51,15 +55,12 @@ class EngineChild:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         process = self._process
-        if process is None:
-            return
-        if process.returncode is None:
+        if process is not None:
             _signal_group(process.pid, signal.SIGTERM)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(STOP_SECONDS):
-                    await process.wait()
-        _signal_group(process.pid, signal.SIGKILL)  # also what it left behind
-        await process.wait()
+            with suppress(subprocess.TimeoutExpired):
+                await asyncio.to_thread(process.wait, STOP_SECONDS)
+            _signal_group(process.pid, signal.SIGKILL)  # also what it left behind
+            await asyncio.to_thread(process.wait)
 
     async def _keep(self, on_exit: Callable[[Replica, Exception], bool]) -> None:
         wait = FIRST_WAIT
@@ -80,12 +81,11 @@ class EngineChild:
         command = [*self.command, "--host", "127.0.0.1", "--port", str(port)]
         log_event("engine start", command=" ".join(command))
         try:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                limit=1 << 20,
+            process = subprocess.Popen(  # noqa: S603 - the operator's own command
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
                 env=self.environment,
                 start_new_session=True,
                 preexec_fn=_die_with_parent if sys.platform == "linux" else None,
@@ -93,29 +93,18 @@ class EngineChild:
         except OSError as error:
             return ConfigError(f"{self.command[0]} cannot be started: {error.strerror or error}; is vLLM installed?")
         self._process = process
-        await asyncio.gather(self._log_output(process), process.wait())
-        _signal_group(process.pid, signal.SIGKILL)  # its workers, where it was killed alone
+        reading = threading.Thread(target=self._log_output, args=(process,), daemon=True)
+        reading.start()
+        # Not asyncio's own processes: their wait lasts until the output is closed, which the engine's workers hold too.
+        await asyncio.to_thread(process.wait)
+        _signal_group(process.pid, signal.SIGKILL)  # the workers, where it was killed alone
+        await asyncio.to_thread(reading.join, OUTPUT_SECONDS)
         said = " | ".join(self._lines)
         return ConfigError(f"{self.command[0]} has ended with code {process.returncode}; it said last: {said}")
 
-    async def _log_output(self, process: asyncio.subprocess.Process) -> None:
-        """Write its lines to the log until it ends. Its workers hold the pipe too, and may outlive it."""
-        reading = asyncio.ensure_future(self._read_lines(process))
-        ended = asyncio.ensure_future(process.wait())
-        await asyncio.wait({reading, ended}, return_when=asyncio.FIRST_COMPLETED)
-        await asyncio.wait({reading}, timeout=0.2)
-        reading.cancel()
-        await asyncio.gather(reading, ended, return_exceptions=True)
-
-    async def _read_lines(self, process: asyncio.subprocess.Process) -> None:
-        stream = process.stdout
-        while stream is not None:
-            try:
-                raw = await stream.readline()
-            except ValueError:  # a line of a megabyte
-                continue
-            if not raw:
-                return
+    def _log_output(self, process: subprocess.Popen[bytes]) -> None:
+        """Write its lines to the log until its output ends. Runs in a thread of its own."""
+        for raw in process.stdout or ():
             line = _COLOUR.sub("", raw.decode(errors="replace")).rstrip()
             if line:
                 self._lines.append(line[-300:])

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import os
+import subprocess
 import sys
 import zlib
 from collections.abc import AsyncIterator
@@ -189,6 +190,10 @@ def main() -> None:
     sys.stdout.flush()
     if given.fail:
         sys.exit("ValueError: no device is large enough")
+    if "FAKE_WORKER" in os.environ:  # as vLLM's engine: a process that holds the output and outlives its parent
+        worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        sys.stdout.write(f"worker {worker.pid}\n")
+        sys.stdout.flush()
     fake = FakeVllm(given.served_model_name)
     fake.hold_after = int(os.environ["FAKE_HOLD"]) if "FAKE_HOLD" in os.environ else None
     uvicorn.run(fake.app, host=given.host, port=given.port, log_level="warning")

@@ -49,6 +49,7 @@ def words_given(server: Process) -> list[str]:
 
 def test_killed_and_started_again(tiny: Path, monkeypatch):
     monkeypatch.setenv("FAKE_HOLD", "2")  # streams stop after two tokens
+    monkeypatch.setenv("FAKE_WORKER", "1")
     with serving(tiny) as server:
         first = child_of(server)
         assert server.http.get("/v1/models").json()["data"][0]["engine"] == "vllm 0.32.0"
@@ -62,6 +63,9 @@ def test_killed_and_started_again(tiny: Path, monkeypatch):
         until(lambda: server.http.get("/health").status_code == 503)
         until(lambda: server.http.get("/health").status_code == 200, 30)
         assert child_of(server) != first
+        workers = [line.split("worker ")[1].strip('"\n') for line in server.said if '"worker ' in line]
+        assert len(workers) == 2
+        until(lambda: not Path(f"/proc/{workers[0]}").exists())
         assert server.http.post("/tokenize", json={"prompt": "a"}).status_code == 200
         assert server.metric("outrider_engine_restarts_total") == 1
         last_child = child_of(server)
