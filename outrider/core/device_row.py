@@ -54,4 +54,5 @@ class ConfidenceRow:
 
     def read(self) -> np.ndarray[Any, np.dtype[np.float64]]:
         """[tokens], from 0 to 1; NaN counts as 0. Waits for them."""
-        return np.nan_to_num(self.block.array()[self.row].astype(np.float64)).clip(0.0, 1.0)
+        stated = self.block.array()[self.row].astype(np.float64)
+        return np.where(stated > 0, np.minimum(stated, 1.0), 0.0)

@@ -126,7 +126,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "bytes": (_SIZE, [_POINTER]),
     "rows": (c.c_char_p, [_POINTER, _POINTER, _SIZE, _POINTER]),
     "product": (c.c_char_p, [c.POINTER(Product), _POINTER, _SIZE, _SIZE, _SIZE, _POINTER]),
-    "quantize": (None, [_POINTER, _SIZE, _SIZE, _POINTER, _POINTER, _POINTER, _POINTER]),
+    "quantize": (None, [_POINTER, _SIZE, _SIZE, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER]),
     "pass": (c.c_char_p, [c.POINTER(Model), c.POINTER(Pass)]),
     "draft_blocks": (c.c_char_p, [c.POINTER(BlockHead), c.POINTER(Drafts)]),
     "draft_steps": (c.c_char_p, [c.POINTER(StepHead), c.POINTER(Drafts)]),

@@ -78,13 +78,14 @@ class DraftBatch:
         self._fetched: DeviceState | None = None
         """What the next draft fetches by address: kept until the one after it is filled."""
         self._constants: dict[tuple[str, int], Tensor] = {}
+        self._padding = np.array([[model.tables.spare], [2], [0], [1], [0], [0]])
         self.fill()
 
     def fill(self, *columns: Any, state: DeviceState | None = None) -> None:
         """Write and send the inputs, by column: one copy. state: of the texts, where the host is a round behind."""
         array = self._inputs.array()
         rows = array[:-STATE].reshape(COLUMNS, self.batch)
-        rows[:] = [[self.model.tables.spare], [2], [0], [1], [0], [0]]
+        rows[:] = self._padding
         for row, values in zip(rows, columns, strict=False):
             row[: len(values)] = values
         array[-STATE:] = 0

@@ -2,7 +2,9 @@
 #pragma once
 #include <stdint.h>
 
-struct Rows {
+constexpr int64_t SPARE_ROWS = 1;  // that products may read behind the last
+
+struct Rows {  // of blocks there is memory for SPARE_ROWS more than `count`
     int64_t count, columns, blocks;  // blocks = columns / 32, rounded up; what is beyond the columns is 0
     const float* x;                  // [count, ldx]
     int64_t ldx;
@@ -10,4 +12,5 @@ struct Rows {
     float* d;      // [count, blocks]: the largest |x| of the block / 127
     float* d_sums; // [count, blocks]: d times the sum of q over the block
     int32_t* sums; // [count, blocks, 2]: of q over the block's first and second 16 columns
+    int32_t* zeros; // [count, blocks]: what products with 8-bit levels begin with, as they are unsigned
 };

@@ -143,11 +143,13 @@ API const char* outrider_product(const Product* product, const float* x, int64_t
         if (part->columns != (is_float(part->info) ? columns : blocks * BLOCK)) return "the rows have another width";
         outputs += part->rows;
     }
-    int8_t* q = (int8_t*)malloc((size_t)(count * blocks * (BLOCK + 16) + 64));
+    int64_t all = (count + SPARE_ROWS) * blocks;
+    int8_t* q = (int8_t*)calloc((size_t)all, BLOCK + 20);
     if (!q) return "there is not enough memory";
-    float* d = (float*)(q + count * blocks * BLOCK);
-    float* d_sums = d + count * blocks;
-    Rows rows = {count, columns, blocks, x, columns, q, d, d_sums, (int32_t*)(d_sums + count * blocks)};
+    float* d = (float*)(q + all * BLOCK);
+    float* d_sums = d + all;
+    int32_t* sums = (int32_t*)(d_sums + all);
+    Rows rows = {count, columns, blocks, x, columns, q, d, d_sums, sums, sums + 2 * all};
     quantize_rows(chosen, &rows, threads);
     run_product(chosen, product, &rows, threads, y, outputs);
     free(q);
@@ -155,8 +157,8 @@ API const char* outrider_product(const Product* product, const float* x, int64_t
 }
 
 // The 8-bit blocks of rows, for tests: see Rows.
-API void outrider_quantize(const float* x, int64_t count, int64_t columns, int8_t* q, float* d, float* d_sums, int32_t* sums) {
-    Rows rows = {count, columns, (columns + BLOCK - 1) / BLOCK, x, columns, q, d, d_sums, sums};
+API void outrider_quantize(const float* x, int64_t count, int64_t columns, int8_t* q, float* d, float* d_sums, int32_t* sums, int32_t* zeros) {
+    Rows rows = {count, columns, (columns + BLOCK - 1) / BLOCK, x, columns, q, d, d_sums, sums, zeros};
     chosen->quantize(&rows, 0, count);
 }
 

@@ -37,7 +37,7 @@ void Choice::choose(const float* logits, int64_t ldl, int64_t step, const int64_
         float* own = nullptr;
         if (added) {
             own = added + part / parts * vocab;
-            Rows row = {1, bias.rank, 0, bias.before + before[part / parts * stride] * bias.rank, bias.rank, nullptr, nullptr, nullptr, nullptr};
+            Rows row = {1, bias.rank, 0, bias.before + before[part / parts * stride] * bias.rank, bias.rank, nullptr, nullptr, nullptr, nullptr, nullptr};
             kernels->product(bias.after->parts[0], &row, strip, end, own, vocab);
         }
         Scored scored = {logits + part / parts * ldl, own, head->tokens, from, to, 1, 0};

@@ -46,14 +46,16 @@ template <int BITS> INLINE I dot_half_block(I sum, const B* g, const int8_t* x) 
     return sum;
 }
 
+// Of ROWS rows from `first` on, of which the first `kept` are stored: others are computed beside them.
 template <int32_t KIND, int ROWS>
-INLINE void strip_of_rows(const uint8_t* w, const Rows* rows, int64_t first, float* y, int64_t ldy, int lanes) {
+INLINE void strip_of_rows(const uint8_t* w, const Rows* rows, int64_t first, int64_t kept, float* y, int64_t ldy, int lanes) {
     using T = Tile<KIND>;
     const int64_t blocks = rows->blocks;
     const int8_t* xq = rows->q + first * blocks * BLOCK;
     const float* xd = rows->d + first * blocks;
     const float* xm = rows->d_sums + first * blocks;
     const int32_t* xs = rows->sums + first * blocks * 2;
+    const int32_t* xz = rows->zeros + first * blocks;
     F sums[ROWS], whole_d = set1(0), whole_m = set1(0);
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++) sums[r] = set1(0);
@@ -82,8 +84,8 @@ INLINE void strip_of_rows(const uint8_t* w, const Rows* rows, int64_t first, flo
             const int32_t* s = xs + (r * blocks + b) * 2;
             float dx = xd[r * blocks + b];
             I total;
-            I left = dot_half_block<T::BITS>(set1_i(-T::ZERO * s[0]), g, x);
-            I right = dot_half_block<T::BITS>(set1_i(-T::ZERO * s[1]), g + 4, x + 16);
+            I left = dot_half_block<T::BITS>(set1_i(T::BITS == 8 ? xz[r * blocks + b] : -T::ZERO * s[0]), g, x);
+            I right = dot_half_block<T::BITS>(set1_i(T::BITS == 8 ? 0 : -T::ZERO * s[1]), g + 4, x + 16);
             if constexpr (T::STYLE == SUPER_6) total = add_i(mul_i(left, sub_d[0]), mul_i(right, sub_d[1]));
             else total = add_i(left, right);
             sums[r] = fma(to_float(total), mul(d, set1(dx)), sums[r]);
@@ -92,6 +94,7 @@ INLINE void strip_of_rows(const uint8_t* w, const Rows* rows, int64_t first, flo
     }
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++) {
+        if (r >= kept) break;
         if (lanes == STRIP) store(y + (first + r) * ldy, sums[r]);
         else store_n(y + (first + r) * ldy, sums[r], lanes);
     }
@@ -123,7 +126,7 @@ INLINE void strip_of_floats(const uint8_t* w, const Rows* rows, int64_t first, f
 template <int32_t KIND, int ROWS>
 INLINE void strip(const uint8_t* w, const Rows* rows, int64_t first, float* y, int64_t ldy, int lanes) {
     if constexpr (is_float(kind_info(KIND))) strip_of_floats<KIND, ROWS>(w, rows, first, y, ldy, lanes);
-    else strip_of_rows<KIND, ROWS>(w, rows, first, y, ldy, lanes);
+    else strip_of_rows<KIND, ROWS>(w, rows, first, rows->count - first, y, ldy, lanes);
 }
 
 template <int32_t KIND> static void product_of(const Tensor* t, const Rows* rows, int64_t first, int64_t end, float* y, int64_t ldy) {
@@ -133,8 +136,9 @@ template <int32_t KIND> static void product_of(const Tensor* t, const Rows* rows
         int lanes = t->rows - s * STRIP < STRIP ? (int)(t->rows - s * STRIP) : STRIP;
         float* out = y + s * STRIP;
         int64_t row = 0, n = rows->count;
-        if constexpr (MOST >= 8) for (; row + 8 <= n; row += 8) strip<KIND, 8>(w, rows, row, out, ldy, lanes);
-        if constexpr (MOST >= 4) for (; row + 4 <= n; row += 4) strip<KIND, 4>(w, rows, row, out, ldy, lanes);
+        int64_t spare = is_float(kind_info(KIND)) ? 0 : SPARE_ROWS;  // 3 rows are computed as 4, 7 as 8
+        if constexpr (MOST >= 8) for (; row + 8 - spare <= n; row += 8) strip<KIND, 8>(w, rows, row, out, ldy, lanes);
+        if constexpr (MOST >= 4) for (; row + 4 - spare <= n; row += 4) strip<KIND, 4>(w, rows, row, out, ldy, lanes);
         if constexpr (MOST >= 2) for (; row + 2 <= n; row += 2) strip<KIND, 2>(w, rows, row, out, ldy, lanes);
         for (; row < n; row++) strip<KIND, 1>(w, rows, row, out, ldy, lanes);
     }

@@ -31,6 +31,7 @@ static void quantize(Rows* rows, int64_t first, int64_t end) {
             rows->d[at] = most / 127.0f + broken;
             int32_t left_sum = sum_lanes_i(ql), right_sum = sum_lanes_i(qh);
             rows->sums[2 * at] = left_sum, rows->sums[2 * at + 1] = right_sum;
+            rows->zeros[at] = -BYTE_ZERO * (left_sum + right_sum);
             rows->d_sums[at] = rows->d[at] * (float)(left_sum + right_sum);
         }
     }

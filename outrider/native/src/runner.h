@@ -16,12 +16,13 @@ template <class T> T* sized(std::vector<T>& memory, int64_t count) {
 struct RowBlocks {  // memory of rows in 8 bits
     std::vector<int8_t> q;
     std::vector<float> d, d_sums;
-    std::vector<int32_t> sums;
+    std::vector<int32_t> sums, zeros;
 
     Rows rows(const float* x, int64_t ldx, int64_t count, int64_t columns) {
         int64_t blocks = (columns + BLOCK - 1) / BLOCK;
-        return {count, columns, blocks, x, ldx, sized(q, count * blocks * BLOCK), sized(d, count * blocks),
-                sized(d_sums, count * blocks), sized(sums, 2 * count * blocks)};
+        int64_t all = (count + SPARE_ROWS) * blocks;
+        return {count, columns, blocks, x, ldx, sized(q, all * BLOCK), sized(d, all), sized(d_sums, all),
+                sized(sums, 2 * all), sized(zeros, all)};
     }
 };
 
