@@ -6,9 +6,9 @@ Costs are measured in this process, then replicas are started (`outrider serve`,
 the client of `outrider bench serve`; each request goes to the replica with the fewest under way. The simulator is given
 the lengths of those requests.
 
---clock clock: tokens a second, as seconds pass. --clock processor, the default: tokens over the seconds of processor time
-that a replica's process took. That is the same where the replica is always busy and has a core of its own, and does not
-change where other programs take that core. Costs are measured by the same clock, before and after each set of loads.
+--clock clock: tokens a second, as they pass. --clock processor, the default: tokens over the seconds of processor time
+that the thread of a replica's engine took. That is the same where it is always busy and has a core of its own, and does
+not change where other programs take that core. Costs are measured by the same clock, before and after the loads.
 """
 
 from __future__ import annotations
@@ -68,10 +68,18 @@ class Replicas:
             with self.lock:
                 self.under_way[at] -= 1
 
-    def processor_seconds(self) -> float:
-        """Of all replicas' processes since they began."""
-        ticks = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13] for pid in self.processes]
-        return sum(int(each) for pair in ticks for each in pair) / os.sysconf("SC_CLK_TCK")
+    def processor_ticks(self) -> list[dict[str, int]]:
+        """By replica and thread: ticks of the processor since it began."""
+        return [
+            {task.name: sum(map(int, (task / "stat").read_text().rpartition(")")[2].split()[11:13])) for task in tasks}
+            for tasks in (Path(f"/proc/{pid}/task").iterdir() for pid in self.processes)
+        ]
+
+    def engine_seconds(self, before: list[dict[str, int]]) -> float:
+        """Processor time of the engine's thread since then, the mean over replicas: it is the busiest one."""
+        now = self.processor_ticks()
+        spent = [max(b[task] - a.get(task, 0) for task in b) for a, b in zip(before, now, strict=True)]
+        return sum(spent) / len(spent) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
@@ -130,15 +138,14 @@ def predicted(costs: list[ServingCosts], row: dict[str, Any], served: list[Outco
 
 def load_once(fleet: Replicas, prompts: list[BenchPrompt], clients: int, off: bool, salt: str) -> dict[str, Any]:
     options: dict[str, Any] = {"cache_salt": salt} | ({"speculation": {"off": True}} if off else {})
-    before = fleet.processor_seconds()
+    before = fleet.processor_ticks()
     count = max(len(prompts), PER_CLIENT * clients)
     outcomes, seconds = put_under_load(fleet, prompts, Load(concurrency=clients), count=count, **options)  # pyright: ignore[reportArgumentType]
     failed = [each.error for each in outcomes if each.error]
     if failed:
         raise SystemExit(f"{len(failed)} requests failed: {failed[0]}")
     tokens = sum(each.output_tokens for each in outcomes)
-    busy = (fleet.processor_seconds() - before) / len(fleet.clients)
-    return {"outcomes": outcomes, "clock": tokens / seconds, "processor": tokens / busy}
+    return {"outcomes": outcomes, "clock": tokens / seconds, "processor": tokens / fleet.engine_seconds(before)}
 
 
 def main() -> None:
