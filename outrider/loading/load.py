@@ -52,7 +52,7 @@ class LoadedModel:
     stored: str = ""
     """The format of its weights on disk, such as Q4_K or float32; empty where it is not known."""
     kernels: str = ""
-    """The instruction set of the CPU kernels that run its passes: avx512, avx2 or plain; empty where PyTorch does."""
+    """The instruction set of the CPU kernels that run its passes (`Library.kernels`); empty where PyTorch does."""
 
     @property
     def weight_bytes(self) -> int:

@@ -24,7 +24,10 @@ COMMON_FLAGS = (
 )
 AVX2_FLAGS = ("-mavx2", "-mfma", "-mf16c")
 AVX512_FLAGS = (*AVX2_FLAGS, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni")
-X86_FILES = {"kernels_avx2.cpp": AVX2_FLAGS, "kernels_avx512.cpp": AVX512_FLAGS}
+AMX_FLAGS = (*AVX512_FLAGS, "-mamx-tile", "-mamx-int8")
+AMX_FILE = "kernels_amx.cpp"
+X86_FILES = {"kernels_avx2.cpp": AVX2_FLAGS, "kernels_avx512.cpp": AVX512_FLAGS, AMX_FILE: AMX_FLAGS}
+ARM_FILES = {"kernels_neon.cpp": (), "kernels_neon_dot.cpp": ("-march=armv8.2-a+dotprod",)}
 """Compiled for instructions that not every processor has; the library asks the processor before it uses them."""
 COMPILERS = ("g++", "clang++", "c++")
 MAX_SECONDS = 300
@@ -84,13 +87,23 @@ def find_compiler() -> list[str]:
 
 def build(compiler: Seq[str], file: Path) -> Path:
     """Compile the sources to this file, in a folder where object files may lie too."""
-    x86 = platform.machine().lower() in ("x86_64", "amd64")
-    flags = [*COMMON_FLAGS, *(["-DOUTRIDER_X86"] if x86 else [])]
-    sources = [path for path in sorted(SOURCES.glob("*.cpp")) if x86 or path.name not in X86_FILES]
+    define, own = {
+        **dict.fromkeys(("x86_64", "amd64"), ("-DOUTRIDER_X86", X86_FILES)),
+        **dict.fromkeys(("aarch64", "arm64"), ("-DOUTRIDER_ARM", ARM_FILES)),
+    }.get(platform.machine().lower(), ("", {}))
+    flags = [*COMMON_FLAGS, *([define] if define else [])]
+    others = (X86_FILES.keys() | ARM_FILES.keys()) - own.keys()
+    sources = [path for path in sorted(SOURCES.glob("*.cpp")) if path.name not in others]
 
     def compile_one(source: Path) -> str:
         out = file.parent / f"{source.stem}.o"
-        _run([*compiler, *flags, *X86_FILES.get(source.name, ()), "-c", str(source), "-o", str(out)])
+        named = ("-c", str(source), "-o", str(out))
+        try:
+            _run([*compiler, *flags, *own.get(source.name, ()), *named])
+        except BuildError:
+            if source.name != AMX_FILE:
+                raise
+            _run([*compiler, *flags, *AVX512_FLAGS, "-DOUTRIDER_NO_AMX", *named])  # it is older than these instructions
         return str(out)
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
@@ -119,7 +132,7 @@ def _key(compiler: Seq[str]) -> str:
 
 
 def _sources_key() -> str:
-    digest = hashlib.sha256(repr((COMMON_FLAGS, X86_FILES)).encode())
+    digest = hashlib.sha256(repr((COMMON_FLAGS, X86_FILES, ARM_FILES)).encode())
     for path in sorted(SOURCES.iterdir()):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

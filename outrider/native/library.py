@@ -151,7 +151,7 @@ class Library:
 
     @property
     def kernels(self) -> str:
-        """The instruction set in use: plain, avx2 or avx512."""
+        """The instruction set in use: plain, avx2, avx512, amx, neon or neon-dot."""
         return self._functions["kernels"]().decode()
 
 
@@ -176,6 +176,8 @@ def _load(plain: bool) -> Library | None:
         log.warning("packed weights run on PyTorch's operators: the installed CPU kernels are of another version")
         return None
     if found.kernels == "plain" and not plain:
-        log.warning("packed weights run on PyTorch's operators: the CPU kernels need AVX2, which this processor lacks")
+        log.warning(
+            "packed weights run on PyTorch's operators: the CPU kernels need AVX2 or NEON, which this processor lacks"
+        )
         return None
     return found

@@ -11,6 +11,9 @@
 #include "threads.h"
 #ifdef __linux__
 #include <sys/mman.h>
+#ifdef OUTRIDER_ARM
+#include <sys/auxv.h>
+#endif
 #endif
 
 #define API extern "C" __attribute__((visibility("default")))
@@ -25,8 +28,14 @@ const Kernels* best_kernels() {
     bool fma = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");  // and so f16c, whose name not all know
     if (fma && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))
-        return &KERNELS_AVX512;
+        return kernels_amx() ? kernels_amx() : &KERNELS_AVX512;
     if (fma) return &KERNELS_AVX2;
+#endif
+#ifdef OUTRIDER_ARM
+#ifdef __linux__
+    if (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) return &KERNELS_NEON_DOT;
+#endif
+    return &KERNELS_NEON;
 #endif
     return &KERNELS_PLAIN;
 }
@@ -61,7 +70,10 @@ API int32_t outrider_use_kernels(const char* name) {
     const Kernels* all[] = {
         &KERNELS_PLAIN,
 #ifdef OUTRIDER_X86
-        &KERNELS_AVX2, &KERNELS_AVX512,
+        &KERNELS_AVX2, &KERNELS_AVX512, best,
+#endif
+#ifdef OUTRIDER_ARM
+        &KERNELS_NEON, &KERNELS_NEON_DOT,
 #endif
     };
     for (const Kernels* each : all) {
@@ -143,7 +155,7 @@ API const char* outrider_product(const Product* product, const float* x, int64_t
         if (part->columns != (is_float(part->info) ? columns : blocks * BLOCK)) return "the rows have another width";
         outputs += part->rows;
     }
-    int64_t all = (count + SPARE_ROWS) * blocks;
+    int64_t all = count * blocks + SPARE_BLOCKS;
     int8_t* q = (int8_t*)calloc((size_t)all, BLOCK + 20);
     if (!q) return "there is not enough memory";
     float* d = (float*)(q + all * BLOCK);

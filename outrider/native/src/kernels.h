@@ -56,4 +56,8 @@ struct Kernels {
 extern const Kernels KERNELS_PLAIN;
 #ifdef OUTRIDER_X86
 extern const Kernels KERNELS_AVX2, KERNELS_AVX512;
+const Kernels* kernels_amx();  // null where this machine or build lacks them; called only where AVX-512 is there
+#endif
+#ifdef OUTRIDER_ARM
+extern const Kernels KERNELS_NEON, KERNELS_NEON_DOT;
 #endif

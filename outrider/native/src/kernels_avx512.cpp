@@ -13,6 +13,8 @@ namespace avx512 {
 constexpr int MAX_ROWS = 8;
 #include "rows.inl"
 
+#include "levels.inl"
+
 #include "products.inl"
 
 #include "attention.inl"

@@ -12,6 +12,8 @@ namespace plain {
 constexpr int MAX_ROWS = 1;
 #include "rows.inl"
 
+#include "levels.inl"
+
 #include "products.inl"
 
 #include "attention.inl"

@@ -1,40 +1,5 @@
 // Products of tiles with rows. A block's integer sum is exact; floats are added block by block, in the order of columns.
 
-template <int32_t KIND> struct Tile {
-    static constexpr const KindInfo INFO = *kind_info(KIND);
-    static constexpr int BITS = INFO.bits;
-    static constexpr ScaleStyle STYLE = INFO.style;
-    static constexpr int ZERO = BITS == 8 ? BYTE_ZERO : INFO.zero;
-    static constexpr bool HAS_MIN = STYLE == TWO_F16 || STYLE == TWO_BF16 || STYLE == SUPER;
-    static constexpr int64_t LEVELS = level_bytes(BITS), SIZE = LEVELS + scale_bytes(STYLE), HEADER = header_bytes(STYLE);
-};
-
-template <int BITS> INLINE void unpack(const uint8_t* p, B* g) {
-    if constexpr (BITS == 8) {
-        for (int i = 0; i < 8; i++) g[i] = bytes(p + 64 * i);
-        return;
-    }
-    for (int i = 0; i < 4; i++) {
-        B both = bytes(p + 64 * i);
-        g[i] = low_half(both), g[i + 4] = high_half(both);
-    }
-    if constexpr (BITS == 5) {
-        B high = bytes(p + 256);
-        g[0] = with_bits<0, 1>(g[0], high), g[1] = with_bits<1, 1>(g[1], high);
-        g[2] = with_bits<2, 1>(g[2], high), g[3] = with_bits<3, 1>(g[3], high);
-        g[4] = with_bits<4, 1>(g[4], high), g[5] = with_bits<5, 1>(g[5], high);
-        g[6] = with_bits<6, 1>(g[6], high), g[7] = with_bits<7, 1>(g[7], high);
-    }
-    if constexpr (BITS == 6) {
-        for (int i = 0; i < 2; i++) {
-            B high = bytes(p + 256 + 64 * i);
-            B* part = g + 4 * i;
-            part[0] = with_bits<0, 3>(part[0], high), part[1] = with_bits<2, 3>(part[1], high);
-            part[2] = with_bits<4, 3>(part[2], high), part[3] = with_bits<6, 3>(part[3], high);
-        }
-    }
-}
-
 INLINE int32_t four_at(const int8_t* p) {
     int32_t four;
     memcpy(&four, p, 4);
@@ -51,45 +16,34 @@ template <int32_t KIND, int ROWS>
 INLINE void strip_of_rows(const uint8_t* w, const Rows* rows, int64_t first, int64_t kept, float* y, int64_t ldy, int lanes) {
     using T = Tile<KIND>;
     const int64_t blocks = rows->blocks;
-    const int8_t* xq = rows->q + first * blocks * BLOCK;
-    const float* xd = rows->d + first * blocks;
-    const float* xm = rows->d_sums + first * blocks;
-    const int32_t* xs = rows->sums + first * blocks * 2;
-    const int32_t* xz = rows->zeros + first * blocks;
-    F sums[ROWS], whole_d = set1(0), whole_m = set1(0);
+    const int64_t width = rows->width(first);
+    int64_t at = rows->at(first, 0);
+    Scales scales;
+    F sums[ROWS];
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++) sums[r] = set1(0);
-    for (int64_t b = 0; b < blocks; b++) {
-        if (T::HEADER && b % SUPER_BLOCKS == 0) {
-            whole_d = load_f16(w);
-            if (T::STYLE == SUPER) whole_m = sub(set1(0), load_f16(w + 2 * STRIP));
-            w += T::HEADER;
-        }
+    for (int64_t b = 0; b < blocks; b++, at += width) {
+        w = read_header<KIND>(scales, w, b);
         for (int64_t line = 0; line < T::SIZE; line += 64) __builtin_prefetch(w + PREFETCH_BYTES + line);
         B g[8];
         unpack<T::BITS>(w, g);
-        const uint8_t* scales = w + T::LEVELS;
+        read_scales<KIND>(scales, w + T::LEVELS);
         w += T::SIZE;
-        F d = whole_d, m = whole_m;
-        I sub_d[2] = {set1_i(1), set1_i(1)};
-        if constexpr (T::STYLE == ONE_F16 || T::STYLE == TWO_F16) d = load_f16(scales);
-        if constexpr (T::STYLE == TWO_F16) m = load_f16(scales + 2 * STRIP);
-        if constexpr (T::STYLE == ONE_BF16 || T::STYLE == TWO_BF16) d = load_bf16(scales);
-        if constexpr (T::STYLE == TWO_BF16) m = load_bf16(scales + 2 * STRIP);
-        if constexpr (T::STYLE == SUPER) d = mul(d, load_u8(scales)), m = mul(m, load_u8(scales + STRIP));
-        if constexpr (T::STYLE == SUPER_6) sub_d[0] = load_i8(scales), sub_d[1] = load_i8(scales + STRIP);
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; r++) {
-            const int8_t* x = xq + (r * blocks + b) * BLOCK;
-            const int32_t* s = xs + (r * blocks + b) * 2;
-            float dx = xd[r * blocks + b];
+            const int8_t* x = rows->q + (at + r) * BLOCK;
             I total;
-            I left = dot_half_block<T::BITS>(set1_i(T::BITS == 8 ? xz[r * blocks + b] : -T::ZERO * s[0]), g, x);
-            I right = dot_half_block<T::BITS>(set1_i(T::BITS == 8 ? 0 : -T::ZERO * s[1]), g + 4, x + 16);
-            if constexpr (T::STYLE == SUPER_6) total = add_i(mul_i(left, sub_d[0]), mul_i(right, sub_d[1]));
-            else total = add_i(left, right);
-            sums[r] = fma(to_float(total), mul(d, set1(dx)), sums[r]);
-            if constexpr (T::HAS_MIN) sums[r] = fma(m, set1(xm[r * blocks + b]), sums[r]);
+            const int32_t* s = rows->sums + 2 * (at + r);
+            if constexpr (T::STYLE == SUPER_6) {
+                I left = dot_half_block<T::BITS>(set1_i(-T::ZERO * s[0]), g, x);
+                I right = dot_half_block<T::BITS>(set1_i(-T::ZERO * s[1]), g + 4, x + 16);
+                total = add_i(mul_i(left, scales.sub_d[0]), mul_i(right, scales.sub_d[1]));
+            } else {
+                total = dot_half_block<T::BITS>(set1_i(T::BITS == 8 ? rows->zeros[at + r] : -T::ZERO * (s[0] + s[1])), g, x);
+                total = dot_half_block<T::BITS>(total, g + 4, x + 16);
+            }
+            sums[r] = fma(to_float(total), mul(scales.d, set1(rows->d[at + r])), sums[r]);
+            if constexpr (T::HAS_MIN) sums[r] = fma(scales.m, set1(rows->d_sums[at + r]), sums[r]);
         }
     }
 #pragma GCC unroll 8
@@ -136,9 +90,9 @@ template <int32_t KIND> static void product_of(const Tensor* t, const Rows* rows
         int lanes = t->rows - s * STRIP < STRIP ? (int)(t->rows - s * STRIP) : STRIP;
         float* out = y + s * STRIP;
         int64_t row = 0, n = rows->count;
-        int64_t spare = is_float(kind_info(KIND)) ? 0 : SPARE_ROWS;  // 3 rows are computed as 4, 7 as 8
-        if constexpr (MOST >= 8) for (; row + 8 - spare <= n; row += 8) strip<KIND, 8>(w, rows, row, out, ldy, lanes);
-        if constexpr (MOST >= 4) for (; row + 4 - spare <= n; row += 4) strip<KIND, 4>(w, rows, row, out, ldy, lanes);
+        constexpr int64_t SPARE = is_float(kind_info(KIND)) ? 0 : 1;  // 3 rows are computed as 4, 7 as 8
+        if constexpr (MOST >= 8) for (; row + 8 - SPARE <= n; row += 8) strip<KIND, 8>(w, rows, row, out, ldy, lanes);
+        if constexpr (MOST >= 4) for (; row + 4 - SPARE <= n; row += 4) strip<KIND, 4>(w, rows, row, out, ldy, lanes);
         if constexpr (MOST >= 2) for (; row + 2 <= n; row += 2) strip<KIND, 2>(w, rows, row, out, ldy, lanes);
         for (; row < n; row++) strip<KIND, 1>(w, rows, row, out, ldy, lanes);
     }

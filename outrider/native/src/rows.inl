@@ -26,7 +26,7 @@ static void quantize(Rows* rows, int64_t first, int64_t end) {
             float broken = sum_lanes(add(sub(low, low), sub(high, high)));  // 0, or NaN where a number is not finite
             F scale = set1(most > 0 && broken == 0 ? 127.0f / most : 0.0f);
             I ql = whole(mul(low, scale)), qh = whole(mul(high, scale));
-            int64_t at = r * rows->blocks + b;
+            int64_t at = rows->at(r, b);
             store_i8(rows->q + at * BLOCK, ql), store_i8(rows->q + at * BLOCK + 16, qh);
             rows->d[at] = most / 127.0f + broken;
             int32_t left_sum = sum_lanes_i(ql), right_sum = sum_lanes_i(qh);

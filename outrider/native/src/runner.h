@@ -20,7 +20,7 @@ struct RowBlocks {  // memory of rows in 8 bits
 
     Rows rows(const float* x, int64_t ldx, int64_t count, int64_t columns) {
         int64_t blocks = (columns + BLOCK - 1) / BLOCK;
-        int64_t all = (count + SPARE_ROWS) * blocks;
+        int64_t all = count * blocks + SPARE_BLOCKS;
         return {count, columns, blocks, x, ldx, sized(q, all * BLOCK), sized(d, all), sized(d_sums, all),
                 sized(sums, 2 * all), sized(zeros, all)};
     }

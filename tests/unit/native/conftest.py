@@ -8,7 +8,7 @@ import pytest
 
 from outrider.native.library import Library, library
 
-KERNELS = ("plain", "avx2", "avx512")
+KERNELS = ("plain", "avx2", "avx512", "amx", "neon", "neon-dot")
 
 
 @pytest.fixture

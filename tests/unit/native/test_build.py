@@ -66,6 +66,27 @@ def test_a_compiler_that_fails(script: str, why: str, fake_compiler: Path, tmp_p
         find_or_build()
 
 
+def test_a_compiler_older_than_amx_builds_the_rest(
+    fake_compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(build.platform, "machine", lambda: "x86_64")
+    script = tmp_path / "cxx"
+    script.write_text(script.read_text().replace("\n", '\ncase "$*" in *-mamx*) exit 1;; esac\n', 1))
+    assert find_or_build().read_text() == "made\n"
+    assert fake_compiler.read_text().count("-DOUTRIDER_NO_AMX -c") == 1
+
+
+@pytest.mark.parametrize(("machine", "file"), [("x86_64", "avx2"), ("aarch64", "neon"), ("riscv64", "")])
+def test_only_what_the_machine_has_is_compiled(
+    machine: str, file: str, fake_compiler: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(build.platform, "machine", lambda: machine)
+    find_or_build()
+    calls = fake_compiler.read_text()
+    assert "kernels_plain.cpp" in calls
+    assert [name for name in ("avx2", "neon") if f"kernels_{name}.cpp" in calls] == ([file] if file else [])
+
+
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -95,4 +116,4 @@ def test_plain_kernels_are_used_only_where_they_are_asked_for(
         assert (library_module.library() is not None) == used
     finally:
         library_module._load.cache_clear()
-    assert ("need AVX2" in caplog.text) == (asked is None)
+    assert ("need AVX2 or NEON" in caplog.text) == (asked is None)

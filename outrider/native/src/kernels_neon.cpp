@@ -1,0 +1,28 @@
+#include <arm_neon.h>
+#include <math.h>
+#include <string.h>
+
+#include "kernels.h"
+#include "sizes.h"
+
+// A namespace of its own: what is inline here must not be merged with what is compiled for other instructions. The
+// system's headers come before it.
+namespace neon {
+#include "vector_neon.h"
+
+constexpr int MAX_ROWS = 4;
+#include "rows.inl"
+
+#include "levels.inl"
+
+#include "products.inl"
+
+#include "attention.inl"
+
+#include "choice.inl"
+}  // namespace neon
+
+const Kernels KERNELS_NEON = {
+    "neon", neon::quantize, neon::product, neon::attend, neon::norm, neon::add_rows, neon::silu_times, neon::rotate,
+    neon::rotate_halves, neon::largest, neon::noisiest,
+};
