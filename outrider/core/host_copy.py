@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+_MAX_KEPT = 8
+"""Buffers of one shape that are kept for later copies."""
+_MAX_KEPT_SIZE = 1 << 16
+"""Max numbers of such a buffer: larger ones are rare, and given back at once."""
+
+
+class _Buffer(NamedTuple):
+    """Pinned memory that a copy goes to, and the event of its arrival."""
+
+    memory: Tensor
+    array: np.ndarray
+    arrived: torch.cuda.Event
+
+
+_free: dict[tuple[int, torch.Size, torch.dtype], list[_Buffer]] = {}
+"""By device, shape and type: buffers that no copy uses. To pin memory anew takes longer than a copy."""
+
 
 class HostCopy:
     """Tokens whose copy to the host is under way; on the CPU, the tokens themselves."""
 
+    __slots__ = ("_array", "_buffer", "_list", "tokens")
+
     def __init__(self, tokens: Tensor) -> None:
         """tokens: int64. On the device they stay valid until the memory is written again."""
         self.tokens = tokens
-        self._arrived: torch.cuda.Event | None = None
-        self._host = tokens
+        self._buffer: _Buffer | None = None
         if tokens.is_cuda:
-            self._host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
-            self._host.copy_(tokens, non_blocking=True)
-            self._arrived = torch.cuda.Event()
-            self._arrived.record()
+            free = _free.get(_key(tokens))
+            self._buffer = free.pop() if free else _new_buffer(tokens)
+            self._buffer.memory.copy_(tokens, non_blocking=True)
+            self._buffer.arrived.record()
         self._array: np.ndarray | None = None
         self._list: list[Any] | None = None
 
@@ -34,7 +52,25 @@ class HostCopy:
     def array(self) -> np.ndarray:
         """The same as an array, to be read only."""
         if self._array is None:
-            if self._arrived is not None and not self._arrived.query():
-                self._arrived.synchronize()
-            self._array = self._host.numpy()
+            self._array = self.tokens.numpy() if self._buffer is None else self._take(self._buffer)
         return self._array
+
+    def _take(self, buffer: _Buffer) -> np.ndarray:
+        """What has arrived, out of the buffer, which is free then."""
+        if not buffer.arrived.query():
+            buffer.arrived.synchronize()
+        array = buffer.array.copy()
+        free = _free.setdefault(_key(self.tokens), [])
+        if len(free) < _MAX_KEPT and array.size <= _MAX_KEPT_SIZE:
+            free.append(buffer)
+        return array
+
+
+def _key(tokens: Tensor) -> tuple[int, torch.Size, torch.dtype]:
+    return tokens.get_device(), tokens.shape, tokens.dtype
+
+
+def _new_buffer(tokens: Tensor) -> _Buffer:
+    with torch.inference_mode(False):  # written to in that mode, and outside of it
+        memory = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+        return _Buffer(memory, memory.numpy(), torch.cuda.Event())

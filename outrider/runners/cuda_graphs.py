@@ -5,9 +5,8 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,8 +27,7 @@ MIN_PACKED_BATCH, MIN_PACKED_WIDTH = 4, 4
 """Smaller passes are hardly dearer padded."""
 
 
-@dataclass(frozen=True, slots=True)
-class BatchShape:
+class BatchShape(NamedTuple):
     """One size of pass: sequences, and max rows of each."""
 
     batch: int

@@ -67,6 +67,8 @@ class GraphRunner:
         """Max rows of a sequence in a pass of several. `capture` sets it, so that no other shapes are needed later."""
         self._packed: list[BatchShape] = []
         """The packed shapes that are captured, those of fewer rows first."""
+        self._chosen: dict[tuple[int, int, int, int], BatchShape | None] = {}
+        """What `shape_of` found, by sequences, widest, rows of all and outputs."""
         self._accepts_trees = False
         watch_triton()
         for layer in model.decoder.weights.layers:
@@ -91,17 +93,18 @@ class GraphRunner:
         """What `capture` captures, by the head in use."""
         shapes = capture_shapes(batch, width, self.max_rows if self.pinned else MAX_ROWS)
         packed = [] if self.pinned else packed_shapes(batch, width)
-        return [replace(shape, outputs=self.model.heads.size) for shape in (*shapes, *packed)]
+        return [shape._replace(outputs=self.model.heads.size) for shape in (*shapes, *packed)]
 
     def prompt_shapes(self, width: int) -> list[BatchShape]:
         """What `capture` captures besides, for single short prompts."""
-        return [replace(shape, outputs=self.model.heads.size) for shape in prompt_shapes(width)]
+        return [shape._replace(outputs=self.model.heads.size) for shape in prompt_shapes(width)]
 
     def make_room(self, shapes: Seq[BatchShape]) -> None:
         """Let passes captured from now on have as many rows as these. Earlier ones keep the buffers they have."""
         rows = max(shape.rows for shape in shapes)
         if rows > self.max_rows:
             self.max_rows, self._buffers = rows, None
+            self._chosen.clear()
 
     def split(self, spans: Seq[Span]) -> list[tuple[list[int], bool]]:
         """As `split_round`: prompts being read are not captured, but for a single short one."""
@@ -143,13 +146,20 @@ class GraphRunner:
             self.captured_pass(shape)
             yield shape
         self._packed = sorted((shape for shape in shapes if shape.packed), key=lambda shape: shape.rows)
+        self._chosen.clear()
         self.max_decode = padded_shape(1, min(width, WIDTHS[-1])).width
 
     def shape_of(self, spans: Seq[Span]) -> BatchShape | None:
         """The shape of fewest rows that takes these spans; None where they are too many for one pass."""
         widths = [span.width for span in spans]
-        size, rows = self.model.heads.size, sum(widths)
-        shape = replace(padded_shape(len(spans), max(widths)), outputs=size)
+        key = len(spans), max(widths), sum(widths), self.model.heads.size
+        if key not in self._chosen:
+            self._chosen[key] = self._choose(*key)
+        return self._chosen[key]
+
+    def _choose(self, count: int, widest: int, rows: int, size: int) -> BatchShape | None:
+        """The shape for so many sequences, rows of the widest and of all, and outputs."""
+        shape = padded_shape(count, widest)._replace(outputs=size)
         packed = next((s for s in self._packed if s.rows >= rows and (s.batch, s.outputs) == (shape.batch, size)), None)
         if packed is not None and packed.rows < shape.rows and packed.width >= shape.width:
             shape = packed
@@ -179,7 +189,7 @@ class GraphRunner:
             _features(forward, spans) if self.model.returns_taps else None,
             partial(forward.positions, rows),
             forward,
-            None if draws is None else forward.choices[rows],
+            None if draws is None else forward.take_choices(rows),
         )
 
     def _part(self, spans: Seq[Span], after: DeviceState | None) -> Scores:

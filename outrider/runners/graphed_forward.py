@@ -98,6 +98,10 @@ class GraphedForward:
         numbers = torch.zeros(4, batch, dtype=torch.int64, device=model.device)
         self._state = DeviceState(numbers[0], numbers[2:].view(batch, 2), self.ids, numbers[1])
         """Of chains, after those choices."""
+        self._states: dict[int, DeviceState] = {}
+        """Of the first so many sequences: views, made once."""
+        self._rows: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        """Logits and choices of rows side by side, by the first and the one behind them: views, made once."""
 
     def load(self, spans: Seq[Span], after: DeviceState | None = None, draws: Draws | None = None) -> Tensor | slice:
         """Bring a batch's inputs to the device: one copy, not waited for. Returns the rows whose logits are asked for.
@@ -105,9 +109,9 @@ class GraphedForward:
         after: the state of its sequences. draws: theirs; without them every row takes its best token.
         """
         wanted, device_parents = self.inputs.load(spans, after, draws)
-        trees = any(span.draft.parents is not None for span in spans)
+        trees = device_parents is not None
         if trees or self._trees:
-            copy_rows(self.parents, device_parents)
+            copy_rows(self.parents, device_parents or [])
             ancestors, depths = tree_rows(self.parents, self.batch.widths - 1)
             self.batch.ancestors.copy_(ancestors.view(-1))
             self.batch.depths.copy_(depths.view(-1))
@@ -121,7 +125,9 @@ class GraphedForward:
         together in the cache. Padding of a draft, which is read as some token, is never accepted.
         """
         if choices is None and not self._trees:
-            state = self._state.first(count)
+            if count not in self._states:
+                self._states[count] = self._state.first(count)
+            state = self._states[count]
             return self._with_features(state, None) if self.model.returns_taps else state
         batch, ids = self.batch, self.ids[:count]
         starts, widths = batch.starts[:count], batch.widths[:count]
@@ -165,10 +171,20 @@ class GraphedForward:
 
     def take_logits(self, rows: Tensor | slice, *, lasting: bool) -> Tensor:
         """These rows' logits, float32 [M, vocab]; valid until the next pass unless lasting."""
-        logits = self.logits[rows]
+        logits = self._views(rows)[0] if isinstance(rows, slice) else self.logits[rows]
         if self.reduced is not None:
             return self.reduced.widen(logits)
         return logits.clone() if lasting and isinstance(rows, slice) else logits
+
+    def take_choices(self, rows: Tensor | slice) -> Tensor:
+        """The target's choices after these rows, int64 [M]; valid until the next pass."""
+        return self._views(rows)[1] if isinstance(rows, slice) else self.choices[rows]
+
+    def _views(self, rows: slice) -> tuple[Tensor, Tensor]:
+        key = rows.start, rows.stop
+        if key not in self._rows:
+            self._rows[key] = self.logits[rows], self.choices[rows]
+        return self._rows[key]
 
     def positions(self, rows: Tensor | slice) -> Tensor:
         """int64 [M]: the place in its text of the token that follows each of these rows."""

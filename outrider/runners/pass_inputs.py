@@ -13,11 +13,17 @@ from torch import Tensor
 from outrider.core.device_row import DeviceRow
 from outrider.core.draws import Draws
 from outrider.core.host_copy import HostCopy
+from outrider.core.sampling import Token
 from outrider.core.sequence import Span
 from outrider.kernels.triton_inputs import HEADER, SOURCES, fetch_inputs, write_draft, write_state
 from outrider.kvcache.block_tables import BlockTables
 from outrider.runners.cuda_graphs import BatchShape, PinnedInputs
 from outrider.runners.device_state import DeviceState
+
+Source = int | tuple[Token, ...]
+"""A draft's tokens: their address on the device, or themselves."""
+DeviceParents = list[tuple[int, int, DeviceRow]]
+"""Parents of trees that are on the device: each (sequence, 0, numbers)."""
 
 
 class InputParts(NamedTuple):
@@ -49,6 +55,10 @@ class PassInputs:
         self._written = [_parts(array, shape) for array in self._inputs.arrays]
         self._fetched: list[Tensor] = []
         """What the next pass fetches by address: kept until another is loaded."""
+        self._sent: tuple[Any, ...] | None = None
+        """All that the inputs on the device follow from; None where a text or tree is among them."""
+        self._wanted: Tensor | slice = slice(0, 0)
+        """The rows whose logits the last batch asked for."""
         self._padding = np.zeros(len(self._inputs.ints), dtype=np.int64)  # chains in no page of anybody's
         padding = _parts(self._padding, shape)
         padding.parents[:] = range(-1, shape.width - 2)
@@ -57,33 +67,40 @@ class PassInputs:
 
     def load(
         self, spans: Seq[Span], after: DeviceState | None, draws: Draws | None
-    ) -> tuple[Tensor | slice, list[tuple[int, int, DeviceRow]]]:
-        """Send a batch's inputs: one copy, not waited for. See `GraphedForward.load`.
+    ) -> tuple[Tensor | slice, DeviceParents | None]:
+        """Send a batch's inputs: one copy, not waited for; none where the device has them. See `GraphedForward.load`.
 
-        Returns the rows whose logits are asked for, and parents that are on the device: each (sequence, 0, numbers).
+        Behind a round in flight the device fetches texts and drafts by address: often all is as it was for the batch
+        before. Returns the rows whose logits are asked for, and the parents of trees that are on the device; None where
+        all drafts are chains.
         """
-        count, array = len(spans), self._inputs.array()
+        widths, table_ids = [span.width for span in spans], self._tables.table_ids([span.seq_id for span in spans])
+        self._fetched = [] if after is None else [after.lengths.contiguous(), after.last.contiguous()]
+        sources, trees = self._sources(spans)
+        key = None
+        if after is not None and not trees:
+            state, drawn = [each.data_ptr() for each in self._fetched[:2]], draws and (draws.seeds, draws.temperatures)
+            key = table_ids, widths, sources, state, drawn, len(spans[0].tokens), [span.wanted for span in spans]
+            if key == self._sent:
+                return self._wanted, None
+        self._sent = key
+        array = self._inputs.array()
         array[:] = self._padding
-        into, widths = self._written[self._inputs.current], [span.width for span in spans]
-        into.table_ids[:count] = self._tables.table_ids([span.seq_id for span in spans])
+        into, count = self._written[self._inputs.current], len(spans)
+        into.table_ids[:count] = table_ids
         into.widths[:count] = widths
         if draws is not None:
             into.seeds[:count] = np.array(draws.seeds, dtype=np.uint64).view(np.int64)
             into.temperatures.view(np.float64)[:count] = draws.temperatures
-        self._fetched.clear()
         if after is None:
             _write_texts(spans, into)
         else:
-            self._fetched += after.lengths.contiguous(), after.last.contiguous()
-            write_state(into.header, into.sources, *self._fetched, reads=len(spans[0].tokens))
-        device_parents = self._write_drafts(spans, widths, into)
-        if self.shape.packed:
-            into.offsets[1:] = into.widths.cumsum()[:-1]
-            real = np.flatnonzero(np.arange(self.shape.width) < into.widths[:, None])
-            into.row_index[: len(real)] = real
-        wanted = self._write_wanted(spans, widths, into)
+            write_state(into.header, into.sources, *self._fetched[:2], reads=len(spans[0].tokens))
+        device_parents = _write_drafts(spans, widths, sources, into)
+        self._write_packing(into)
+        self._wanted = self._write_wanted(spans, widths, into)
         self._inputs.send()
-        return wanted, device_parents
+        return self._wanted, device_parents if trees else None
 
     def fetch(self) -> None:
         """Launch what completes the inputs by what only the device knows."""
@@ -96,30 +113,34 @@ class PassInputs:
             return [i * self.shape.width for i in range(len(widths))]
         return [0, *accumulate(widths)][: len(widths)]
 
-    def _write_drafts(self, spans: Seq[Span], widths: Seq[int], into: InputParts) -> list[tuple[int, int, DeviceRow]]:
-        """Returns the parents that are on the device."""
-        device_parents: list[tuple[int, int, DeviceRow]] = []
+    def _sources(self, spans: Seq[Span]) -> tuple[list[Source], bool]:
+        """Where each draft's tokens are, and whether there is a tree among them.
+
+        What is at those addresses is kept until another pass is loaded.
+        """
         blocks: dict[HostCopy, Tensor] = {}
-        for i, (span, width) in enumerate(zip(spans, widths, strict=True)):
-            text, draft = len(span.tokens), span.draft
-            if width == text:
+        sources: list[Source] = []
+        trees = False
+        for span in spans:
+            tokens = span.draft.tokens
+            trees = trees or span.draft.parents is not None
+            if not isinstance(tokens, DeviceRow):
+                sources.append(tuple(tokens))
                 continue
-            if isinstance(draft.tokens, DeviceRow):
-                block, row = draft.tokens.block, draft.tokens.row
-                if block not in blocks:  # it may be another device's
-                    blocks[block] = block.tokens.to(self._tables.device, non_blocking=True).contiguous()
-                address = blocks[block].data_ptr() + 8 * row * blocks[block].shape[1]
-                write_draft(into.sources[i], address, text, width - text)
-            else:
-                into.ids[i, text:width] = draft.tokens
-            if draft.parents is None:
-                continue
-            if isinstance(draft.parents, DeviceRow):
-                device_parents.append((i, 0, draft.parents))
-            else:  # a row's parent is counted from row 1 on: -1 is row 0
-                into.parents[i, text - 1 : width - 1] = [text - 1 + parent for parent in draft.parents]
-        self._fetched += blocks.values()
-        return device_parents
+            block = blocks.get(tokens.block)
+            if block is None:  # it may be another device's
+                block = tokens.block.tokens.to(self._tables.device, non_blocking=True).contiguous()
+                blocks[tokens.block] = block
+                self._fetched.append(block)
+            sources.append(block.data_ptr() + 8 * tokens.row * block.shape[1])
+        return sources, trees
+
+    def _write_packing(self, into: InputParts) -> None:
+        """Where rows lie, from the widths."""
+        if self.shape.packed:
+            into.offsets[1:] = into.widths.cumsum()[:-1]
+            real = np.flatnonzero(np.arange(self.shape.width) < into.widths[:, None])
+            into.row_index[: len(real)] = real
 
     def _write_wanted(self, spans: Seq[Span], widths: Seq[int], into: InputParts) -> Tensor | slice:
         """Which rows' logits the spans ask for."""
@@ -143,6 +164,24 @@ def _write_texts(spans: Seq[Span], into: InputParts) -> None:
         return
     for ids, span in zip(into.ids, spans, strict=False):
         ids[: len(span.tokens)] = span.tokens
+
+
+def _write_drafts(spans: Seq[Span], widths: Seq[int], sources: Seq[Source], into: InputParts) -> DeviceParents:
+    """Returns the parents that are on the device."""
+    device_parents: DeviceParents = []
+    for i, (span, width, source) in enumerate(zip(spans, widths, sources, strict=True)):
+        text, parents = len(span.tokens), span.draft.parents
+        if width == text:
+            continue
+        if isinstance(source, int):
+            write_draft(into.sources[i], source, text, width - text)
+        else:
+            into.ids[i, text:width] = source
+        if isinstance(parents, DeviceRow):
+            device_parents.append((i, 0, parents))
+        elif parents is not None:  # a row's parent is counted from row 1 on: -1 is row 0
+            into.parents[i, text - 1 : width - 1] = [text - 1 + parent for parent in parents]
+    return device_parents
 
 
 def _shapes(shape: BatchShape) -> list[tuple[int, ...]]:
