@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -85,6 +88,23 @@ def test_only_what_the_machine_has_is_compiled(
     calls = fake_compiler.read_text()
     assert "kernels_plain.cpp" in calls
     assert [name for name in ("avx2", "neon") if f"kernels_{name}.cpp" in calls] == ([file] if file else [])
+
+
+def test_where_the_system_refuses_tiles_avx512_is_used(native: Library, tmp_path: Path):
+    if native.kernels != "amx":
+        pytest.skip("this machine has no amx")
+    shim, source = tmp_path / "refuse.so", tmp_path / "refuse.cpp"
+    source.write_text('extern "C" long syscall(long, ...) { return -1; }')
+    subprocess.run([*find_compiler(), "-shared", "-fPIC", str(source), "-o", str(shim)], check=True)
+    script = f"from outrider.native.library import Library; print(Library({str(find_or_build())!r}).kernels)"
+    told = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "LD_PRELOAD": str(shim)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert told.stdout == "avx512\n"
 
 
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
