@@ -38,11 +38,9 @@ from outrider.fleet.simulate import simulate
 from outrider.fleet.trace import closed_loop
 from outrider.llm import LLM
 
-PROMPTS = 8
+PROMPTS = 24
 """That costs are measured on."""
 MAX_TOKENS = 64
-PER_CLIENT = 3
-"""Requests, at least."""
 CLOCKS = {"clock": time.perf_counter, "processor": time.process_time}
 
 
@@ -139,7 +137,7 @@ def predicted(costs: list[ServingCosts], row: dict[str, Any], served: list[Outco
 def load_once(fleet: Replicas, prompts: list[BenchPrompt], clients: int, off: bool, salt: str) -> dict[str, Any]:
     options: dict[str, Any] = {"cache_salt": salt} | ({"speculation": {"off": True}} if off else {})
     before = fleet.processor_ticks()
-    count = max(len(prompts), PER_CLIENT * clients)
+    count = len(prompts)  # each once: a drafter that remembers answers would draft a second one whole
     outcomes, seconds = put_under_load(fleet, prompts, Load(concurrency=clients), count=count, **options)  # pyright: ignore[reportArgumentType]
     failed = [each.error for each in outcomes if each.error]
     if failed:
@@ -158,7 +156,7 @@ def main() -> None:
     parser.add_argument("--clock", choices=CLOCKS, default="processor")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    prompts = [read_suite(name)[i] for i in range(2) for name in SUITES if name != "multi-turn"]
+    prompts = [read_suite(name)[i] for i in range(3) for name in SUITES if name != "multi-turn"]
     rows: list[dict[str, Any]] = []
     before = costs_of(given.model, given.drafter, given.clock)
     for count in map(int, given.replicas.split(",")):
