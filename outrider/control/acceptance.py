@@ -90,9 +90,39 @@ class Acceptance:
 
         lengths, accepted: of these drafts.
         """
+        self.states = True
+        rows = [self._row(seq_id) for seq_id in seq_ids]
+        if len(rows) == 1:
+            self._note_one_stated(rows[0], stated[0], lengths[0], accepted[0])
+        else:
+            self._note_all_stated(seq_ids, rows, stated, lengths, accepted)
+
+    def _note_one_stated(self, row: int, stated: Floats, length: int, accepted: int) -> None:
+        """As `_note_all_stated` for one draft: what most rounds of a single request have."""
+        prior, sums, times = self._rates(), self._sum_stated.tolist(), self._times_stated.tolist()
+        came, reached = self._accepted[row].tolist(), self._reached[row].tolist()
+        products = squares = 0.0
+        self._sum_stated *= _DRAFTER_DECAY
+        self._times_stated *= _DRAFTER_DECAY
+        for j, told in enumerate(self._stated[row, : min(length, accepted + 1)].tolist()):
+            if told != told:  # NaN
+                continue
+            before = told - sums[j] / times[j] if times[j] > 0 else 0.0
+            rate = (came[j] + _PRIOR_WEIGHT * prior[j]) / (reached[j] + _PRIOR_WEIGHT)
+            products += ((j < accepted) - rate) * before
+            squares += before * before
+            self._sum_stated[j] += told
+            self._times_stated[j] += 1
+        self._products = self._products * _DRAFTER_DECAY + products
+        self._squares = (self._squares - _SLOPE_WEIGHT) * _DRAFTER_DECAY + squares + _SLOPE_WEIGHT
+        self._stated[row] = stated
+
+    def _note_all_stated(
+        self, seq_ids: Seq[int], rows: Seq[int], stated: Floats, lengths: Seq[int], accepted: Seq[int]
+    ) -> None:
+        """As `note_stated`. rows: of these requests."""
         place = np.arange(self.max_tokens)
         right = np.asarray(accepted)[:, None]
-        rows = [self._row(seq_id) for seq_id in seq_ids]
         reached = (place < np.asarray(lengths)[:, None]) & (place <= right) & ~np.isnan(self._stated[rows])
         before, unexplained = self._deviations(rows), (place < right) - self._own_rates(seq_ids)
         decay = _DRAFTER_DECAY ** len(seq_ids)
@@ -101,12 +131,13 @@ class Acceptance:
         self._sum_stated = self._sum_stated * decay + np.where(reached, self._stated[rows], 0.0).sum(0)
         self._times_stated = self._times_stated * decay + reached.sum(0)
         self._stated[rows] = stated
-        self.states = True
 
     def forget_stated(self, seq_ids: Iterable[int]) -> None:
         """These requests had no draft in a round: what was stated before it is of another place in the text."""
         if self.states:
-            self._stated[[self._rows[seq_id] for seq_id in seq_ids if seq_id in self._rows]] = np.nan
+            rows = [self._rows[seq_id] for seq_id in seq_ids if seq_id in self._rows]
+            if rows:
+                self._stated[rows] = np.nan
 
     def _deviations(self, rows: Seq[int]) -> Floats:
         """[rows, max_tokens]: the confidences of each last draft, less their mean where the next draft reached the
@@ -130,7 +161,7 @@ class Acceptance:
 
     def _own_rates(self, seq_ids: Seq[int]) -> Floats:
         """[sequences, max_tokens]: the rates of each request, which leans on the drafter's."""
-        prior = self._rates()
+        prior = np.array(self._rates())
         rates = np.tile(prior, (len(seq_ids), 1))
         known = [(i, self._rows[seq_id]) for i, seq_id in enumerate(seq_ids) if seq_id in self._rows]
         if known:
@@ -138,13 +169,13 @@ class Acceptance:
             rates[at] = (self._accepted[rows] + _PRIOR_WEIGHT * prior) / (self._reached[rows] + _PRIOR_WEIGHT)
         return rates
 
-    def _rates(self) -> Floats:
+    def _rates(self) -> list[float]:
         """[max_tokens]: the drafter's rate at each position; one that few drafts reached leans on the one before."""
-        rates = np.empty(self.max_tokens)
+        rates: list[float] = []
         before = _FIRST_RATE
-        for j in range(self.max_tokens):
-            before = (self._all_accepted[j] + _FIRST_WEIGHT * before) / (self._all_reached[j] + _FIRST_WEIGHT)
-            rates[j] = before
+        for came, reached in zip(self._all_accepted.tolist(), self._all_reached.tolist(), strict=True):
+            before = (came + _FIRST_WEIGHT * before) / (reached + _FIRST_WEIGHT)
+            rates.append(before)
         return rates
 
     def forget(self, seq_id: int) -> None:

@@ -173,7 +173,8 @@ class Controller:
         known = self.acceptance[member]
         ids = [seq_ids[row] for row in rows]
         known.note(ids, [drafted[row] for row in rows], [accepted[row] for row in rows])
-        known.forget_stated(seq_id for seq_id in seq_ids if seq_id not in ids)
+        if known.states and len(ids) < len(seq_ids):
+            known.forget_stated(seq_id for seq_id in seq_ids if seq_id not in ids)
 
     def note_plain(self, plan: Plan, seq_ids: Iterable[int], seconds: float) -> None:
         """Note a round that nobody was asked to draft for, and what it took; 0: that says nothing."""

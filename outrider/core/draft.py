@@ -73,6 +73,8 @@ class Draft:
         return tuple(out)
 
     def children(self, node: int) -> list[int]:
+        if self.parents is None:
+            return [node + 1] if node + 1 < len(self.tokens) else []
         return [i for i in range(node + 1, len(self.tokens)) if self.parent(i) == node]
 
     def first_nodes(self, count: int) -> Draft:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from math import isfinite
 from types import NoneType
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor, cat, float32, strided
 from outrider.core.device_row import ConfidenceRow, DeviceRow
 from outrider.core.draft import EMPTY, Draft, Verdict
 from outrider.core.errors import LosslessError
+from outrider.core.host_copy import HostCopy
 from outrider.core.sampling import is_finite, is_int
 from outrider.core.sequence import Sequence, SequenceView
 from outrider.drafters.base import Drafter, Evidence, RoundView, TargetPass
@@ -134,8 +136,8 @@ class GuardedDrafter:
 
     def _checked(self, draft: Any, seq: Sequence, budget: int) -> Draft:
         """The part of a draft that may be scored, out of the drafter's reach."""
-        if draft is EMPTY:
-            return EMPTY
+        if draft is EMPTY or _is_sound_chain(draft, budget):
+            return draft
         draft, problem = _copied(draft)
         problem = problem or draft_problem(draft)
         if problem:
@@ -198,6 +200,29 @@ def legal_nodes(draft: Draft, budget: int, vocab_size: int) -> int:
 
 def _on_device(draft: Draft) -> bool:
     return _is_row(draft, draft.tokens)
+
+
+def _is_sound_chain(draft: Any, budget: int) -> bool:
+    """Whether a draft is a chain on a device that passes every check: what heads draft in nearly all rounds."""
+    return (
+        type(draft) is Draft
+        and draft.known
+        and type(draft.tokens) is DeviceRow
+        and len(draft.tokens) <= budget
+        and draft.parents is None
+        and draft.probs is None
+        and type(draft.source) is str
+        and type(draft.expected) is float
+        and isfinite(draft.expected)
+        and (draft.confidence is None or _is_row_of_copy(draft.confidence))
+    )
+
+
+def _is_row_of_copy(told: Any) -> bool:
+    if type(told) is not ConfidenceRow or type(told.block) is not HostCopy or type(told.row) is not int:
+        return False
+    block = told.block.tokens
+    return block.ndim == 2 and block.is_floating_point() and 0 <= told.row < len(block)
 
 
 def _is_row(draft: Draft, values: object) -> bool:

@@ -22,7 +22,6 @@ class BlockTables:
         self._sent: dict[int, tuple[int, list[int]]] = {}  # sequence -> row, pages there; least recently used first
         self._free = list(range(sequences))
 
-    @torch.inference_mode()
     def table_ids(self, seq_ids: Seq[int]) -> list[int]:
         """Each sequence's row of `pages`, its table up to date once what is launched next runs.
 
@@ -44,11 +43,16 @@ class BlockTables:
             self._sent[seq_id] = row, sent  # again at the end: the last used
             rows.append(row)
         if places:
-            change = torch.tensor([places, pages], dtype=torch.int64)
-            if self.device.type == "cuda":
-                change = change.pin_memory().to(self.device, non_blocking=True)
-            self.pages.view(-1).index_copy_(0, change[0], change[1].to(torch.int32))
+            self._send(places, pages)
         return rows
+
+    @torch.inference_mode()
+    def _send(self, places: list[int], pages: list[int]) -> None:
+        """Write these pages to these places of the tables."""
+        change = torch.tensor([places, pages], dtype=torch.int64)
+        if self.device.type == "cuda":
+            change = change.pin_memory().to(self.device, non_blocking=True)
+        self.pages.view(-1).index_copy_(0, change[0], change[1].to(torch.int32))
 
     def _free_row(self) -> int:
         """A free row, or that of the least recently used sequence."""

@@ -28,6 +28,10 @@ class DeviceState:
     def __len__(self) -> int:
         return len(self.lengths)
 
+    def with_drafted(self, drafted: tuple[int, ...]) -> DeviceState:
+        """The same, and how many tokens were drafted for each."""
+        return DeviceState(self.lengths, self.last, self.tokens, self.accepted, self.features, drafted)
+
     def first(self, count: int) -> DeviceState:
         """A view of the first sequences."""
         if count == len(self):

@@ -123,8 +123,11 @@ def accept_draft(draft: Draft, choices: Seq[Token]) -> Verdict:
     if not draft.tokens:
         return Verdict((choices[0],))
     if draft.parents is None:
-        pairs = enumerate(zip(draft.tokens, choices, strict=False))
-        accepted = next((i for i, (token, chosen) in pairs if token != chosen or chosen == NO_TOKEN), len(draft))
+        accepted = 0
+        for token, chosen in zip(draft.tokens, choices, strict=False):
+            if token != chosen or chosen == NO_TOKEN:
+                break
+            accepted += 1
         return Verdict(tuple(choices[: accepted + 1]), tuple(range(accepted)))
     child = {key: node for node, key in enumerate(zip(draft.parents, draft.tokens, strict=True))}
     path: list[int] = []

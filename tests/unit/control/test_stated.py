@@ -222,3 +222,24 @@ def test_lengths_by_a_drafts_own_confidence_would_not(practised: Controller):
     law, _ = law_of_texts(practised, 3, leaks=True)
     wanted = {text: np.prod([target_law(text[:i])[text[i]] for i in range(3)]) for text in product((0, 1), repeat=3)}
     assert max(abs(law[text] - wanted[text]) for text in wanted) > 0.01
+
+
+def test_one_draft_is_noted_as_several_are():
+    """Positions that drafts did not reach, confidences of some tokens alone, and rounds without any."""
+    rng = np.random.default_rng(5)
+    one, several = Acceptance(4), Acceptance(4)
+    for turn in range(60):
+        seq_id, length = int(rng.integers(3)), int(rng.integers(1, 5))
+        accepted = int(rng.integers(length + 1))
+        stated = rng.uniform(size=4)
+        stated[int(rng.integers(1, 5)) :] = np.nan
+        one.note_stated([seq_id], stated[None], [length], [accepted])
+        several.states = True
+        several._note_all_stated([seq_id], [several._row(seq_id)], stated[None], [length], [accepted])
+        for each in (one, several):
+            each.note([seq_id], [length], [accepted])
+            if turn % 7 == 3:
+                each.forget_stated([seq_id])
+        assert one.slope == pytest.approx(several.slope, abs=1e-12)
+        np.testing.assert_allclose(one.survival([0, 1, 2]), several.survival([0, 1, 2]), rtol=1e-12)
+    assert one.slope > 0 or one._products != 0
