@@ -16,13 +16,14 @@ from outrider.core.errors import ConfigError
 from outrider.drafters.shipped import shipped_heads
 
 pytestmark = pytest.mark.vllm
-# In vLLM's Python: its own configuration of the target and the head.
+# In vLLM's Python: its own configuration of the target and the head. vLLM's CPU backend itself runs no DSpark head.
 CONFIGURE = """
 import json, sys
+from vllm.config import ParallelConfig
 from vllm.engine.arg_utils import EngineArgs
 target, config = sys.argv[1], json.loads(sys.argv[2])
-options = dict(dtype="float32", enforce_eager=True, max_model_len=512)
-found = EngineArgs(model=target, speculative_config=config, **options).create_engine_config().speculative_config
+args = EngineArgs(model=target, speculative_config=config, dtype="float32", enforce_eager=True, max_model_len=512)
+found = args.create_speculative_config(args.create_model_config(), ParallelConfig())
 draft = found.draft_model_config
 told = {"method": found.method, "tokens": found.num_speculative_tokens}
 if draft is not None:
