@@ -35,7 +35,7 @@ class DeviceRow(Sequence[int]):
     def __getitem__(self, index: int | slice) -> int | Sequence[int]:
         if isinstance(index, slice) and index.start in (None, 0) and index.step in (None, 1):
             return DeviceRow(self.block, self.row, len(range(self._count)[index]), padded=self.padded)
-        return tuple(self)[index]
+        return self.block.list()[self.row][: self._count][index]
 
     def without_padding(self) -> Sequence[int]:
         """The numbers that are there. Waits for them where the row is padded."""
@@ -53,6 +53,5 @@ class ConfidenceRow:
     row: int
 
     def read(self) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """[tokens], from 0 to 1; NaN counts as 0. Waits for them."""
-        stated = self.block.array()[self.row].astype(np.float64)
-        return np.where(stated > 0, np.minimum(stated, 1.0), 0.0)
+        """[tokens], from 0 to 1; NaN counts as 0. To be read only. Waits for them."""
+        return self.block.chances()[self.row]

@@ -27,12 +27,12 @@ _free: dict[tuple[int, torch.Size, torch.dtype], list[_Buffer]] = {}
 
 
 class HostCopy:
-    """Tokens whose copy to the host is under way; on the CPU, the tokens themselves."""
+    """Tokens, or other numbers, whose copy to the host is under way; on the CPU, those themselves."""
 
-    __slots__ = ("_array", "_buffer", "_list", "tokens")
+    __slots__ = ("_array", "_buffer", "_chances", "_list", "tokens")
 
     def __init__(self, tokens: Tensor) -> None:
-        """tokens: int64. On the device they stay valid until the memory is written again."""
+        """On the device they stay valid until the memory is written again."""
         self.tokens = tokens
         self._buffer: _Buffer | None = None
         if tokens.is_cuda:
@@ -42,6 +42,7 @@ class HostCopy:
             self._buffer.arrived.record()
         self._array: np.ndarray | None = None
         self._list: list[Any] | None = None
+        self._chances: np.ndarray[Any, np.dtype[np.float64]] | None = None
 
     def list(self) -> list[Any]:
         """The tokens as nested lists, shaped as the tensor is. Waits until they have arrived."""
@@ -54,6 +55,13 @@ class HostCopy:
         if self._array is None:
             self._array = self.tokens.numpy() if self._buffer is None else self._take(self._buffer)
         return self._array
+
+    def chances(self) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """The same as numbers from 0 to 1; NaN counts as 0."""
+        if self._chances is None:
+            stated = self.array().astype(np.float64)
+            self._chances = np.where(stated > 0, np.minimum(stated, 1.0), 0.0)
+        return self._chances
 
     def _take(self, buffer: _Buffer) -> np.ndarray:
         """What has arrived, out of the buffer, which is free then."""

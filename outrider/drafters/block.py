@@ -13,6 +13,7 @@ from torch import Tensor
 from outrider.core.device_row import ConfidenceRow
 from outrider.core.draft import Draft
 from outrider.core.errors import ConfigError
+from outrider.core.host_copy import HostCopy
 from outrider.core.sampling import is_int
 from outrider.core.sequence import Sequence
 from outrider.drafters.base import DrafterContext, ModelLoaded, RoundView, Traits
@@ -140,14 +141,24 @@ class Block(HeadDrafter[BlockRunner]):
                 self._confidences[seq.id] = [*self._confidences.get(seq.id, [])[-1:], draft.confidence]
         return drafts
 
-    def expected(self, seq: Sequence, *, ahead: bool) -> float:
+    def expected(self, seqs: Seq[Sequence], *, ahead: bool) -> list[float]:
         """By the confidences of the last draft that the host can know.
 
         Never by those of the draft itself: whether it is scored must not depend on what was drawn for it.
         """
-        known = self._confidences.get(seq.id, [])
-        known = known[:-1] if ahead else known  # the last one may still be computed
-        return float(known[-1].read().cumprod().sum()) if known else self._accepted.value
+        sums: dict[HostCopy, list[float]] = {}
+        expected: list[float] = []
+        for seq in seqs:
+            known = self._confidences.get(seq.id, [])
+            known = known[:-1] if ahead else known  # the last one may still be computed
+            if not known:
+                expected.append(self._accepted.value)
+                continue
+            block = known[-1].block
+            if block not in sums:
+                sums[block] = block.chances().cumprod(1).sum(1).tolist()
+            expected.append(sums[block][known[-1].row])
+        return expected
 
     def forget(self, seq: Sequence) -> None:
         super().forget(seq)

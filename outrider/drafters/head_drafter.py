@@ -42,12 +42,12 @@ class HeadDrafter(Drafter, Generic[RunnerT]):
     def make(self, view: RoundView) -> HeadDraft:
         """Draft for these sequences, all of them ready."""
 
-    def expected(self, seq: Sequence, *, ahead: bool) -> float:
-        """How many tokens of the next draft should be accepted, by what is known before it is made.
+    def expected(self, seqs: Seq[Sequence], *, ahead: bool) -> list[float]:
+        """How many tokens of each next draft should be accepted, by what is known before it is made.
 
         ahead: the host is a round behind.
         """
-        return self._accepted.value
+        return [self._accepted.value] * len(seqs)
 
     def rehearse(self, seqs: Seq[Sequence]) -> bool:
         self.runner.draft(seqs, None)
@@ -57,8 +57,8 @@ class HeadDrafter(Drafter, Generic[RunnerT]):
         drafts, ahead = [EMPTY] * len(view.seqs), view.state is not None
         rows = [i for i in self.runner.ready(view.seqs, view.state) if view.budgets[i] > 0]
         if rows:
-            asked = view.take(rows)
-            expected = [self.expected(seq, ahead=ahead) for seq in asked.seqs]
+            asked = view if len(rows) == len(view.seqs) else view.take(rows)
+            expected = self.expected(asked.seqs, ahead=ahead)
             made = drafts_of(self.make(asked), asked, self.traits.name, expected)
             for i, draft in zip(rows, made, strict=True):
                 drafts[i] = draft

@@ -9,11 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from outrider.control.controller import Decisions
 from outrider.control.limits import PassLimits
 from outrider.core.draft import Draft, Verdict
+
+
+class _DraftedRound(NamedTuple):
+    """What a round with a draft adds to a tally."""
+
+    drafted: int
+    depth: int
+    """Levels of the draft."""
+    accepted: int
+    emitted: int
+    rejected: bool
+
+    @staticmethod
+    def of(draft: Draft, verdict: Verdict) -> _DraftedRound:
+        drafted, accepted, emitted = len(draft.tokens), len(verdict.path), len(verdict.tokens)
+        depth = drafted if draft.parents is None else max(draft.depths(), default=0)
+        rejected = emitted > accepted and ends_in_rejection(draft, verdict)
+        return _DraftedRound(drafted, depth, accepted, emitted, rejected)
 
 
 @dataclass(slots=True)
@@ -33,21 +51,26 @@ class Tally:
 
     def count(self, draft: Draft, verdict: Verdict) -> None:
         """Add a round. The verdict holds only what the text kept: a stop may have cut it inside the draft."""
-        self.rounds += 1
-        if not draft.tokens:
+        if draft.tokens:
+            self.add_round(_DraftedRound.of(draft, verdict))
+        else:
+            self.rounds += 1
             self.emitted += len(verdict.tokens)
-            return
-        depth = len(draft) if draft.parents is None else max(draft.depths(), default=0)
-        self.drafted += len(draft)
-        self.accepted += verdict.accepted
-        self.emitted += len(verdict.tokens)
-        self.rejected += len(verdict.tokens) > verdict.accepted and ends_in_rejection(draft, verdict)
+
+    def add_round(self, one: _DraftedRound) -> None:
+        """Add a round that had a draft."""
+        depth, accepted = one.depth, one.accepted
+        self.rounds += 1
+        self.drafted += one.drafted
+        self.accepted += accepted
+        self.emitted += one.emitted
+        self.rejected += one.rejected
         while len(self.drafted_at) < depth:
             self.drafted_at.append(0)
             self.accepted_at.append(0)
         for i in range(depth):
             self.drafted_at[i] += 1
-        for i in range(verdict.accepted):
+        for i in range(accepted):
             self.accepted_at[i] += 1
 
     def add(self, other: Tally) -> None:
@@ -155,9 +178,15 @@ class Stats:
     """What passes are bound by, where a controller knows it."""
 
     def count(self, draft: Draft, verdict: Verdict) -> None:
-        self.all.count(draft, verdict)
-        if draft.tokens:
-            self.drafters.setdefault(draft.source, Tally()).count(draft, verdict)
+        if not draft.tokens:
+            self.all.count(draft, verdict)
+            return
+        one = _DraftedRound.of(draft, verdict)
+        self.all.add_round(one)
+        tally = self.drafters.get(draft.source)
+        if tally is None:
+            tally = self.drafters[draft.source] = Tally()
+        tally.add_round(one)
 
     def count_tokens(self, tokens: int, now: float) -> None:
         """Note the tokens of a round."""

@@ -36,7 +36,8 @@ class BlockTables:
             row, sent = self._sent.pop(seq_id, None) or (self._free_row(), [])
             table = self.pool.table(seq_id)
             if sent[: len(table)] != table:
-                changed = [i for i, page in enumerate(table) if i >= len(sent) or sent[i] != page]
+                grown = table[: len(sent)] == sent  # as nearly always
+                changed = range(len(sent), len(table)) if grown else _differing(table, sent)
                 places += [row * self.width + i for i in changed]
                 pages += [table[i] for i in changed]
                 sent = [*table, *sent[len(table) :]]
@@ -57,3 +58,8 @@ class BlockTables:
     def _free_row(self) -> int:
         """A free row, or that of the least recently used sequence."""
         return self._free.pop() if self._free else self._sent.pop(next(iter(self._sent)))[0]
+
+
+def _differing(table: list[int], sent: list[int]) -> list[int]:
+    """The places of a table whose pages are not those that were sent."""
+    return [i for i, page in enumerate(table) if i >= len(sent) or sent[i] != page]

@@ -89,12 +89,14 @@ class BlockRunner:
         gained = self.reads.gains(seqs, state)
         with use_threads(self.model.threads.count):
             for part in self._parts(len(seqs)):
-                own = [seqs[i] for i in part]
+                whole = len(part) == len(seqs)
+                own, there = (seqs, state) if whole else ([seqs[i] for i in part], state and state.take(part))
                 unread = [self.reads.unread(seqs[i], gained[i]) for i in part]
                 for spans in reading_passes(list(zip(own, unread, strict=True))):
                     self._read(spans)
                 ids, firsts = self.model.tables.table_ids([seq.id for seq in own]), [each.end for each in unread]
-                made.append(self._batch(len(own)).draft(ids, own, firsts, state and state.take(part), length))
+                drafts = self._batch(len(own)).draft(ids, own, firsts, there, length)
+                made.append(drafts if whole else drafts.copied())
         for seq, gain in zip(seqs, gained, strict=True):
             self.reads.note(seq, gain)
         return made[0] if len(made) == 1 else joined(made)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -32,6 +31,10 @@ class HeadDraft(NamedTuple):
     parents: Tensor | None = None  # int64 [B, N], see core.draft.Draft; None: a chain
     probs: Tensor | None = None  # float64 [B, N, vocab]: what each token was drawn from
     confidence: Tensor | None = None  # float32 [B, N]: how likely each is accepted where those before it are
+
+    def copied(self) -> HeadDraft:
+        """The same, where no later draft is written to."""
+        return HeadDraft(*(None if part is None else part.clone() for part in self))  # type: ignore[arg-type]
 
 
 def joined(drafts: Seq[HeadDraft]) -> HeadDraft:
@@ -75,6 +78,10 @@ class DraftBatch:
         the text's noise. temperatures: of its request."""
         self.temperatures = temperatures.view(torch.float64)
         self._results: dict[int, HeadDraft] = {}
+        self._views: dict[tuple[int, int], HeadDraft] = {}
+        """Of those, by the number of sequences and the length."""
+        self._sent: tuple[Any, ...] | None = None
+        """All that the inputs on the device follow from, where texts are fetched by address."""
         self._fetched: DeviceState | None = None
         """What the next draft fetches by address: kept until the one after it is filled."""
         self._constants: dict[tuple[str, int], Tensor] = {}
@@ -90,8 +97,7 @@ class DraftBatch:
             row[: len(values)] = values
         array[-STATE:] = 0
         if state is not None and self.model.fused:
-            self._fetched = replace(state, lengths=state.lengths.contiguous(), last=state.last.contiguous())
-            array[-STATE:] = self._fetched.lengths.data_ptr(), self._fetched.last.data_ptr(), len(state)
+            array[-STATE:] = state.lengths.data_ptr(), state.last.data_ptr(), len(state)
         self._inputs.send()
         if state is not None and not self.model.fused:
             self.lengths[: len(state)].copy_(state.lengths)
@@ -105,12 +111,27 @@ class DraftBatch:
             fetch_texts(self._state, self.lengths, self.last)
 
     def fill_texts(self, table_ids: Seq[int], seqs: Seq[Sequence], firsts: Seq[int], state: DeviceState | None) -> None:
-        """The inputs of these sequences. state: theirs, where the host is a round behind."""
-        lengths, last = [len(seq.tokens) for seq in seqs], [seq.tokens[-1] for seq in seqs]
+        """The inputs of these sequences. state: theirs, where the host is a round behind.
+
+        With a state, the fused kernels fetch lengths and last tokens, and read each text from as far back as a draft
+        has room for: what is read again is written as it was. So the inputs are those of the draft before while the
+        sequences are the same, and are not sent again.
+        """
         own = [seq.draw_seed if self.sampled else seq.seed for seq in seqs]
+        warmth = [seq.params.temperature for seq in seqs]
+        key = None
+        if state is not None and self.model.fused:
+            state = self._fetched = DeviceState(state.lengths.contiguous(), state.last.contiguous())
+            key = [*table_ids], own, warmth, state.lengths.data_ptr(), state.last.data_ptr()
+            if key == self._sent:
+                return
+            lengths, last, firsts = [2] * len(seqs), [0] * len(seqs), [0] * len(seqs)
+        else:
+            lengths, last = [len(seq.tokens) for seq in seqs], [seq.tokens[-1] for seq in seqs]
         seeds = np.array(own, dtype=np.uint64).view(np.int64)
-        temperatures = np.array([seq.params.temperature for seq in seqs], dtype=np.float64).view(np.int64)
+        temperatures = np.array(warmth, dtype=np.float64).view(np.int64)
         self.fill(table_ids, lengths, last, firsts, seeds, temperatures, state=state)
+        self._sent = key
 
     def unread(self, width: int, *, before: bool) -> UnreadRows:
         """The rows from `firsts` on, as the target keeps them, at most `width` of each text.
@@ -159,9 +180,14 @@ class DraftBatch:
                 out.copy_(new)
 
     def result(self, count: int, length: int = 0) -> HeadDraft:
-        """A copy of what was made for the first `count` sequences."""
+        """What was made for the first `count` sequences. On CUDA it lasts until the next draft, but for `probs`."""
         made = self._results[length]
-        return HeadDraft(*(None if part is None else part[:count].clone() for part in made))  # type: ignore[arg-type]
+        if not made.tokens.is_cuda or made.probs is not None:
+            return HeadDraft(*(None if part is None else part[:count] for part in made)).copied()  # type: ignore[arg-type]
+        if (count, length) not in self._views:
+            parts = (None if part is None else part[:count] for part in made)
+            self._views[count, length] = HeadDraft(*parts)  # type: ignore[arg-type]
+        return self._views[count, length]
 
     def graph(self, work: Callable[[], None], name: str) -> Callable[[], None]:
         """Behind `fetch`, captured where graphs are, else as it is."""

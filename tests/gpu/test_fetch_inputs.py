@@ -94,3 +94,51 @@ def test_what_the_device_has_is_not_sent_again_and_the_new_state_is_fetched():
     for _ in range(2):  # texts of the host are sent each time
         inputs.load(text, None, None)
     assert len(sent) == 7
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="watches what is written on the host")
+@pytest.mark.parametrize("before", [False, True])
+def test_a_head_fetches_texts_and_reads_as_far_back_as_there_is_room(before: bool):
+    """Against what is read of texts that the host knows; the same sequences are sent once."""
+    from outrider.core.sampling import SamplingParams
+    from outrider.core.sequence import Sequence
+    from outrider.runners.device_state import DeviceState
+    from outrider.runners.draft_batch import DraftBatch
+    from outrider.runners.native import NativeRunner
+    from outrider.testing.synthetic import synthetic_pair
+
+    target = NativeRunner(synthetic_pair("tiny").draft, 256, context=128)
+    target.keep_taps((0, 1))
+    model, width = target.model, 4
+    assert model.kept is not None
+    model.kept.tokens.copy_(torch.arange(len(model.kept.tokens)))
+    model.kept.features.copy_(torch.randn_like(model.kept.features))
+    seqs = [Sequence(i, [1] * 5, 5, SamplingParams(temperature=0.5 * i), seed=i) for i in range(2)]
+    for seq in seqs:
+        target.pool.open(seq.id, ())
+        assert target.pool.reserve(seq.id, 64)
+    ids = model.tables.table_ids([0, 1])
+    plain = DraftBatch(model, 2, None, sampled=False)
+    model.fused = True
+    fused = DraftBatch(model, 2, None, sampled=False)
+    state, sent, send = DeviceState(torch.tensor([3, 20]), torch.tensor([[1, 2], [3, 4]])), [], fused._inputs.send
+    fused._inputs.send = lambda: sent.append(send())
+    for lengths, last in (((3, 20), (2, 4)), ((4, 23), (7, 8)), ((20, 40), (9, 9))):
+        state.lengths.copy_(torch.tensor(lengths))
+        state.last[:, 1] = torch.tensor(last)
+        model.fused = True
+        fused.fill_texts(ids, seqs, [0, 0], state)
+        fused.fetch()
+        got = fused.unread(width, before=before)
+        model.fused = False
+        plain.fill(ids, lengths, last, [0, 0], [0, 1], [0, 0])
+        for one, other in zip(got, plain.unread(width, before=before), strict=True):
+            assert torch.equal(one, other)
+        assert fused.temperatures.tolist() == [0.0, 0.5]
+        assert fused.seeds.tolist() == [0, 1]
+        assert got.counts.tolist() == [min(length - 1 + before, width) for length in lengths]
+    assert len(sent) == 1
+    model.fused = True
+    fused.fill_texts(ids[::-1], seqs[::-1], [0, 0], state)
+    assert fused.seeds.tolist() == [1, 0]
+    assert len(sent) == 2
