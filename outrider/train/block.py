@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,7 @@ from outrider.models.heads.config import HeadConfig
 from outrider.train.acceptance import AnswerLabels, Tally
 from outrider.train.config import TrainConfig
 from outrider.train.corpus import Corpus
+from outrider.train.head_shape import shaped_as_target
 from outrider.train.packing import PADDING, PackedRows, pack
 from outrider.train.target import (
     MAX_ELEMENTS,
@@ -72,27 +73,16 @@ class BlockTrainConfig(TrainConfig):
         """The head: layers shaped as the target's own."""
         count = len(target.layers)
         taps = self.taps or tuple(sorted({min(1, count - 1), count // 2, max(0, count - 3)}))
-        if not all(0 <= tap < count for tap in taps):
-            raise ConfigError(f"taps are layers of the target, 0 to {count - 1}; got {', '.join(map(str, taps))}")
-        if self.draft_vocab > target.vocab_size:
-            raise ConfigError(f"draft_vocab is at most {target.vocab_size}, the target's vocabulary")
-        return HeadConfig(
-            kind="block",
-            vocab_size=target.vocab_size,
-            hidden_size=target.hidden_size,
-            target_hidden_size=target.hidden_size,
-            target_layers=count,
-            draft_vocab_size=0 if self.draft_vocab == target.vocab_size else self.draft_vocab,
-            taps=taps,
+        shaped = shaped_as_target(
+            "block",
+            target,
+            taps,
             layers=self.layers,
-            heads=target.heads,
-            kv_heads=target.kv_heads,
-            head_dim=target.head_dim,
-            intermediate_size=self.intermediate_size or target.intermediate_size,
-            norm_eps=target.norm_eps,
-            rope=target.ropes[0],
-            max_positions=target.max_positions,
-            activation=target.activation,
+            intermediate_size=self.intermediate_size,
+            draft_vocab=self.draft_vocab,
+        )
+        return replace(
+            shaped,
             qk_norm=True,
             block_size=self.block,
             own_mask=not self.mask_token,
