@@ -11,7 +11,7 @@ import typer
 
 from outrider.cli.options import DraftingOptions, ModelOptions, argument, build_llm, option
 from outrider.cli.screen import Screen, progress_bars
-from outrider.cli.serve_engine import EngineOptions, serve_remote
+from outrider.cli.serve_engine import EngineOptions, say_ready, serve_remote
 from outrider.core.errors import ConfigError
 from outrider.server.settings import DEADLINE, DRAIN_TIMEOUT, MAX_QUEUE
 
@@ -101,7 +101,7 @@ def serve(served: ServeOptions, drafting: DraftingOptions, model: ModelOptions, 
                 progress.done()
         return LocalEngine(llm)
 
-    engine_thread = EngineThread(load, settings.max_queue, lambda engine: _say_ready(screen, engine.facts, settings))
+    engine_thread = EngineThread(load, settings.max_queue, lambda engine: _say_model(screen, engine.facts, settings))
     screen.note(f"listening on {settings.address}, loading {model.model}")
     try:
         run_server(create_app(engine_thread, settings), engine_thread, settings, listening)
@@ -154,7 +154,7 @@ def _check_installed(*more: str) -> None:
         raise ConfigError(f"serving needs {', '.join(missing)}; install them with: pip install 'outrider[serve]'")
 
 
-def _say_ready(screen: Screen, facts: EngineFacts, settings: Settings) -> None:
+def _say_model(screen: Screen, facts: EngineFacts, settings: Settings) -> None:
     """Print what is served, where, and the memory it takes."""
     tokens = facts.page_count * facts.page_size
     stored = f" (stored as {facts.stored_format})" if facts.stored_format not in ("", facts.number_format) else ""
@@ -166,9 +166,5 @@ def _say_ready(screen: Screen, facts: EngineFacts, settings: Settings) -> None:
         **({"threads": facts.threads} if facts.threads else {}),
         "cache": f"{tokens} tokens in {facts.page_count} pages, context {facts.context}",
         "batch": f"{facts.max_batch} texts at once, {settings.max_queue} may wait",
-        "address": f"{settings.address}/v1, page at /"
-        + (f", {len(settings.api_keys)} API keys" if settings.api_keys else ", no API key"),
     }
-    for name, text in lines.items():
-        screen.note(f"{name:<8} {text}", "default")
-    screen.note("ready", "green")
+    say_ready(screen, lines, settings)

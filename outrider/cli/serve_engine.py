@@ -122,7 +122,7 @@ def serve_remote(engine: EngineOptions, drafting: DraftingOptions, model: ModelO
     listening = listen(settings)
     settings = replace(settings, port=listening.getsockname()[1])
     options = FrontOptions(max_queue=settings.max_queue, max_running=engine.max_running or MAX_RUNNING, key=key)
-    front = Front(replicas, options, child, lambda front: _say_ready(screen, front, settings))
+    front = Front(replicas, options, child, lambda front: _say_engines(screen, front, settings))
     screen.note(f"listening on {settings.address}, waiting for {' '.join(engine.engine_url) or 'vLLM'}")
     try:
         run_server(create_remote_app(front, settings, start.drafting if start else None), front, settings, listening)
@@ -249,7 +249,7 @@ def _name_of(urls: Seq[str], key: str) -> str:
     )
 
 
-def _say_ready(screen: Screen, front: Front, settings: Settings) -> None:
+def _say_engines(screen: Screen, front: Front, settings: Settings) -> None:
     from outrider.remote.capabilities import VLLM_MISSING
 
     pool = front.pool
@@ -259,9 +259,13 @@ def _say_ready(screen: Screen, front: Front, settings: Settings) -> None:
         "engine": f"{engines}, {len(pool.replicas)} {'replica' if len(pool.replicas) == 1 else 'replicas'}",
         **({"missing": ", ".join(VLLM_MISSING)} if pool.kind == "vllm" else {}),
         "batch": f"{front.options.max_running} texts at once of each replica, {settings.max_queue} may wait",
-        "address": f"{settings.address}/v1, page at /"
-        + (f", {len(settings.api_keys)} API keys" if settings.api_keys else ", no API key"),
     }
-    for name, text in lines.items():
+    say_ready(screen, lines, settings)
+
+
+def say_ready(screen: Screen, lines: dict[str, str], settings: Settings) -> None:
+    """Print what is served, by name, and where."""
+    keys = f"{len(settings.api_keys)} API keys" if settings.api_keys else "no API key"
+    for name, text in {**lines, "address": f"{settings.address}/v1, page at /, {keys}"}.items():
         screen.note(f"{name:<8} {text}", "default")
     screen.note("ready", "green")

@@ -36,8 +36,7 @@ class HostCopy:
         self.tokens = tokens
         self._buffer: _Buffer | None = None
         if tokens.is_cuda:
-            free = _free.get(_key(tokens))
-            self._buffer = free.pop() if free else _new_buffer(tokens)
+            self._buffer = _take_free(tokens) or _new_buffer(tokens)
             self._buffer.memory.copy_(tokens, non_blocking=True)
             self._buffer.arrived.record()
         self._array: np.ndarray | None = None
@@ -76,6 +75,13 @@ class HostCopy:
 
 def _key(tokens: Tensor) -> tuple[int, torch.Size, torch.dtype]:
     return tokens.get_device(), tokens.shape, tokens.dtype
+
+
+def _take_free(tokens: Tensor) -> _Buffer | None:
+    try:
+        return _free[_key(tokens)].pop()
+    except (KeyError, IndexError):  # not asked for before: engines in other threads take buffers too
+        return None
 
 
 def _new_buffer(tokens: Tensor) -> _Buffer:
