@@ -62,6 +62,18 @@ class _OptionInfo:
         return Annotated[hint, shown]
 
 
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Which options the command line names, whatever their values."""
+
+    command_line: typer.Context
+
+    @property
+    def names(self) -> set[str]:
+        sources = ((name, self.command_line.get_parameter_source(name)) for name in self.command_line.params)
+        return {name for name, source in sources if source is not None and source.name == "COMMANDLINE"}
+
+
 def flatten_options(command: Callable[..., None]) -> Callable[..., None]:
     """A command whose parameters are option dataclasses, as the flat function that typer takes."""
     groups = {name: hint for name, hint in get_type_hints(command).items() if name != "return"}
@@ -80,6 +92,8 @@ def flatten_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _parameters(group: Any) -> list[inspect.Parameter]:
+    if group is Given:  # typer fills in its own type
+        return [inspect.Parameter("command_line", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
     hints, panel = get_type_hints(group), (inspect.getdoc(group) or "").split(".")[0]
     return [
         inspect.Parameter(

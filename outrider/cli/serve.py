@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from outrider.cli.options import DraftingOptions, ModelOptions, argument, build_llm, option
+from outrider.cli.options import DraftingOptions, Given, ModelOptions, argument, build_llm, option
 from outrider.cli.screen import Screen, progress_bars
-from outrider.cli.serve_engine import EngineOptions, say_ready, serve_remote
+from outrider.cli.serve_engine import EngineOptions, refuse_named, say_ready, serve_remote
 from outrider.core.errors import ConfigError
 from outrider.server.settings import DEADLINE, DRAIN_TIMEOUT, MAX_QUEUE
 
@@ -62,7 +62,9 @@ class ServeOptions:
         )
 
 
-def serve(served: ServeOptions, drafting: DraftingOptions, model: ModelOptions, engine: EngineOptions) -> None:
+def serve(
+    served: ServeOptions, drafting: DraftingOptions, model: ModelOptions, engine: EngineOptions, given: Given
+) -> None:
     """Serve a model to OpenAI's clients, with a page at /.
 
     Listens at once; /health says 503 until the model is loaded. Defaults are in brackets.
@@ -73,6 +75,7 @@ def serve(served: ServeOptions, drafting: DraftingOptions, model: ModelOptions, 
             raise ConfigError(f"MODEL {served.name} and --model {model.model} each name a model; give one of them")
         model = replace(model, model=served.name)
     if engine.is_remote:
+        refuse_named(engine, given.names)
         if served.allow_special_tokens != "prompts":
             raise ConfigError("--allow-special-tokens is for this package's engine; the server behind decides")
         unnamed = bool(engine.engine_url) and served.name is None

@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import shlex
+from collections.abc import Collection
 from collections.abc import Sequence as Seq
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
@@ -111,7 +112,7 @@ def serve_remote(engine: EngineOptions, drafting: DraftingOptions, model: ModelO
         urls = [check_url(url) for url in engine.engine_url]
         if len(set(urls)) < len(urls):
             raise ConfigError("--engine-url names one server more than once")
-        _refuse_given("--engine-url", (drafting, model), ("model",), dict.fromkeys(INSTEAD, "the server there decides"))
+        refuse_named(engine, [*_changed(drafting), *_changed(model)])
         replicas = [Replica(url) for url in urls]
         settings = settings if settings.served_name else replace(settings, served_name=_name_of(urls, engine.key))
     else:
@@ -122,7 +123,8 @@ def serve_remote(engine: EngineOptions, drafting: DraftingOptions, model: ModelO
     listening = listen(settings)
     settings = replace(settings, port=listening.getsockname()[1])
     options = FrontOptions(max_queue=settings.max_queue, max_running=engine.max_running or MAX_RUNNING, key=key)
-    front = Front(replicas, options, child, lambda front: _say_engines(screen, front, settings))
+    drafts = start is not None and bool(start.speculative_config)
+    front = Front(replicas, options, child, lambda front: _say_engines(screen, front, settings, drafts=drafts))
     screen.note(f"listening on {settings.address}, waiting for {' '.join(engine.engine_url) or 'vLLM'}")
     try:
         run_server(create_remote_app(front, settings, start.drafting if start else None), front, settings, listening)
@@ -131,13 +133,22 @@ def serve_remote(engine: EngineOptions, drafting: DraftingOptions, model: ModelO
         raise typer.Exit(2) from error
 
 
+def refuse_named(engine: EngineOptions, names: Collection[str]) -> None:
+    """ConfigError for an option of this package's engine that the command line names, be it with its default."""
+    where, taken = ("--engine-url", ("model",)) if engine.engine_url else ("--engine vllm", VLLM_OPTIONS)
+    instead = dict.fromkeys(INSTEAD, "the server there decides") if engine.engine_url else INSTEAD
+    for name in (f.name for group in (DraftingOptions, ModelOptions) for f in fields(group)):
+        if name in names and name not in taken:
+            raise ConfigError(f"{_flag(name)} has no effect with {where}: {instead.get(name, 'leave it out')}")
+
+
 def vllm_start(
     engine: EngineOptions, drafting: DraftingOptions, model: ModelOptions, name: str, screen: Screen
 ) -> VllmStart:
     """The command that starts vLLM, once model and drafter are here and checked."""
     from outrider.checkpoints.resolve import resolve
 
-    _refuse_given("--engine vllm", (drafting, model), VLLM_OPTIONS, INSTEAD)
+    refuse_named(engine, [*_changed(drafting), *_changed(model)])
     with progress_bars(screen.notes) as progress:
         target = str(resolve(model.model, revision=model.revision, progress=progress))
     config = speculative_config(drafting, target)
@@ -206,16 +217,6 @@ def _tell_plan(screen: Screen, target: str, config: dict[str, Any], dtype: str) 
             raise ConfigError(f"{draft} cannot draft for {target}; `outrider check` says more")
 
 
-def _refuse_given(
-    where: str, groups: Seq[DraftingOptions | ModelOptions], taken: Seq[str], instead: dict[str, str]
-) -> None:
-    """ConfigError for an option that was given and is not taken."""
-    for group in groups:
-        for name in _changed(group):
-            if name not in taken:
-                raise ConfigError(f"{_flag(name)} has no effect with {where}: {instead.get(name, 'leave it out')}")
-
-
 def _changed(options: Any) -> list[str]:
     """The fields that differ from their defaults."""
     return [
@@ -249,15 +250,16 @@ def _name_of(urls: Seq[str], key: str) -> str:
     )
 
 
-def _say_engines(screen: Screen, front: Front, settings: Settings) -> None:
-    from outrider.remote.capabilities import VLLM_MISSING
+def _say_engines(screen: Screen, front: Front, settings: Settings, *, drafts: bool) -> None:
+    from outrider.remote.capabilities import lacks
 
     pool = front.pool
+    missing = lacks(pool.kind, drafts=drafts)["missing"]
     engines = ", ".join(sorted({f"{card.kind} {card.version}".strip() for card in pool.cards}))
     lines = {
         "model": settings.served_name,
         "engine": f"{engines}, {len(pool.replicas)} {'replica' if len(pool.replicas) == 1 else 'replicas'}",
-        **({"missing": ", ".join(VLLM_MISSING)} if pool.kind == "vllm" else {}),
+        **({"missing": ", ".join(missing)} if missing else {}),
         "batch": f"{front.options.max_running} texts at once of each replica, {settings.max_queue} may wait",
     }
     say_ready(screen, lines, settings)

@@ -13,12 +13,17 @@ VLLM_MISSING: Mapping[str, str] = {
     "prediction": "vLLM drafts from no predicted output; leave it out",
     "include_provenance": "vLLM does not tell where a token comes from; metrics.speculative_decoding has its counts",
     "speculation": "vLLM drafts for all requests alike; choose the drafter when the server starts",
-    "typical_p": "vLLM has no typical sampling; use top_p or min_p",
-    "banned_token_ids": "vLLM bans no ids; give them a logit_bias of -100",
+    "typical_p": "vLLM has no typical sampling; use top_p or top_k",
+    "banned_token_ids": "vLLM bans no ids; without a drafter it takes a logit_bias of -100",
     "response_format.grammar": "vLLM reads no Lark grammars; use json_schema, regex or choice",
     "tool_choice.allowed_tools": "vLLM has no allowed_tools; send only the tools that may be called",
 }
 """Fields of requests that vLLM lacks, and what to do."""
+VLLM_DRAFTING_MISSING: Mapping[str, str] = {
+    "logit_bias": "vLLM takes none while it drafts; use allowed_token_ids, or serve without a drafter",
+    "min_p": "vLLM takes none while it drafts; use top_p or top_k, or serve without a drafter",
+}
+"""More of them where it drafts."""
 VLLM_RESPONSES_MISSING: Mapping[str, str] = {
     "min_tokens": "vLLM's /v1/responses has no min_tokens; use /v1/chat/completions",
     "allowed_token_ids": "vLLM's /v1/responses has no allowed_token_ids; use /v1/chat/completions",
@@ -32,18 +37,23 @@ VLLM_DIFFERENT: Mapping[str, str] = {
 """What works in another way."""
 
 
-def lacks(kind: EngineKind) -> dict[str, Mapping[str, str]]:
-    """What a server with such a replica lacks, and does in another way, for /v1/models and the page."""
-    vllm = kind == "vllm"
-    return {"missing": VLLM_MISSING if vllm else {}, "different": VLLM_DIFFERENT if vllm else {}}
+def lacks(kind: EngineKind, *, drafts: bool = False) -> dict[str, Mapping[str, str]]:
+    """What a server with such a replica lacks, and does in another way, for /v1/models and the page.
+
+    drafts: whether it is known to draft.
+    """
+    if kind != "vllm":
+        return {"missing": {}, "different": {}}
+    return {"missing": {**VLLM_MISSING, **(VLLM_DRAFTING_MISSING if drafts else {})}, "different": VLLM_DIFFERENT}
 
 
-def check_supported(body: CompletionFields, kind: EngineKind) -> None:
+def check_supported(body: CompletionFields, kind: EngineKind, *, drafts: bool = False) -> None:
     """APIError for the first thing asked that the engine lacks."""
     if kind != "vllm":
         return
-    table = {**VLLM_MISSING, **(VLLM_RESPONSES_MISSING if isinstance(body, ResponsesRequest) else {})}
-    asked = {name for name in type(body).model_fields if getattr(body, name) not in (None, False, [])}
+    missing = lacks(kind, drafts=drafts)["missing"]
+    table = {**missing, **(VLLM_RESPONSES_MISSING if isinstance(body, ResponsesRequest) else {})}
+    asked = {name for name in body.model_fields_set & table.keys() if getattr(body, name) not in (None, False, [], {})}
     if isinstance(body, ChatRequest) and body.response_format and body.response_format.type == "grammar":
         asked.add("response_format.grammar")
     choice = body.tool_choice if isinstance(body, (ChatRequest, ResponsesRequest)) else None

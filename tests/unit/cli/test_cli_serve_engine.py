@@ -49,6 +49,14 @@ def test_what_vllm_cannot_is_refused_before_it_starts(stub_model: Path, drafting
         vllm_start(EngineOptions(engine="vllm"), *asked, "name", Screen())
 
 
+@pytest.mark.parametrize("words", [("--max-batch", "8"), ("--mode", "seeded"), ("--device=auto",)])
+@pytest.mark.parametrize("engine", [("--engine", "vllm"), ("--engine-url", "http://127.0.0.1:9")])
+def test_an_option_that_is_named_with_its_default_is_refused_too(cli, engine: tuple[str, str], words: tuple[str, ...]):
+    ran = cli("serve", "demo", *engine, *words)
+    assert ran.code == 2
+    assert f"{words[0].partition('=')[0]} has no effect with {' '.join(engine)[:12]}" in ran.err
+
+
 @pytest.mark.parametrize("drafter", ["suffix:k=8", "prompt-lookup:k=5", "draft-model:model=some/model,k=3"])
 def test_the_reader_of_vllm_s_configurations_reads_what_is_written(drafter: str, tmp_path: Path):
     """The mapping there and the mapping back: the same drafter and length."""
