@@ -1,8 +1,13 @@
 """What our server before vLLM costs: the same requests to vLLM itself and through us, in turn.
 
     python benchmarks/front.py --direct http://127.0.0.1:8001 --through http://127.0.0.1:8000 --model demo
+    python benchmarks/front.py --alone
 
 Rounds alternate, so that other work on the machine disturbs both alike; the figures are medians over rounds.
+
+--alone starts a server without a model (front_peer.py) and ours before it, and counts ours' processor time, which
+other programs change little: to the first token of a request, of a whole request of one token, and of each chunk
+that arrives by itself.
 """
 
 from __future__ import annotations
@@ -12,13 +17,20 @@ import asyncio
 import json
 import os
 import statistics
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
-TICKS = os.sysconf("SC_CLK_TCK")
+PORTS = (18471, 18472)
+GAP = 0.004
+"""Seconds between the chunks of a stream of --alone."""
+HELD = 3600.0
 
 
 async def stream(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> tuple[float, int]:
@@ -41,12 +53,14 @@ def body_of(model: str, prompt: str, tokens: int) -> dict[str, Any]:
     return common | {"ignore_eos": True, "stream_options": {"include_usage": True}}
 
 
-async def first_tokens(sessions: list[Any], urls: list[str], model: str, count: int) -> list[list[float]]:
-    """Of each server, the seconds to the first token of one request at a time."""
+async def first_tokens(
+    sessions: list[Any], urls: list[str], model: str, count: int, begin: str = ""
+) -> list[list[float]]:
+    """Of each server, the seconds to the first token of one request at a time. begin: of each prompt."""
     seconds: list[list[float]] = [[], []]
     for i in range(count):
         for k in (0, 1) if i % 2 else (1, 0):
-            seconds[k].append((await stream(sessions[k], urls[k], body_of(model, f"{i}{k} is a number", 1)))[0])
+            seconds[k].append((await stream(sessions[k], urls[k], body_of(model, f"{begin}{i}{k} is a number", 1)))[0])
     return seconds
 
 
@@ -63,8 +77,88 @@ async def rates(sessions: list[Any], urls: list[str], given: argparse.Namespace)
 
 
 def cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
+    """Processor time of all threads, to the nanosecond."""
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in Path(f"/proc/{pid}/task").iterdir()) / 1e9
+
+
+@contextmanager
+def servers() -> Iterator[tuple[list[str], int]]:
+    """Within, a peer without a model and our server before it: their addresses, and our process."""
+    urls = [f"http://127.0.0.1:{port}" for port in PORTS]
+    peer = [sys.executable, str(Path(__file__).with_name("front_peer.py")), str(PORTS[0])]
+    words = ["serve", "--engine-url", urls[0], "--served-model-name", "demo", "--port", str(PORTS[1])]
+    ours = [sys.executable, "-m", "outrider", *words]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    started = [
+        subprocess.Popen(each, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for each in (peer, ours)
+    ]
+    try:
+        yield urls, started[1].pid
+    finally:
+        for each in started:
+            each.terminate()
+        for each in started:
+            each.wait()
+
+
+async def ready(session: aiohttp.ClientSession, url: str) -> None:
+    for _ in range(600):
+        try:
+            async with session.get(f"{url}/health") as response:
+                if response.status == 200:
+                    return
+        except aiohttp.ClientError:
+            pass
+        await asyncio.sleep(0.1)
+    raise RuntimeError(f"{url} does not answer")
+
+
+async def first_cpu(session: aiohttp.ClientSession, url: str, pid: int, count: int) -> float:
+    """Processor seconds of ours to the first token, the mean of requests whose second token never comes."""
+    responses: list[aiohttp.ClientResponse] = []
+    before = cpu_seconds(pid)
+    for i in range(count):
+        responses.append(await session.post(f"{url}/v1/completions", json=body_of("demo", f"{HELD} {i}", 2)))
+        await responses[-1].content.readline()
+    spent = cpu_seconds(pid) - before
+    for each in responses:
+        each.close()
+    await asyncio.sleep(0.2)
+    return spent / count
+
+
+async def measure_alone(given: argparse.Namespace) -> dict[str, Any]:
+    """One series each of held streams, of requests of one token, and of streams, repeated; the fastest and medians."""
+    found: dict[str, list[float]] = {"first": [], "request": [], "chunk": [], "added": [], "idle": []}
+    with servers() as (urls, pid):
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(connector=connector) as session:
+            await ready(session, urls[1])
+            await first_tokens([session, session], urls, "demo", 50, "0 ")
+            for _ in range(given.rounds):
+                at = cpu_seconds(pid)
+                await asyncio.sleep(1.0)
+                found["idle"].append(cpu_seconds(pid) - at)
+                found["first"].append(await first_cpu(session, urls[1], pid, given.first))
+                at = cpu_seconds(pid)
+                seconds = await first_tokens([session, session], urls, "demo", given.first, "0 ")
+                found["request"].append((cpu_seconds(pid) - at) / given.first)
+                found["added"].append(statistics.median(b - a for a, b in zip(*seconds, strict=True)))
+                at = cpu_seconds(pid)
+                bodies = [body_of("demo", f"{GAP} {c}", given.tokens) for c in range(given.clients)]
+                await asyncio.gather(*(stream(session, urls[1], body) for body in bodies))
+                whole = cpu_seconds(pid) - at - given.clients * found["request"][-1]
+                found["chunk"].append(whole / given.clients / given.tokens)
+    middle = {name: statistics.median(each) for name, each in found.items()}
+    return {
+        "cpu_ms_to_first_token": [round(1e3 * each, 3) for each in (min(found["first"]), middle["first"])],
+        "cpu_ms_a_request": [round(1e3 * each, 3) for each in (min(found["request"]), middle["request"])],
+        "cpu_us_a_chunk": [round(1e6 * each, 1) for each in (min(found["chunk"]), middle["chunk"])],
+        "first_token_added_ms": [round(1e3 * each, 2) for each in (min(found["added"]), middle["added"])],
+        "cpu_ms_a_second_idle": round(1e3 * middle["idle"], 2),
+        "load": [round(each, 1) for each in os.getloadavg()],
+    }
 
 
 async def measure(given: argparse.Namespace) -> dict[str, Any]:
@@ -100,8 +194,9 @@ async def measure(given: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--direct", required=True)
-    parser.add_argument("--through", required=True)
+    parser.add_argument("--alone", action="store_true", help="start both, without a model")
+    parser.add_argument("--direct")
+    parser.add_argument("--through")
     parser.add_argument("--direct-key", default="")
     parser.add_argument("--through-key", default="")
     parser.add_argument("--model", default="demo")
@@ -110,7 +205,10 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--pid", type=int, default=0, help="of our server, to count its CPU time")
-    print(json.dumps(asyncio.run(measure(parser.parse_args())), indent=1))
+    given = parser.parse_args()
+    if not given.alone and not (given.direct and given.through):
+        parser.error("give --direct and --through, or --alone")
+    print(json.dumps(asyncio.run(measure_alone(given) if given.alone else measure(given)), indent=1))
 
 
 if __name__ == "__main__":

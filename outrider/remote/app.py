@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import FastAPI
+from starlette.middleware import Middleware
 
+from outrider.remote.direct_routes import DirectRoutes
 from outrider.remote.front import Front
 from outrider.remote.metrics import RemoteExporter
 from outrider.remote.routes import remote_routes
@@ -20,7 +22,8 @@ def create_remote_app(front: Front, settings: Settings, drafting: dict[str, Any]
     """The server's application: keys, limits, the page and metrics as with an engine of its own."""
     metrics = MetricsCollector(front)
     exporter = RemoteExporter(front, metrics, settings.served_name)
-    router = remote_routes(RemoteService(front, settings, drafting))
-    app = assemble_app(router, metrics, exporter.text, settings, front.lifespan)
+    service = RemoteService(front, settings, drafting)
+    app = assemble_app(remote_routes(service), metrics, exporter.text, settings, front.lifespan)
+    app.user_middleware.append(Middleware(DirectRoutes, service=service))  # after keys and limits, before routing
     app.openapi = lambda: make_openapi(app, settings, MAX_TOKEN_ID + 1)  # the vocabulary is the replicas' to know
     return app

@@ -22,15 +22,19 @@ _OWN_FORMATS = ("regex", "choice")
 """Types of response_format that vLLM has in `structured_outputs`."""
 
 
-def replica_body(body: CompletionFields, card: ReplicaCard, salt: str) -> dict[str, Any]:
-    """The request in the words of the replica's engine.
-
-    Unknown fields are left out, as the response's header says. A stream always ends with its usage, which is left
-    out of the response where the client did not ask for it. salt: as of `RequestChecks.salt`.
-    """
+def body_fields(body: CompletionFields) -> dict[str, Any]:
+    """The fields of a request that are sent: unknown ones are left out, as the response's header says."""
     own = {"model", "cache_salt", "stream_options", *(body.model_extra or ())}
-    made = body.model_dump(by_alias=True, exclude_none=True, exclude=own)
-    made["model"] = card.model
+    return body.model_dump(by_alias=True, exclude_none=True, exclude=own)
+
+
+def replica_body(fields: dict[str, Any], body: CompletionFields, card: ReplicaCard, salt: str) -> dict[str, Any]:
+    """The request in the words of the replica's engine. fields: those of `body`, which stay as they are.
+
+    A stream always ends with its usage, which is left out of the response where the client did not ask for it.
+    salt: as of `RequestChecks.salt`.
+    """
+    made = {**fields, "model": card.model}
     if salt:
         made["cache_salt"] = hashlib.sha256(salt.encode()).hexdigest()  # a key's name is not told
     if body.stream and not isinstance(body, ResponsesRequest):

@@ -9,17 +9,16 @@ from collections.abc import Sequence as Seq
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-import aiohttp
 from fastapi import FastAPI
 
 from outrider.engine.events import Event
 from outrider.engine.prepare import LateWork
 from outrider.engine.stats import Stats
 from outrider.remote.child import EngineChild
+from outrider.remote.http_client import HttpClient
 from outrider.remote.pool import ReplicaPool
 from outrider.remote.replica import Replica
 from outrider.remote.request_queue import RequestQueue, Ticket
-from outrider.remote.upstream import make_session
 from outrider.server.ops.logs import LOGGER
 from outrider.server.queue.jobs import JobOwner, Unavailable
 from outrider.server.queue.observers import EngineObserver, EngineState, QueueSnapshot, SequenceFinished
@@ -56,16 +55,10 @@ class Front:
         self.stopped, self.was_ready = threading.Event(), False
         self.failure: BaseException | None = None
         self._announce = announce
-        self._session: aiohttp.ClientSession | None = None
+        self.client = HttpClient(options.key)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining = False
         self._drain_timer: asyncio.TimerHandle | None = None
-
-    @property
-    def session(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            raise self.unavailable()
-        return self._session
 
     @property
     def state(self) -> EngineState:
@@ -83,8 +76,8 @@ class Front:
     @asynccontextmanager
     async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
         """Poll the replicas, and run the child, while the application serves."""
-        self._loop, self._session = asyncio.get_running_loop(), make_session(self.options.key)
-        self.pool.start(self._session)
+        self._loop = asyncio.get_running_loop()
+        self.pool.start(self.client)
         if self.child is not None:
             self.child.start(self._child_exited)
         try:
@@ -94,7 +87,7 @@ class Front:
             await self.pool.stop()
             if self.child is not None:
                 await self.child.stop()
-            await self._session.close()
+            self.client.close()
 
     def drain(self, timeout: float) -> None:
         if self._loop is None:

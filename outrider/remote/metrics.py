@@ -6,7 +6,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-import aiohttp
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
@@ -47,10 +46,10 @@ class RemoteExporter:
 
     async def _scrape(self, url: str) -> None:
         try:
-            status, raw = await get(self.front.session, url + "/metrics", SCRAPE_SECONDS)
+            status, raw = await get(self.front.client, url, "/metrics", SCRAPE_SECONDS)
             if status == 200:
                 self._counts[url] = speculation_counts(raw.decode())
-        except (aiohttp.ClientError, OSError, ValueError):  # a timeout is an OSError
+        except (OSError, ValueError):  # a timeout is an OSError
             return
 
     def _replicas(self) -> Iterator[Metric]:

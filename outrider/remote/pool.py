@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
-import aiohttp
-
+from outrider.remote.http_client import HttpClient
 from outrider.remote.prefixes import PrefixTable
 from outrider.remote.replica import EngineKind, Replica, ReplicaCard, ReplicaState, read_card
 from outrider.remote.routing import choose
@@ -35,8 +34,8 @@ class ReplicaPool:
         self._on_change = on_change
         self._tasks: list[asyncio.Task[None]] = []
 
-    def start(self, session: aiohttp.ClientSession) -> None:
-        self._tasks = [asyncio.create_task(self._watch(replica, session)) for replica in self.replicas]
+    def start(self, client: HttpClient) -> None:
+        self._tasks = [asyncio.create_task(self._watch(replica, client)) for replica in self.replicas]
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -80,9 +79,9 @@ class ReplicaPool:
             self.table.forget(replica.name)
         self._on_change()
 
-    async def _watch(self, replica: Replica, session: aiohttp.ClientSession) -> None:
+    async def _watch(self, replica: Replica, client: HttpClient) -> None:
         while True:
-            state, problem = await self._poll(replica, session)
+            state, problem = await self._poll(replica, client)
             never = state == "dead" and replica.card is None  # it is still being started
             self.set_state(replica, "loading" if never else state, problem)
             unreachable = replica.state in ("dead", "slow") and time.perf_counter() - replica.changed > LOST_SECONDS
@@ -90,14 +89,14 @@ class ReplicaPool:
                 replica.cut_all(ReplicaError(f"it could not be reached for {LOST_SECONDS:g} seconds"))
             await asyncio.sleep(POLL_SECONDS)
 
-    async def _poll(self, replica: Replica, session: aiohttp.ClientSession) -> tuple[ReplicaState, str]:
+    async def _poll(self, replica: Replica, client: HttpClient) -> tuple[ReplicaState, str]:
         try:
-            status, _ = await get(session, replica.url + "/health", ANSWER_SECONDS)
+            status, _ = await get(client, replica.url, "/health", ANSWER_SECONDS)
             if status == 200 and (replica.card is None or replica.state in ("dead", "loading")):
-                replica.card = self._checked(await self._fetch_card(replica, session))
+                replica.card = self._checked(await self._fetch_card(replica, client))
         except TimeoutError:
             return ("loading" if replica.card is None else "slow"), "/health does not answer in time"
-        except (aiohttp.ClientError, OSError) as error:
+        except OSError as error:
             return "dead", f"it cannot be reached ({type(error).__name__})"
         except ValueError as error:
             return "dead", str(error)
@@ -105,8 +104,8 @@ class ReplicaPool:
             return "ready", ""
         return ("loading" if replica.card is None else "draining"), f"/health says {status}"
 
-    async def _fetch_card(self, replica: Replica, session: aiohttp.ClientSession) -> ReplicaCard:
-        answers = [await get(session, replica.url + path, CARD_SECONDS) for path in ("/v1/models", "/version")]
+    async def _fetch_card(self, replica: Replica, client: HttpClient) -> ReplicaCard:
+        answers = [await get(client, replica.url, path, CARD_SECONDS) for path in ("/v1/models", "/version")]
         if answers[0][0] != 200:
             raise ValueError(f"/v1/models says {answers[0][0]}; give its key with --engine-api-key")
         return read_card(*(json.loads(raw) for _, raw in answers))

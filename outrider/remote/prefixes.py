@@ -28,14 +28,26 @@ def page_hashes(salt: str, text: str) -> tuple[bytes, ...]:
 
 
 def prompt_text(body: dict[str, Any]) -> str:
-    """What a request's prompt begins with, as text: equal beginnings of prompts have equal beginnings here."""
+    """What a request's prompt begins with, as text: equal beginnings of prompts have equal beginnings here.
+
+    Not much more than the pages that are looked at.
+    """
     prompt = body.get("prompt")
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
         prompt = prompt[0]  # of several, the first decides
     if isinstance(prompt, str):
         return prompt
-    first = [body.get("tools"), body.get("instructions"), body.get("messages") or body.get("input") or prompt]
-    return json.dumps(first, ensure_ascii=False)
+    parts = body.get("messages") or body.get("input") or prompt or []
+    parts = [parts] if isinstance(parts, str) else parts
+    text = json.dumps([body.get("tools"), body.get("instructions")], ensure_ascii=False)
+    if parts and isinstance(parts[0], int):
+        parts = [parts[: MAX_PAGES * PAGE_CHARS]]
+    for part in parts:
+        if len(text) >= MAX_PAGES * PAGE_CHARS:
+            break
+        text += json.dumps(part, ensure_ascii=False)
+        text += ","
+    return text
 
 
 class PrefixTable:

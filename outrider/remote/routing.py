@@ -19,11 +19,10 @@ def choose(replicas: Seq[Replica], hashes: Seq[bytes], table: PrefixTable) -> Re
     The first below the load limit: of those that have most of the prompt's beginning, then in the order of
     rendezvous hashing, which a replica that comes or goes changes only for its own requests.
     """
-    by_name = {replica.name: replica for replica in replicas}
-    known = [by_name[name] for name in table.owners(hashes) if name in by_name]
-    ranked = sorted(replicas, key=lambda replica: _weight(hashes[0], replica.name), reverse=True)
     limit = math.ceil(LOAD_FACTOR * (sum(replica.load for replica in replicas) + 1) / len(replicas))
-    chosen = next(replica for replica in [*known, *ranked] if replica.load < limit)  # some load is below the mean
+    free = {replica.name: replica for replica in replicas if replica.load < limit}  # some load is below the mean
+    known = next((free[name] for name in table.owners(hashes) if name in free), None)
+    chosen = known or max(free.values(), key=lambda replica: _weight(hashes[0], replica.name))
     table.note(hashes, chosen.name)
     return chosen
 

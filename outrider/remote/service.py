@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import secrets
 import time
+from contextlib import aclosing
 from typing import Any
 
 from fastapi import Request
 from fastapi.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from outrider.remote.capabilities import check_supported, lacks
 from outrider.remote.exchange import Ask, Exchange
 from outrider.remote.front import Front
+from outrider.remote.guard import Guard
 from outrider.remote.upstream import ReplicaError, post
 from outrider.server.http.disconnect import ClientDisconnected
-from outrider.server.http.sse import EventStreamResponse
 from outrider.server.openai.request_schema import (
     ChatRequest,
     CompletionFields,
@@ -37,6 +39,7 @@ class RemoteService(RequestChecks):
         """drafting: what is known of the replicas' drafter, for /v1/models."""
         super().__init__(settings)
         self.front, self.drafting = front, drafting or {}
+        self.drafts = self.drafting.get("drafter", "none") != "none"
         self.created = int(time.time())
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
@@ -59,7 +62,7 @@ class RemoteService(RequestChecks):
         for replica in sorted(self.front.pool.usable(), key=lambda replica: replica.load)[:2]:
             sent = made | ({"model": replica.card.model} if replica.card else {})
             try:
-                upstream = await post(self.front.session, replica, path, json.dumps(sent).encode(), {})
+                upstream = await post(self.front.client, replica, path, json.dumps(sent).encode(), {})
                 try:
                     raw, _ = await upstream.read_json()
                 finally:
@@ -82,26 +85,27 @@ class RemoteService(RequestChecks):
             "created": self.created,
             "owned_by": "outrider",
             "max_model_len": min(card.max_model_len for card in cards),
+            **lacks(pool.kind, drafts=self.drafts),
             **facts,
             **self.drafting,
             "engine": ", ".join(sorted({f"{card.kind} {card.version}".strip() for card in cards})),
             "replicas": {"all": len(pool.replicas), "usable": len(pool.usable())},
-            **lacks(pool.kind),
         }
 
     async def _answer(self, path: str, body: CompletionFields, request: Request, count: int) -> Response:
         headers, context = self.check_body(body), self.context(request)
         self.front.check_ready()
-        check_supported(body, self.front.pool.kind)
+        check_supported(body, self.front.pool.kind, drafts=self.drafts)
         # a client chooses its id, and may send one twice: vLLM knows its requests by theirs
         sent = {"X-Request-Id": f"{request.state.request_id}-{secrets.token_hex(4)}"}
-        salt = self.salt(body, request)
-        exchange = Exchange(self.front, Ask(path, body, salt, count, self.settings.served_name, context.owner, sent))
+        ask = Ask(path, body, self.salt(body, request), count, self.settings.served_name, context.owner, sent)
+        exchange = Exchange(self.front, ask, Guard(request.receive))
         try:
-            if body.stream:
-                await context.run(exchange.begin_stream())
-                return EventStreamResponse(exchange.stream(), exchange.close, headers)
-            raw = await context.run(exchange.whole())
+            async with exchange.guard:
+                if body.stream:
+                    await exchange.begin_stream()
+                    return RelayResponse(exchange, headers)
+                raw = await exchange.whole()
         except ClientDisconnected:
             exchange.close()
             return Response(status_code=CLIENT_CLOSED_REQUEST)
@@ -110,3 +114,26 @@ class RemoteService(RequestChecks):
             raise
         exchange.close(exchange.figures.events(count))
         return Response(raw, headers=headers, media_type="application/json")
+
+
+class RelayResponse(Response):
+    """A stream that has begun: sent until it ends or the client leaves, then closed."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, exchange: Exchange, headers: dict[str, str]) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"} | headers)
+        del self.headers["content-length"]
+        self.exchange = exchange
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with self.exchange.guard, aclosing(self.exchange.stream()) as stream:
+                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                async for data in stream:
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except (ClientDisconnected, OSError):
+            return  # nobody is left to answer
+        finally:  # not in the stream itself: one that is dropped before its first chunk never runs
+            self.exchange.close()

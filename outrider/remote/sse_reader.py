@@ -26,15 +26,16 @@ class EventReader:
     """Collects bytes and returns the events that are complete."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self.rest = b""
+        """Of an event that is not complete."""
 
     def feed(self, data: bytes) -> Iterator[ServerEvent]:
         """The events that these bytes complete. MalformedEventError, after those before it, for what is none."""
-        *blocks, self._rest = (self._rest + data).replace(b"\r\n", b"\n").split(b"\n\n")
+        *blocks, self.rest = (self.rest + data).replace(b"\r\n", b"\n").split(b"\n\n")
         for block in blocks:
             if (event := _parse(block)) is not None:
                 yield event
-        if len(self._rest) > MAX_EVENT_BYTES:
+        if len(self.rest) > MAX_EVENT_BYTES:
             raise MalformedEventError(f"an event of more than {MAX_EVENT_BYTES} bytes")
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.errors import ConfigError, RequestError
-from outrider.remote.bodies import replica_body
+from outrider.remote.bodies import body_fields, replica_body
 from outrider.remote.figures import Figures
 from outrider.remote.metrics import speculation_counts
 from outrider.remote.prefixes import MAX_PAGES, PAGE_CHARS, PrefixTable, page_hashes, prompt_text
@@ -135,14 +135,14 @@ def test_an_outrider_is_sent_every_field_and_vllm_its_own():
         {"messages": [{"role": "user", "content": "a", "more": 1}], "typical_p": 0.5, "max_tokens": 3, "unknown": 1}
     )
     ours = ReplicaCard("outrider", "theirs", "0.1", 512)
-    made = replica_body(body, ours, "")
+    made = replica_body(body_fields(body), body, ours, "")
     assert made == {
         "model": "theirs",
         "messages": [{"role": "user", "content": "a", "more": 1}],
         "typical_p": 0.5,
         "max_tokens": 3,
     }
-    assert replica_body(body, VLLM, "")["max_completion_tokens"] == 3
+    assert replica_body(body_fields(body), body, VLLM, "")["max_completion_tokens"] == 3
 
 
 def test_figures_of_a_response():
