@@ -6,11 +6,13 @@
 
 namespace {
 
-struct Levels {  // one block of 32 columns of one row
-    uint8_t level[BLOCK];
+struct Block {  // of 32 columns of one row, as it lies in a tile
+    uint32_t words[8];    // of its row in each 64 bytes of levels
     uint16_t d, m;        // as stored: f16, or bf16 of our own kinds
     uint8_t sub_d, sub_m; // of super-blocks: their share of d and m; SUPER_6: of each half of the block
 };
+
+typedef uint32_t Half __attribute__((vector_size(16)));  // 16 columns, a byte each: four groups
 
 inline uint16_t half_at(const uint8_t* p) {
     uint16_t value;
@@ -18,89 +20,81 @@ inline uint16_t half_at(const uint8_t* p) {
     return value;
 }
 
-void low_high(const uint8_t* packed, uint8_t* level) {  // 16 bytes: columns 0 to 15 in the low halves
-    for (int i = 0; i < 16; i++) level[i] = packed[i] & 15, level[i + 16] = packed[i] >> 4;
+inline Half sixteen_at(const uint8_t* p) {
+    Half value;
+    memcpy(&value, p, 16);
+    return value;
 }
 
-struct SpreadBits {  // of[byte]: its bits as fifth bits of eight bytes, the lowest first
-    uint64_t of[256] = {};
-    constexpr SpreadBits() {
+inline void put_nibbles(Half first, Half second, Block* out) {  // of columns 0 to 15 and 16 to 31, in low halves of bytes
+    Half both = (first & 0x0f0f0f0fu) | (second & 0x0f0f0f0fu) << 4;
+    memcpy(out->words, &both, 16);
+}
+
+inline uint32_t fold(Half groups, int width) {  // values of so many bits, side by side
+    return groups[0] | groups[1] << width | groups[2] << 2 * width | groups[3] << 3 * width;
+}
+
+struct FifthBits {  // of[byte]: the bits of eight columns, as bits 0 and 1 of four bytes
+    uint32_t of[256] = {};
+    constexpr FifthBits() {
         for (int byte = 0; byte < 256; byte++)
-            for (int i = 0; i < 8; i++) of[byte] |= (uint64_t)(byte >> i & 1) << (8 * i + 4);
+            for (int i = 0; i < 8; i++) of[byte] |= (uint32_t)(byte >> i & 1) << (8 * (i % 4) + i / 4);
     }
 };
-constexpr SpreadBits SPREAD;
+constexpr FifthBits FIFTH;
 
-void add_fifth_bit(const uint8_t* bits, uint8_t* level) {
-    for (int i = 0; i < 4; i++) {
-        uint64_t eight;
-        memcpy(&eight, level + 8 * i, 8);
-        eight |= SPREAD.of[bits[i]];
-        memcpy(level + 8 * i, &eight, 8);
-    }
+inline void put_fives(const uint8_t* bits, const uint8_t* packed, Block* out) {
+    memcpy(out->words, packed, 16);
+    out->words[4] = FIFTH.of[bits[0]] | FIFTH.of[bits[1]] << 2 | FIFTH.of[bits[2]] << 4 | FIFTH.of[bits[3]] << 6;
 }
 
-void k_scale(const uint8_t* packed, int sub, Levels* out) {  // 12 bytes: 8 scales and 8 minima of 6 bits
-    if (sub < 4) {
-        out->sub_d = packed[sub] & 63, out->sub_m = packed[sub + 4] & 63;
-    } else {
-        out->sub_d = (packed[sub + 4] & 15) | (packed[sub - 4] >> 6 << 4);
-        out->sub_m = (packed[sub + 4] >> 4) | (packed[sub] >> 6 << 4);
-    }
+inline void put_bytes(const uint8_t* levels, uint32_t flipped, Block* out) {
+    Half first = sixteen_at(levels) ^ flipped, second = sixteen_at(levels + 16) ^ flipped;
+    memcpy(out->words, &first, 16), memcpy(out->words + 4, &second, 16);
 }
 
-void read_k(const uint8_t* block, int sub, const uint8_t* fifth, const uint8_t* low, Levels* out) {
+inline void read_k(const uint8_t* block, int sub, const uint8_t* low, Block* out) {
     out->d = half_at(block), out->m = half_at(block + 2);
-    k_scale(block + 4, sub, out);
+    const uint8_t* scales = block + 4;  // 12 bytes: 8 scales and 8 minima of 6 bits
+    if (sub < 4) {
+        out->sub_d = scales[sub] & 63, out->sub_m = scales[sub + 4] & 63;
+    } else {
+        out->sub_d = (scales[sub + 4] & 15) | (scales[sub - 4] >> 6 << 4);
+        out->sub_m = (scales[sub + 4] >> 4) | (scales[sub] >> 6 << 4);
+    }
     const uint8_t* packed = low + sub / 2 * 32;
     int shift = sub % 2 * 4;
-    for (int i = 0; i < BLOCK; i++) out->level[i] = packed[i] >> shift & 15;
-    for (int i = 0; fifth && i < BLOCK; i++) out->level[i] |= (fifth[i] >> sub & 1) << 4;
+    put_nibbles(sixteen_at(packed) >> shift, sixteen_at(packed + 16) >> shift, out);
 }
 
-void read_q6(const uint8_t* block, int sub, Levels* out) {  // 128 low, 64 high, 16 scales, d
-    out->d = half_at(block + 208), out->m = 0;
+inline void read_q6(const uint8_t* block, int sub, Block* out) {  // 128 low, 64 high, 16 scales, d
+    out->d = half_at(block + 208);
     out->sub_d = block[192 + 2 * sub], out->sub_m = block[193 + 2 * sub];
     const uint8_t* low = block + sub / 4 * 64 + sub % 2 * 32;
     const uint8_t* high = block + 128 + sub / 4 * 32;
     int shift = sub % 4 / 2 * 4, high_shift = sub % 4 * 2;
-    for (int i = 0; i < BLOCK; i++) out->level[i] = (low[i] >> shift & 15) | (high[i] >> high_shift & 3) << 4;
+    put_nibbles(sixteen_at(low) >> shift, sixteen_at(low + 16) >> shift, out);
+    for (int i = 0; i < 2; i++) out->words[4 + i] = fold(sixteen_at(high + 16 * i) >> high_shift & 0x03030303u, 2);
 }
 
-void read_block(int32_t kind, const uint8_t* row, int64_t index, Levels* out) {
-    const KindInfo* info = kind_info(kind);
-    const uint8_t* block = row + index * BLOCK / info->block_columns * info->block_bytes;
-    int sub = index % SUPER_BLOCKS;
-    out->d = half_at(block), out->m = 0, out->sub_d = out->sub_m = 0;
-    switch (kind) {
-        case Q4_0: low_high(block + 2, out->level); break;
-        case Q4_1: out->m = half_at(block + 2), low_high(block + 4, out->level); break;
-        case Q5_0: low_high(block + 6, out->level), add_fifth_bit(block + 2, out->level); break;
-        case Q5_1: out->m = half_at(block + 2), low_high(block + 8, out->level), add_fifth_bit(block + 4, out->level); break;
-        case Q8_0: case INT8: for (int i = 0; i < BLOCK; i++) out->level[i] = block[2 + i] ^ 0x80; break;
-        case INT4: out->m = half_at(block + 2), memcpy(out->level, block + 4, BLOCK); break;
-        case Q4_K: read_k(block, sub, nullptr, block + 16, out); break;
-        case Q5_K: read_k(block, sub, block + 16, block + 48, out); break;
+template <int32_t KIND> inline void read_block(const uint8_t* block, int sub, Block* out) {
+    out->d = half_at(block), out->m = half_at(block + 2);  // overwritten, or not used, where they are none
+    switch (KIND) {
+        case Q4_0: memcpy(out->words, block + 2, 16); break;
+        case Q4_1: memcpy(out->words, block + 4, 16); break;
+        case Q5_0: put_fives(block + 2, block + 6, out); break;
+        case Q5_1: put_fives(block + 4, block + 8, out); break;
+        case Q8_0: case INT8: put_bytes(block + 2, 0x80808080u, out); break;
+        case INT4: put_nibbles(sixteen_at(block + 4), sixteen_at(block + 20), out); break;
+        case Q4_K: read_k(block, sub, block + 16, out); break;
+        case Q5_K: {
+            read_k(block, sub, block + 48, out);
+            Half first = sixteen_at(block + 16) >> sub & 0x01010101u, second = sixteen_at(block + 32) >> sub & 0x01010101u;
+            out->words[4] = fold(first, 1) | fold(second, 1) << 4;
+            break;
+        }
         case Q6_K: read_q6(block, sub, out); break;
-    }
-}
-
-void put_levels(const Levels* rows, int bits, uint8_t* tile) {
-    uint8_t groups[8][64];
-    for (int row = 0; row < STRIP; row++)
-        for (int g = 0; g < 8; g++) memcpy(groups[g] + 4 * row, rows[row].level + 4 * g, 4);
-    if (bits == 8) {
-        memcpy(tile, groups, 512);
-        return;
-    }
-    for (int i = 0; i < 4; i++)
-        for (int j = 0; j < 64; j++) tile[64 * i + j] = (groups[i][j] & 15) | (groups[i + 4][j] & 15) << 4;
-    uint8_t* high = tile + 256;
-    memset(high, 0, (size_t)level_bytes(bits) - 256);
-    int share = bits == 6 ? 2 : 1, per_byte = 8 / share;  // bits of a group in a byte; groups there
-    for (int g = 0; bits > 4 && g < 8; g++) {
-        uint8_t* plane = high + g / per_byte * 64;
-        for (int j = 0; j < 64; j++) plane[j] |= groups[g][j] >> 4 << g % per_byte * share;
     }
 }
 
@@ -113,21 +107,43 @@ uint8_t level_at(const uint8_t* tile, int bits, int row, int column) {
     return low;
 }
 
-void put_scales(const Levels* rows, ScaleStyle style, uint8_t* scales) {
-    for (int row = 0; row < STRIP; row++) {
-        if (style == SUPER || style == SUPER_6) {
-            scales[row] = rows[row].sub_d, scales[STRIP + row] = rows[row].sub_m;
-            continue;
-        }
-        memcpy(scales + 2 * row, &rows[row].d, 2);
-        if (style == TWO_F16 || style == TWO_BF16) memcpy(scales + 2 * (STRIP + row), &rows[row].m, 2);
-    }
+// One row's share of a tile, and of the header that lies before each 8 tiles.
+template <int32_t KIND> inline void put_block(const Block& block, int row, uint8_t* tile, uint8_t* header) {
+    constexpr KindInfo info = *kind_info(KIND);
+    constexpr bool super = info.style == SUPER || info.style == SUPER_6;
+    constexpr bool two = info.style == SUPER || info.style == TWO_F16 || info.style == TWO_BF16;
+    uint8_t* scales = tile + level_bytes(info.bits);
+    for (int i = 0; i < level_bytes(info.bits) / 64; i++) memcpy(tile + 64 * i + 4 * row, &block.words[i], 4);
+    if (super) scales[row] = block.sub_d, scales[STRIP + row] = block.sub_m;
+    uint8_t* halves = super ? header : scales;
+    if (!halves) return;
+    memcpy(halves + 2 * row, &block.d, 2);
+    if (two) memcpy(halves + 2 * (STRIP + row), &block.m, 2);
 }
 
-void put_header(const Levels* rows, ScaleStyle style, uint8_t* header) {
-    for (int row = 0; row < STRIP; row++) {
-        memcpy(header + 2 * row, &rows[row].d, 2);
-        if (style == SUPER) memcpy(header + 2 * (STRIP + row), &rows[row].m, 2);
+int strip_rows(const Tensor* t, const uint8_t* source, const int64_t* order, int64_t strip, int64_t row_bytes, const uint8_t** rows) {
+    int count = 0;
+    for (int64_t i = strip * STRIP; i < t->rows && count < STRIP; i++) rows[count++] = source + (order ? order[i] : i) * row_bytes;
+    return count;
+}
+
+template <int32_t KIND> void pack_blocks(Tensor* t, const uint8_t* source, const int64_t* order, int64_t strip) {
+    constexpr KindInfo info = *kind_info(KIND);
+    constexpr int64_t in_file = info.block_columns / BLOCK;  // blocks that lie together there
+    int64_t row_bytes = t->columns / info.block_columns * info.block_bytes;
+    const uint8_t* rows[STRIP];
+    int count = strip_rows(t, source, order, strip, row_bytes, rows);
+    uint8_t* out = t->data + strip * t->strip_bytes;
+    if (count < STRIP) memset(out, 0, (size_t)t->strip_bytes);  // rows beyond the last have d = m = 0
+    Block block;
+    for (int64_t b = 0; b < t->columns / BLOCK; b++) {
+        uint8_t* header = header_bytes(info.style) && b % SUPER_BLOCKS == 0 ? out : nullptr;
+        if (header) out += header_bytes(info.style);
+        for (int row = 0; row < count; row++) {
+            read_block<KIND>(rows[row] + b / in_file * info.block_bytes, b % in_file, &block);
+            put_block<KIND>(block, row, out, header);
+        }
+        out += level_bytes(info.bits) + scale_bytes(info.style);
     }
 }
 
@@ -150,41 +166,31 @@ float f16_to_float(uint16_t bits) {
     return value;
 }
 
-void pack_floats(Tensor* t, const uint8_t* source, const int64_t* order, int64_t strip) {
-    int size = t->info->bits / 8;
+template <class Number> void pack_floats(Tensor* t, const uint8_t* source, const int64_t* order, int64_t strip) {
+    const uint8_t* rows[STRIP];
+    int count = strip_rows(t, source, order, strip, t->columns * (int64_t)sizeof(Number), rows);
     uint8_t* out = t->data + strip * t->strip_bytes;
-    for (int64_t row = 0; row < STRIP; row++) {
-        int64_t from = strip * STRIP + row;
-        const uint8_t* in = from < t->rows ? source + (order ? order[from] : from) * t->columns * size : nullptr;
-        for (int64_t c = 0; c < t->columns; c++) {
-            if (in) memcpy(out + (c * STRIP + row) * size, in + c * size, size);
-            else memset(out + (c * STRIP + row) * size, 0, size);
-        }
-    }
+    if (count < STRIP) memset(out, 0, (size_t)t->strip_bytes);
+    for (int64_t c = 0; c < t->columns; c++, out += STRIP * sizeof(Number))
+        for (int row = 0; row < count; row++) memcpy(out + row * sizeof(Number), rows[row] + c * sizeof(Number), sizeof(Number));
 }
 
 }  // namespace
 
 void pack_strip(Tensor* t, const uint8_t* source, const int64_t* order, int64_t strip) {
-    const KindInfo* info = t->info;
-    if (is_float(info)) return pack_floats(t, source, order, strip);
-    int64_t row_bytes = t->columns / info->block_columns * info->block_bytes;
-    uint8_t* out = t->data + strip * t->strip_bytes;
-    Levels rows[STRIP];
-    memset(rows, 0, sizeof rows);  // rows beyond the last have d = m = 0
-    for (int64_t b = 0; b < t->columns / BLOCK; b++) {
-        for (int64_t row = 0; row < STRIP && strip * STRIP + row < t->rows; row++) {
-            int64_t from = strip * STRIP + row;
-            read_block(info->kind, source + (order ? order[from] : from) * row_bytes, b, &rows[row]);
-        }
-        if (header_bytes(info->style) && b % SUPER_BLOCKS == 0) {
-            put_header(rows, info->style, out);
-            out += header_bytes(info->style);
-        }
-        put_levels(rows, info->bits, out);
-        out += level_bytes(info->bits);
-        put_scales(rows, info->style, out);
-        out += scale_bytes(info->style);
+    switch (t->info->kind) {
+        case Q4_0: return pack_blocks<Q4_0>(t, source, order, strip);
+        case Q4_1: return pack_blocks<Q4_1>(t, source, order, strip);
+        case Q5_0: return pack_blocks<Q5_0>(t, source, order, strip);
+        case Q5_1: return pack_blocks<Q5_1>(t, source, order, strip);
+        case Q8_0: return pack_blocks<Q8_0>(t, source, order, strip);
+        case Q4_K: return pack_blocks<Q4_K>(t, source, order, strip);
+        case Q5_K: return pack_blocks<Q5_K>(t, source, order, strip);
+        case Q6_K: return pack_blocks<Q6_K>(t, source, order, strip);
+        case INT4: return pack_blocks<INT4>(t, source, order, strip);
+        case INT8: return pack_blocks<INT8>(t, source, order, strip);
+        case F32: return pack_floats<float>(t, source, order, strip);
+        default: return pack_floats<uint16_t>(t, source, order, strip);
     }
 }
 
