@@ -6,19 +6,17 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from outrider.advise.candidates import Candidate
 from outrider.advise.export import Choice
-from outrider.advise.measure import Scope, decode_seconds, make_llm, measure
+from outrider.advise.measure import MAX_REPEATS, Runs, Scope, make_llm, measure, measure_further
 from outrider.advise.measured import Measured
 from outrider.core.errors import ConfigError
 from outrider.llm import LLM
 
 VERIFIED = 2
 """Candidates that are verified by running them."""
-REPEATS = 2
 MIN_GAIN = 1.03
 """A smaller measured speed-up is not worth a second model to keep."""
 MIN_ALPHA = 0.5
@@ -41,6 +39,8 @@ class Verified:
     batch: int
     predicted: float | None
     measured: float
+    error: float
+    """Of what was measured: two standard errors over the repetitions, as a share."""
     tau: float
     identical: bool
     """All texts are those of plain decoding."""
@@ -101,8 +101,11 @@ class Adviser:
             except ConfigError as error:
                 advice.unfit[candidate.drafter] = str(error)
         for found in self._best(advice.measured):
-            advice.verified += self._verify(found)
+            advice.verified += self._verify_first(found)
         decide(advice, self.scope)
+        if advice.verified:
+            fastest = advice.chosen or max(advice.verified, key=lambda each: each.measured)
+            advice.verified += self._verify_others(advice.of(fastest.drafter))
         return advice
 
     def _measure(self, candidate: Candidate) -> Measured:
@@ -117,34 +120,37 @@ class Adviser:
         temperature, batch = self.scope.first
         return sorted(measured, key=lambda each: -each.best_speedup(temperature, batch))[:VERIFIED]
 
-    def _verify(self, found: Measured) -> list[Verified]:
-        """With the best length of each cell, and in the first cell also as the controller drafts."""
-        temperature, batch = self.scope.first
-        cells = [(temperature, batch), (temperature, self.scope.batches[-1])]
-        cells += [(other, batch) for other in self.scope.temperatures[1:]]
+    def _verify_first(self, found: Measured) -> list[Verified]:
+        """The first cell with the best length, and as the controller drafts. Other cells are measured before."""
         rows: list[Verified] = []
         for adaptive in (False, True):
-            self._tell(found.drafter, "verified with the controller" if adaptive else "verified")
             with make_llm(self.target, found.drafter, self.scope, self._options, adaptive=adaptive) as llm:
-                for cell in dict.fromkeys(cells[:1] if adaptive else cells):
-                    length = None if adaptive else found.best_length(*cell)
-                    rows.append(self._run_beside_plain(llm, found, length, cell))
+                if not adaptive:
+                    measure_further(llm, found, self.scope, lambda what: self._tell(found.drafter, what))
+                    self._keep(found)
+                self._tell(found.drafter, "verified with the controller" if adaptive else "verified")
+                length = None if adaptive else found.best_length(*self.scope.first)
+                rows.append(self._run_beside_plain(llm, found, length, self.scope.first))
         return rows
+
+    def _verify_others(self, found: Measured) -> list[Verified]:
+        """The other cells, each with its best length."""
+        temperature, batch = self.scope.first
+        cells = [(temperature, self.scope.batches[-1]), *((other, batch) for other in self.scope.temperatures[1:])]
+        self._tell(found.drafter, "verified in other cells")
+        with make_llm(self.target, found.drafter, self.scope, self._options, adaptive=False) as llm:
+            others = [cell for cell in cells if cell != self.scope.first]
+            return [self._run_beside_plain(llm, found, found.best_length(*cell), cell) for cell in others]
 
     def _run_beside_plain(self, llm: LLM, found: Measured, length: int | None, cell: tuple[float, int]) -> Verified:
         """Both in turn, so that a machine that slows down does so for both."""
         temperature, batch = cell
-        ratios: list[float] = []
-        taus: list[float] = []
-        same = True
-        for _ in range(REPEATS):
-            plain, _, texts = decode_seconds(llm, self.scope, temperature, batch, 0)
-            seconds, stats, found_texts = decode_seconds(llm, self.scope, temperature, batch, length)
-            ratios.append(plain / seconds)
-            taus.append(stats.tau)
-            same = same and texts == found_texts
+        runs = Runs(llm, self.scope.groups(batch), temperature, self.scope.max_tokens)
+        runs.repeat((0, length), MAX_REPEATS)
         predicted = None if length is None else found.speedup(temperature, batch, length)
-        return Verified(found.drafter, length, temperature, batch, predicted, median(ratios), median(taus), same)
+        same = runs.texts(0) == runs.texts(length)
+        figures = runs.speedup(length), runs.error(length), runs.tau(length)
+        return Verified(found.drafter, length, temperature, batch, predicted, *figures, same)
 
 
 def decide(advice: Advice, scope: Scope) -> None:
@@ -175,8 +181,8 @@ def why_not(advice: Advice, scope: Scope) -> list[str]:
         return ["no drafter fits this target"]
     near = max(advice.measured, key=lambda each: each.best_speedup(temperature, batch))
     length, speedup = near.best_length(temperature, batch), near.best_speedup(temperature, batch)
-    chances = near.acceptance[temperature].conditional
-    plain, drafted = near.rounds[batch, 0, 0], near.rounds[batch, 0, max(near.lengths)]
+    chances = near.longest(temperature).conditional
+    plain, drafted = (near.rounds[temperature, batch, 0, n] for n in (0, near.max_tokens))
     reasons = [f"the best, {near.drafter} with drafts of {length}, is predicted at {speedup:.2f} x plain decoding"]
     if chances and chances[0] < MIN_ALPHA:
         reasons.append(
@@ -185,7 +191,7 @@ def why_not(advice: Advice, scope: Scope) -> list[str]:
     share = drafted.draft / max(near.lengths) / plain.total
     if share > MAX_ROW_PRICE:
         reasons.append(f"drafting one token takes {share:.0%} of a plain round: the draft is too large or too slow")
-    rows = 1 + sum(near.acceptance[temperature].drafted)
+    rows = 1 + sum(near.longest(temperature).drafted)
     price = (drafted.verify / plain.verify - 1) / max(1e-9, rows - 1)
     if price > MAX_ROW_PRICE:
         reasons.append(f"a further row costs {price:.0%} of a pass: arithmetic, not memory, bounds this load")

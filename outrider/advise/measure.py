@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from statistics import mean, median_low, stdev
 from typing import Any
 
 from outrider.advise.candidates import Candidate
 from outrider.advise.measured import Acceptance, Measured, RoundTimes
+from outrider.bench.measure import Measurement
+from outrider.bench.measure import measure as measure_batch
 from outrider.core.sampling import SamplingParams
-from outrider.engine.results import Result
+from outrider.core.sequence import Token
 from outrider.engine.stats import Stats, total
 from outrider.llm import LLM
 
 MAX_LENGTH = 16
 """Longer drafts are not tried."""
 TIMED_LENGTHS = (0, 1, 3, 7, MAX_LENGTH)
-TIMED_TOKENS = 32
-"""Of each sequence whose rounds are timed."""
+TIMED_TOKENS = 24
+"""Of a text whose rounds are timed behind a long prompt."""
+MAX_ERROR = 0.05
+"""Ratios of times are measured again until they are known to this share."""
+MIN_REPEATS, MAX_REPEATS = 2, 8
+MAX_SECONDS = 20.0
+"""No further repetition is begun after so long."""
 Tell = Callable[[str], None]
 _CALLS = itertools.count()
 """Every call has a salt of its own: a drafter that remembers answers must not have seen these."""
@@ -42,77 +51,160 @@ class Scope:
         """The cell that decides: temperature and batch."""
         return self.temperatures[0], self.batches[0]
 
+    def groups(self, batch: int) -> list[list[tuple[int, ...]]]:
+        """All prompts, `batch` at a time; the last group is filled up with the first prompts."""
+        count = -(-len(self.prompts) // batch) * batch
+        filled = list(itertools.islice(itertools.cycle(self.prompts), count))
+        return [filled[i : i + batch] for i in range(0, count, batch)]
+
 
 def make_llm(target: str, drafter: str, scope: Scope, options: dict[str, Any], *, adaptive: bool) -> LLM:
     return LLM(target, drafter=drafter, adaptive=adaptive, max_batch=max(scope.batches), **options)
 
 
 def measure(llm: LLM, candidate: Candidate, scope: Scope, tell: Tell) -> Measured:
-    """llm: with the candidate, and without a controller."""
+    """In the first cell. llm: with the candidate, and without a controller."""
     longest = min(MAX_LENGTH, llm.drafter.traits.max_tokens)
     if candidate.tree:
         longest = llm.drafter.traits.max_tokens
     lengths = (0, longest) if candidate.tree else tuple(sorted({n for n in TIMED_LENGTHS if n < longest} | {longest}))
     found = Measured(candidate.drafter, longest, lengths, fixed_length=candidate.tree)
-    _answer(llm, scope.prompts[:1], 8, longest)  # the first rounds pay for what later ones find ready
-    for temperature in scope.temperatures:
-        tell(f"acceptance at temperature {temperature:g}")
-        results = _answer(llm, scope.prompts, scope.max_tokens, longest, temperature)
-        found.acceptance[temperature] = _acceptance(total(each.stats for each in results), longest)
-        found.answer_tokens = sum(len(each.tokens) for each in results) / len(results)
-    for batch in scope.batches:
-        tell(f"time of rounds at batch {batch}")
-        group = [scope.prompts[i % len(scope.prompts)] for i in range(batch)]
-        _time_rounds(llm, found, (batch, 0), group)
-    for context in scope.contexts:
-        tell(f"time of rounds at {context} tokens")
-        _time_rounds(llm, found, (1, context), [_repeated(scope.prompts[0], context)])
+    _warm_up(llm, scope, longest)
+    tell("acceptance and time of rounds")
+    _measure_cell(llm, found, scope, scope.first, repeats=1)
     return found
 
 
-def decode_seconds(
-    llm: LLM, scope: Scope, temperature: float, batch: int, length: int | None
-) -> tuple[float, Stats, list[Seq[int]]]:
-    """Seconds a token of decoding all prompts, `batch` at a time; the figures, and the texts. length: None: all."""
-    results: list[Result] = []
-    for begin in range(0, len(scope.prompts), batch):
-        results += _answer(llm, scope.prompts[begin : begin + batch], scope.max_tokens, length, temperature)
-    stats = total(each.stats for each in results)
-    times = stats.times
-    seconds = times.draft + times.verify + times.host  # of each sequence in a round: those of a batch share it
-    return seconds / max(1, stats.tokens), stats, [each.tokens for each in results]
+def measure_further(llm: LLM, found: Measured, scope: Scope, tell: Tell) -> None:
+    """The first cell again, until its times are known well; then other temperatures, batches and contexts."""
+    temperature, batch = scope.first
+    _warm_up(llm, scope, found.max_tokens)
+    others = [(temperature, other) for other in scope.batches[1:]]
+    others += [(other, batch) for other in scope.temperatures[1:]]
+    for cell in (scope.first, *others):
+        tell(f"time of rounds at temperature {cell[0]:g}, batch {cell[1]}")
+        _measure_cell(llm, found, scope, cell, repeats=MAX_REPEATS)
+    for context in scope.contexts:
+        tell(f"time of rounds behind {context} tokens")
+        groups = [[_repeated(scope.prompts[0], context)]]
+        runs = Runs(llm, groups, temperature, TIMED_TOKENS, ignore_eos=True)
+        runs.repeat(found.lengths, MAX_REPEATS)
+        found.rounds |= {(temperature, 1, context, n): runs.times(n) for n in found.lengths}
 
 
-def _time_rounds(llm: LLM, found: Measured, where: tuple[int, int], group: Seq[tuple[int, ...]]) -> None:
+def _measure_cell(llm: LLM, found: Measured, scope: Scope, cell: tuple[float, int], repeats: int) -> None:
+    """Times of rounds; acceptance where it is not known yet."""
+    temperature, batch = cell
+    runs = Runs(llm, scope.groups(batch), temperature, scope.max_tokens)
+    runs.repeat(found.lengths, repeats)
     for length in found.lengths:
-        times = total(each.stats for each in _answer(llm, group, TIMED_TOKENS, length, ignore_eos=True)).times
-        count = max(1, times.rounds)
-        found.rounds[*where, length] = RoundTimes(times.draft / count, times.verify / count, times.host / count)
+        found.rounds[temperature, batch, 0, length] = runs.times(length)
+        if length and (temperature, length) not in found.acceptance:
+            found.acceptance[temperature, length] = runs.acceptance(length, found.max_tokens)
+    if cell == scope.first:
+        found.answer_tokens = runs.answer_tokens
 
 
-def _answer(
-    llm: LLM,
-    prompts: Seq[tuple[int, ...]],
-    max_tokens: int,
-    length: int | None,
-    temperature: float = 0.0,
-    *,
-    ignore_eos: bool = False,
-) -> list[Result]:
-    params = [
-        SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=i, ignore_eos=ignore_eos)
-        for i in range(len(prompts))
-    ]
-    salt = f"advise {next(_CALLS)}"
-    return llm.generate([list(each) for each in prompts], params, max_draft=length, salt=salt, progress=False)
+class Runs:
+    """Groups of prompts that are answered with drafts of several lengths, in turn, so that a machine that slows down
+    does so for all of them.
+
+    Times are of the rounds in which a whole group decodes; tokens a round are those of whole texts. So a batch whose
+    texts end at different times counts as one that is kept full.
+    """
+
+    def __init__(
+        self, llm: LLM, groups: Seq[Seq[tuple[int, ...]]], temperature: float, max_tokens: int, ignore_eos: bool = False
+    ) -> None:
+        self.llm, self.groups = llm, groups
+        self.params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=0, ignore_eos=ignore_eos)
+        self.done: dict[int | None, list[list[Measurement]]] = {}
+        """By length, the repetitions: a measurement of each group."""
+
+    def repeat(self, lengths: Seq[int | None], most: int) -> None:
+        """So often at most, and until the times of all lengths over those of the first are known to MAX_ERROR.
+
+        A length of None: as the drafter drafts.
+        """
+        end = time.perf_counter() + MAX_SECONDS
+        self.done = {length: [] for length in lengths}
+        for turn in range(most):
+            for each in self.done.values():
+                each.append([])
+            for place, group in enumerate(self.groups):
+                first = (turn + place) % len(lengths)
+                for length in (*lengths[first:], *lengths[:first]):
+                    self.done[length][-1].append(self._run(group, length))
+            late = time.perf_counter() > end
+            if turn + 1 >= MIN_REPEATS and (late or max(map(self.error, lengths[1:])) <= MAX_ERROR):
+                break
+
+    def times(self, length: int | None) -> RoundTimes:
+        """Of a round: the mean over the groups, of each its repetition of median time."""
+        chosen = [
+            median_low(sorted((_round_ms(each), i, each) for i, each in enumerate(own)))[2]
+            for own in zip(*self.done[length], strict=True)
+        ]
+        rounds = sum(max(1, each.rounds) for each in chosen)
+        parts = zip(*(_split(each) for each in chosen), strict=True)
+        return RoundTimes(*(sum(part) / rounds for part in parts))
+
+    def speedup(self, length: int | None) -> float:
+        """Over the first length."""
+        first = next(iter(self.done))
+        return self.tau(length) * self.times(first).total / (self.tau(first) * self.times(length).total)
+
+    def error(self, length: int | None) -> float:
+        """Of its time over that of the first length: two standard errors, as a share; 0 of one repetition."""
+        first = next(iter(self.done))
+        ratios = [
+            sum(map(_round_ms, own)) / sum(map(_round_ms, base))
+            for own, base in zip(self.done[length], self.done[first], strict=True)
+        ]
+        return 2 * stdev(ratios) / len(ratios) ** 0.5 / mean(ratios) if len(ratios) > 1 else 0.0
+
+    def tau(self, length: int | None) -> float:
+        return self._stats(length).tau
+
+    def acceptance(self, length: int, longest: int) -> Acceptance:
+        tally = self._stats(length).all
+        rounds = max(1, tally.rounds)
+        filled = [*tally.drafted_at, *[0] * longest][:longest], [*tally.accepted_at, *[0] * longest][:longest]
+        drafted, accepted = (tuple(count / rounds for count in part) for part in filled)
+        return Acceptance(drafted, accepted)
+
+    @property
+    def answer_tokens(self) -> float:
+        return mean(len(text) for text in self.texts(next(iter(self.done)))[0])
+
+    def texts(self, length: int | None) -> list[list[tuple[Token, ...]]]:
+        """Of each repetition."""
+        return [[text for each in repetition for text in each.texts] for repetition in self.done[length]]
+
+    def _stats(self, length: int | None) -> Stats:
+        return total(each.stats for each in self.done[length][0])
+
+    def _run(self, group: Seq[tuple[int, ...]], length: int | None) -> Measurement:
+        salt = f"advise {next(_CALLS)}"
+        return measure_batch(self.llm.engine, group, self.params, salt=salt, max_draft=length, to_end=True)
 
 
-def _acceptance(stats: Stats, longest: int) -> Acceptance:
-    tally = stats.all
-    rounds = max(1, tally.rounds)
-    filled = [*tally.drafted_at, *[0] * longest][:longest], [*tally.accepted_at, *[0] * longest][:longest]
-    drafted, accepted = (tuple(count / rounds for count in part) for part in filled)
-    return Acceptance(drafted, accepted)
+def _split(found: Measurement) -> tuple[float, float, float]:
+    """Seconds of drafts, passes and the rest, in all its rounds; in a mean one where texts never decode together."""
+    if found.rounds:
+        draft, verify, host = (each * found.rounds / 1000 for each in found.split_ms())
+        return draft, verify, host
+    times, count = found.stats.times, max(1, found.stats.times.rounds)
+    return times.draft / count, times.verify / count, times.host / count
+
+
+def _round_ms(found: Measurement) -> float:
+    return 1000 * sum(_split(found)) / max(1, found.rounds)
+
+
+def _warm_up(llm: LLM, scope: Scope, length: int) -> None:
+    """The first rounds pay for what later ones find ready."""
+    Runs(llm, scope.groups(scope.batches[0])[:1], scope.temperatures[0], 8).repeat((length,), 1)
 
 
 def _repeated(prompt: tuple[int, ...], count: int) -> tuple[int, ...]:

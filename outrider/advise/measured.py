@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class RoundTimes:
-    """Seconds of a round, by part, and rows of its target pass."""
+    """Seconds of a round, by part."""
 
     draft: float
     verify: float
@@ -39,40 +39,78 @@ class Acceptance:
         return [a / r if r else 0.0 for a, r in zip(self.accepted, reached, strict=True)]
 
 
+Place = tuple[float, int, int, int]
+"""Temperature, batch, context and length. Context 0: as long as the prompts are."""
+
+
 @dataclass(slots=True)
 class Measured:
-    """One drafter on the user's prompts."""
+    """One drafter on the user's prompts: in the first cell, and in others where it is one of the best."""
 
     drafter: str
     max_tokens: int
     lengths: tuple[int, ...]
-    """Those whose rounds are timed, 0 among them: plain decoding in the same run."""
-    acceptance: dict[float, Acceptance] = field(default_factory=dict[float, Acceptance])
-    """By temperature."""
-    rounds: dict[tuple[int, int, int], RoundTimes] = field(default_factory=dict[tuple[int, int, int], RoundTimes])
-    """By (batch, context, length). Context 0: as long as the prompts are."""
+    """Those that are run, 0 among them: plain decoding in the same run."""
+    acceptance: dict[tuple[float, int], Acceptance] = field(default_factory=dict[tuple[float, int], Acceptance])
+    """By temperature and length."""
+    rounds: dict[Place, RoundTimes] = field(default_factory=dict[Place, RoundTimes])
     fixed_length: bool = False
     """Drafts have the length they have: trees and the like."""
     answer_tokens: float = 0.0
     """Mean length of the answers."""
 
     @property
+    def temperatures(self) -> list[float]:
+        """In the order in which they were measured."""
+        return list(dict.fromkeys(temperature for temperature, _ in self.acceptance))
+
+    @property
     def batches(self) -> list[int]:
-        return sorted({batch for batch, context, _ in self.rounds if not context})
+        return sorted({batch for _, batch, context, _ in self.rounds if not context})
 
     @property
     def contexts(self) -> list[int]:
-        return sorted({context for _, context, _ in self.rounds})
+        return sorted({context for _, _, context, _ in self.rounds})
 
-    def round_seconds(self, batch: int, length: int, context: int = 0) -> float:
-        """Seconds of a round with drafts of this length: measured, or between the two nearest that were."""
-        known = sorted((n, t.total) for (b, c, n), t in self.rounds.items() if (b, c) == (batch, context))
-        return _between(known, length)
+    def longest(self, temperature: float) -> Acceptance:
+        """Of the longest drafts."""
+        return self.acceptance[temperature, self.max_tokens]
+
+    def tau(self, temperature: float, length: int) -> float:
+        """Tokens a round with drafts of this length: measured, or cut from the next longer that was run.
+
+        A cut draft has as many tokens accepted as the longer one among its first, but its rounds begin elsewhere in the
+        text. How much that brings is known of the next shorter that was run, and is less the nearer the longer is.
+        """
+        short, long = _neighbours(self.lengths, length)
+        longer = self.acceptance[temperature, long]
+        cut = longer.tau(length)
+        if short in (0, long):
+            return cut
+        excess = self.acceptance[temperature, short].tau(short) / longer.tau(short) - 1
+        return cut * (1 + excess * (long - length) / (long - short))
+
+    def round_seconds(self, temperature: float, batch: int, length: int, context: int = 0) -> float:
+        """Seconds of a round with drafts of this length: measured, or between the two nearest that were.
+
+        At a temperature at which this batch or context was not timed, as much more than at the first one as it is in
+        the first batch.
+        """
+        first, own = next(iter(self.rounds))[:2]
+        if (temperature, batch, context, 0) in self.rounds:
+            return self._timed(temperature, batch, context, length)
+        warmer = self._timed(temperature, own, 0, length) / self._timed(first, own, 0, length)
+        return self._timed(first, batch, context, length) * warmer
+
+    def _timed(self, temperature: float, batch: int, context: int, length: int) -> float:
+        short, long = _neighbours(self.lengths, length)
+        start, end = (self.rounds[temperature, batch, context, n].total for n in (short, long))
+        return start if short == long else start + (end - start) * (length - short) / (long - short)
 
     def speedup(self, temperature: float, batch: int, length: int, context: int = 0) -> float:
         """Over plain decoding, predicted: the tokens of a round, and how much longer it takes."""
-        seconds = self.round_seconds(batch, length, context)
-        return self.acceptance[temperature].tau(length) * self.round_seconds(batch, 0, context) / seconds
+        plain, drafted = (self.round_seconds(temperature, batch, n, context) for n in (0, length))
+        return self.tau(temperature, length) * plain / drafted
 
     def choices(self) -> Seq[int]:
         """Lengths to choose from, none excluded."""
@@ -100,9 +138,10 @@ class Measured:
             "lengths": list(self.lengths),
             "fixed_length": self.fixed_length,
             "answer_tokens": self.answer_tokens,
-            "acceptance": [{"temperature": t} | asdict(each) for t, each in self.acceptance.items()],
+            "acceptance": [{"temperature": t, "length": n} | asdict(each) for (t, n), each in self.acceptance.items()],
             "rounds": [
-                {"batch": b, "context": c, "length": n} | asdict(each) for (b, c, n), each in self.rounds.items()
+                {"temperature": t, "batch": b, "context": c, "length": n} | asdict(each)
+                for (t, b, c, n), each in self.rounds.items()
             ],
         }
 
@@ -110,11 +149,13 @@ class Measured:
     def from_json(cls, data: dict[str, Any]) -> Measured:
         """What `as_json` wrote. KeyError or TypeError for anything else."""
         acceptance = {
-            float(each["temperature"]): Acceptance(tuple(each["drafted"]), tuple(each["accepted"]))
+            (float(each["temperature"]), each["length"]): Acceptance(tuple(each["drafted"]), tuple(each["accepted"]))
             for each in data["acceptance"]
         }
         rounds = {
-            (each["batch"], each["context"], each["length"]): RoundTimes(each["draft"], each["verify"], each["host"])
+            (float(each["temperature"]), each["batch"], each["context"], each["length"]): RoundTimes(
+                each["draft"], each["verify"], each["host"]
+            )
             for each in data["rounds"]
         }
         return cls(
@@ -128,11 +169,7 @@ class Measured:
         )
 
 
-def _between(known: Seq[tuple[int, float]], at: int) -> float:
-    """A value at a point, on the line between the nearest known ones; the nearest where it is outside of them."""
-    below = [each for each in known if each[0] <= at]
-    above = [each for each in known if each[0] >= at]
-    if not below or not above:
-        return (below or above)[-1 if below else 0][1]
-    (low, first), (high, last) = below[-1], above[0]
-    return first if high == low else first + (last - first) * (at - low) / (high - low)
+def _neighbours(known: Seq[int], at: int) -> tuple[int, int]:
+    """The nearest of these sorted numbers below and above, or the number itself twice; outside of them, the nearest."""
+    below, above = [n for n in known if n <= at], [n for n in known if n >= at]
+    return (below or above)[-1 if below else 0], (above or below)[0 if above else -1]

@@ -14,8 +14,10 @@ from outrider.report.plot import Bars, Line, Mark, line_plot, stacked_bars
 NOTES = (
     "Acceptance is over all rounds: the share in which a token of that position was accepted. Tokens a pass (τ) count "
     "the target's own.",
-    "Predicted: tokens a pass, times what a plain round takes, over what a round with drafts takes. Measured: both "
-    "kinds of decoding in turn on the same prompts, the median.",
+    "Predicted: tokens a pass, times what a plain round takes, over what a round with drafts takes, from earlier runs. "
+    "Measured: both kinds of decoding in turn on the same prompts, by the rounds in which all sequences of a batch "
+    "decode; ± two standard errors.",
+    "The best few were timed in every cell, the others in the first one.",
 )
 
 
@@ -80,13 +82,13 @@ def _verified_row(each: Verified) -> list[str]:
     predicted = "" if each.predicted is None else times(each.predicted)
     same = "the same" if each.identical else "differ"
     place = [each.drafter, length, f"{each.temperature:g}", str(each.batch)]
-    return [*place, predicted, times(each.measured), f"{each.tau:.2f}", same]
+    return [*place, predicted, f"{times(each.measured)} ± {share(each.error)}", f"{each.tau:.2f}", same]
 
 
 def _plots(advice: Advice) -> list[Html]:
     if not advice.measured:
         return []
-    temperature = next(iter(advice.measured[0].acceptance))
+    temperature = advice.measured[0].temperatures[0]
     batch = advice.measured[0].batches[0]
     even = [Mark("as fast as plain", y=1.0)]
     by_length = [
@@ -97,12 +99,12 @@ def _plots(advice: Advice) -> list[Html]:
         Line(each.drafter, [(b, each.best_speedup(temperature, b)) for b in each.batches]) for each in advice.measured
     ]
     chances = [
-        Line(each.drafter, [(i + 1, a) for i, a in enumerate(each.acceptance[temperature].accepted)])
+        Line(each.drafter, [(i + 1, a) for i, a in enumerate(each.longest(temperature).accepted)])
         for each in advice.measured
     ]
     names = ["plain", *(each.drafter for each in advice.measured)]
-    rounds = [advice.measured[0].rounds[batch, 0, 0]]
-    rounds += [each.rounds[batch, 0, _timed(each, temperature, batch)] for each in advice.measured]
+    rounds = [advice.measured[0].rounds[temperature, batch, 0, 0]]
+    rounds += [each.rounds[temperature, batch, 0, _timed(each, temperature, batch)] for each in advice.measured]
     parts = [Bars(name, [getattr(each, name) for each in rounds]) for name in ("draft", "verify", "host")]
     return [
         line_plot(f"Speed-up by length of drafts, batch {batch}", by_length, across="tokens of a draft", marks=even),
@@ -123,8 +125,8 @@ def _predictions(each: Measured) -> Html:
     places = [(batch, 0) for batch in each.batches] + [(1, context) for context in each.contexts if context]
     head = [each.drafter, "first accepted", *(f"batch {b}" + (f", {c} tokens" if c else "") for b, c in places)]
     rows = [
-        [f"temperature {t:g}", share(accepted.conditional[0] if accepted.conditional else 0.0)]
+        [f"temperature {t:g}", share(each.longest(t).conditional[0])]
         + [f"{times(each.best_speedup(t, b, c))} with {each.best_length(t, b, c)}" for b, c in places]
-        for t, accepted in each.acceptance.items()
+        for t in each.temperatures
     ]
     return table(head, rows)

@@ -103,7 +103,7 @@ class Kept:
             raise ConfigError(f"--out {file}: not what advise wrote ({error!r}); delete it or name another") from error
 
     def add(self, found: Measured) -> None:
-        self.known.append(found)
+        self.known = [each for each in self.known if each.drafter != found.drafter] + [found]
         self._write({"measured": [each.as_json() for each in self.known]})
 
     def finish(self, advice: Advice) -> None:

@@ -1,15 +1,18 @@
 """Predictions from given times and acceptance, the decision, and what is written for other engines."""
 
 import json
+from statistics import stdev
 
 import pytest
 
 from outrider.advise.advice import Advice, Verified, decide, drafter_bytes, why_not
 from outrider.advise.export import Choice, export_to, vllm_config
-from outrider.advise.measure import Scope
+from outrider.advise.measure import Runs, Scope
 from outrider.advise.measured import Acceptance, Measured, RoundTimes
 from outrider.advise.page import advice_page, configurations, summary
+from outrider.bench.measure import Measurement
 from outrider.drafters.speculative_config import from_vllm
+from outrider.engine.stats import Times
 
 SCOPE = Scope(((1, 2, 3),), (0.0, 1.0), (1, 4), (), 32)
 
@@ -18,17 +21,23 @@ def made(draft=1.0, verify=(10.0, 11.0, 14.0), first=0.7, batch_verify=(20.0, 40
     """Drafts of up to 4, each position accepted with chance `first`; milliseconds of plain, 1 and 4 draft tokens."""
     accepted = tuple(first**i for i in range(1, 5))
     found = Measured(name, 4, (0, 1, 4), answer_tokens=30.0)
-    found.acceptance = {t: Acceptance((1.0,) * 4, accepted) for t in (0.0, 1.0)}
+    found.acceptance = {
+        (t, n): Acceptance((1.0,) * n + (0.0,) * (4 - n), accepted[:n] + (0.0,) * (4 - n))
+        for t in (0.0, 1.0)
+        for n in (1, 4)
+    }
     for batch, times in ((1, verify), (4, batch_verify)):
         for length, time in zip((0, 1, 4), times, strict=True):
-            found.rounds[batch, 0, length] = RoundTimes(draft * length / 1e3, time / 1e3, 0.0)
+            found.rounds[0.0, batch, 0, length] = RoundTimes(draft * length / 1e3, time / 1e3, 0.0)
+            if batch == 1:
+                found.rounds[1.0, 1, 0, length] = found.rounds[0.0, 1, 0, length]
     return found
 
 
 def test_a_prediction_is_tokens_over_time():
     found = made()
     # a draft of 2: between 12 ms of 1 and 18 ms of 4; 1 + 0.7 + 0.49 tokens
-    assert found.round_seconds(1, 2) == pytest.approx(0.014)
+    assert found.round_seconds(0.0, 1, 2) == pytest.approx(0.014)
     assert found.speedup(0.0, 1, 2) == pytest.approx(2.19 * 10 / 14)
     assert found.speedup(0.0, 1, 4) == pytest.approx((1 + 0.7 + 0.49 + 0.343 + 0.2401) * 10 / 18)
     by_hand = {k: found.speedup(0.0, 1, k) for k in (1, 2, 3, 4)}
@@ -36,6 +45,49 @@ def test_a_prediction_is_tokens_over_time():
     assert found.best_speedup(0.0, 4) < 1 <= found.best_speedup(0.0, 1)
     assert found.break_even(0.0) == 1
     assert made(first=0.05).break_even(0.0) is None
+
+
+def test_tokens_of_a_length_between_two_that_were_run():
+    found = made()
+    # drafts of 1 bring 1.8 tokens a round, of which a cut of the drafts of 4 shows 1.7; a third of the way to 4
+    found.acceptance[0.0, 1] = Acceptance((1.0, 0.0, 0.0, 0.0), (0.8, 0.0, 0.0, 0.0))
+    assert found.tau(0.0, 1) == pytest.approx(1.8)
+    assert found.tau(0.0, 2) == pytest.approx(2.19 * (1 + (1.8 / 1.7 - 1) * 2 / 3))
+    assert found.tau(0.0, 4) == pytest.approx(1 + 0.7 + 0.49 + 0.343 + 0.2401)
+    assert found.tau(1.0, 2) == pytest.approx(2.19)
+
+
+def test_rounds_at_a_temperature_that_was_timed_in_one_batch():
+    found = made()
+    for length, time in zip((0, 1, 4), (11.0, 13.0, 27.0), strict=True):
+        found.rounds[1.0, 1, 0, length] = RoundTimes(0.0, time / 1e3, 0.0)
+    assert found.round_seconds(1.0, 1, 4) == pytest.approx(0.027)
+    # at batch 4 and temperature 0: 84 ms; a round of 4 draft tokens takes 27 / 18 of that at temperature 1
+    assert found.round_seconds(1.0, 4, 4) == pytest.approx(0.084 * 27 / 18)
+
+
+def test_groups_are_full():
+    scope = Scope(((1,), (2,), (3,)), (0.0,), (1, 2), (), 8)
+    assert scope.groups(2) == [[(1,), (2,)], [(3,), (1,)]]
+    assert scope.groups(1) == [[(1,)], [(2,)], [(3,)]]
+    assert scope.groups(4) == [[(1,), (2,), (3,), (1,)]]
+
+
+def window(seconds, rounds=10):
+    return Measurement(1, rounds=rounds, seconds=seconds, times=Times(draft=seconds / 4, verify=seconds / 2))
+
+
+def test_times_are_the_median_of_each_group_and_their_error_is_of_the_ratio():
+    runs = Runs.__new__(Runs)
+    runs.done = {
+        0: [[window(1.0), window(3.0, 20)], [window(9.0), window(3.0, 20)], [window(1.0), window(3.0, 20)]],
+        2: [[window(2.0), window(6.0, 20)], [window(2.0), window(6.0, 20)], [window(2.0), window(6.0, 20)]],
+    }
+    assert runs.times(0).total == pytest.approx(4.0 / 30), "the stall of the second repetition does not count"
+    assert runs.times(2).draft == pytest.approx(8.0 / 30 / 4)
+    ratios = [2.0, (0.2 + 0.3) / (0.9 + 0.15), 2.0]
+    assert runs.error(2) == pytest.approx(2 * stdev(ratios) / 3**0.5 / (sum(ratios) / 3))
+    assert runs.error(0) == 0
 
 
 def test_chances_by_position():
@@ -52,7 +104,7 @@ def test_what_was_measured_survives_a_file():
 
 
 def verified(measured, *, identical=True, length=2, name="draft-model:model=x"):
-    return Verified(name, length, 0.0, 1, 1.5, measured, 2.1, identical)
+    return Verified(name, length, 0.0, 1, 1.5, measured, 0.02, 2.1, identical)
 
 
 def test_the_fastest_that_changes_nothing_is_chosen():
