@@ -1,107 +1,189 @@
-// Attention of up to 16 queries that share their keys: one lane each. Keys are taken in the order of the text, each
-// query's numbers in the same order whatever queries are beside it; keys that a query does not see are not touched.
+// Attention of queries that share their keys, over one chunk of positions: see AttentionTask. A query's numbers are added
+// in the same order whatever queries are beside it; keys and values that it does not see are not touched.
 
-INLINE const float* slot_of(const AttentionTask* t, const float* cache, int64_t position) {
-    int64_t slot = ((int64_t)t->table[position >> t->page_bits] << t->page_bits) | (position & ((1 << t->page_bits) - 1));
-    return cache + slot * t->slot_stride;
+template <int N> struct Count { static constexpr int value = N; };
+
+// Queries [0, count), by so many as the registers hold.
+template <int N = QUERIES, class Body> INLINE void by_queries(int64_t count, const Body& body, int64_t first = 0) {
+    for (; first + N <= count; first += N) body(first, Count<N>());
+    if constexpr (N > 1) by_queries<N - 1>(count, body, first);
 }
 
-static inline bool sees(const AttentionTask* t, int64_t row, int64_t position) {
-    if (position < t->text || !t->nodes) return position >= t->firsts[row] && position < t->limits[row];
-    int64_t node = position - t->text;
-    return t->node_positions[node] >= t->firsts[row] && t->nodes[row * t->words + node / 64] >> (node % 64) & 1;
-}
+struct Chunk {
+    static constexpr int64_t STRIDE = ATTENTION_CHUNK + 16;  // of scores, up to 3 of which are written beyond what is asked
+    static constexpr int64_t AHEAD = 12;                      // keys that are fetched before they are needed
 
-template <int KEYS> INLINE void score_keys(const AttentionTask* t, const float* qt, int64_t position) {
-    const float* keys[KEYS];
-    F sums[KEYS];
-    for (int i = 0; i < KEYS; i++) keys[i] = slot_of(t, t->keys, position + i), sums[i] = set1(0);
-    for (int64_t d = 0; d < t->dim; d++) {
-        F q = load(qt + 16 * d);
-        for (int i = 0; i < KEYS; i++) sums[i] = fma(q, set1(keys[i][d]), sums[i]);
-    }
-    for (int i = 0; i < KEYS; i++) store(t->scores + 16 * (position + i), sums[i]);
-}
+    const AttentionTask* t;
+    int64_t base, width;           // the first position; dim in whole vectors
+    float* sums;                   // [queries, width]
+    int64_t at[ATTENTION_CHUNK];   // where the key of each position lies
+    float q[MAX_QUERIES * MAX_HEAD_DIM], scores[MAX_QUERIES * STRIDE];
 
-template <int QUERIES, int CHUNKS> INLINE void add_values(
-    const AttentionTask* t, const float* weights, int64_t first, int64_t end, int64_t d, F (*sums)[CHUNKS]) {
-    for (int64_t position = first; position < end; position++) {
-        const float* value = slot_of(t, t->values, position) + d;
-        F v[CHUNKS];
-        for (int c = 0; c < CHUNKS; c++) v[c] = load(value + 16 * c);
-        for (int q = 0; q < QUERIES; q++)
-            for (int c = 0; c < CHUNKS; c++) sums[q][c] = fma(set1(weights[16 * position + q]), v[c], sums[q][c]);
-    }
-}
-
-// Of queries [lane, lane + QUERIES): 16 * CHUNKS dimensions from d on. `shared`: all of them see [from, shared).
-template <int QUERIES, int CHUNKS>
-INLINE void mix_values(const AttentionTask* t, const float* totals, int lane, int64_t d, int64_t from, int64_t shared) {
-    F sums[QUERIES][CHUNKS];
-    for (int q = 0; q < QUERIES; q++)
-        for (int c = 0; c < CHUNKS; c++) sums[q][c] = set1(0);
-    for (int q = 0; q < QUERIES; q++) {
-        int64_t row = (lane + q) / t->group;
-        for (int64_t p = t->firsts[row]; p < from; p++)
-            if (sees(t, row, p)) add_values<1, CHUNKS>(t, t->scores + lane + q, p, p + 1, d, sums + q);
-    }
-    add_values<QUERIES, CHUNKS>(t, t->scores + lane, from, shared, d, sums);
-    for (int q = 0; q < QUERIES; q++) {
-        int64_t row = (lane + q) / t->group, head = (lane + q) % t->group;
-        for (int64_t p = shared; p < t->length; p++)
-            if (sees(t, row, p)) add_values<1, CHUNKS>(t, t->scores + lane + q, p, p + 1, d, sums + q);
-        float* out = t->out + row * t->ldo + head * t->dim + d;
-        for (int c = 0; c < CHUNKS; c++) store(out + 16 * c, div(sums[q][c], set1(totals[lane + q])));
-    }
-}
-
-template <int QUERIES> INLINE void mix_queries(const AttentionTask* t, const float* totals, int lane, int64_t from, int64_t shared) {
-    int64_t d = 0;
-    for (; d + 64 <= t->dim; d += 64) mix_values<QUERIES, 4>(t, totals, lane, d, from, shared);
-    for (; d + 16 <= t->dim; d += 16) mix_values<QUERIES, 1>(t, totals, lane, d, from, shared);
-    for (; d < t->dim; d++)
-        for (int q = lane; q < lane + QUERIES; q++) {
-            int64_t row = q / t->group, head = q % t->group;
-            float sum = 0;
-            for (int64_t p = t->firsts[row]; p < t->length; p++)
-                if (sees(t, row, p)) sum += t->scores[16 * p + q] * slot_of(t, t->values, p)[d];
-            t->out[row * t->ldo + head * t->dim + d] = sum / totals[q];
+    void locate(int64_t from, int64_t to) {
+        for (int64_t p = from; p < to; p++) {
+            int64_t slot = ((int64_t)t->table[p >> t->page_bits] << t->page_bits) | (p & ((1 << t->page_bits) - 1));
+            at[p - base] = slot * t->slot_stride;
         }
+    }
+
+    // Of a tree: the positions behind the text are those of the row's own path.
+    void locate_path(int64_t row, int64_t from, int64_t to) {
+        if (!t->paths) return;
+        for (int64_t p = from > t->text ? from : t->text; p < to; p++) {
+            int64_t place = t->text + t->paths[row * t->path_stride + p - t->text];
+            int64_t slot = ((int64_t)t->table[place >> t->page_bits] << t->page_bits) | (place & ((1 << t->page_bits) - 1));
+            at[p - base] = slot * t->slot_stride;
+        }
+    }
+
+    void fetch(const float* cache, int64_t j, int64_t to) const {
+        const char* line = (const char*)(cache + at[j + AHEAD < to ? j + AHEAD : to - 1]);
+        for (int64_t byte = 0; byte < 4 * t->dim; byte += 64) __builtin_prefetch(line + byte);
+    }
+
+    template <int N> void score_keys(int64_t query, int64_t from, int64_t to) {
+        for (int64_t j = from; j < to; j += 4) {
+            const float* keys[4];
+            for (int i = 0; i < 4; i++) keys[i] = t->keys + at[j + i < to ? j + i : to - 1];
+            if (!query)  // what follows finds them in the cache
+                for (int i = 0; i < 4; i++) fetch(t->keys, j + i, to);
+            F dots[N][4];
+            for (int n = 0; n < N; n++)
+                for (int i = 0; i < 4; i++) dots[n][i] = set1(0);
+            int64_t d = 0;
+            for (; d + 16 <= t->dim; d += 16)
+                for (int i = 0; i < 4; i++) {
+                    F key = load(keys[i] + d);
+                    for (int n = 0; n < N; n++) dots[n][i] = fma(load(q + (query + n) * width + d), key, dots[n][i]);
+                }
+            if (d < t->dim)
+                for (int i = 0; i < 4; i++) {
+                    F key = load_n(keys[i] + d, (int)(t->dim - d));
+                    for (int n = 0; n < N; n++) dots[n][i] = fma(load(q + (query + n) * width + d), key, dots[n][i]);
+                }
+            for (int n = 0; n < N; n++) sum_lanes_of_4(dots[n], scores + (query + n) * STRIDE + j);
+        }
+    }
+
+    // Scores of queries [query, query + count) at positions [from, to) of the chunk.
+    void score(int64_t query, int64_t count, int64_t from, int64_t to) {
+        if (from < to) by_queries(count, [&](int64_t n, auto size) { score_keys<decltype(size)::value>(query + n, from, to); });
+    }
+
+    // Scores [from, to) of a query to weights; the largest score, and the sum of the weights.
+    void weigh(int64_t query, int64_t from, int64_t to, float* most, float* total) {
+        float* s = scores + query * STRIDE;
+        int64_t first = from / 16 * 16, end = (to + 15) / 16 * 16;
+        for (int64_t j = first; j < from; j++) s[j] = -INFINITY;
+        for (int64_t j = to; j < end; j++) s[j] = -INFINITY;
+        F largest = set1(-INFINITY), sum = set1(0);
+        for (int64_t j = first; j < end; j += 16) largest = max(largest, load(s + j));
+        *most = max_lane(largest), largest = set1(*most);
+        for (int64_t j = first; j < end; j += 16) {
+            F weight = exponential(sub(load(s + j), largest));
+            store(s + j, weight), sum = add(sum, weight);
+        }
+        *total = sum_lanes(sum);
+    }
+
+    // To the sums of 16 * VECTORS dimensions from d on. rest: only so many of 16 are there; 0: all.
+    template <int N, int VECTORS> void add_values(int64_t query, int64_t from, int64_t to, int64_t d, int rest) {
+        F total[N][VECTORS];
+        for (int n = 0; n < N; n++)
+            for (int v = 0; v < VECTORS; v++) total[n][v] = load(sums + (query + n) * width + d + 16 * v);
+        for (int64_t j = from; j < to; j++) {
+            const float* value = t->values + at[j] + d;
+            if (!query) fetch(t->values, j, to);
+            F x[VECTORS];
+            for (int v = 0; v < VECTORS; v++) x[v] = rest ? load_n(value, rest) : load(value + 16 * v);
+            for (int n = 0; n < N; n++) {
+                F weight = set1(scores[(query + n) * STRIDE + j]);
+                for (int v = 0; v < VECTORS; v++) total[n][v] = fma(weight, x[v], total[n][v]);
+            }
+        }
+        for (int n = 0; n < N; n++)
+            for (int v = 0; v < VECTORS; v++) store(sums + (query + n) * width + d + 16 * v, total[n][v]);
+    }
+
+    void mix(int64_t query, int64_t count, int64_t from, int64_t to) {
+        if (from >= to) return;
+        by_queries(count, [&](int64_t n, auto size) {
+            constexpr int N = decltype(size)::value;
+            int64_t d = 0;
+            for (; d + 64 <= t->dim; d += 64) add_values<N, 4>(query + n, from, to, d, 0);
+            for (; d + 16 <= t->dim; d += 16) add_values<N, 1>(query + n, from, to, d, 0);
+            if (d < t->dim) add_values<N, 1>(query + n, from, to, d, (int)(t->dim - d));
+        });
+    }
+};
+
+static void attend(const AttentionTask* t, int64_t chunk, float* part) {
+    Chunk c;
+    int64_t queries = t->rows * t->group, base = chunk * ATTENTION_CHUNK, end = base + ATTENTION_CHUNK;
+    c.t = t, c.base = base, c.width = attention_width(t->dim), c.sums = part;
+    float *most = part + queries * c.width, *total = most + queries;
+    memset(part, 0, 4 * queries * c.width);
+    int64_t from[MAX_QUERIES], to[MAX_QUERIES];  // of each row, in the chunk
+    int64_t first = end, last = base, shared = base, shared_end = t->paths && t->text < end ? t->text : end;
+    for (int64_t row = 0; row < t->rows; row++) {
+        from[row] = t->firsts[row] > base ? t->firsts[row] : base, to[row] = t->limits[row] < end ? t->limits[row] : end;
+        if (from[row] > shared) shared = from[row];
+        if (to[row] < shared_end) shared_end = to[row];
+        if (from[row] < first) first = from[row];
+        if (to[row] > last) last = to[row];
+    }
+    if (shared_end < shared) shared_end = shared;  // all rows see [shared, shared_end)
+    c.locate(first, t->paths && t->text < last ? t->text : last);
+    for (int64_t i = 0; i < queries; i++) {
+        const float* q = t->q + i / t->group * t->ldq + i % t->group * t->dim;
+        for (int64_t d = 0; d < c.width; d++) c.q[i * c.width + d] = d < t->dim ? q[d] * t->scale : 0;
+    }
+    auto before = [&](int64_t row) { return (to[row] < shared ? to[row] : shared) - base; };
+    auto behind = [&](int64_t row) { return (from[row] > shared_end ? from[row] : shared_end) - base; };
+    for (int64_t row = 0; row < t->rows; row++)
+        c.locate_path(row, from[row], to[row]), c.score(row * t->group, t->group, from[row] - base, before(row));
+    c.score(0, queries, shared - base, shared_end - base);
+    for (int64_t row = 0; row < t->rows; row++) {
+        int64_t own = row * t->group;
+        c.locate_path(row, from[row], to[row]), c.score(own, t->group, behind(row), to[row] - base);
+        for (int64_t i = own; i < own + t->group; i++) {
+            most[i] = -INFINITY, total[i] = 0;
+            if (from[row] < to[row]) c.weigh(i, from[row] - base, to[row] - base, most + i, total + i);
+        }
+        c.mix(own, t->group, from[row] - base, before(row));
+    }
+    c.mix(0, queries, shared - base, shared_end - base);
+    for (int64_t row = 0; row < t->rows; row++)
+        c.locate_path(row, from[row], to[row]), c.mix(row * t->group, t->group, behind(row), to[row] - base);
 }
 
-static void attend(const AttentionTask* t) {
-    float qt[16 * MAX_HEAD_DIM];
-    int queries = (int)(t->rows * t->group);
-    int64_t from = t->length, last_first = 0, shared = t->text;  // all rows see [last_first, shared)
-    for (int64_t row = 0; row < t->rows; row++) {
-        if (t->firsts[row] < from) from = t->firsts[row];
-        if (t->firsts[row] > last_first) last_first = t->firsts[row];
-        if (t->limits[row] < shared) shared = t->limits[row];
+static void join(const AttentionTask* t, float* sum, const float* part) {
+    int64_t queries = t->rows * t->group, width = attention_width(t->dim);
+    float *most = sum + queries * width, *total = most + queries;
+    const float *part_most = part + queries * width, *part_total = part_most + queries;
+    for (int64_t i = 0; i < queries; i++) {
+        if (part_total[i] == 0) continue;  // it sees nothing there
+        float *to = sum + i * width, both[16], scales[16];
+        const float* from = part + i * width;
+        if (total[i] == 0) {
+            memcpy(to, from, 4 * width), most[i] = part_most[i], total[i] = part_total[i];
+            continue;
+        }
+        float larger = most[i] > part_most[i] ? most[i] : part_most[i];
+        for (int lane = 0; lane < 16; lane++) both[lane] = lane ? part_most[i] - larger : most[i] - larger;
+        store(scales, exponential(load(both)));
+        for (int64_t d = 0; d < width; d += 16) store(to + d, fma(load(from + d), set1(scales[1]), mul(load(to + d), set1(scales[0]))));
+        most[i] = larger, total[i] = total[i] * scales[0] + part_total[i] * scales[1];
     }
-    if (shared < last_first) shared = last_first;
-    for (int64_t d = 0; d < t->dim; d++)
-        for (int lane = 0; lane < 16; lane++)
-            qt[16 * d + lane] = lane < queries ? t->q[lane / t->group * t->ldq + lane % t->group * t->dim + d] * t->scale : 0;
-    int64_t p = from;
-    for (; p + 8 <= t->length; p += 8) score_keys<8>(t, qt, p);
-    for (; p < t->length; p++) score_keys<1>(t, qt, p);
-    F most = set1(-INFINITY);
-    for (p = from; p < t->length; p++) {
-        float* s = t->scores + 16 * p;
-        if (p < last_first || p >= shared)
-            for (int lane = 0; lane < queries; lane++)
-                if (!sees(t, lane / t->group, p)) s[lane] = -INFINITY;
-        most = max(most, load(s));
+}
+
+static void finish(const AttentionTask* t, const float* sum) {
+    int64_t queries = t->rows * t->group, width = attention_width(t->dim);
+    for (int64_t i = 0; i < queries; i++) {
+        float* out = t->out + i / t->group * t->ldo + i % t->group * t->dim;
+        F total = set1(sum[queries * width + queries + i]);
+        int64_t d = 0;
+        for (; d + 16 <= t->dim; d += 16) store(out + d, div(load(sum + i * width + d), total));
+        if (d < t->dim) store_n(out + d, div(load(sum + i * width + d), total), (int)(t->dim - d));
     }
-    F total = set1(0);
-    for (p = from; p < t->length; p++) {
-        F weight = exponential(sub(load(t->scores + 16 * p), most));
-        store(t->scores + 16 * p, weight);
-        total = add(total, weight);
-    }
-    float totals[16];
-    store(totals, total);
-    int lane = 0;
-    for (; lane + 4 <= queries; lane += 4) mix_queries<4>(t, totals, lane, last_first, shared);
-    for (; lane < queries; lane++) mix_queries<1>(t, totals, lane, last_first, shared);
 }

@@ -3,25 +3,25 @@
 #include "activations.h"
 #include "blocks.h"
 
+constexpr int64_t MAX_QUERIES = 32;       // of one task
+constexpr int64_t ATTENTION_CHUNK = 256;  // positions whose numbers are added one after another; chunks are joined in order
+constexpr int64_t attention_width(int64_t dim) { return (dim + 15) / 16 * 16; }
+
 struct AttentionTask {
-    const float* q;          // [rows, ldq]: the tile's first row and first head of the group
+    const float* q;          // [rows, ldq]: the first row and first head of the group
     int64_t ldq;
     float* out;              // [rows, ldo], likewise
     int64_t ldo;
-    int64_t rows, group, dim;  // rows * group <= 16
+    int64_t rows, group, dim;  // rows * group <= MAX_QUERIES
     const float *keys, *values;  // of this layer and key head: the slot s lies at s * slot_stride
     int64_t slot_stride;
     const int32_t* table;    // pages of the sequence
     int64_t page_bits;       // a page holds 2^page_bits tokens
-    int64_t text;            // tokens of text: positions below are seen by every row at or behind them
-    const int64_t* limits;   // [rows]: a row sees the text below its limit,
-    const int64_t* firsts;   // [rows]: from here on
-    const uint64_t* nodes;   // [rows, words]: and of what lies behind the text the nodes with set bits; may be null
-    int64_t words;
-    const int64_t* node_positions;  // in the text, of the nodes
-    int64_t length;          // keys that any row sees end here
+    const int64_t *firsts, *limits;  // [rows]: each sees the positions from its first up to its limit
+    int64_t text;            // tokens of text
+    const int32_t* paths;    // [rows, path_stride]: of a tree, the nodes that are at the positions behind the text; may be null
+    int64_t path_stride;
     float scale;
-    float* scores;           // [length, 16], scratch
 };
 
 struct Scored {            // columns [first, end) of a row
@@ -42,7 +42,10 @@ struct Kernels {
     void (*quantize)(Rows* rows, int64_t first, int64_t end);
     // y[row, 16 * strip + i] for strips [first, end); ldy: floats between rows of y
     void (*product)(const Tensor* w, const Rows* rows, int64_t first, int64_t end, float* y, int64_t ldy);
-    void (*attend)(const AttentionTask* task);
+    // One chunk of positions: sums of values [rows * group, attention_width(dim)], the largest scores, the sums of weights.
+    void (*attend)(const AttentionTask* task, int64_t chunk, float* part);
+    void (*join)(const AttentionTask* task, float* sum, const float* part);  // of the chunk behind
+    void (*finish)(const AttentionTask* task, const float* sum);             // to task->out
     // out = x / rms(x) * weight, of n numbers
     void (*norm)(const float* x, const float* weight, float eps, int64_t n, float* out);
     void (*add)(float* x, const float* y, int64_t n);               // x += y

@@ -23,6 +23,7 @@ constexpr int MAX_ROWS = 8;
 }  // namespace avx2
 
 const Kernels KERNELS_AVX2 = {
-    "avx2", avx2::quantize, avx2::product, avx2::attend, avx2::norm, avx2::add_rows, avx2::silu_times, avx2::rotate,
+    "avx2", avx2::quantize, avx2::product, avx2::attend, avx2::join, avx2::finish,
+    avx2::norm, avx2::add_rows, avx2::silu_times, avx2::rotate,
     avx2::rotate_halves, avx2::largest, avx2::noisiest,
 };

@@ -23,6 +23,7 @@ constexpr int MAX_ROWS = 8;
 }  // namespace avx512
 
 const Kernels KERNELS_AVX512 = {
-    "avx512", avx512::quantize, avx512::product, avx512::attend, avx512::norm, avx512::add_rows, avx512::silu_times, avx512::rotate,
+    "avx512", avx512::quantize, avx512::product, avx512::attend, avx512::join, avx512::finish,
+    avx512::norm, avx512::add_rows, avx512::silu_times, avx512::rotate,
     avx512::rotate_halves, avx512::largest, avx512::noisiest,
 };

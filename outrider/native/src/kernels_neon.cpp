@@ -23,6 +23,7 @@ constexpr int MAX_ROWS = 4;
 }  // namespace neon
 
 const Kernels KERNELS_NEON = {
-    "neon", neon::quantize, neon::product, neon::attend, neon::norm, neon::add_rows, neon::silu_times, neon::rotate,
+    "neon", neon::quantize, neon::product, neon::attend, neon::join, neon::finish,
+    neon::norm, neon::add_rows, neon::silu_times, neon::rotate,
     neon::rotate_halves, neon::largest, neon::noisiest,
 };

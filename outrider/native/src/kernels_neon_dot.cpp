@@ -23,6 +23,7 @@ constexpr int MAX_ROWS = 4;
 }  // namespace neon_dot
 
 const Kernels KERNELS_NEON_DOT = {
-    "neon-dot", neon_dot::quantize, neon_dot::product, neon_dot::attend, neon_dot::norm, neon_dot::add_rows, neon_dot::silu_times, neon_dot::rotate,
+    "neon-dot", neon_dot::quantize, neon_dot::product, neon_dot::attend, neon_dot::join, neon_dot::finish,
+    neon_dot::norm, neon_dot::add_rows, neon_dot::silu_times, neon_dot::rotate,
     neon_dot::rotate_halves, neon_dot::largest, neon_dot::noisiest,
 };

@@ -22,6 +22,7 @@ constexpr int MAX_ROWS = 1;
 }  // namespace plain
 
 const Kernels KERNELS_PLAIN = {
-    "plain", plain::quantize, plain::product, plain::attend, plain::norm, plain::add_rows, plain::silu_times, plain::rotate,
+    "plain", plain::quantize, plain::product, plain::attend, plain::join, plain::finish,
+    plain::norm, plain::add_rows, plain::silu_times, plain::rotate,
     plain::rotate_halves, plain::largest, plain::noisiest,
 };

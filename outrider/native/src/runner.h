@@ -4,14 +4,10 @@
 
 #include <vector>
 
+#include "attention.h"
 #include "pass.h"
 #include "sizes.h"
 #include "threads.h"
-
-template <class T> T* sized(std::vector<T>& memory, int64_t count) {
-    if ((int64_t)memory.size() < count) memory.resize(count);
-    return memory.data();
-}
 
 struct RowBlocks {  // memory of rows in 8 bits
     std::vector<int8_t> q;
@@ -27,9 +23,8 @@ struct RowBlocks {  // memory of rows in 8 bits
 };
 
 struct Scratch {  // kept from pass to pass by each calling thread
-    std::vector<float> x, normed, qkv, mixed, wide, narrow, scores;
-    std::vector<uint64_t> nodes;
-    std::vector<int64_t> limits, firsts;
+    std::vector<float> x, normed, qkv, mixed, wide, narrow;
+    AttentionScratch attention;
     RowBlocks blocks;
 };
 
@@ -82,84 +77,7 @@ struct Runner {
         });
     }
 
-    struct Tile {
-        const Sequence* sequence;
-        int64_t first, rows, length, nodes;  // first: row of the pass; nodes: that of the sequence's first node
-    };
-    std::vector<Tile> tiles = {};
-    int64_t words = 0, longest = 0;
-
-    void find_tiles() {
-        int64_t group = model->heads / model->kv_heads, most = group > 16 ? 1 : 16 / group, first = 0;
-        for (int64_t s = 0; s < pass->sequence_count; s++) {
-            const Sequence* sequence = pass->sequences + s;
-            if (sequence->parents) words = words > (sequence->rows + 63) / 64 ? words : (sequence->rows + 63) / 64;
-            for (int64_t row = 0; row < sequence->rows; row += most) {
-                int64_t count = sequence->rows - row < most ? sequence->rows - row : most;
-                int64_t length = sequence->start + (sequence->whole ? sequence->rows : row + count);
-                tiles.push_back({sequence, first + row, count, length, first + sequence->text - sequence->start});
-                if (tiles.back().length > longest) longest = tiles.back().length;
-            }
-            first += sequence->rows;
-        }
-    }
-
-    // What each row sees: of the text by limits, of a tree the nodes on its path.
-    void find_limits() {
-        scratch->nodes.assign((size_t)(rows * words), 0);
-        int64_t* limits = sized(scratch->limits, rows);
-        int64_t row = 0;
-        for (int64_t s = 0; s < pass->sequence_count; s++) {
-            const Sequence& sequence = pass->sequences[s];
-            int64_t text_rows = sequence.text - sequence.start;
-            for (int64_t i = 0; i < sequence.rows; i++, row++) {
-                int64_t node = i - text_rows;
-                limits[row] = sequence.start + (sequence.whole ? sequence.rows : i + 1);
-                if (!sequence.parents || node < 0) continue;
-                limits[row] = sequence.text;
-                uint64_t* bits = &scratch->nodes[row * words];
-                int64_t parent = sequence.parents[node];
-                if (parent >= 0) memcpy(bits, &scratch->nodes[(row - node + parent) * words], 8 * words);
-                bits[node / 64] |= (uint64_t)1 << node % 64;
-            }
-        }
-    }
-
-    // From which position on each row sees, by a layer's window and what the model skips.
-    void find_firsts(int64_t window) {
-        int64_t* firsts = sized(scratch->firsts, rows);
-        for (int64_t row = 0; row < rows; row++) {
-            int64_t at = pass->positions[row], first = window ? at + 1 - window : 0;
-            int64_t skipped = at < model->skip ? at : model->skip;
-            firsts[row] = first > skipped ? first : skipped;
-        }
-    }
-
-    void attend(const Layer& layer) {
-        int64_t dim = model->head_dim, kv = model->kv_heads, group = model->heads / kv;
-        int64_t width = (model->heads + 2 * kv) * dim, lanes = group < 16 ? group : 16;
-        int64_t splits = (group + lanes - 1) / lanes;
-        find_firsts(layer.window);
-        for_parts(pass->threads, (int64_t)tiles.size() * kv * splits, [&](int64_t part) {
-            static thread_local std::vector<float> scores;
-            const Tile& tile = tiles[tiles.size() - 1 - part / (kv * splits)];  // the longest first
-            int64_t head = part / splits % kv, from = head * group + part % splits * lanes;
-            int64_t heads = (head + 1) * group - from < lanes ? (head + 1) * group - from : lanes;
-            AttentionTask task;
-            task.q = scratch->qkv.data() + tile.first * width + from * dim, task.ldq = width;
-            task.out = scratch->mixed.data() + (tile.first * model->heads + from) * dim, task.ldo = model->heads * dim;
-            task.rows = tile.rows, task.group = heads, task.dim = dim;
-            task.keys = layer.keys + head * dim, task.values = layer.values + head * dim, task.slot_stride = kv * dim;
-            task.table = tile.sequence->table, task.page_bits = model->page_bits;
-            task.text = tile.sequence->text;
-            task.limits = scratch->limits.data() + tile.first, task.firsts = scratch->firsts.data() + tile.first;
-            task.nodes = tile.sequence->parents ? scratch->nodes.data() + tile.first * words : nullptr, task.words = words;
-            task.node_positions = pass->positions + tile.nodes;
-            task.length = tile.length, task.scale = model->scale;
-            task.scores = sized(scores, 16 * longest);
-            kernels->attend(&task);
-        });
-    }
+    Attention attention = {kernels, model, pass, &scratch->attention};
 
     void add_to_stream(const float* y) {
         each_row(rows, model->hidden, [&](int64_t row) { kernels->add(scratch->x.data() + row * model->hidden, y + row * model->hidden, model->hidden); });
@@ -178,7 +96,7 @@ struct Runner {
         int64_t hidden = model->hidden, wide = model->wide, q = model->heads * model->head_dim;
         Scratch& s = *scratch;
         project(layer, read);
-        attend(layer);
+        attention.run(layer, s.qkv.data(), s.mixed.data());
         multiply(layer.out, {s.mixed.data(), rows, q, q}, s.narrow.data(), hidden);
         add_to_stream(s.narrow.data());
         norm_rows(layer.mlp_norm, rows, s.x.data(), s.normed.data());
@@ -198,7 +116,6 @@ struct Runner {
         sized(s.x, rows * hidden), sized(s.normed, rows * hidden), sized(s.narrow, rows * hidden);
         sized(s.qkv, rows * (q + 2 * model->kv_heads * model->head_dim)), sized(s.mixed, rows * q);
         sized(s.wide, 2 * rows * model->wide);
-        find_tiles();
-        find_limits();
+        attention.prepare(rows);
     }
 };

@@ -9,6 +9,7 @@ struct F { __m256 a, b; };
 struct I { __m256i a, b; };
 struct B { __m256i a, b; };
 constexpr int BYTE_ZERO = 0;  // `dot8` takes 128 off
+constexpr int QUERIES = 1;  // whose sums of 4 vectors fit the registers
 
 INLINE __m256i lanes_below(int n) { return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)); }
 INLINE F load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
@@ -45,6 +46,15 @@ INLINE float sum_lanes(F v) {
     __m128 four = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
     four = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
+}
+INLINE void sum_lanes_of_4(const F* v, float* sums) {
+    __m256 a = _mm256_add_ps(v[0].a, v[0].b), b = _mm256_add_ps(v[1].a, v[1].b);
+    __m256 c = _mm256_add_ps(v[2].a, v[2].b), d = _mm256_add_ps(v[3].a, v[3].b);
+    __m256 ab = _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+    __m256 cd = _mm256_add_ps(_mm256_permute2f128_ps(c, d, 0x20), _mm256_permute2f128_ps(c, d, 0x31));
+    __m256 pairs = _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xEE));  // a and c, b and d
+    pairs = _mm256_add_ps(_mm256_permute_ps(pairs, 0x08), _mm256_permute_ps(pairs, 0x0D));
+    _mm_storeu_ps(sums, _mm_unpacklo_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1)));
 }
 INLINE float max_lane(F v) {
     __m256 half = _mm256_max_ps(v.a, v.b);

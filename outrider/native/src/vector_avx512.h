@@ -9,6 +9,7 @@ typedef __m512 F;
 typedef __m512i I;
 typedef __m512i B;
 constexpr int BYTE_ZERO = 128;  // `dot` of 8-bit levels takes them as they are
+constexpr int QUERIES = 4;  // whose sums of 4 vectors fit the registers
 
 INLINE F load(const float* p) { return _mm512_loadu_ps(p); }
 INLINE F load_n(const float* p, int n) { return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p); }
@@ -31,6 +32,14 @@ INLINE F power2(F n) {  // 2^n of whole n in -126 to 127
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
 }
 INLINE float sum_lanes(F v) { return _mm512_reduce_add_ps(v); }
+INLINE void sum_lanes_of_4(const F* v, float* sums) {  // each by halves
+    F two = add(_mm512_shuffle_f32x4(v[0], v[1], 0x44), _mm512_shuffle_f32x4(v[0], v[1], 0xEE));
+    F others = add(_mm512_shuffle_f32x4(v[2], v[3], 0x44), _mm512_shuffle_f32x4(v[2], v[3], 0xEE));
+    F four = add(_mm512_shuffle_f32x4(two, others, 0x88), _mm512_shuffle_f32x4(two, others, 0xDD));
+    four = add(four, _mm512_permute_ps(four, 0x4E));
+    four = add(four, _mm512_permute_ps(four, 0xB1));
+    _mm_storeu_ps(sums, _mm512_castps512_ps128(_mm512_permutexvar_ps(_mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12), four)));
+}
 INLINE float max_lane(F v) { return _mm512_reduce_max_ps(v); }
 INLINE F load_f16(const uint8_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
 INLINE F load_bf16(const uint8_t* p) {

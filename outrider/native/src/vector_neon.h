@@ -15,6 +15,7 @@ struct F { float32x4_t v[4]; };
 struct I { int32x4_t v[4]; };
 struct B { uint8x16_t v[4]; };
 constexpr int BYTE_ZERO = 0;  // `dot8` takes 128 off
+constexpr int QUERIES = 1;  // whose sums of 4 vectors fit the registers
 
 INLINE F load(const float* p) { F r; EACH(r.v[i] = vld1q_f32(p + 4 * i)); return r; }
 INLINE F load_n(const float* p, int n) { float lanes[16] = {}; memcpy(lanes, p, 4 * n); return load(lanes); }
@@ -42,6 +43,15 @@ INLINE float sum_lanes(F v) {  // by halves, as the others do
     float32x4_t four = vaddq_f32(vaddq_f32(v.v[0], v.v[2]), vaddq_f32(v.v[1], v.v[3]));
     float32x2_t two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
     return vget_lane_f32(two, 0) + vget_lane_f32(two, 1);
+}
+INLINE void sum_lanes_of_4(const F* v, float* sums) {
+    float32x4_t four[4], pairs[2];
+    EACH(four[i] = vaddq_f32(vaddq_f32(v[i].v[0], v[i].v[2]), vaddq_f32(v[i].v[1], v[i].v[3])));
+    for (int i = 0; i < 2; i++) {
+        float64x2_t a = vreinterpretq_f64_f32(four[2 * i]), b = vreinterpretq_f64_f32(four[2 * i + 1]);
+        pairs[i] = vaddq_f32(vreinterpretq_f32_f64(vzip1q_f64(a, b)), vreinterpretq_f32_f64(vzip2q_f64(a, b)));
+    }
+    vst1q_f32(sums, vpaddq_f32(pairs[0], pairs[1]));
 }
 INLINE float max_lane(F v) { return vmaxvq_f32(vmaxq_f32(vmaxq_f32(v.v[0], v.v[1]), vmaxq_f32(v.v[2], v.v[3]))); }
 INLINE F load_f16(const uint8_t* p) {

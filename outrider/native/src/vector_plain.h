@@ -14,6 +14,7 @@ struct F { float v[16]; };
 struct I { int32_t v[16]; };
 struct B { uint8_t v[64]; };
 constexpr int BYTE_ZERO = 128;
+constexpr int QUERIES = 1;  // whose sums of 4 vectors fit the registers
 
 INLINE F load(const float* p) { F r; memcpy(r.v, p, 64); return r; }
 INLINE F load_n(const float* p, int n) { F r = {}; memcpy(r.v, p, 4 * n); return r; }
@@ -42,6 +43,9 @@ INLINE float sum_lanes(F v) {  // by halves, as the others do
     for (int half = 8; half; half /= 2)
         for (int i = 0; i < half; i++) v.v[i] += v.v[i + half];
     return v.v[0];
+}
+INLINE void sum_lanes_of_4(const F* v, float* sums) {
+    for (int i = 0; i < 4; i++) sums[i] = sum_lanes(v[i]);
 }
 INLINE float max_lane(F v) {
     float most = v.v[0];

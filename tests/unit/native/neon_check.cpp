@@ -72,31 +72,39 @@ static void check_rows(const Kernels* kernels) {
     compare("choice", kernels, found, plain);
 }
 
-static void check_attention(const Kernels* kernels) {
-    constexpr int64_t ROWS = 3, GROUP = 3, DIM = 72, LENGTH = 29, PAGES = 4;
-    std::vector<float> q(ROWS * GROUP * DIM), cache(2 * PAGES * 8 * DIM), scores(16 * LENGTH);
+// Rows of a chain, then nodes of a tree behind a text, over the end of a chunk.
+static void check_attention(const Kernels* kernels, bool tree) {
+    constexpr int64_t ROWS = 3, GROUP = 3, DIM = 72, LENGTH = ATTENTION_CHUNK + 29, PAGES = LENGTH / 8 + 1, QUERIES = ROWS * GROUP;
+    std::vector<float> q(QUERIES * DIM), cache(2 * PAGES * 8 * DIM);
     for (float& each : q) each = random_float();
     for (float& each : cache) each = random_float();
-    int32_t table[PAGES] = {2, 0, 3, 1};
-    int64_t limits[ROWS] = {27, 28, 29}, firsts[ROWS] = {0, 2, 5};
-    std::vector<float> outs[2];
+    std::vector<int32_t> table(PAGES);
+    for (int64_t i = 0; i < PAGES; i++) table[i] = (int32_t)((7 * i + 2) % PAGES);
+    int64_t text = tree ? ATTENTION_CHUNK - 1 : LENGTH, firsts[ROWS] = {0, 2, 5};
+    int64_t limits[ROWS] = {tree ? text + 1 : LENGTH - 2, tree ? text + 3 : LENGTH - 1, tree ? text + 2 : LENGTH};
+    int32_t paths[ROWS][3] = {{1, 0, 0}, {0, 2, 4}, {1, 3, 0}};
+    std::vector<float> outs[2], sums[2];
     for (int i = 0; i < 2; i++) {
-        outs[i].resize(q.size());
+        const Kernels* own = i ? &KERNELS_PLAIN : kernels;
+        int64_t size = QUERIES * (attention_width(DIM) + 2);
+        outs[i].resize(q.size()), sums[i].resize(2 * size);
         AttentionTask task = {};
         task.q = q.data(), task.ldq = GROUP * DIM, task.out = outs[i].data(), task.ldo = GROUP * DIM;
         task.rows = ROWS, task.group = GROUP, task.dim = DIM;
         task.keys = cache.data(), task.values = cache.data() + PAGES * 8 * DIM, task.slot_stride = DIM;
-        task.table = table, task.page_bits = 3, task.text = LENGTH, task.limits = limits, task.firsts = firsts;
-        task.length = LENGTH, task.scale = 0.11f, task.scores = scores.data();
-        (i ? &KERNELS_PLAIN : kernels)->attend(&task);
+        task.table = table.data(), task.page_bits = 3, task.text = text, task.limits = limits, task.firsts = firsts;
+        task.paths = tree ? paths[0] : nullptr, task.path_stride = 3, task.scale = 0.11f;
+        for (int64_t chunk = 0; chunk < 2; chunk++) own->attend(&task, chunk, sums[i].data() + chunk * size);
+        own->join(&task, sums[i].data(), sums[i].data() + size), own->finish(&task, sums[i].data());
     }
-    compare("attend", kernels, outs[0], outs[1]);
+    compare(tree ? "attend (tree)" : "attend", kernels, outs[0], outs[1]);
+    compare("attend (sums)", kernels, sums[0], sums[1]);
 }
 
 int main() {
     for (const Kernels* kernels : {&KERNELS_NEON, &KERNELS_NEON_DOT}) {
         for (const KindInfo& info : KINDS) check_products(kernels, &info);
-        check_rows(kernels), check_attention(kernels);
+        check_rows(kernels), check_attention(kernels, false), check_attention(kernels, true);
     }
     if (!differing) puts("the same bits");
     return differing;

@@ -61,7 +61,11 @@ TEXT = (
     10,
     58,
 )
+LONG = tuple(int(token) for token in np.random.default_rng(5).integers(0, 90, 540))
+"""Of three chunks of keys, of 256 each."""
 TREE = Draft(tokens=(5, 6, 7, 8, 9, 10), parents=(-1, -1, 0, 0, 2, 1))
+Q4_1 = gguf.GGMLQuantizationType.Q4_1
+LONG_CONTEXT = {"max_position_embeddings": 1024}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama with an untied head": ("llama", {"tie_word_embeddings": False}),
@@ -78,14 +82,14 @@ def own_home(native: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("OUTRIDER_HOME", str(tmp_path / "home"))
 
 
-def save(name: str, file: Path, kind: gguf.GGMLQuantizationType | None = gguf.GGMLQuantizationType.Q4_1) -> Path:
+def save(name: str, file: Path, kind: gguf.GGMLQuantizationType | None = Q4_1) -> Path:
     model_type, options = MODELS[name]
     write_gguf(file, random_model(model_type, **options), kind=kind)
     return resolve(str(file))
 
 
-def runner_of(folder: Path, quantize: Any = "int4") -> NativeRunner:
-    runner = NativeRunner(load_decoder(folder, device="cpu", quantize=quantize), 512)
+def runner_of(folder: Path, quantize: Any = "int4", tokens: int = 512) -> NativeRunner:
+    runner = NativeRunner(load_decoder(folder, device="cpu", quantize=quantize), tokens)
     assert runner.cpu_pass is not None
     return runner
 
@@ -159,6 +163,48 @@ def test_every_node_of_a_tree_has_the_bits_of_its_chain(kernels: Library, name: 
     for node in range(len(TREE)):
         chain = Draft(tokens=tuple(TREE.tokens[i] for i in TREE.path(node)))
         assert torch.equal(score(runner, Span(0, last.start, last.tokens, chain))[-1], tree[node + 1]), f"node {node}"
+
+
+@pytest.mark.usefixtures("floats")
+@pytest.mark.parametrize("window", [0, 300])
+def test_chunks_of_keys_are_joined_as_the_reference_weighs_them(kernels: Library, window: int, tmp_path: Path):
+    """With a tree whose nodes lie on both sides of a chunk's end."""
+    options: dict[str, Any] = {"sliding_window": window} if window else {}
+    write_gguf(tmp_path / "m.gguf", random_model("mistral" if window else "llama", **LONG_CONTEXT, **options), kind=Q4_1)
+    folder = resolve(str(tmp_path / "m.gguf"))
+    runners = runner_of(folder, tokens=2048), NativeRunner(load_decoder(folder, device="cpu"), 2048)
+    rows = [
+        torch.cat([score(runner, Span(0, 0, LONG[:510])), score(runner, Span(0, 510, LONG[510:511], TREE))])
+        for runner in runners
+    ]
+    assert torch.allclose(*rows, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("window", [0, 300])
+def test_bits_do_not_depend_on_who_computes_which_chunk(kernels: Library, window: int, tmp_path: Path):
+    """Threads share the chunks of a few rows; more rows are computed a tile at a time."""
+    options: dict[str, Any] = {"sliding_window": window} if window else {}
+    write_gguf(tmp_path / "m.gguf", random_model("mistral" if window else "llama", **LONG_CONTEXT, **options), kind=Q4_1)
+    runner = runner_of(resolve(str(tmp_path / "m.gguf")), tokens=4096)
+    whole = score(runner, Span(0, 0, LONG))
+    for sequence, sizes in enumerate(((539, 1), (250, 7, 1, 260, 1, 21), (511, 2, 27)), start=1):
+        start, own = 0, whole
+        for i, size in enumerate(sizes):
+            with use_threads(1 + (i + sequence) % 2):
+                own = score(runner, Span(sequence, start, LONG[start : start + size]))
+            start += size
+        assert torch.equal(own, whole), f"bits move with chunks of {sizes}"
+    for text in (509, 512):  # nodes behind a text that ends before a chunk's end, and at it
+        plain = [score(runner, Span(1, text, LONG[text : text + 1], chain))[-1] for chain in chains_of(TREE)]
+        for threads in (1, 2):
+            with use_threads(threads):
+                assert torch.equal(score(runner, Span(1, text, LONG[text : text + 1], TREE)), torch.stack(plain))
+
+
+def chains_of(tree: Draft) -> list[Draft]:
+    """No token, then the way down to each node."""
+    paths = [(), *(tree.path(node) for node in range(len(tree)))]
+    return [Draft(tokens=tuple(tree.tokens[i] for i in path)) for path in paths]
 
 
 def test_blocks_are_the_files_own(native: Library, tmp_path: Path):
