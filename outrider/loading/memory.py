@@ -19,6 +19,7 @@ from outrider.models.heads.config import HeadConfig
 from outrider.models.heads.mtp import open_mtp
 from outrider.models.load import default_dtype, read_config, weight_bytes
 from outrider.runners.base import Runner
+from outrider.runners.cuda_graphs import PROMPT_SIZES
 from outrider.runners.native import NativeRunner
 
 if TYPE_CHECKING:
@@ -191,11 +192,14 @@ def _capture_graphs(graphs: GraphRunner, work: Workload) -> int:
     *rest, largest = _shapes_by_rows(graphs, work)
     graphs.make_room([largest])
     graphs.captured_pass(largest)
+    prompts = () if graphs.pinned else PROMPT_SIZES
+    if prompts:
+        next(graphs.prompts.capture(prompts[-1:]))
     before, some = _used(device), rest[-SAMPLED_GRAPHS:]
     for shape in some:
         graphs.captured_pass(shape)
     each = _taken_since(before, device, MAX_GRAPH_BYTES * len(some)) // max(1, len(some))
-    return each * (len(rest) - len(some))
+    return each * (len(rest) - len(some) + max(0, len(prompts) - 1))
 
 
 def _held_logits(graphs: GraphRunner, work: Workload) -> list[Tensor]:

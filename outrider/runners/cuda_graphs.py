@@ -23,6 +23,8 @@ MAX_ROWS = 1024
 """Max rows that they get room for; more rows are scored in several passes."""
 PACKED_ROWS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, MAX_ROWS)
 """Rows of packed passes: fewer cost as much, since products are padded to 16, 32 or 64 rows."""
+PROMPT_SIZES = (64, 96, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 2048)
+"""Rows of passes that read prompts; longer ones are not captured."""
 MIN_PACKED_BATCH, MIN_PACKED_WIDTH = 4, 4
 """Smaller passes are hardly dearer padded."""
 

@@ -37,6 +37,7 @@ from outrider.runners.cuda_graphs import (
 )
 from outrider.runners.device_state import DeviceState
 from outrider.runners.graphed_forward import ActivationBuffers, GraphedForward
+from outrider.runners.graphed_prompt import PromptPasses
 from outrider.runners.paged_model import PagedModel
 
 PINNED_ROWS = 64  # what the fused kernels take: beyond, the library picks its sums by the number of rows
@@ -75,6 +76,7 @@ class GraphRunner:
             _fold(layer.attention_norm, cast(Linear, layer.qkv))
             _fold(layer.mlp_norm, cast(Linear, layer.gate_up))
         self.graph_pool = torch.cuda.graph_pool_handle()
+        self.prompts = PromptPasses(model, self.graph_pool)
         self.captured: dict[BatchShape, tuple[GraphedForward, torch.cuda.CUDAGraph]] = {}
         self._buffers: ActivationBuffers | None = None
         self._tapped = self._taps()

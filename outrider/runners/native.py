@@ -147,6 +147,8 @@ class NativeRunner(Runner):
             return
         for shape in self.graphs.capture(batch, width):
             yield f"passes of {shape.batch} x {shape.width}" + (f", {shape.rows} rows" if shape.packed else "")
+        for rows in () if self.graphs.pinned else self.graphs.prompts.capture():
+            yield f"prompts of {rows} rows"
 
     def pass_shapes(self, batch: int, width: int) -> list[tuple[int, int]]:
         if self.graphs is None:
@@ -202,13 +204,16 @@ class NativeRunner(Runner):
             self.cpu_pass.decode_one()
 
     def _plain(self, spans: Seq[Span]) -> Scores:
-        """A pass that is not captured: any device, any width, any number of sequences."""
+        """A pass of any device, any width, any number of sequences: captured only where prompts are read."""
         if len(spans) > MAX_SEQUENCES and self.model.fused:
             parts = [self._plain(spans[i : i + MAX_SEQUENCES]) for i in range(0, len(spans), MAX_SEQUENCES)]
             features = [each for part in parts for each in part.features or ()]
             return Scores(
                 torch.cat([part.logits for part in parts]), spans, features if self.model.returns_taps else None
             )
+        read = None if self.graphs is None or self._tainted else self.graphs.prompts.score(spans)
+        if read is not None:
+            return read
         with self.model.threads.run_pass(sum(span.width for span in spans)):
             logits, features, broken = self._forward(spans)
             if broken:

@@ -22,7 +22,7 @@ from outrider.core.sequence import Sequence, Span
 from outrider.drafters.base import DrafterContext, RoundView
 from outrider.drafters.draft_model import DraftModel, DraftModelConfig
 from outrider.models.decoder import Decoder
-from outrider.runners import graph_runner, graphed_chain, graphed_forward
+from outrider.runners import graph_runner, graphed_chain, graphed_forward, graphed_prompt
 from outrider.runners.base import ChainStart, Scores
 from outrider.runners.cuda_graphs import BatchShape
 from outrider.runners.device_state import DeviceState
@@ -54,6 +54,7 @@ def target(monkeypatch: pytest.MonkeyPatch) -> NativeRunner:
     monkeypatch.setattr(graphed_forward, "PDL", False)
     monkeypatch.setattr(graph_runner, "capture", Again)
     monkeypatch.setattr(graphed_chain, "capture", Again)
+    monkeypatch.setattr(graphed_prompt, "capture", Again)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
     decoder = synthetic_pair("tiny", dtype=torch.float32, seed=3).draft
@@ -96,6 +97,48 @@ def test_a_captured_pass_is_the_plain_one_and_knows_where_sequences_stand(target
     assert state is not None
     assert state.lengths.tolist() == [3 + 2 + 2, 8 + 2, 13 + 2]
     assert state.last.tolist() == [[6, 100], [2, 200], [3, 300]]
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_prompts_are_read_as_by_a_plain_pass(target: NativeRunner, kept: bool):
+    """Texts of several pages, one of them behind what is cached, and one whose logits nobody asks for."""
+    graphs, texts = (
+        target.graphs,
+        [[(5 * i + 3 * n) % VOCAB for n in range(length)] for i, length in enumerate([40, 21, 7])],
+    )
+    assert graphs is not None
+    if kept:
+        target.keep_taps([1])
+    for seq_id in range(6):  # the same three texts twice
+        target.pool.open(seq_id, texts[seq_id % 3], str(seq_id))
+        assert target.pool.reserve(seq_id, len(texts[seq_id % 3]))
+
+    def spans(first: int) -> list[Span]:
+        head = Span(first, 0, tuple(texts[0][:5]), wanted=False)
+        target.score([head])
+        rest = [Span(first + 1, 0, tuple(texts[1])), Span(first + 2, 0, tuple(texts[2]), wanted=False)]
+        return [Span(first, 5, tuple(texts[0][5:])), *rest]
+
+    target.graphs = None
+    plain = target.score(spans(0))
+    target.graphs = graphs
+    assert graphs.prompts.score(spans(3)) is None  # nothing is captured yet
+    assert [*graphs.prompts.capture((64, 128))] == [128, 64]
+    got = graphs.prompts.score(spans(3))
+    assert got is not None
+    torch.testing.assert_close(got.logits, plain.logits, rtol=1e-4, atol=1e-4)
+    pages = [target.pool.table(seq_id) for seq_id in range(6)]
+    for group in target.model.groups:
+        for cache in group:
+            for i, text in enumerate(texts):
+                slots = [
+                    torch.tensor([table[p // 16] * 16 + p % 16 for p in range(len(text))]) for table in pages[i::3]
+                ]
+                torch.testing.assert_close(cache[:, slots[1]], cache[:, slots[0]], rtol=1e-4, atol=1e-4)
+    drafting = replace(spans(3)[0], draft=Draft((1, 2)))
+    assert graphs.prompts.score([drafting]) is None
+    many = [Span(3, 0, (1,), wanted=False)] * 5
+    assert graphs.prompts.score(many) is None  # too many texts for 64 rows
 
 
 def test_padding_of_a_draft_is_scored_and_never_accepted(target: NativeRunner):
