@@ -30,7 +30,7 @@ VLLM_RESPONSES_MISSING: Mapping[str, str] = {
 }
 """More of them on /v1/responses."""
 VLLM_DIFFERENT: Mapping[str, str] = {
-    "seed": "a text is repeated by its seed only with the same drafter and the same other requests at the time",
+    "seed": "with a drafter a text is not repeated by its seed; without one it is, beside the same other requests",
     "special tokens": "those that clients write in messages are control tokens",
     "target passes, prediction tokens, decisions": "vLLM does not count them, and no figures show them",
 }
