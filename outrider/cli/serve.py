@@ -69,7 +69,7 @@ def serve(
 
     Listens at once; /health says 503 until the model is loaded. Defaults are in brackets.
     """
-    _check_installed(*(["aiohttp"] if engine.is_remote else []))
+    _check_installed()
     if served.name is not None:
         if model.model not in ("demo", served.name):
             raise ConfigError(f"MODEL {served.name} and --model {model.model} each name a model; give one of them")
@@ -150,8 +150,8 @@ def _log_format(name: str) -> Literal["text", "json"]:
     return name
 
 
-def _check_installed(*more: str) -> None:
-    needed = ("fastapi", "uvicorn", "prometheus_client", *more)
+def _check_installed() -> None:
+    needed = ("fastapi", "uvicorn", "httptools", "prometheus_client")
     missing = [name for name in needed if not importlib.util.find_spec(name)]
     if missing:
         raise ConfigError(f"serving needs {', '.join(missing)}; install them with: pip install 'outrider[serve]'")
