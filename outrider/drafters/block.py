@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from torch import Tensor
 
 from outrider.core.device_row import ConfidenceRow
@@ -26,7 +25,7 @@ from outrider.models.heads.packed import PackedLinear, pack_linears
 from outrider.runners.block_heads import BlockBatch, BlockRunner
 from outrider.runners.draft_batch import HeadDraft
 from outrider.runners.native import NativeRunner
-from outrider.verify.block_sampling import BlockLogits, draft_chain, draft_tree, draw_chain
+from outrider.verify.block_sampling import BlockLogits, ConfidenceLayer, draft_chain, draft_tree, draw_chain
 
 MAX_BLOCK = 32
 """Max rows of a block, and nodes of a tree with the text's last token."""
@@ -172,11 +171,16 @@ class Block(HeadDrafter[BlockRunner]):
         )  # fmt: skip
         if self.nodes:
             return HeadDraft(*draft_tree(block, self.nodes))
-        tokens, probs = draw_chain(block) if self.sampled else (draft_chain(block), None)
-        return HeadDraft(tokens, probs=probs, confidence=self._confidence(rows.hidden, batch.last, tokens))
+        confident = self._confidence_layer(rows.hidden)
+        if self.sampled:
+            tokens, probs = draw_chain(block)
+            chances = None if confident is None else confident.chances(block, tokens)
+            return HeadDraft(tokens, probs=probs, confidence=chances)
+        kept = batch.kept()
+        out = None if kept is None else (kept.tokens, kept.confidence)
+        tokens, chances = draft_chain(block, confident, out)
+        return HeadDraft(tokens, confidence=chances)
 
-    def _confidence(self, hidden: Tensor, last: Tensor, tokens: Tensor) -> Tensor | None:
-        if self.head.confidence_head is None:
-            return None
-        before = torch.cat([last[:, None], tokens[:, :-1]], 1)
-        return self.head.confidence(hidden, before).sigmoid()
+    def _confidence_layer(self, hidden: Tensor) -> ConfidenceLayer | None:
+        head = self.head.confidence_head
+        return None if head is None else ConfidenceLayer(hidden, head.proj.weight[0], head.proj.bias)

@@ -101,5 +101,5 @@ class Medusa(HeadDrafter[HeadRunner]):
         )  # fmt: skip
         if self.nodes:
             return HeadDraft(*draft_tree(block, self.nodes))
-        tokens, probs = draw_chain(block) if self.sampled else (draft_chain(block), None)
+        tokens, probs = draw_chain(block) if self.sampled else (draft_chain(block)[0], None)
         return HeadDraft(tokens, probs=probs)

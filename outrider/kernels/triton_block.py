@@ -1,4 +1,4 @@
-"""From the logits of blocks to chains and trees of draft tokens, in Triton: two kernels a level.
+"""From the logits of blocks to trees of draft tokens, in Triton: two kernels a level. Chains: triton_chain.py.
 
 `_add_noise` adds the target's noise to the rows of texts that sample. Then, level by level, `_best_columns` adds the
 Markov head's part for every node of the level before and finds the best columns of each part of the vocabulary;
@@ -25,19 +25,23 @@ STEP = 1e-3
 """Both as in verify/block_sampling.py."""
 _FLOOR = tl.constexpr(-1e30)  # in place of logits that are no numbers; a column that is not there has -inf
 _NONE = tl.constexpr(2147483647)
+LOWEST_KEY = tl.constexpr(-(1 << 63))
+"""Below the key of every column, see triton_chain.py."""
 
 
-@triton.jit(do_not_specialize_on_alignment=["temperatures", "seeds", "lengths", "ids"])
+@triton.jit(do_not_specialize_on_alignment=["temperatures", "seeds", "lengths", "ids", "keys"])
 def _add_noise(
-    rows, temperatures, seeds, lengths, ids, columns, levels: tl.constexpr,
-    NAMED: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    rows, temperatures, seeds, lengths, ids, keys, columns, levels: tl.constexpr,
+    NAMED: tl.constexpr, KEYED: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One part of one row [columns], in place: times 1 / T, plus noise; nothing where T is 0."""
+    """One part of one row [columns], in place: times 1 / T, plus noise; nothing where T is 0. KEYED: resets its key."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     row = tl.program_id(0)
     b = row // levels
+    if KEYED:
+        tl.store(keys + row, tl.full((), LOWEST_KEY, dtype=tl.int64), mask=tl.program_id(1) == 0)
     temperature = tl.load(temperatures + b)
     if temperature > 0:
         column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -49,6 +53,40 @@ def _add_noise(
         noise = gumbel_noise(tl.load(seeds + b), tl.load(lengths + b) + row % levels, token)
         x = tl.load(at, mask=inside, other=0.0).to(tl.float64) / temperature + noise
         tl.store(at, x.to(tl.float32), mask=inside)
+
+
+@triton.jit
+def load_markov(w2, v, i, COLUMNS: tl.constexpr, RANK: tl.constexpr):
+    """The Markov head's output weights of columns v and inputs i: [columns, inputs]"""
+    inside = (v < COLUMNS)[:, None] & (i < RANK)[None, :]
+    return tl.load(w2 + v[:, None].to(tl.int64) * RANK + i[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def score_columns(
+    x, w1, w2, first, token, temperature, v, live,
+    COLUMNS: tl.constexpr, RANK: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Noisy logits x of columns v for nodes that follow these tokens, with the Markov head's part: [columns, nodes].
+
+    first: `load_markov` of all inputs where they are at most CHUNK. Columns and nodes that are not there have -inf.
+    """
+    if RANK > 0:
+        i = tl.arange(0, CHUNK)
+        rows = w1 + token[None, :] * RANK + i[:, None]
+        if RANK <= CHUNK:
+            row = tl.load(rows, mask=live[None, :] & (i < RANK)[:, None], other=0.0)
+            bias = tl.dot(first, row, input_precision="ieee")
+        else:
+            bias = tl.zeros((BLOCK, ROWS), dtype=tl.float32)
+            for k in range(0, RANK, CHUNK):
+                weight = load_markov(w2, v, k + i, COLUMNS, RANK)
+                row = tl.load(rows + k, mask=live[None, :] & (k + i < RANK)[:, None], other=0.0)
+                bias = tl.dot(weight, row, bias, input_precision="ieee")
+        scale = tl.where(temperature > 0, 1.0 / tl.where(temperature > 0, temperature, 1.0), 1.0).to(tl.float32)
+        x += bias * scale[None, :]
+    inside = (v < COLUMNS)[:, None] & live[None, :]
+    return tl.where(inside, tl.where(x > _FLOOR, x, _FLOOR), float("-inf"))
 
 
 @triton.jit(
@@ -70,39 +108,24 @@ def _best_columns(
     v = part * BLOCK + tl.arange(0, BLOCK)
     r = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     live = r < n
-    i = tl.arange(0, CHUNK)
-    columns = w2 + v[:, None].to(tl.int64) * RANK + i[None, :]
-    known = (v < COLUMNS)[:, None]
+    weight = v
     if (RANK > 0) & (RANK <= CHUNK):  # weights do not depend on the kernel before
-        weight = tl.load(columns, mask=known & (i < RANK)[None, :], other=0.0)
+        weight = load_markov(w2, v, tl.arange(0, CHUNK), COLUMNS, RANK)
     if PDL:
         tl.extra.cuda.gdc_wait()
     b = r // frontier
     temperature = tl.load(temperatures + b, mask=live, other=1.0)
-    inside = (v < COLUMNS)[:, None] & live[None, :]
     at = (b * LEVELS + level).to(tl.int64) * COLUMNS
-    x = tl.load(noisy + at[None, :] + v[:, None], mask=inside, other=0.0)
+    x = tl.load(noisy + at[None, :] + v[:, None], mask=(v < COLUMNS)[:, None] & live[None, :], other=0.0)
+    token = r.to(tl.int64)
     if RANK > 0:
         token = tl.load(before + b.to(tl.int64) * before_stride + r % frontier, mask=live, other=0)
-        rows = w1 + token[None, :] * RANK + i[:, None]
-        if RANK <= CHUNK:
-            row = tl.load(rows, mask=live[None, :] & (i < RANK)[:, None], other=0.0)
-            bias = tl.dot(weight, row, input_precision="ieee")
-        else:
-            bias = tl.zeros((BLOCK, ROWS), dtype=tl.float32)
-            for k in range(0, RANK, CHUNK):
-                weight = tl.load(columns + k, mask=known & (k + i < RANK)[None, :], other=0.0)
-                row = tl.load(rows + k, mask=live[None, :] & (k + i < RANK)[:, None], other=0.0)
-                bias = tl.dot(weight, row, bias, input_precision="ieee")
-        scale = tl.where(temperature > 0, 1.0 / tl.where(temperature > 0, temperature, 1.0), 1.0).to(tl.float32)
-        x += bias * scale[None, :]
-    x = tl.where(inside, tl.where(x > _FLOOR, x, _FLOOR), float("-inf"))
+    x = score_columns(x, w1, w2, weight, token, temperature, v, live, COLUMNS, RANK, CHUNK, BLOCK, ROWS)
     out = r.to(tl.int64) * parts + part
-    if TOP > 1:
-        peak = tl.max(x, 0)
-        safe = tl.where(peak == float("-inf"), 0.0, peak)
-        tl.store(peaks + out, peak, mask=live)
-        tl.store(sums + out, tl.sum(tl.exp(x - safe[None, :]), 0), mask=live)
+    peak = tl.max(x, 0)
+    safe = tl.where(peak == float("-inf"), 0.0, peak)
+    tl.store(peaks + out, peak, mask=live)
+    tl.store(sums + out, tl.sum(tl.exp(x - safe[None, :]), 0), mask=live)
     for j in tl.static_range(TOP):
         best = tl.max(x, 0)
         column = tl.min(tl.where((x == best[None, :]) & (x > float("-inf")), v[:, None], _NONE), 0)
@@ -133,19 +156,16 @@ def _best_nodes(
     real = (f < frontier)[:, None] & (c < parts * TOP)[None, :]
     at = (b * frontier + f[:, None]) * parts * TOP + c[None, :]
     x = tl.load(values + at, mask=real, other=float("-inf"))  # [FRONTIER, PARTS * TOP]
-    if TOP > 1:
-        p = tl.arange(0, PARTS)
-        there = (f < frontier)[:, None] & (p < parts)[None, :]
-        of_part = (b * frontier + f[:, None]) * parts + p[None, :]
-        peak = tl.load(peaks + of_part, mask=there, other=float("-inf"))
-        top = tl.max(peak, 1)
-        top = tl.where(top == float("-inf"), 0.0, top)
-        total = tl.load(sums + of_part, mask=there, other=0.0)
-        norm = top + tl.log(tl.sum(total * tl.exp(peak - top[:, None]), 1))
-        above = tl.load(
-            totals + b * slots + first - frontier + f, mask=(f < frontier) & (first + f >= frontier), other=0.0
-        )
-        x = tl.where(x > float("-inf"), tl.maximum(x - norm[:, None], MIN_LOG_PROB) - STEP + above[:, None], x)
+    p = tl.arange(0, PARTS)
+    there = (f < frontier)[:, None] & (p < parts)[None, :]
+    of_part = (b * frontier + f[:, None]) * parts + p[None, :]
+    peak = tl.load(peaks + of_part, mask=there, other=float("-inf"))
+    top = tl.max(peak, 1)
+    top = tl.where(top == float("-inf"), 0.0, top)
+    total = tl.load(sums + of_part, mask=there, other=0.0)
+    norm = top + tl.log(tl.sum(total * tl.exp(peak - top[:, None]), 1))
+    above = tl.load(totals + b * slots + first - frontier + f, mask=(f < frontier) & (first + f >= frontier), other=0.0)
+    x = tl.where(x > float("-inf"), tl.maximum(x - norm[:, None], MIN_LOG_PROB) - STEP + above[:, None], x)
     number = f[:, None] * (PARTS * TOP) + c[None, :]
     for j in range(chosen):
         best = tl.max(tl.max(x, 1), 0)
@@ -155,9 +175,8 @@ def _best_nodes(
         column = tl.load(found + (b * frontier + node) * parts * TOP + place % (PARTS * TOP))
         token = tl.load(ids + column) if NAMED else column.to(tl.int64)
         tl.store(tokens + b * slots + first + j, token)
-        if TOP > 1:
-            tl.store(parents + b * slots + first + j, tl.where(first > 0, first - frontier + node, -1))
-            tl.store(totals + b * slots + first + j, best)
+        tl.store(parents + b * slots + first + j, tl.where(first > 0, first - frontier + node, -1))
+        tl.store(totals + b * slots + first + j, best)
 
 
 @triton.jit(
@@ -186,10 +205,28 @@ def _rank_nodes(tokens, parents, totals, out_tokens, out_parents, slots, nodes, 
         tl.store(out_parents + b * nodes + n, tl.max(tl.where(s == parent, rank, -1), 0).to(tl.int64))
 
 
-def block_size(columns: int, top: int) -> int:
-    """Columns of one part: few where parts fill the GPU, more where the best of all parts are compared."""
-    share = triton.next_power_of_2(triton.cdiv(columns, 128 if top == 1 else 32))
-    return min(max(share, 64), 512 if top == 1 else 1024)
+def add_noise(
+    rows: Tensor,
+    lengths: Tensor,
+    seeds: Tensor,
+    temperatures: Tensor,
+    tokens: Tensor | None,
+    keys: Tensor | None = None,
+    *,
+    pdl: bool = True,
+) -> None:
+    """Rows float32 [B, K, V] times 1 / T plus the target's noise, in place. keys int64 [B, K] become LOWEST_KEY."""
+    batch, levels, columns = rows.shape
+    _add_noise[(batch * levels, triton.cdiv(columns, SAMPLE_BLOCK))](
+        rows, temperatures, seeds, lengths, lengths if tokens is None else tokens, lengths if keys is None else keys,
+        columns, levels, tokens is not None, keys is not None, SAMPLE_BLOCK, pdl, num_warps=8, launch_pdl=pdl,
+    )  # fmt: skip
+
+
+def chunk_size(rank: int, block: int) -> int:
+    """Inputs of the Markov head that are multiplied at a time: all, or half of what fits where they are loaded ahead."""
+    padded, most = triton.next_power_of_2(max(1, rank)), MAX_TILE // block
+    return max(16, padded if padded <= most else most // 2)
 
 
 def level_sizes(levels: int, columns: int, nodes: int, width: int) -> list[int]:
@@ -200,7 +237,7 @@ def level_sizes(levels: int, columns: int, nodes: int, width: int) -> list[int]:
     return sizes
 
 
-def draft_blocks(
+def draft_trees(
     rows: Tensor,
     last: Tensor,
     lengths: Tensor,
@@ -209,50 +246,47 @@ def draft_blocks(
     tokens: Tensor | None,
     markov: tuple[Tensor, Tensor] | None,
     *,
-    nodes: int = 0,
-    width: int = 1,
+    nodes: int,
+    width: int,
     pdl: bool = True,
-) -> tuple[Tensor, Tensor | None]:
-    """Draft tokens int64 [B, K or nodes], and of trees their parents. rows float32 [B, K, V] are overwritten.
+) -> tuple[Tensor, Tensor]:
+    """The tokens of trees and their parents, int64 [B, nodes] both. rows float32 [B, K, V] may be overwritten.
 
-    The fields of a `BlockLogits`. nodes: of a tree whose levels have `width` nodes at most, with as many children each,
-    which is a power of two; 0: a chain.
+    The fields of a `BlockLogits`. Levels have `width` nodes at most, with as many children each: a power of two above
+    1.
     """
-    (batch, levels, columns), device = rows.shape, rows.device
-    top, block = (width, block_size(columns, width)) if nodes else (1, block_size(columns, 1))
-    sizes = level_sizes(levels, columns, nodes, width) if nodes else [1] * levels
+    rows, (batch, levels, columns), device = rows.contiguous(), rows.shape, rows.device
+    sizes, block = level_sizes(levels, columns, nodes, width), tree_block(columns)
     parts, slots, rank = triton.cdiv(columns, block), sum(sizes), 0 if markov is None else markov[1].shape[1]
-    chunk = max(16, min(triton.next_power_of_2(max(1, rank)), MAX_TILE // block))
     w1, w2 = (rows, rows) if markov is None else markov
-    ids, named = (last, False) if tokens is None else (tokens, True)
     most = batch * max(1, *sizes[:-1]) * parts if levels > 1 else batch * parts
-    values, peaks, sums = torch.empty(most * (top + 2), device=device).split([most * top, most, most])
-    found = torch.empty(most * top, dtype=torch.int32, device=device)
+    values, peaks, sums = torch.empty(most * (width + 2), device=device).split([most * width, most, most])
+    found = torch.empty(most * width, dtype=torch.int32, device=device)
     drafted = torch.empty(2, batch, slots, dtype=torch.int64, device=device)
     totals = torch.empty(batch, slots, device=device)
-    _add_noise[(batch * levels, triton.cdiv(columns, SAMPLE_BLOCK))](
-        rows, temperatures, seeds, lengths, ids, columns, levels, named, SAMPLE_BLOCK, pdl, num_warps=8, launch_pdl=pdl
-    )
-    first, frontier = 0, 1
+    add_noise(rows, lengths, seeds, temperatures, tokens, pdl=pdl)
+    first, frontier, padded = 0, 1, triton.next_power_of_2(parts)
     for level, size in enumerate(sizes):
         before, stride = (last, 1) if level == 0 else (drafted[0, :, first - frontier :], slots)
         _best_columns[(parts, triton.cdiv(batch * frontier, ROWS))](
             rows, w1, w2, before, temperatures, values, found, peaks, sums, batch * frontier, frontier, stride, level,
-            parts, columns, levels, rank, chunk, top, block, ROWS, pdl,
+            parts, columns, levels, rank, chunk_size(rank, block), width, block, ROWS, pdl,
             num_warps=4 if block < 512 else 8, num_stages=2, launch_pdl=pdl,
         )  # fmt: skip
-        padded = triton.next_power_of_2(parts)
         _best_nodes[(batch,)](
-            values, found, peaks, sums, ids, drafted[0], drafted[1], totals, frontier, size, first, slots, parts,
-            top, named, width if nodes else 1, padded, pdl, MIN_LOG_PROB, STEP,
-            num_warps=min(8, max(1, width * padded * top // 256)), launch_pdl=pdl,
+            values, found, peaks, sums, last if tokens is None else tokens, drafted[0], drafted[1], totals, frontier,
+            size, first, slots, parts, width, tokens is not None, width, padded, pdl, MIN_LOG_PROB, STEP,
+            num_warps=min(8, max(1, width * padded * width // 256)), launch_pdl=pdl,
         )  # fmt: skip
         first, frontier = first + size, size
-    if not nodes:
-        return drafted[0], None
-    out = torch.empty(2, batch, min(nodes, slots), dtype=torch.int64, device=device)
+    made = torch.empty(2, batch, min(nodes, slots), dtype=torch.int64, device=device)
     _rank_nodes[(batch,)](
-        drafted[0], drafted[1], totals, out[0], out[1], slots, out.shape[2], triton.next_power_of_2(slots), pdl,
+        drafted[0], drafted[1], totals, made[0], made[1], slots, made.shape[2], triton.next_power_of_2(slots), pdl,
         num_warps=1, launch_pdl=pdl,
     )  # fmt: skip
-    return out[0], out[1]
+    return made[0], made[1]
+
+
+def tree_block(columns: int) -> int:
+    """Columns of one part: so many that few parts are compared."""
+    return min(max(triton.next_power_of_2(triton.cdiv(columns, 32)), 64), 1024)

@@ -179,6 +179,10 @@ class DraftBatch:
             if out is not None and new is not None and out is not new:
                 out.copy_(new)
 
+    def kept(self, length: int = 0) -> HeadDraft | None:
+        """Where that is, once there is any: a draft that is written there is not copied."""
+        return self._results.get(length)
+
     def result(self, count: int, length: int = 0) -> HeadDraft:
         """What was made for the first `count` sequences. On CUDA it lasts until the next draft, but for `probs`."""
         made = self._results[length]

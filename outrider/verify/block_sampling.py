@@ -4,12 +4,12 @@ A token's logits are those of its row and a bias that depends on the token befor
 computed once; only the bias is computed again for every node. Mode `seeded` adds the target's noise at a token's
 position, as the target will; mode `distribution` draws chains from the block's own probabilities, and states them.
 
-Plain PyTorch here, on any device; on CUDA chains and trees of mode `seeded` are drafted by kernels/triton_block.py.
+Plain PyTorch here, on any device; on CUDA mode `seeded` drafts by kernels/triton_chain.py and triton_block.py.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -65,18 +65,46 @@ class BlockLogits(NamedTuple):
         return torch.addcmul(scaled, noise.view(scaled.shape), warm[:, None, None].double())
 
 
-def draft_chain(block: BlockLogits) -> Tensor:
-    """Mode `seeded`: the best token of each row, one after another. int64 [B, K]"""
-    if block.rows.is_cuda:
-        from outrider.kernels.triton_block import draft_blocks
+class ConfidenceLayer(NamedTuple):
+    """Says how likely the tokens of a chain are accepted where those before them are."""
 
-        return draft_blocks(*block.kernel_arguments())[0]
+    hidden: Tensor  # [B, K, H]: of the blocks' rows
+    weight: Tensor  # [H], or [H + rank]: it reads w1 of the token before, too
+    bias: Tensor  # [1]
+
+    def chances(self, block: BlockLogits, chain: Tensor) -> Tensor:
+        """float32 [B, K], of a chain int64 [B, K]"""
+        read = self.hidden
+        if block.markov is not None and len(self.weight) > read.shape[-1]:
+            before = torch.cat([block.last[:, None], chain[:, :-1]], 1)
+            read = torch.cat([read, F.embedding(before, block.markov[0]).to(read.dtype)], -1)
+        return F.linear(read, self.weight[None], self.bias).float()[..., 0].sigmoid()
+
+
+Chain = tuple[Tensor, Tensor | None]
+"""Tokens int64 [B, K], and how likely each is accepted, float32 [B, K]; None: nothing says so."""
+
+
+def draft_chain(block: BlockLogits, layer: ConfidenceLayer | None = None, out: Chain | None = None) -> Chain:
+    """Mode `seeded`: the best token of each row, one after another. out: where to write; None: to new tensors."""
+    if block.rows.is_cuda:
+        from outrider.kernels.triton_chain import draft_chains
+
+        return draft_chains(*block.kernel_arguments(), confidence=layer, out=out)
     noisy, scales, before = block.noisy(), block.scales()[:, None], block.last
     chain: list[Tensor] = []
     for step in range(block.rows.shape[1]):
         before = block.token_of(largest(noisy[:, step] + block.bias(before) * scales)[1])
         chain.append(before)
-    return torch.stack(chain, 1)
+    tokens = torch.stack(chain, 1)
+    return _written((tokens, None if layer is None else layer.chances(block, tokens)), out)
+
+
+def _written(made: Chain, out: Chain | None) -> Chain:
+    for new, place in zip(made, out or made, strict=True):
+        if new is not None and place is not None:
+            place.copy_(new)
+    return out or made
 
 
 def draw_chain(block: BlockLogits) -> tuple[Tensor, Tensor]:
@@ -108,10 +136,9 @@ def draft_tree(block: BlockLogits, nodes: int) -> tuple[Tensor, Tensor]:
     looked at.
     """
     if block.rows.is_cuda:
-        from outrider.kernels.triton_block import draft_blocks
+        from outrider.kernels.triton_block import draft_trees
 
-        tokens, parents = draft_blocks(*block.kernel_arguments(), nodes=nodes, width=TREE_WIDTH)
-        return tokens, cast(Tensor, parents)
+        return draft_trees(*block.kernel_arguments(), nodes=nodes, width=TREE_WIDTH)
     noisy, scales = block.noisy(), block.scales()[:, None, None]
     batch, levels, size = noisy.shape
     before, totals = block.last[:, None], noisy.new_zeros(batch, 1, dtype=torch.float64)  # [B, F]

@@ -62,7 +62,7 @@ def test_a_tree_is_the_likeliest_of_all_paths(nodes: int, markov: bool):
 
 def test_a_chain_takes_the_best_token_after_the_one_before():
     given = block([0.0, 1.0, 0.5])
-    for b, chain in enumerate(draft_chain(given).tolist()):
+    for b, chain in enumerate(draft_chain(given)[0].tolist()):
         before = int(given.last[b])
         for level, token in enumerate(chain):
             assert token == int(TOKENS[log_probs(given, b, level, before, noisy=True).argmax()])
