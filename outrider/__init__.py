@@ -6,6 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from outrider.core.collector import collector_paused
 from outrider.core.openmp import bound_spinning
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'outrider' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"outrider.{_HOMES[name]}"), name)
+    with collector_paused():
+        return getattr(import_module(f"outrider.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -16,6 +16,7 @@ import typer
 
 from outrider.cli.interrupts import default_sigint
 from outrider.cli.usage import did_you_mean
+from outrider.core.collector import collector_paused
 from outrider.core.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
@@ -202,7 +203,8 @@ class SamplingOptions:
 
 def build_llm(model: ModelOptions, drafting: DraftingOptions, progress: Progress | None = None) -> LLM:
     """Load the model and drafter of the options."""
-    from outrider.llm import LLM
+    with collector_paused():
+        from outrider.llm import LLM
 
     return LLM(
         model.model,

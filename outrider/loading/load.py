@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -13,6 +14,7 @@ import torch
 from outrider.checkpoints.folder import gguf_of, source_bits, weight_files
 from outrider.checkpoints.resolve import resolve
 from outrider.checkpoints.storage import Progress, outrider_home
+from outrider.core.collector import collector_paused
 from outrider.core.errors import ConfigError
 from outrider.core.sampling import MAX_BATCH, MAX_TOKENS, check_int
 from outrider.loading.memory import MIN_CACHE_TOKENS, MemoryPlan, ReservedMemory, Workload, plan_memory
@@ -115,16 +117,18 @@ def load(
     """Load a folder, a Hugging Face id, a .gguf file or `demo`. Options are a LoadOptions, or its fields by name.
 
     drafts: gives `max_draft` and `reserved`, where they depend on the model. Raises ConfigError for what is
-    impossible, before any weight is read.
+    impossible, before any weight is read; the tokenizer is read beside them.
     """
     if options is not None and given:
         raise ConfigError(f"load: {', '.join(given)} beside LoadOptions: put all options in one of the two")
     options = options or LoadOptions(**_check_names(given))
-    with use_threads(options.threads), COUNTER.start_up():
-        return _load(model, options, progress, drafts)
+    with use_threads(options.threads), COUNTER.start_up(), collector_paused(), ThreadPoolExecutor(1) as beside:
+        return _load(model, options, progress, drafts, beside)
 
 
-def _load(model: str, options: LoadOptions, progress: Progress | None, drafts: DraftNeeds | None) -> LoadedModel:
+def _load(
+    model: str, options: LoadOptions, progress: Progress | None, drafts: DraftNeeds | None, beside: Executor
+) -> LoadedModel:
     device, dtype = choose_device(options.device), choose_dtype(options.dtype)
     if device.type == "cuda":
         keep_compiled_kernels()
@@ -134,7 +138,6 @@ def _load(model: str, options: LoadOptions, progress: Progress | None, drafts: D
         options = replace(options, max_draft=max_draft, reserved=reserved)
     config = read_config(folder)
     quantize = choose_quantize(options.quantize, source_bits(folder), config is not None, device, dtype)
-    tokenizer = Tokenizer.from_folder(folder)
     reference = gguf_of(folder)
     if config is None and reference is not None:
         raise ConfigError(
@@ -142,9 +145,11 @@ def _load(model: str, options: LoadOptions, progress: Progress | None, drafts: D
             f"`outrider pull {reference.file}`, and name the folder that writes"
         )
     if config is None:
-        return _load_fallback(model, folder, tokenizer, device, dtype, options)
+        return _load_fallback(model, folder, device, dtype, options)
     context = choose_context(options.context, config.max_positions, model)
+    reading = beside.submit(Tokenizer.from_folder, folder)
     decoder = load_decoder(folder, device=device, dtype=dtype, quantize=quantize, progress=progress)
+    tokenizer = reading.result()
     bytes_per_token = config.token_bytes(decoder.dtype)
     max_tokens = max(MIN_CACHE_TOKENS, context * options.max_batch)
     plan = _plan_cuda(decoder, context, max_tokens, options) if device.type == "cuda" else None
@@ -180,7 +185,6 @@ def _plan_cuda(decoder: Decoder, context: int, max_tokens: int, options: LoadOpt
 def _load_fallback(
     model: str,
     folder: Path,
-    tokenizer: Tokenizer,
     device: torch.device,
     dtype: torch.dtype | None,
     options: LoadOptions,
@@ -190,6 +194,7 @@ def _load_fallback(
 
     if options.pinned:
         raise ConfigError(f"{model} runs on Transformers' code, which is not bit-identical: leave out pinned")
+    tokenizer = Tokenizer.from_folder(folder)
     tokens = 4096 * options.max_batch if options.cache_tokens is None else options.cache_tokens
     target = FallbackRunner.load(folder, device=device, dtype=dtype, cache_tokens=tokens)
     target.context = choose_context(options.context, target.context, model)

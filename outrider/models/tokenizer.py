@@ -12,6 +12,9 @@ from typing import Any
 
 import tokenizers
 
+from outrider.checkpoints.folder import gguf_of
+from outrider.checkpoints.gguf.tokenizer import build_tokenizer
+from outrider.checkpoints.gguf.weights import open_gguf
 from outrider.core.errors import ConfigError, RequestError
 from outrider.core.prompt import RenderedChat
 from outrider.models.chat_template import ChatTemplate, Message, check_messages, json_value
@@ -59,10 +62,8 @@ class Tokenizer:
         generation, config = _read_json(path / "generation_config.json"), _read_json(path / "config.json")
         config = {**(config.get("text_config") or {}), **config}
         ids = {key: generation.get(key, config.get(key)) for key in ("eos_token_id", "bos_token_id")}
-        file = path / "tokenizer.json"
-        backend = _load_backend(file) if file.is_file() else _convert_backend(path)
         return cls(
-            backend,
+            _backend_of(path),
             named=named,
             templates=_templates(path, settings),
             eos_ids=_as_ids(ids["eos_token_id"]),
@@ -238,7 +239,14 @@ def _read_json(file: Path) -> dict[str, Any]:
     return found
 
 
-def _load_backend(file: Path) -> tokenizers.Tokenizer:
+def _backend_of(path: Path) -> tokenizers.Tokenizer:
+    """A folder's tokenizer: that of the GGUF file it refers to, of its tokenizer.json, or of older files."""
+    if reference := gguf_of(path):
+        weights = open_gguf(reference.checked_file())
+        return build_tokenizer(weights.meta, weights.config["vocab_size"])
+    file = path / "tokenizer.json"
+    if not file.is_file():
+        return _convert_backend(path)
     try:
         return tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the Rust side raises nothing narrower

@@ -24,7 +24,7 @@ HOPELESS_RATIO = 2.0  # a trial's pass that takes longer than this ends it
 SETTLING_PASSES = 4  # after such a pass, until the usual time has followed
 MIN_INTERVAL, MAX_INTERVAL = 0.25, 4.0  # seconds between trials; doubled while they fail
 MAX_LOSS = 0.03  # of the time may be lost by trials
-MEASURING_SECONDS = 0.5  # at start
+MEASURING_SECONDS = 0.2  # at start
 
 
 def thread_counts(most: int) -> tuple[int, ...]:
@@ -146,7 +146,7 @@ def threads_of(device: torch.device, given: int | None, run: Callable[[], object
 def choose_threads(most: int, run: Callable[[], object], *, clock: Callable[[], float] = perf_counter) -> ThreadChooser:
     """A chooser over `most` threads and fewer that begins with the count by which `run` is fastest.
 
-    Counts take turns for half a second, the larger ones first; those far behind are left out.
+    Counts take turns for MEASURING_SECONDS, the larger ones first; those far behind are left out.
     """
     times: dict[int, list[float]] = {}
     counts = thread_counts(most)

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from outrider.checkpoints.folder import SOURCE_BITS, GGUFReference
-from outrider.checkpoints.gguf.tokenizer import end_ids, write_tokenizer
+from outrider.checkpoints.gguf.tokenizer import build_tokenizer, end_ids, tokenizer_config
 from outrider.checkpoints.gguf.weights import GGUFWeights, open_gguf
 from outrider.checkpoints.storage import NoProgress, Progress, atomic_folder
 
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 
 def refer_to_gguf(gguf_file: Path, folder: Path) -> None:
-    """Write a folder whose weights are read from `gguf_file`: config, tokenizer, and where the file lies.
+    """Write a folder whose weights and vocabulary are read from `gguf_file`: settings, and where the file lies.
 
     `folder` is written completely or not at all; an existing one stays unchanged. Raises
     ConfigError where the file is malformed, or holds what cannot be read.
@@ -45,6 +45,8 @@ def convert_gguf(
     weights = open_gguf(gguf_file)
     with atomic_folder(folder) as filling:
         _write_small_files(weights, filling, dtype)
+        tokenizer = build_tokenizer(weights.meta, weights.config["vocab_size"])
+        (filling / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
         _write_weights(weights, filling, dtype, progress or NoProgress())
 
 
@@ -58,7 +60,7 @@ def _write_small_files(weights: GGUFWeights, folder: Path, dtype: torch.dtype) -
     }
     _write_json(folder / "config.json", config)
     _write_json(folder / "generation_config.json", generation)
-    write_tokenizer(weights.meta, config, folder)
+    _write_json(folder / "tokenizer_config.json", tokenizer_config(weights.meta, config["max_position_embeddings"]))
 
 
 def _shards(weights: GGUFWeights, itemsize: int) -> list[list[str]]:

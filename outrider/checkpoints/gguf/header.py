@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from pathlib import Path
 
 import numpy as np
 
 from outrider.core.errors import ConfigError
-
-MetadataValue = bool | int | float | str | list[int] | list[float] | list[bool] | list[str]
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -29,6 +28,32 @@ SMALLEST_FIELD = 8 + 4 + 1  # an empty key, a type, one byte
 SMALLEST_TENSOR = 8 + 4 + 4 + 8  # an empty name, no dimensions, a type, an offset
 
 U32, U64 = struct.Struct("<I"), struct.Struct("<Q")
+
+STORAGE: Mapping[int, tuple[str, int, int]] = {  # of usual types: name, weights and bytes of a block
+    0: ("F32", 1, 4), 1: ("F16", 1, 2), 30: ("BF16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
+}  # fmt: skip
+
+
+class Texts:
+    """An array of strings. They are decoded when they are asked for: a vocabulary holds hundreds of thousands."""
+
+    def __init__(self, data: bytes, count: int) -> None:
+        """data: each string's length in 8 bytes, and the string."""
+        self._data, self._count = data, count
+
+    @cached_property
+    def decoded(self) -> list[str]:
+        data, unpack, at, out = self._data, U64.unpack_from, 0, []
+        for _ in range(self._count):
+            start = at + 8
+            at = start + unpack(data, at)[0]
+            out.append(data[start:at].decode("utf-8", "replace"))
+        return out
+
+
+MetadataValue = bool | int | float | str | list[int] | list[float] | list[bool] | Texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,19 +124,16 @@ class _Cursor:
         start = self.skip(self.number(U64))
         return self.data[start : self.at].decode("utf-8", errors="replace")
 
-    def texts(self, count: int) -> list[str]:
-        """`count` strings. Inlined for speed: a vocabulary holds hundreds of thousands."""
-        data, at, end, out = self.data, self.at, self.end, []
+    def texts(self, count: int) -> Texts:
+        """`count` strings, each checked to lie inside the file."""
+        data, unpack, at, end = self.data, U64.unpack_from, self.at, self.end
         for _ in range(count):
-            start = at + 8
-            if start > end:
+            if at + 8 > end:
                 raise self.fail("a list of strings is cut off")
-            at = start + U64.unpack_from(data, at)[0]
+            at += 8 + unpack(data, at)[0]
             if at > end:
                 raise self.fail("a string runs past the end of the file")
-            out.append(data[start:at].decode("utf-8", errors="replace"))
-        self.at = at
-        return out
+        return Texts(data[self.skip(at - self.at) : at], count)
 
     def scalars(self, kind: int, count: int) -> list[int]:
         dtype = np.dtype(SCALARS[kind])
@@ -170,18 +192,16 @@ def _tensor_entry(cursor: _Cursor) -> TensorEntry:
 
 def _locate(entries: list[TensorEntry], base: int, cursor: _Cursor) -> tuple[TensorInfo, ...]:
     """The tensors with their positions in the file, each checked to lie inside it."""
-    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-
-    known: Callable[[int], bool] = {int(kind) for kind in GGMLQuantizationType}.__contains__
     placed: dict[str, TensorInfo] = {}
     for name, shape, kind, offset in entries:
         if name in placed:
             raise cursor.fail(f"tensor {name!r} appears twice")
-        if not known(kind):
+        found = storage_of(kind)
+        if found is None:
             raise cursor.fail(
                 f"tensor {name!r} has storage type {kind}, which the installed gguf package does not know"
             )
-        block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+        _, block, block_bytes = found
         if prod(shape) == 0 or shape[-1] % block:
             raise cursor.fail(f"tensor {name!r} has shape {shape}, whose rows are no whole blocks of {block}")
         size = prod(shape) // block * block_bytes
@@ -191,3 +211,16 @@ def _locate(entries: list[TensorEntry], base: int, cursor: _Cursor) -> tuple[Ten
             )
         placed[name] = TensorInfo(name, shape, kind, base + offset, size)
     return tuple(placed.values())
+
+
+def storage_of(kind: int) -> tuple[str, int, int] | None:
+    """The name of a storage type, and the weights and bytes of its blocks; None where nobody knows it.
+
+    The gguf package, which takes a while to import, is asked for types that are not usual.
+    """
+    if kind in STORAGE:
+        return STORAGE[kind]
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    known = {int(each): each for each in GGMLQuantizationType}
+    return (known[kind].name, *GGML_QUANT_SIZES[known[kind]]) if kind in known else None

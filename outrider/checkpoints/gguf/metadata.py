@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import isfinite
-from typing import Any
 
 import numpy as np
 
-from outrider.checkpoints.gguf.header import MetadataValue
+from outrider.checkpoints.gguf.header import MetadataValue, Texts
 from outrider.core.errors import ConfigError
 
 
@@ -48,17 +47,17 @@ class Metadata:
         return value
 
     def texts(self, key: str) -> list[str]:
-        return self._items(key, str, "strings")
+        value = self.values.get(key)
+        if not isinstance(value, Texts):
+            raise self.fail(f"{key} should be a list of strings, found {self._quote(key)}")
+        return value.decoded
 
     def numbers(self, key: str) -> list[float]:
-        return self._items(key, (int, float), "numbers")
-
-    def _items(self, key: str, kind: type | tuple[type, ...], items: str) -> list[Any]:
         value = self.values.get(key)
         # all items of a list have the same type, so the first one is checked
-        if not isinstance(value, list) or (value and not isinstance(value[0], kind)):
-            raise self.fail(f"{key} should be a list of {items}, found {self._quote(key)}")
-        return value
+        if not isinstance(value, list) or (value and not isinstance(value[0], (int, float))):
+            raise self.fail(f"{key} should be a list of numbers, found {self._quote(key)}")
+        return list(value)
 
     def token(self, name: str, size: int) -> int | None:
         """The id of a special token (`bos`, `eos`, ...); None where the file has none or it is out of range."""
@@ -69,7 +68,9 @@ class Metadata:
         return token if isinstance(token, int) and 0 <= token < size else None
 
     def _quote(self, key: str) -> str:
-        return f"{self.values[key]!r:.60}" if key in self.values else "nothing"
+        value = self.values.get(key)
+        shown = value.decoded if isinstance(value, Texts) else value
+        return f"{shown!r:.60}" if key in self.values else "nothing"
 
 
 def shortest_decimal(value: float) -> float:

@@ -1,10 +1,8 @@
-"""From a GGUF file's vocabulary to tokenizer.json and tokenizer_config.json."""
+"""From a GGUF file's vocabulary to a tokenizer, and the settings of its tokenizer_config.json."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -38,10 +36,10 @@ ADDS_BOS = {"llama-bpe"}
 END_OF_TURN_TOKENS = {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>"}
 
 
-def write_tokenizer(meta: Metadata, config: Mapping[str, Any], folder: Path) -> None:
-    """Write tokenizer.json and tokenizer_config.json. Raises ConfigError where the tokenizer is not supported."""
-    if len(_vocab_tokens(meta)) > config["vocab_size"]:
-        raise meta.fail(f"{len(_vocab_tokens(meta))} tokens have only {config['vocab_size']} rows in the embedding")
+def build_tokenizer(meta: Metadata, rows: int) -> Tokenizer:
+    """The file's tokenizer. rows: of the embedding. Raises ConfigError where it is of a kind that is not supported."""
+    if len(_vocab_tokens(meta)) > rows:
+        raise meta.fail(f"{len(_vocab_tokens(meta))} tokens have only {rows} rows in the embedding")
     kind = meta.text("tokenizer.ggml.model")
     if kind == "gpt2":
         tokenizer = _byte_level(meta)
@@ -53,9 +51,7 @@ def write_tokenizer(meta: Metadata, config: Mapping[str, Any], folder: Path) -> 
         )
     _add_tokens(tokenizer, meta)
     _add_post_processor(tokenizer, meta)
-    (folder / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
-    settings = json.dumps(_tokenizer_config(meta, config["max_position_embeddings"]), ensure_ascii=False, indent=2)
-    (folder / "tokenizer_config.json").write_text(settings + "\n", encoding="utf-8")
+    return tokenizer
 
 
 def end_ids(meta: Metadata) -> list[int]:
@@ -94,13 +90,12 @@ def _byte_level(meta: Metadata) -> Tokenizer:
         what = f"pre-tokenizer {pre!r}" if pre else "a file that does not say how to split text (tokenizer.ggml.pre)"
         raise meta.fail(f"{what} is not read from GGUF; what is: {', '.join(SPLITS)}")
     vocab = _ids_by_token(_vocab_tokens(meta))
-    merges: list[tuple[str, str]] = []
-    for merge in meta.texts("tokenizer.ggml.merges"):
-        left, _, right = merge.partition(" ")
-        if not {left, right, left + right} <= vocab.keys():
-            raise meta.fail(f"the merge {merge!r} is not made of tokens of the vocabulary")
-        merges.append((left, right))
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=pre in IGNORES_MERGES))
+    merges = [(left, right) for left, _, right in (text.partition(" ") for text in meta.texts("tokenizer.ggml.merges"))]
+    try:
+        model = models.BPE(vocab=vocab, merges=merges, ignore_merges=pre in IGNORES_MERGES)
+    except Exception as error:  # the Rust side raises nothing narrower
+        raise meta.fail(f"a merge is not made of tokens of the vocabulary: {error}") from error
+    tokenizer = Tokenizer(model)
     if pre in NFC_NORMALIZED:
         tokenizer.normalizer = normalizers.NFC()
     cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in SPLITS[pre]]
@@ -154,21 +149,17 @@ def merges_of(vocab: Mapping[str, int], scores: list[float]) -> list[tuple[str, 
 
 def _ids_by_token(tokens: list[str]) -> dict[str, int]:
     """Each token's id; of two equal tokens, the first."""
-    vocab: dict[str, int] = {}
-    for index, token in enumerate(tokens):
-        vocab.setdefault(token, index)
-    return vocab
+    return dict(zip(reversed(tokens), range(len(tokens) - 1, -1, -1), strict=True))
 
 
 def _add_tokens(tokenizer: Tokenizer, meta: Metadata) -> None:
     """Add control and user-defined tokens, which are matched in the text before it is split."""
-    vocab = tokenizer.get_vocab(with_added_tokens=False)
+    tokens = _vocab_tokens(meta)
+    marked = [(tokens[i], kind) for i, kind in enumerate(_token_types(meta)) if kind in (CONTROL, USER_DEFINED)]
     # A token not in the vocabulary was rewritten above, and is reached by merges.
-    kinds = [
-        (token, kind) for token, kind in zip(_vocab_tokens(meta), _token_types(meta), strict=True) if token in vocab
-    ]
-    control = [AddedToken(token, special=True, normalized=False) for token, kind in kinds if kind == CONTROL]
-    defined = [AddedToken(token, special=False, normalized=False) for token, kind in kinds if kind == USER_DEFINED]
+    marked = [(token, kind) for token, kind in marked if tokenizer.token_to_id(token) is not None]
+    control = [AddedToken(token, special=True, normalized=False) for token, kind in marked if kind == CONTROL]
+    defined = [AddedToken(token, special=False, normalized=False) for token, kind in marked if kind == USER_DEFINED]
     tokenizer.add_special_tokens(control)
     tokenizer.add_tokens(defined)
 
@@ -200,7 +191,8 @@ def _add_post_processor(tokenizer: Tokenizer, meta: Metadata) -> None:
     )
 
 
-def _tokenizer_config(meta: Metadata, context: int) -> dict[str, Any]:
+def tokenizer_config(meta: Metadata, context: int) -> dict[str, Any]:
+    """The settings of tokenizer_config.json. context: max tokens of a text."""
     tokens = _vocab_tokens(meta)
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",

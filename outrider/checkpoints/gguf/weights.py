@@ -16,12 +16,13 @@ from torch import Tensor
 
 from outrider.checkpoints.gguf.config import hf_config
 from outrider.checkpoints.gguf.families import NOT_WEIGHTS, ROPE_FREQS, GGUFFamily, family_of, hf_name, hf_shape
-from outrider.checkpoints.gguf.header import TensorInfo, read_header
+from outrider.checkpoints.gguf.header import TensorInfo, read_header, storage_of
 from outrider.checkpoints.gguf.metadata import Metadata
 from outrider.core.errors import ConfigError
 
 CHUNK_ELEMENTS = 1 << 20  # dequantized at a time by one thread: 4 MB of float32
 MAX_THREADS = 8  # that dequantize
+FLOATS = {0: np.float32, 1: np.float16}  # by the number of their storage type: read without the gguf package
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +39,11 @@ class GGUFWeights:
     @property
     def storage(self) -> str:
         """The storage type that most weights have: Q4_K, F16."""
-        from gguf import GGMLQuantizationType
-
         elements: Counter[int] = Counter()
         for tensor in self.tensors.values():
             elements[tensor.kind] += tensor.elements
-        return GGMLQuantizationType(elements.most_common(1)[0][0]).name
+        found = storage_of(elements.most_common(1)[0][0])
+        return "" if found is None else found[0]
 
     @property
     def bits(self) -> int:
@@ -81,8 +81,11 @@ class GGUFWeights:
             values = stored.dequantize(first, first + step)
             rows[first : first + step] = torch.from_numpy(values - offset if offset else values)
 
-        with ThreadPoolExecutor(min(MAX_THREADS, torch.get_num_threads())) as pool:
-            list(pool.map(fill, range(0, len(rows), step)))  # a list, so that errors are raised
+        if step >= len(rows):
+            fill(0)
+        else:
+            with ThreadPoolExecutor(min(MAX_THREADS, torch.get_num_threads())) as pool:
+                list(pool.map(fill, range(0, len(rows), step)))  # a list, so that errors are raised
         heads = {".q_proj.": "num_attention_heads", ".k_proj.": "num_key_value_heads"}
         found = next((key for part, key in heads.items() if part in name), None)
         return unpermute(out, self.config[found]) if self.family.rotary_pairs and found else out
@@ -117,13 +120,15 @@ class StoredRows:
 
     def dequantize(self, first: int, end: int) -> np.ndarray:
         """float32 [rows, columns]. ConfigError where the gguf package cannot read the storage type."""
+        part = self.data[first:end]
+        if self.kind in FLOATS:
+            return part.view(FLOATS[self.kind]).astype(np.float32)
         from gguf import GGMLQuantizationType
         from gguf.quants import dequantize
 
-        kind, part = GGMLQuantizationType(self.kind), self.data[first:end]
-        plain = {GGMLQuantizationType.F32: np.float32, GGMLQuantizationType.F16: np.float16}
+        kind = GGMLQuantizationType(self.kind)
         try:
-            return part.view(plain[kind]).astype(np.float32) if kind in plain else dequantize(part, kind)
+            return dequantize(part, kind)
         except NotImplementedError as error:
             raise ConfigError(
                 f"{self.where} is stored as {kind.name}, which the installed gguf package cannot read; use a file in "

@@ -26,7 +26,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from outrider.checkpoints.gguf import convert_gguf
-from outrider.checkpoints.gguf.header import read_header
+from outrider.checkpoints.gguf.header import STORAGE, read_header, storage_of
 from outrider.core.errors import ConfigError, FetchError
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -149,6 +149,13 @@ def test_config_states_the_shape_in_hugging_face_terms(tmp_path, tiny):
     assert (config["bos_token_id"], config["eos_token_id"], config["pad_token_id"]) == (1, 2, 0)
     ends = json.loads((tmp_path / "out" / "generation_config.json").read_text())["eos_token_id"]
     assert ends == [2, 0]  # its own first, then <|endoftext|>, which llama.cpp stops at, too
+
+
+def test_storage_types_are_those_of_the_gguf_package():
+    for kind in gguf.GGMLQuantizationType:
+        assert storage_of(int(kind)) == (kind.name, *gguf.GGML_QUANT_SIZES[kind])
+    assert storage_of(max(gguf.GGMLQuantizationType) + 1) is None
+    assert len(STORAGE) == 11
 
 
 @pytest.mark.parametrize("kind", [gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.Q4_1])
@@ -399,6 +406,15 @@ def test_unknown_tokenizers_are_refused_with_what_is_read(key, value, complaint,
 
     write_gguf(tmp_path / "m.gguf", tiny_model, extra=extra)
     assert_refused(tmp_path, complaint)
+
+
+def test_a_merge_of_what_is_no_token_is_refused(tmp_path, tiny_model):
+    def extra(writer):
+        value = gguf.gguf_writer.GGUFValue(["t martian"], gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.STRING)
+        writer.kv_data[0]["tokenizer.ggml.merges"] = value
+
+    write_gguf(tmp_path / "m.gguf", tiny_model, extra=extra)
+    assert_refused(tmp_path, "not made of tokens of the vocabulary: .*martian")
 
 
 @pytest.mark.parametrize("key", ["tokens", "merges", "token_type"])

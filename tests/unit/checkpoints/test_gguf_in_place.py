@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +19,13 @@ from outrider.checkpoints.folder import source_bits
 from outrider.checkpoints.gguf import convert_gguf, weights
 from outrider.checkpoints.resolve import resolve
 from outrider.checkpoints.tensors import open_tensors
+from outrider.core.errors import ConfigError
 from outrider.core.sequence import Span
 from outrider.loading.load import load
 from outrider.models.config import DTYPES
 from outrider.models.load import default_dtype, load_decoder, read_config
+from outrider.models.tokenizer import Tokenizer
+from outrider.native.library import library
 from outrider.runners.native import NativeRunner
 
 Q4_1, Q8_0 = gguf.GGMLQuantizationType.Q4_1, gguf.GGMLQuantizationType.Q8_0
@@ -108,3 +114,32 @@ def test_16_bits_stay_and_32_become_bfloat16_except_on_the_cpu(stored, device, t
     assert config is not None
     expected = {"cpu": "float32", "cuda": {"float32": "bfloat16"}.get(stored, stored)}[device]
     assert default_dtype(config, torch.device(device)) is DTYPES[expected]
+
+
+def test_the_vocabulary_is_read_from_the_file_and_written_nowhere(tmp_path):
+    write_gguf(tmp_path / "m.gguf", random_model("llama"))
+    convert_gguf(tmp_path / "m.gguf", tmp_path / "out")
+    folder = resolve(str(tmp_path / "m.gguf"))
+    names = {file.name for file in folder.iterdir()}
+    assert names == {"config.json", "generation_config.json", "gguf.json", "tokenizer_config.json"}
+    in_place, converted = Tokenizer.from_folder(folder), Tokenizer.from_folder(tmp_path / "out")
+    assert in_place.to_json() == converted.to_json()
+    assert (in_place.eos_ids, in_place.named) == (converted.eos_ids, converted.named)
+
+
+def test_a_vocabulary_that_cannot_be_read_is_refused_by_load(tmp_path):
+    def unknown(writer: gguf.GGUFWriter) -> None:
+        writer.kv_data[0]["tokenizer.ggml.pre"] = gguf.gguf_writer.GGUFValue("martian", gguf.GGUFValueType.STRING)
+
+    write_gguf(tmp_path / "m.gguf", random_model("llama"), extra=unknown)
+    with pytest.raises(ConfigError, match="martian"):
+        load(str(tmp_path / "m.gguf"), device="cpu", cache_tokens=64)
+    assert gc.isenabled()
+
+
+def test_usual_files_are_loaded_without_the_gguf_package(tmp_path):
+    write_gguf(tmp_path / "m.gguf", random_model("llama"), kind=Q4_1)
+    if library() is None:
+        pytest.skip("the CPU kernels are not here: no compiler, or OUTRIDER_NATIVE=0")
+    code = f"import sys; from outrider import load; load({str(tmp_path / 'm.gguf')!r}, device='cpu', cache_tokens=64)"
+    subprocess.run([sys.executable, "-c", f"{code}; sys.exit('gguf' in sys.modules)"], check=True)
