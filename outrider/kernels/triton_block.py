@@ -224,7 +224,7 @@ def add_noise(
 
 
 def chunk_size(rank: int, block: int) -> int:
-    """Inputs of the Markov head that are multiplied at a time: all, or half of what fits where they are loaded ahead."""
+    """Inputs of the Markov head that are multiplied at a time: all, or half of what fits, as more are on their way."""
     padded, most = triton.next_power_of_2(max(1, rank)), MAX_TILE // block
     return max(16, padded if padded <= most else most // 2)
 

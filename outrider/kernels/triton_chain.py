@@ -118,8 +118,8 @@ def draft_chains(
 ) -> tuple[Tensor, Tensor | None]:
     """Draft tokens int64 [B, K], and how likely each is accepted, float32 [B, K], where `confidence` says so.
 
-    confidence: the fields of a `ConfidenceLayer`; others: of a `BlockLogits`. rows float32 [B, K, V] may be overwritten.
-    out: where to write; None: to new tensors.
+    confidence: the fields of a `ConfidenceLayer`. The others: of a `BlockLogits`, whose rows float32 [B, K, V] are
+    overwritten. out: where to write; None: to new tensors.
     """
     rows, (batch, levels, columns), device = rows.contiguous(), rows.shape, rows.device
     block, rank = chain_block(columns), 0 if markov is None else markov[1].shape[1]
