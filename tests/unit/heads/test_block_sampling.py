@@ -7,8 +7,12 @@ import itertools
 import pytest
 import torch
 
+from outrider.core.draft import Draft, Verdict
+from outrider.core.sampling import SamplingParams
+from outrider.core.sequence import Sequence
 from outrider.verify.block_sampling import BlockLogits, draft_chain, draft_tree, draw_chain
 from outrider.verify.noise import DRAFT, ROUND, gumbel, keys_at
+from outrider.verify.seeded import SeededVerifier
 
 VOCAB, COLUMNS, LEVELS = 11, 6, 3
 TOKENS = torch.tensor([0, 2, 3, 7, 8, 10])
@@ -67,6 +71,39 @@ def test_a_chain_takes_the_best_token_after_the_one_before():
         for level, token in enumerate(chain):
             assert token == int(TOKENS[log_probs(given, b, level, before, noisy=True).argmax()])
             before = token
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_a_block_that_knows_the_target_is_accepted_as_far_as_it_goes(temperature: float):
+    """The target's logits depend on the last token alone, and the Markov head has them: chains are accepted whole.
+
+    Of a tree, the beginning of that chain that it holds is accepted.
+    """
+    count, params = 12, SamplingParams(temperature=temperature)
+    table = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(1)) * 2  # [what follows, token]
+    seqs = [Sequence(i, [i % VOCAB] * (2 + i), 1, params, seed=70 + i) for i in range(count)]
+    given = BlockLogits(
+        torch.zeros(count, LEVELS, VOCAB),
+        torch.tensor([seq.tokens[-1] for seq in seqs]),
+        torch.tensor([len(seq.tokens) for seq in seqs]),
+        torch.tensor([seq.seed for seq in seqs]),
+        torch.full((count,), temperature, dtype=torch.float64),
+        VOCAB,
+        markov=(torch.eye(VOCAB), table),
+    )
+    chains = draft_chain(given)[0].tolist()
+    tokens, parents = draft_tree(given, 12)
+    trees = [Draft(*rows) for rows in zip(tokens.tolist(), parents.tolist(), strict=True)]
+    for drafts in ([Draft(chain) for chain in chains], trees):
+        read = [token for seq, draft in zip(seqs, drafts, strict=True) for token in (seq.tokens[-1], *draft.tokens)]
+        verdicts = SeededVerifier().judge(seqs, drafts, table.T[read])
+        for draft, chain, verdict in zip(drafts, chains, verdicts, strict=True):
+            held = {tuple(draft.tokens[node] for node in draft.path(i)) for i in range(len(draft))}
+            depth = max((d for d in range(LEVELS + 1) if tuple(chain[:d]) in held), default=0)
+            assert isinstance(verdict, Verdict)
+            assert len(verdict.path) == depth
+            assert list(verdict.tokens[:depth]) == chain[:depth]
+            assert depth == LEVELS or draft.parents is not None
 
 
 def test_a_drawn_chain_states_what_it_was_drawn_from():
