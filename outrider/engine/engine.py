@@ -112,6 +112,8 @@ class Engine:
         launched = InFlightRound(scheduled, proposal, spans, scores, scoring, times, behind=after is not None)
         if self.target.asynchronous:
             self._decide(launched, spans)
+        elif scores.choices is not None:
+            launched.choices = HostCopy(scores.choices)
         return launched
 
     def _schedule(self, after: InFlightRound | None) -> tuple[list[ScheduledSequence], DeviceState | None]:
@@ -135,7 +137,7 @@ class Engine:
 
     def _score(self, scheduled: list[ScheduledSequence], spans: list[Span], state: DeviceState | None) -> Scores:
         """The pass; where all its sequences decode, and the target alone decides, with its choices."""
-        if self.target.asynchronous and all(each.complete and each.chunk == 1 for each in scheduled):
+        if all(each.decodes for each in scheduled):
             draws = self.verifier.draws([each.seq for each in scheduled])
             if draws is not None:
                 return self.target.score_and_choose(spans, state, draws)

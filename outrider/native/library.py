@@ -12,7 +12,7 @@ from outrider.core.errors import OutriderError
 from outrider.native.build import BuildError, find_or_build
 
 log = logging.getLogger(__name__)
-VERSION = 2
+VERSION = 3
 
 
 class Product(c.Structure):
@@ -58,6 +58,7 @@ class Pass(c.Structure):
         *((name, c.c_void_p) for name in ("ids", "positions", "slots", "embedded")),
         ("sequences", c.POINTER(Sequence)),
         *((name, c.c_void_p) for name in ("wanted", "taps", "features", "hidden", "logits")),
+        *((name, c.c_void_p) for name in ("chosen", "seeds", "temperatures")),
     ]
 
 

@@ -7,12 +7,14 @@ Every row has the same bits whatever other rows are in the pass and however many
 from __future__ import annotations
 
 import ctypes as c
+from array import array
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from outrider.core.draws import Draws
 from outrider.core.sequence import Span
 from outrider.models.blocks import BlockLinear
 from outrider.models.decoder import Decoder
@@ -35,6 +37,8 @@ class PassOutput:
     """[M, vocab]; None where the caller computes them"""
     features: Tensor | None
     """[N, taps * hidden]; None where no layer is tapped"""
+    choices: Tensor | None = None
+    """int64 [M]: the target's choice after each, NO_TOKEN where there is none; None where nobody asked"""
 
 
 def cpu_pass_of(model: PagedModel) -> CpuPass | None:
@@ -114,10 +118,15 @@ class CpuPass:
         self._kept.append(values.float().contiguous())
         return self._kept[-1].data_ptr()
 
-    def run(self, spans: Seq[Span], layout: Layout, *, logits: bool = True) -> PassOutput:
-        """logits: by the whole head; without, only the hidden rows are computed."""
+    def run(self, spans: Seq[Span], layout: Layout, *, logits: bool = True, draws: Draws | None = None) -> PassOutput:
+        """logits: by the whole head; without, only the hidden rows are computed.
+
+        draws: of the spans' sequences, all of which ask for logits: the pass makes their choices too.
+        """
+        self._point_to_rotations(max(span.start + span.width for span in spans))
         kept, sequences = _sequences(spans, self.model)
-        out = self._run(layout, sequences, logits)
+        choice = None if draws is None else _RowDraws(spans, draws)
+        out = self._run(layout, sequences, logits, choice)
         del kept  # alive until here: the sequences point to them
         return out
 
@@ -126,16 +135,19 @@ class CpuPass:
         """A pass of one row in the scratch page, to be timed."""
         zero, page = torch.zeros(1, dtype=torch.int64), torch.tensor([self.model.pool.count], dtype=torch.int32)
         layout = Layout(zero, zero, zero + self.model.scratch_slot, zero, [slice(0, 1)])
+        self._point_to_rotations(1)
         self._run(layout, (Sequence * 1)(Sequence(1, 0, 1, page.data_ptr(), 1, None)), logits=True)
 
-    def _run(self, layout: Layout, sequences: c.Array[Sequence], logits: bool) -> PassOutput:
+    def _run(
+        self, layout: Layout, sequences: c.Array[Sequence], logits: bool, draws: _RowDraws | None = None
+    ) -> PassOutput:
         model, config, weights = self.model, self.model.config, self.model.decoder.weights
-        self._point_to_rotations(int(layout.positions.max()) + 1)
-        wanted, taps = layout.wanted, torch.tensor(model.taps, dtype=torch.int64)
+        wanted, taps = layout.wanted, array("q", model.taps)
         out = PassOutput(
             torch.empty(len(wanted), config.hidden_size),
             torch.empty(len(wanted), config.vocab_size) if logits else None,
             torch.empty(len(layout.ids), model.features_width) if model.taps else None,
+            None if draws is None else torch.empty(len(wanted), dtype=torch.int64),
         )
         embedded = None if isinstance(weights.table, BlockTensor) else weights.embed(layout.ids).float()
         arguments = Pass(
@@ -150,10 +162,13 @@ class CpuPass:
             embedded=None if embedded is None else embedded.data_ptr(),
             sequences=sequences,
             wanted=wanted.data_ptr(),
-            taps=taps.data_ptr(),
+            taps=taps.buffer_info()[0],
             features=None if out.features is None else out.features.data_ptr(),
             hidden=out.hidden.data_ptr(),
             logits=None if out.logits is None else out.logits.data_ptr(),
+            chosen=None if out.choices is None else out.choices.data_ptr(),
+            seeds=None if draws is None else draws.seeds,
+            temperatures=None if draws is None else draws.temperatures,
         )
         self._struct.head = _blocks(weights.head).struct if logits else Product()
         self.library.call("pass", c.byref(self._struct), c.byref(arguments))
@@ -171,23 +186,35 @@ class CpuPass:
             layer.cos_sin = self._tables[own.rope].data_ptr()
 
 
-def _sequences(spans: Seq[Span], model: PagedModel) -> tuple[list[Tensor], c.Array[Sequence]]:
-    """The kernels' view of the spans, and the tensors it points to."""
-    kept: list[Tensor] = []
+class _RowDraws:
+    """Pointers to the seed and the temperature of each row of logits; None where every choice is the best token."""
+
+    def __init__(self, spans: Seq[Span], draws: Draws) -> None:
+        self.seeds: int | None = None
+        self.temperatures: int | None = None
+        if not any(draws.temperatures):
+            return
+        seeds, temperatures = array("Q"), array("d")
+        for span, seed, temperature in zip(spans, draws.seeds, draws.temperatures, strict=True):
+            seeds.extend([seed] * span.rows)
+            temperatures.extend([temperature] * span.rows)
+        self._kept = seeds, temperatures
+        self.seeds, self.temperatures = seeds.buffer_info()[0], temperatures.buffer_info()[0]
+
+
+def _sequences(spans: Seq[Span], model: PagedModel) -> tuple[list[array[int]], c.Array[Sequence]]:
+    """The kernels' view of the spans, and the arrays it points to."""
+    kept: list[array[int]] = []
 
     def pointer(values: Seq[int]) -> int:
-        kept.append(torch.tensor(values, dtype=torch.int32))
-        return kept[-1].data_ptr()
+        kept.append(array("i", values))
+        return kept[-1].buffer_info()[0]
 
-    made = [
-        Sequence(
-            rows=span.width,
-            start=span.start,
-            text=span.start + len(span.tokens),
-            table=pointer(model.pool.table(span.seq_id)),
-            pages=len(model.pool.table(span.seq_id)),
-            parents=None if span.draft.is_chain else pointer(span.draft.parents or ()),
-        )
-        for span in spans
-    ]
-    return kept, (Sequence * len(made))(*made)
+    made = (Sequence * len(spans))()
+    for each, span in zip(made, spans, strict=True):
+        table = model.pool.table(span.seq_id)
+        each.rows, each.start, each.text = span.width, span.start, span.start + len(span.tokens)
+        each.table, each.pages = pointer(table), len(table)
+        if not span.draft.is_chain:
+            each.parents = pointer(span.draft.parents or ())
+    return kept, made

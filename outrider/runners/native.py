@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -106,6 +106,8 @@ class NativeRunner(Runner):
     @torch.inference_mode()
     def score_and_choose(self, spans: Seq[Span], after: DeviceState | None, draws: Draws) -> Scores:
         graphs = self.graphs
+        if self.cpu_pass is not None and after is None and not self.model.heads.size:
+            return self._choose_at_once(self.cpu_pass, spans, draws)
         if graphs is None or any(span.width > graphs.max_decode for span in spans):
             return self.score(spans, after)
         return graphs.score(spans, after, draws)
@@ -249,6 +251,14 @@ class NativeRunner(Runner):
         out = cpu_pass.run(spans, layout, logits=whole_head)
         logits = self.model.heads.logits(out.hidden) if out.logits is None else out.logits
         return logits, self._features(layout, out.features), []
+
+    def _choose_at_once(self, cpu_pass: CpuPass, spans: Seq[Span], draws: Draws) -> Scores:
+        """A pass in one call that makes the target's choices too."""
+        with self.model.threads.run_pass(sum(span.width for span in spans)):
+            layout = lay_out(spans, self.pool, self.device)
+            out = cpu_pass.run(spans, layout, draws=draws)
+            features = self._features(layout, out.features)
+        return Scores(cast(Tensor, out.logits), spans, features, choices=out.choices)
 
     def _features(self, layout: Layout, block: Tensor | None) -> list[Tensor] | None:
         """Keep the tapped outputs of all rows in their pages, and return those of each span, where asked for."""

@@ -54,7 +54,7 @@ uint8_t* allocate(int64_t bytes) {
 
 }  // namespace
 
-API int32_t outrider_version() { return 2; }
+API int32_t outrider_version() { return 3; }
 
 API int64_t outrider_struct_bytes(int32_t index) {
     constexpr int64_t SIZES[] = {sizeof(Layer), sizeof(Model), sizeof(Sequence), sizeof(Pass),

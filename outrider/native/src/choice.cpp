@@ -17,12 +17,16 @@ uint64_t mix(uint64_t x) {
     return x ^ x >> 31;
 }
 
-// The key of the target's noise: see verify/noise.py.
-uint64_t noise_key(uint64_t seed, int64_t position) {
-    return mix(mix(mix(seed + GOLDEN) + (uint64_t)position * GOLDEN));
-}
-
 }  // namespace
+
+uint64_t noise_key(uint64_t seed, int64_t position) { return mix(mix(mix(seed + GOLDEN) + (uint64_t)position * GOLDEN)); }
+
+Best best_of(const Best* parts, int64_t count) {
+    Best most = parts[0];
+    for (int64_t part = 1; part < count && most.score == most.score; part++)
+        if (!(parts[part].score <= most.score)) most = parts[part];
+    return most;
+}
 
 void Choice::choose(const float* logits, int64_t ldl, int64_t step, const int64_t* before, int64_t* chosen, int64_t stride) const {
     static thread_local std::vector<float> memory;
@@ -40,7 +44,7 @@ void Choice::choose(const float* logits, int64_t ldl, int64_t step, const int64_
             Rows row = {1, bias.rank, 0, bias.before + before[part / parts * stride] * bias.rank, bias.rank, nullptr, nullptr, nullptr, nullptr, nullptr};
             kernels->product(bias.after->parts[0], &row, strip, end, own, vocab);
         }
-        Scored scored = {logits + part / parts * ldl, own, head->tokens, from, to, 1, 0};
+        Scored scored = {logits + part / parts * ldl, own, head->tokens, from, to, 1, 0, 0, 0};
         if (text.temperature > 0) {
             scored.scale = 1 / text.temperature, scored.key = noise_key(text.seed, text.length + step);
             best[part] = kernels->noisiest(&scored);
@@ -49,9 +53,7 @@ void Choice::choose(const float* logits, int64_t ldl, int64_t step, const int64_
         }
     });
     for (int64_t i = 0; i < drafts->count; i++) {
-        Best most = best[i * parts];
-        for (int64_t part = 1; part < parts && most.score == most.score; part++)
-            if (!(best[i * parts + part].score <= most.score)) most = best[i * parts + part];
+        Best most = best_of(best + i * parts, parts);
         chosen[i * stride] = head->tokens ? head->tokens[most.column] : most.column;
     }
 }

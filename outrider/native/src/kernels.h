@@ -30,6 +30,7 @@ struct Scored {            // columns [first, end) of a row
     int64_t first, end;
     double scale;            // of logits, where noise is added
     uint64_t key;            // of the noise
+    float most, temperature; // of the target's own choice in place of `scale`: the row's largest logit, and its temperature
 };
 
 struct Best {
@@ -54,6 +55,7 @@ struct Kernels {
     void (*rotate_halves)(float* x, const float* cos_sin, int64_t dim);
     Best (*largest)(const Scored* scored);
     Best (*noisiest)(const Scored* scored);
+    Best (*noisiest_of_target)(const Scored* scored);
 };
 
 extern const Kernels KERNELS_PLAIN;

@@ -11,6 +11,7 @@ namespace avx512 {
 #include "vector_avx512.h"
 
 constexpr int MAX_ROWS = 8;
+constexpr int MAX_TURNS = 8;  // rows of a block that take turns: as many as there are registers for
 #include "rows.inl"
 
 #include "levels.inl"
@@ -25,5 +26,5 @@ constexpr int MAX_ROWS = 8;
 const Kernels KERNELS_AVX512 = {
     "avx512", avx512::quantize, avx512::product, avx512::attend, avx512::join, avx512::finish,
     avx512::norm, avx512::add_rows, avx512::silu_times, avx512::rotate,
-    avx512::rotate_halves, avx512::largest, avx512::noisiest,
+    avx512::rotate_halves, avx512::largest, avx512::noisiest, avx512::noisiest_of_target,
 };

@@ -11,6 +11,7 @@ namespace neon {
 #include "vector_neon.h"
 
 constexpr int MAX_ROWS = 4;
+constexpr int MAX_TURNS = 1;  // rows of a block that take turns: as many as there are registers for
 #include "rows.inl"
 
 #include "levels.inl"
@@ -25,5 +26,5 @@ constexpr int MAX_ROWS = 4;
 const Kernels KERNELS_NEON = {
     "neon", neon::quantize, neon::product, neon::attend, neon::join, neon::finish,
     neon::norm, neon::add_rows, neon::silu_times, neon::rotate,
-    neon::rotate_halves, neon::largest, neon::noisiest,
+    neon::rotate_halves, neon::largest, neon::noisiest, neon::noisiest_of_target,
 };

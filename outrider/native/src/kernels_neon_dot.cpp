@@ -11,6 +11,7 @@ namespace neon_dot {
 #include "vector_neon.h"
 
 constexpr int MAX_ROWS = 4;
+constexpr int MAX_TURNS = 1;  // rows of a block that take turns: as many as there are registers for
 #include "rows.inl"
 
 #include "levels.inl"
@@ -25,5 +26,5 @@ constexpr int MAX_ROWS = 4;
 const Kernels KERNELS_NEON_DOT = {
     "neon-dot", neon_dot::quantize, neon_dot::product, neon_dot::attend, neon_dot::join, neon_dot::finish,
     neon_dot::norm, neon_dot::add_rows, neon_dot::silu_times, neon_dot::rotate,
-    neon_dot::rotate_halves, neon_dot::largest, neon_dot::noisiest,
+    neon_dot::rotate_halves, neon_dot::largest, neon_dot::noisiest, neon_dot::noisiest_of_target,
 };

@@ -10,6 +10,7 @@ namespace plain {
 #include "vector_plain.h"
 
 constexpr int MAX_ROWS = 1;
+constexpr int MAX_TURNS = 1;  // rows of a block that take turns: as many as there are registers for
 #include "rows.inl"
 
 #include "levels.inl"
@@ -24,5 +25,5 @@ constexpr int MAX_ROWS = 1;
 const Kernels KERNELS_PLAIN = {
     "plain", plain::quantize, plain::product, plain::attend, plain::join, plain::finish,
     plain::norm, plain::add_rows, plain::silu_times, plain::rotate,
-    plain::rotate_halves, plain::largest, plain::noisiest,
+    plain::rotate_halves, plain::largest, plain::noisiest, plain::noisiest_of_target,
 };

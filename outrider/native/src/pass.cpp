@@ -1,5 +1,7 @@
 #include "pass.h"
 
+#include <math.h>
+
 #include "checks.h"
 #include "pack.h"
 #include "runner.h"
@@ -19,6 +21,50 @@ void embed(Runner& runner) {
     });
 }
 
+// The target's choice after each wanted row: the best token, or the best with noise.
+struct RowChoice {
+    const Kernels* kernels;
+    const Model* model;
+    const Pass* pass;
+    static constexpr int64_t PART_COLUMNS = 1 << 13;
+    int64_t vocab = model->vocab, parts = (vocab + PART_COLUMNS - 1) / PART_COLUMNS;
+
+    Scored columns(int64_t row, int64_t part) const {
+        int64_t first = part * PART_COLUMNS, end = first + PART_COLUMNS < vocab ? first + PART_COLUMNS : vocab;
+        return {pass->logits + row * vocab, nullptr, nullptr, first, end, 1, 0, 0, 0};
+    }
+
+    bool is_sampled(int64_t row) const { return pass->temperatures && pass->temperatures[row] > 0 && pass->chosen[row] >= 0; }
+
+    template <class Find> void choose(const Find& find) const {
+        static thread_local std::vector<Best> memory;
+        int64_t count = pass->wanted_count;
+        Best* found = sized(memory, count * parts);
+        for_parts(pass->threads, count * parts, [&](int64_t i) { found[i] = find(i / parts, i % parts); });
+        for (int64_t row = 0; row < count; row++) {
+            Best best = best_of(found + row * parts, parts);
+            pass->chosen[row] = isfinite(best.score) ? best.column : -1;
+        }
+    }
+
+    void run() const {
+        choose([&](int64_t row, int64_t part) {
+            Scored scored = columns(row, part);
+            return kernels->largest(&scored);
+        });
+        bool any = false;
+        for (int64_t row = 0; row < pass->wanted_count; row++) any |= is_sampled(row);
+        if (!any) return;
+        choose([&](int64_t row, int64_t part) {
+            if (!is_sampled(row)) return Best{part || pass->chosen[row] < 0 ? -INFINITY : 0, pass->chosen[row]};
+            Scored scored = columns(row, part);
+            scored.most = scored.logits[pass->chosen[row]], scored.temperature = (float)pass->temperatures[row];
+            scored.key = noise_key((uint64_t)pass->seeds[row], pass->positions[pass->wanted[row]] + 1);
+            return kernels->noisiest_of_target(&scored);
+        });
+    }
+};
+
 void run(Runner& runner) {
     const Model* model = runner.model;
     const Pass* pass = runner.pass;
@@ -36,8 +82,9 @@ void run(Runner& runner) {
     }
     for (int64_t i = 0; i < pass->wanted_count; i++)
         runner.kernels->norm(x + pass->wanted[i] * hidden, model->norm, model->eps, hidden, pass->hidden + i * hidden);
-    if (model->head.parts[0] && pass->wanted_count)
-        runner.multiply(model->head, {pass->hidden, pass->wanted_count, hidden, hidden}, pass->logits, model->vocab);
+    if (!model->head.parts[0] || !pass->wanted_count) return;
+    runner.multiply(model->head, {pass->hidden, pass->wanted_count, hidden, hidden}, pass->logits, model->vocab);
+    if (pass->chosen) RowChoice{runner.kernels, model, pass}.run();
 }
 
 const char* check_pass(const Model* m, const Pass* p) {
@@ -48,6 +95,7 @@ const char* check_pass(const Model* m, const Pass* p) {
             return "a row's token, position or slot is out of bounds";
     for (int64_t i = 0; i < p->wanted_count; i++)
         if (!within(p->wanted[i], 0, p->rows - 1)) return "a wanted row is out of bounds";
+    if (p->chosen && (!m->head.parts[0] || (p->temperatures && !p->seeds))) return "choices need logits, and noise its seeds";
     int64_t rows = 0;
     for (int64_t i = 0; i < p->sequence_count; i++) {
         if (const char* fault = check_sequence(m, p->sequences[i])) return fault;

@@ -47,8 +47,13 @@ struct Pass {
     float* features;         // [rows, tap_count * hidden]
     float* hidden;           // [wanted_count, hidden], after the last norm
     float* logits;           // [wanted_count, vocab]
+    int64_t* chosen;         // [wanted_count]: the target's choice after each, -1 where it has none; null: not asked for
+    const int64_t* seeds;    // [wanted_count]: of the noise of those with a temperature
+    const double* temperatures;  // [wanted_count]: 0: the best token; null: all 0
 };
 
 const char* run_pass(const Kernels* kernels, const Model* model, const Pass* pass);  // null, or what is wrong
 void run_product(const Kernels* kernels, const Product* product, const Rows* rows, int64_t threads, float* y, int64_t ldy);
+uint64_t noise_key(uint64_t seed, int64_t position);  // of the target's noise: see verify/noise.py
+Best best_of(const Best* parts, int64_t count);  // of the columns of one row, in their order
 void quantize_rows(const Kernels* kernels, Rows* rows, int64_t threads);

@@ -6,9 +6,38 @@ INLINE int32_t four_at(const int8_t* p) {
     return four;
 }
 
-template <int BITS> INLINE I dot_half_block(I sum, const B* g, const int8_t* x) {
-    for (int i = 0; i < 4; i++) sum = BITS == 8 ? dot8(sum, g[i], four_at(x + 4 * i)) : dot(sum, g[i], four_at(x + 4 * i));
-    return sum;
+// Adds the products of half a block to each row's sum. Rows take turns, as a sum waits for the one before it.
+template <int BITS, int ROWS> INLINE void dot_half_block(I* sums, const B* g, const int8_t* x) {
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++)
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; r++) {
+            int32_t four = four_at(x + r * BLOCK + 4 * i);
+            sums[r] = BITS == 8 ? dot8(sums[r], g[i], four) : dot(sums[r], g[i], four);
+        }
+}
+
+// The integer sums of a block.
+template <int32_t KIND, int ROWS> INLINE void dot_block(I* totals, const Scales& scales, const B* g, const Rows* rows, int64_t at) {
+    using T = Tile<KIND>;
+    const int8_t* x = rows->q + at * BLOCK;
+    const int32_t* s = rows->sums + 2 * at;
+    if constexpr (T::STYLE == SUPER_6) {
+        I right[ROWS];
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; r++) totals[r] = set1_i(-T::ZERO * s[2 * r]);
+        dot_half_block<T::BITS, ROWS>(totals, g, x);
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; r++) right[r] = set1_i(-T::ZERO * s[2 * r + 1]);
+        dot_half_block<T::BITS, ROWS>(right, g + 4, x + BLOCK / 2);
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; r++) totals[r] = add_i(mul_i(totals[r], scales.sub_d[0]), mul_i(right[r], scales.sub_d[1]));
+    } else {
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; r++) totals[r] = set1_i(T::BITS == 8 ? rows->zeros[at + r] : -T::ZERO * (s[2 * r] + s[2 * r + 1]));
+        dot_half_block<T::BITS, ROWS>(totals, g, x);
+        dot_half_block<T::BITS, ROWS>(totals, g + 4, x + BLOCK / 2);
+    }
 }
 
 // Of ROWS rows from `first` on, of which the first `kept` are stored: others are computed beside them.
@@ -24,25 +53,17 @@ INLINE void strip_of_rows(const uint8_t* w, const Rows* rows, int64_t first, int
     for (int r = 0; r < ROWS; r++) sums[r] = set1(0);
     for (int64_t b = 0; b < blocks; b++, at += width) {
         w = read_header<KIND>(scales, w, b);
-        for (int64_t line = 0; line < T::SIZE; line += 64) __builtin_prefetch(w + PREFETCH_BYTES + line);
+        for (int64_t line = 0; line < T::SIZE; line += 64) __builtin_prefetch(w + PREFETCH_BYTES + line, 0, PREFETCH_HINT);
         B g[8];
         unpack<T::BITS>(w, g);
         read_scales<KIND>(scales, w + T::LEVELS);
         w += T::SIZE;
+        constexpr int TURNS = ROWS < MAX_TURNS ? ROWS : MAX_TURNS;
+        I totals[TURNS];
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; r++) {
-            const int8_t* x = rows->q + (at + r) * BLOCK;
-            I total;
-            const int32_t* s = rows->sums + 2 * (at + r);
-            if constexpr (T::STYLE == SUPER_6) {
-                I left = dot_half_block<T::BITS>(set1_i(-T::ZERO * s[0]), g, x);
-                I right = dot_half_block<T::BITS>(set1_i(-T::ZERO * s[1]), g + 4, x + 16);
-                total = add_i(mul_i(left, scales.sub_d[0]), mul_i(right, scales.sub_d[1]));
-            } else {
-                total = dot_half_block<T::BITS>(set1_i(T::BITS == 8 ? rows->zeros[at + r] : -T::ZERO * (s[0] + s[1])), g, x);
-                total = dot_half_block<T::BITS>(total, g + 4, x + 16);
-            }
-            sums[r] = fma(to_float(total), mul(scales.d, set1(rows->d[at + r])), sums[r]);
+            if (r % TURNS == 0) dot_block<KIND, TURNS>(totals, scales, g, rows, at + r);
+            sums[r] = fma(to_float(totals[r % TURNS]), mul(scales.d, set1(rows->d[at + r])), sums[r]);
             if constexpr (T::HAS_MIN) sums[r] = fma(scales.m, set1(rows->d_sums[at + r]), sums[r]);
         }
     }
@@ -90,8 +111,9 @@ template <int32_t KIND> static void product_of(const Tensor* t, const Rows* rows
         int lanes = t->rows - s * STRIP < STRIP ? (int)(t->rows - s * STRIP) : STRIP;
         float* out = y + s * STRIP;
         int64_t row = 0, n = rows->count;
-        constexpr int64_t SPARE = is_float(kind_info(KIND)) ? 0 : 1;  // 3 rows are computed as 4, 7 as 8
+        constexpr int64_t SPARE = is_float(kind_info(KIND)) ? 0 : 1;  // 3 rows are computed as 4, 5 as 6, 7 as 8
         if constexpr (MOST >= 8) for (; row + 8 - SPARE <= n; row += 8) strip<KIND, 8>(w, rows, row, out, ldy, lanes);
+        if constexpr (MAX_TURNS >= 6 && SPARE) for (; row + 6 - SPARE <= n; row += 6) strip<KIND, 6>(w, rows, row, out, ldy, lanes);
         if constexpr (MOST >= 4) for (; row + 4 - SPARE <= n; row += 4) strip<KIND, 4>(w, rows, row, out, ldy, lanes);
         if constexpr (MOST >= 2) for (; row + 2 <= n; row += 2) strip<KIND, 2>(w, rows, row, out, ldy, lanes);
         for (; row < n; row++) strip<KIND, 1>(w, rows, row, out, ldy, lanes);

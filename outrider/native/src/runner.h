@@ -48,10 +48,15 @@ struct Runner {
         int64_t count, columns, stride;
     };
 
-    void multiply(const Product& product, View in, float* y, int64_t ldy) {
+    // make: computes a row of the input first.
+    template <class Make> void multiply(const Product& product, View in, float* y, int64_t ldy, const Make& make) {
         Rows rows = scratch->blocks.rows(in.x, in.stride, in.count, in.columns);
-        each_row(in.count, in.columns, [&](int64_t row) { kernels->quantize(&rows, row, row + 1); });
+        each_row(in.count, 4 * in.columns, [&](int64_t row) { make(row), kernels->quantize(&rows, row, row + 1); });
         run_product(kernels, &product, &rows, pass->threads, y, ldy);
+    }
+
+    void multiply(const Product& product, View in, float* y, int64_t ldy) {
+        multiply(product, in, y, ldy, [](int64_t) {});
     }
 
     void norm_rows(const float* weight, int64_t count, const float* x, float* out) {
@@ -79,16 +84,23 @@ struct Runner {
 
     Attention attention = {kernels, model, pass, &scratch->attention};
 
-    void add_to_stream(const float* y) {
-        each_row(rows, model->hidden, [&](int64_t row) { kernels->add(scratch->x.data() + row * model->hidden, y + row * model->hidden, model->hidden); });
+    void add_to_stream(int64_t row) {
+        int64_t hidden = model->hidden;
+        kernels->add(scratch->x.data() + row * hidden, scratch->narrow.data() + row * hidden, hidden);
+    }
+
+    void norm_row(const float* weight, int64_t row) {
+        int64_t hidden = model->hidden;
+        kernels->norm(scratch->x.data() + row * hidden, weight, model->eps, hidden, scratch->normed.data() + row * hidden);
     }
 
     // Queries, keys and values of one layer. read: what it reads, in place of the normed stream where it has no norm.
     void project(const Layer& layer, const float* read = nullptr) {
         int64_t width = (model->heads + 2 * model->kv_heads) * model->head_dim;
         Scratch& s = *scratch;
-        if (layer.attention_norm) norm_rows(layer.attention_norm, rows, s.x.data(), s.normed.data()), read = s.normed.data();
-        multiply(layer.qkv, {read, rows, layer.inputs, layer.inputs}, s.qkv.data(), width);
+        multiply(layer.qkv, {layer.attention_norm ? s.normed.data() : read, rows, layer.inputs, layer.inputs}, s.qkv.data(), width, [&](int64_t row) {
+            if (layer.attention_norm) norm_row(layer.attention_norm, row);
+        });
         place(layer, model->heads);
     }
 
@@ -98,15 +110,15 @@ struct Runner {
         project(layer, read);
         attention.run(layer, s.qkv.data(), s.mixed.data());
         multiply(layer.out, {s.mixed.data(), rows, q, q}, s.narrow.data(), hidden);
-        add_to_stream(s.narrow.data());
-        norm_rows(layer.mlp_norm, rows, s.x.data(), s.normed.data());
-        multiply(layer.gate_up, {s.normed.data(), rows, hidden, hidden}, s.wide.data(), 2 * wide);
-        each_row(rows, 4 * wide, [&](int64_t row) {
+        multiply(layer.gate_up, {s.normed.data(), rows, hidden, hidden}, s.wide.data(), 2 * wide, [&](int64_t row) {
+            add_to_stream(row);
+            norm_row(layer.mlp_norm, row);
+        });
+        multiply(layer.down, {s.wide.data(), rows, wide, 2 * wide}, s.narrow.data(), hidden, [&](int64_t row) {
             float* gate = s.wide.data() + 2 * row * wide;
             kernels->silu_times(gate, gate + wide, wide, gate);
         });
-        multiply(layer.down, {s.wide.data(), rows, wide, 2 * wide}, s.narrow.data(), hidden);
-        add_to_stream(s.narrow.data());
+        each_row(rows, hidden, [&](int64_t row) { add_to_stream(row); });
     }
 
     // Memory for all rows, and what each sees.

@@ -5,7 +5,8 @@
 constexpr int64_t MAX_HEAD_DIM = 512;
 constexpr int64_t MAX_SIZE = 1 << 28;      // of a dimension
 constexpr int64_t MAX_THREADS = 256;
-constexpr int64_t PREFETCH_BYTES = 2048;   // so far ahead of what is read
+constexpr int64_t PREFETCH_BYTES = 8192;   // so far ahead of what is read
+constexpr int PREFETCH_HINT = 2;           // to the second cache: it takes more at a time than the first
 constexpr int64_t PART_BYTES = 64 << 10;   // weights of a part of a product
 constexpr int64_t FEW_NUMBERS = 1 << 13;   // of rows: fewer are not shared out
 constexpr int64_t MAX_SHARED_NUMBERS = 1 << 22;  // of attention: where more, threads do not share the keys of a row

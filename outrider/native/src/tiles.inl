@@ -51,7 +51,7 @@ template <int32_t KIND> struct UseTiles {
 template <int32_t KIND> INLINE const uint8_t* unpack_block(Scales& scales, const uint8_t* w, int64_t b, Unpacked* out) {
     using T = Tile<KIND>;
     w = read_header<KIND>(scales, w, b);
-    for (int64_t line = 0; line < T::SIZE; line += 64) __builtin_prefetch(w + PREFETCH_BYTES + line);
+    for (int64_t line = 0; line < T::SIZE; line += 64) __builtin_prefetch(w + PREFETCH_BYTES + line, 0, PREFETCH_HINT);
     B g[8];
     unpack<T::BITS>(w, g);
     for (int i = 0; i < 8; i++) _mm512_store_si512(out->levels + 64 * i, T::ZERO ? _mm512_sub_epi8(g[i], _mm512_set1_epi8((char)T::ZERO)) : g[i]);
