@@ -19,7 +19,15 @@ from outrider.models.rope import INITIAL_LENGTH
 from outrider.native.tensors import BLOCK, Kind
 from outrider.plan.facts import ModelFacts
 from outrider.plan.weights import BLOCK_BYTES, FLOAT, Format, decoder_weights
-from outrider.runners.cuda_graphs import MAX_ROWS, MIN_ROWS, capture_shapes, packed_shapes, prompt_shapes
+from outrider.runners.cuda_graphs import (
+    MAX_ROWS,
+    MIN_ROWS,
+    PROMPT_SIZES,
+    capture_batches,
+    capture_shapes,
+    packed_shapes,
+    prompt_shapes,
+)
 
 Role = Literal["target", "draft model", "head"]
 DRIVER = 621 << 20
@@ -54,11 +62,11 @@ class ModelMemory:
     tables: int = 0
     """Rotations of positions, block tables."""
     buffers: int = 0
-    """Of captured passes: activations, and logits of all their rows."""
+    """Of captured passes: activations, and logits of all their rows. Each model has its own."""
     graphs: int = 0
     """Captured passes themselves."""
     prompt: int = 0
-    """Activations of the longest chunk of a prompt."""
+    """Activations of the longest chunk of a prompt, where no captured pass reads it."""
     logits: int = 0
     """Logits that are alive at once besides, and what sampling makes of them."""
     kept_free: int = 0
@@ -71,7 +79,8 @@ class ModelMemory:
 
     @property
     def transient(self) -> int:
-        """Of passes; on the CPU given back after each, on CUDA kept by the allocator."""
+        """Of passes, of which one runs at a time: given back after each on the CPU, and on CUDA to the allocator, which
+        keeps what the model takes that needs most."""
         return self.prompt + self.logits
 
 
@@ -79,7 +88,7 @@ def decoder_memory(facts: ModelFacts, role: Role, config: DecoderConfig, form: F
     """A whole model. work: the largest passes it will run."""
     name, weights, per_token = facts.name, decoder_weights(facts, config, form), config.token_bytes(form.dtype)
     rows = min(work.max_round_tokens, work.context - 1)
-    prompt, vocab = rows * _row_bytes(config, form.dtype.itemsize), config.vocab_size
+    prompt, vocab, size = rows * _row_bytes(config, form.dtype.itemsize), config.vocab_size, form.dtype.itemsize
     if form.device == "cpu":
         positions = INITIAL_LENGTH if work.context <= INITIAL_LENGTH else max(work.context, 2 * INITIAL_LENGTH)
         return ModelMemory(
@@ -92,11 +101,12 @@ def decoder_memory(facts: ModelFacts, role: Role, config: DecoderConfig, form: F
             logits=vocab * (work.max_rows * FLOAT + min(work.max_rows, CPU_SAMPLED_ROWS) * CPU_SAMPLED_BYTES),
         )
     shapes = [*capture_shapes(work.max_batch, work.max_width), *packed_shapes(work.max_batch, work.max_width)]
-    graphs = len(shapes) + len(prompt_shapes(work.max_width))
+    graphs = len(shapes) + len(prompt_shapes(work.max_width)) + len(PROMPT_SIZES)
     held = 2 if work.max_rows <= MAX_ROWS else 3
     tables = _rotations(config, max(work.context + MAX_WIDTH, 2 * INITIAL_LENGTH)) + _block_tables(work.context)
-    buffers = buffer_bytes(config, max(MIN_ROWS, *(shape.rows for shape in shapes)), form.dtype.itemsize)
-    prompt = round(prompt * PROMPT_SHARE)
+    buffers = buffer_bytes(config, max(MIN_ROWS, *(shape.rows for shape in shapes)), size)
+    buffers += PROMPT_SIZES[-1] * (round(captured_row_bytes(config, size) * PROMPT_SHARE) + config.hidden_size * size)
+    prompt = round(prompt * PROMPT_SHARE) if rows > PROMPT_SIZES[-1] else 0
     measured = buffers + prompt + graphs * PLANNED_GRAPH + held * work.max_rows * vocab * FLOAT
     return ModelMemory(
         name=name,
@@ -117,6 +127,15 @@ def _row_bytes(config: DecoderConfig, size: int) -> int:
     hidden, wide = config.hidden_size, config.intermediate_size
     qkv = (config.heads + 2 * config.kv_heads) * config.head_dim
     return max(4 * wide * size + hidden * size, qkv * (size + 3 * FLOAT + size) + hidden * size)
+
+
+def captured_row_bytes(config: DecoderConfig, size: int) -> int:
+    """The same for a row of a captured prompt (`graphed_prompt.GraphedPrompt.run`): in the MLP, where gate and up of
+    the layer before are still held, or in attention."""
+    hidden, wide, heads = config.hidden_size, config.intermediate_size, config.heads * config.head_dim
+    qkv = heads + 2 * config.kv_heads * config.head_dim
+    both = max(2 * hidden + heads + 5 * wide, 2 * hidden + qkv + 3 * heads + 3 * wide)
+    return both * size + len(config.ropes) * config.head_dim * FLOAT
 
 
 def _rotations(config: DecoderConfig, positions: int) -> int:
@@ -141,17 +160,36 @@ def _packed_bytes(form: Format) -> float:
     return BLOCK_BYTES[Kind.INT8] / BLOCK if form.blocks else torch.bfloat16.itemsize
 
 
-def head_memory(name: str, head: HeadConfig, numbers: int, form: Format) -> ModelMemory:
+def head_memory(name: str, head: HeadConfig, numbers: int, form: Format, work: Workload) -> ModelMemory:
     """A drafting head; its keys and values lie in the target's pages. numbers: of all its tensors."""
     size = form.dtype.itemsize
     packed = form.quantize is not None
     held = _packed_bytes(form) if packed else size
     rows = 0 if head.own_head else head.draft_vocab_size  # of the target's head, copied
-    work = 0 if form.device == "cpu" else ROW_SPLITS * head.heads * (head.head_dim + 2) * FLOAT
+    weights, per_token = (
+        round(numbers * held) + rows * head.hidden_size * (1 if packed else size),
+        head_token_bytes(head, size),
+    )
+    if form.device == "cpu":
+        return ModelMemory(name=name, role="head", weights=weights, per_token=per_token)
+    tapped = (MIN_ROWS + PROMPT_SIZES[-1]) * max(1, len(head.taps)) * head.target_hidden_size * size
+    layers = ROW_SPLITS * head.heads * (head.head_dim + 2) * FLOAT + SPLIT_BYTES + fused_copies(head) * size
     return ModelMemory(
         name=name,
         role="head",
-        weights=round(numbers * held) + rows * head.hidden_size * (1 if packed else size),
-        per_token=head_token_bytes(head, size),
-        buffers=work if head.layers else 0,
+        weights=weights,
+        per_token=per_token,
+        tables=(work.context + 2 * MAX_WIDTH + 64) * head.head_dim * FLOAT if head.layers else 0,
+        buffers=tapped + (layers if head.layers else 0),
+        graphs=len(capture_batches(work.max_batch)) * GRAPH,
     )
+
+
+def fused_copies(head: HeadConfig) -> int:
+    """Numbers of the matrices that the fused kernels hold besides the head's own: see `fused_layers.pack_layer`."""
+    keys = 2 * head.kv_heads * head.head_dim
+    heads = head.heads * head.head_dim + keys
+    if head.kind == "block":
+        heads += keys  # of the target's outputs
+    first = heads * head.hidden_size if head.kind == "eagle3" else 0  # it reads embedding and hidden state side by side
+    return head.layers * (heads + 2 * head.intermediate_size) * head.hidden_size + first

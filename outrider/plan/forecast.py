@@ -11,16 +11,19 @@ import torch
 
 from outrider.core.errors import ConfigError
 from outrider.core.sampling import MAX_BATCH, check_int
-from outrider.drafters.base import ModelLoaded, for_target
+from outrider.drafters.base import ModelLoaded, Traits, for_target
+from outrider.drafters.draft_model import chain_lengths
 from outrider.drafters.registry import parse_drafter
 from outrider.loading.load import available_memory, choose_context, choose_device, choose_dtype, choose_quantize
 from outrider.loading.memory import MIN_CACHE_TOKENS, PAGE_TOKENS, SPARE_BYTES, Workload
 from outrider.models.config import DecoderConfig
+from outrider.models.heads.config import HeadConfig
 from outrider.models.load import default_dtype
 from outrider.native.library import library
-from outrider.plan.estimate import DRIVER, LIBRARIES, ModelMemory, Role, decoder_memory, head_memory
+from outrider.plan.estimate import DRIVER, GRAPH, LIBRARIES, ModelMemory, Role, decoder_memory, head_memory
 from outrider.plan.facts import ModelFacts, read_facts
 from outrider.plan.weights import Format
+from outrider.runners.cuda_graphs import capture_batches
 
 ROUND_TOKENS = {"cpu": 128, "cuda": 2048}
 """Max tokens of a round by default, as `LLM` has them."""
@@ -98,7 +101,8 @@ class Forecast:
     @property
     def at_start(self) -> int:
         """What is in use once the engine is ready."""
-        passing = sum(model.transient for model in self.models) if self.device == "cpu" else 0
+        passes = [model.transient for model in self.models]
+        passing = sum(passes) - (0 if self.device == "cpu" else max(passes))
         return self.own + self.cache + sum(model.weights + model.workspace for model in self.models) - passing
 
     @property
@@ -144,16 +148,18 @@ def make_forecast(target: str, spec: str, options: PlanOptions) -> Forecast:
         drafter = for_target(drafter, facts.folder)
     loads = [each._replace(model=each.model or target) for each in drafter.traits.loads]
     drafts = [(each, read_facts(each.model)) for each in loads]
-    return _Planner(facts, drafts, drafter.traits.max_tokens, options).forecast(spec)
+    return _Planner(facts, drafts, drafter.traits, options).forecast(spec)
 
 
 class _Planner:
     """Answers what a pair takes for any batch and context."""
 
     def __init__(
-        self, target: ModelFacts, drafts: Seq[tuple[ModelLoaded, ModelFacts]], max_draft: int, options: PlanOptions
+        self, target: ModelFacts, drafts: Seq[tuple[ModelLoaded, ModelFacts]], traits: Traits, options: PlanOptions
     ) -> None:
-        self.facts, self.max_draft, self.options = target, max_draft, options
+        self.facts, self.max_draft, self.options = target, traits.max_tokens, options
+        self.chains = len(chain_lengths(traits.max_tokens)) if traits.drafts_ahead else 0
+        """Lengths of chains that a draft model captures, each for every size of batch."""
         self.device, self.memory = _memory_of(options)
         self.config = target.decoder()
         self.form = _format(target, self.config, self.device, options.dtype, options.quantize)
@@ -161,13 +167,13 @@ class _Planner:
         self.context = choose_context(options.context, self.limit, target.name)
         self.own = DRIVER + LIBRARIES if self.device == "cuda" else 0
         self.notes: list[str] = []
-        self.heads: list[ModelMemory] = []
+        self.heads: list[tuple[str, HeadConfig, int]] = []
         self.drafts: list[tuple[ModelFacts, DecoderConfig | None, Format, int]] = []
         """Draft models on the target's device, and how many rows of their heads are copied."""
         for load, facts in drafts:
             head = facts.head(module=load.module)
             if head is not None and self.config is not None:
-                self.heads.append(head_memory(facts.name, *head, self.form))
+                self.heads.append((facts.name, *head))
                 continue
             config = facts.decoder()
             form = _format(facts, config, load.device.partition(":")[0] or self.device, "auto", "auto")
@@ -177,11 +183,15 @@ class _Planner:
     def models(self, batch: int, context: int) -> list[ModelMemory]:
         """All models, for passes of so many sequences of so many tokens."""
         work = self._work(batch, context, self.max_draft)
-        found = [self._model("target", self.facts, self.config, self.form, work), *self.heads]
+        found = [self._model("target", self.facts, self.config, self.form, work)]
+        found += [head_memory(*head, self.form, work) for head in self.heads]
         for facts, config, form, rows in self.drafts:
             part = self._model("draft model", facts, config, form, self._work(batch, context, 1))
-            copied = 0 if config is None else rows * config.hidden_size * form.dtype.itemsize
-            found.append(replace(part, weights=part.weights + copied))
+            if config is not None:
+                chains = self.chains * len(capture_batches(batch)) * GRAPH if self.device == "cuda" else 0
+                copied = rows * config.hidden_size * form.dtype.itemsize
+                part = replace(part, weights=part.weights + copied, graphs=part.graphs + chains)
+            found.append(part)
         return found
 
     def _work(self, batch: int, context: int, max_draft: int) -> Workload:
@@ -206,9 +216,7 @@ class _Planner:
         fixed = self.own + sum(model.weights for model in models)
         if self.device == "cpu":
             return fixed + sum(model.workspace for model in models)
-        heads = sum(model.workspace for model in models if model.role == "head")
-        others = sum(model.kept_free for model in models if model.role != "head")
-        return fixed + heads + others + SPARE_BYTES
+        return fixed + models[0].kept_free * min(2, len(models)) + SPARE_BYTES  # as much again for all drafts
 
     def _room(self, models: Seq[ModelMemory]) -> int:
         """Tokens that fit."""

@@ -62,12 +62,13 @@ def _label(model: ModelMemory) -> str:
 def _start_plot(plan: Forecast) -> Html:
     names = ["all", *(_label(model) for model in plan.models)]
     pad = [0] * len(plan.models)
-    work = [m.workspace - (m.transient if plan.device == "cpu" else 0) for m in plan.models]
+    work = [m.workspace - m.transient for m in plan.models]
+    passes = 0 if plan.device == "cpu" else max(m.transient for m in plan.models)
     bars = [
         Bars("driver and libraries", [plan.own, *pad]),
         Bars("weights", [sum(m.weights for m in plan.models), *(m.weights for m in plan.models)]),
         Bars("cache", [plan.cache, *(plan.tokens * m.per_token for m in plan.models)]),
-        Bars("workspace", [sum(work), *work]),
+        Bars("workspace", [sum(work) + passes, *work]),
     ]
     limit = Mark(f"memory: {memory(plan.memory)}", x=plan.memory)
     return stacked_bars("memory in use at start", names, bars, show=memory, limit=limit)

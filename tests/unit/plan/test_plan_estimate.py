@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from held_tensors import held_bytes, peak_bytes
+from held_tensors import held_bytes, peak_bytes, tensors_of
 
 sys.path.append(str(Path(__file__).parents[1] / "models"))
 
@@ -87,11 +87,11 @@ def test_what_an_engine_holds_at_start(drafter, quantize, blocks, pair, tmp_path
     assert held_bytes(llm) == pytest.approx(plan.at_start, rel=0.05)
 
 
-def _save_head(target: str, folder: Path) -> Path:
-    decoder = load_decoder(Path(target), device="cpu")
-    config = HeadConfig(
+def block_config(vocab_size: int) -> HeadConfig:
+    """Of a head for the target of `pair`."""
+    return HeadConfig(
         kind="block",
-        vocab_size=decoder.config.vocab_size,
+        vocab_size=vocab_size,
         hidden_size=256,
         target_hidden_size=256,
         taps=(0, 3),
@@ -105,6 +105,11 @@ def _save_head(target: str, folder: Path) -> Path:
         own_mask=True,
         draft_vocab_size=500,
     )
+
+
+def _save_head(target: str, folder: Path) -> Path:
+    decoder = load_decoder(Path(target), device="cpu")
+    config = block_config(decoder.config.vocab_size)
     head = BlockHead(config, decoder)
     write_head(folder, config, head.state_dict(), TargetFacts("t", decoder.config), tokens=4, dtype=torch.float32)
     return folder
@@ -162,3 +167,39 @@ def test_the_buffers_of_captured_passes(pair, rows):
     model = PagedModel(decoder, PagePool(4), 512)
     made = held_bytes(list(vars(ActivationBuffers(model, rows)).values()))
     assert buffer_bytes(decoder.config, rows, 2) == pytest.approx(made, rel=0.02)
+
+
+def test_the_activations_of_captured_prompts(pair, monkeypatch):
+    """The launches allocate the same on every device; here the kernels among them do nothing."""
+    pytest.importorskip("triton")
+    from outrider.kvcache.pages import PagePool
+    from outrider.plan.estimate import captured_row_bytes
+    from outrider.runners import graphed_prompt
+    from outrider.runners.paged_model import PagedModel
+
+    for name in ("rotate_and_store", "attend_prompt", "gate_rows", "norm_rows"):
+        monkeypatch.setattr(graphed_prompt, name, lambda *given, **named: None)
+    decoder = load_decoder(Path(pair[0]), device="cpu", dtype=torch.bfloat16)
+    model, rows = PagedModel(decoder, PagePool(4), 512), 256
+    prompt = graphed_prompt.GraphedPrompt(model, graphed_prompt.PromptBuffers(model, rows), rows)
+    assert peak_bytes(prompt.run) == pytest.approx(rows * captured_row_bytes(decoder.config, 2), rel=0.03)
+
+
+def test_what_the_fused_kernels_hold_of_a_block_head(pair, tmp_path):
+    """Copies of matrices, parts of split products, and rotations: the same tensors on every device."""
+    pytest.importorskip("triton")
+    from outrider.kvcache.pages import PagePool
+    from outrider.plan.estimate import SPLIT_BYTES, fused_copies
+    from outrider.runners.attention import AttentionLayers
+    from outrider.runners.fused_block import FusedBlock
+    from outrider.runners.paged_model import PagedModel
+
+    decoder = load_decoder(Path(pair[0]), device="cpu", dtype=torch.bfloat16)
+    config = block_config(decoder.config.vocab_size)
+    head = BlockHead(config, decoder).bfloat16()
+    model = PagedModel(decoder, PagePool(4), 512)
+    made = FusedBlock(head, model, AttentionLayers([], [0, 0], head.scale))
+    own = tensors_of([head, model, made.head.output_head()])
+    held = sum(size for place, size in tensors_of(made).items() if place not in own)
+    table = (512 + 128) * config.head_dim * 4
+    assert held == pytest.approx(fused_copies(config) * 2 + SPLIT_BYTES + table, rel=0.02)

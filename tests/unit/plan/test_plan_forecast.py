@@ -21,7 +21,7 @@ from outrider.cli.plan import parse_size
 from outrider.core.errors import ConfigError, FetchError
 from outrider.llm import LLM
 from outrider.native.library import library
-from outrider.plan.estimate import DRIVER, LIBRARIES
+from outrider.plan.estimate import DRIVER, GRAPH, LIBRARIES
 from outrider.plan.facts import read_facts
 from outrider.plan.forecast import PlanOptions, make_forecast
 from outrider.testing.synthetic import SHAPES, synthetic_pair
@@ -157,6 +157,21 @@ def test_a_draft_model_takes_its_weights_and_as_many_tokens(pair):
     (draft,) = both.models[1:]
     assert (draft.role, draft.per_token) == ("draft model", alone.per_token // 2)
     assert both.at_start - alone.at_start == pytest.approx(draft.weights + both.tokens * draft.per_token, rel=0.05)
+
+
+def test_two_models_on_a_gpu_share_what_their_passes_give_back(pair):
+    """A draft model has buffers, tables and graphs of its own, five of its lengths of chains for each of four sizes of
+    batch among them; the memory that sampling leaves to the allocator serves both."""
+    options = PlanOptions(memory=MEMORY, device="cuda", max_batch=8, context=512)
+    alone = make_forecast(pair[0], "none", options)
+    both = make_forecast(pair[0], f"draft-model:model={pair[1]},k=8", options)
+    target, draft = both.models
+    assert target.logits == draft.logits > 0
+    added = draft.weights + (both.tokens + 16) * draft.per_token + draft.tables + draft.buffers + draft.graphs
+    wider = target.graphs + target.buffers - alone.models[0].graphs - alone.models[0].buffers
+    assert both.at_start - alone.at_start == added + wider
+    short = make_forecast(pair[0], f"draft-model:model={pair[1]},k=5", options)
+    assert draft.graphs - short.models[1].graphs == 4 * GRAPH
 
 
 def test_memory_that_is_short_is_said_with_what_would_fit(pair):
