@@ -21,7 +21,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import cycle
+from itertools import cycle, islice
 from pathlib import Path
 
 from outrider.control.controller import Decisions
@@ -143,8 +143,10 @@ class Table:
             self.sources[file.stem] = cycle(encode_prompt(loaded.tokenizer, each) for each in read_prompts(file, None))
         self.ratios: list[float] = []
         self.work_ratios: list[float] = []
+        # of the prompts that follow: what is drafted here is what the controller first learns of its drafters
+        warm_up = [next(each) for each in islice(cycle(self.sources.values()), max(given.batches))]
         for name, llm in self.llms.items():  # a salt for each: they share pages
-            answer(llm, [[1, 2, 3] * 9] * max(given.batches), SamplingParams(max_tokens=16, ignore_eos=True), name)
+            answer(llm, warm_up, SamplingParams(max_tokens=16, ignore_eos=True), name)
         names = [f"{name:>14}" for name in choices]
         print(
             f"{'kind':>8} {'T':>3} {'batch':>5}"
