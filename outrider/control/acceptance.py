@@ -159,6 +159,11 @@ class Acceptance:
             rates[at] += slope * self._deviations(rows)
         return rates.clip(_MIN_RATE, _MAX_RATE).cumprod(1)
 
+    def fade(self, share: float) -> None:
+        """Forget a share of all that was noted: a drafter that was not tried for long is judged anew."""
+        for sums in (self._reached, self._accepted, self._all_reached, self._all_accepted):
+            sums *= 1 - share
+
     def _own_rates(self, seq_ids: Seq[int]) -> Floats:
         """[sequences, max_tokens]: the rates of each request, which leans on the drafter's."""
         prior = np.array(self._rates())

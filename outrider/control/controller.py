@@ -26,6 +26,9 @@ _PLAIN_SPELL = 5
 """So many, where rounds overlap: the time of the first and the last is also that of its neighbours."""
 _ACTIVE_ROUNDS = 64
 """A drafter that no plan asked for so long need not keep up with the text."""
+_FADE_ROUNDS, _FADE_SHARE = 64, 0.08
+"""A drafter that no plan asks for loses this share of its figures every so many rounds, half of them in 500, so that
+one that was bad is tried again."""
 _PROBES_AT_START = 3
 """A drafter is tried so many rounds before it is judged."""
 
@@ -80,6 +83,10 @@ class Controller:
         self.acceptance = [Acceptance(member.max_tokens) for member in members]
         self.calibration = [Calibration() for _ in members]
         self._decisions: dict[int, Decisions] = {}
+        self._resting: list[int] = []
+        """The sequences of the last rounds, nobody being asked for them."""
+        self._rests = 0
+        """How many such rounds are not in `_decisions` yet."""
         free = [i for i, m in enumerate(members) if not (m.runs_model or m.pays_budget)]
         self._visible = free[0] if free and not widths else None
         """The drafter whose drafts are seen, and chosen from, before they are scored."""
@@ -146,6 +153,7 @@ class Controller:
         if not plan.asks:
             self.note_plain(plan, [seq_ids[row] for row in rows], 0.0)
             return
+        self._count_rests()
         plain = extra = 0.0
         if self.widths or any(drafted):  # else a round without drafts
             plain = plain_plan(plan.kind.batch, self.costs).seconds
@@ -179,19 +187,30 @@ class Controller:
     def note_plain(self, plan: Plan, seq_ids: Iterable[int], seconds: float) -> None:
         """Note a round that nobody was asked to draft for, and what it took; 0: that says nothing."""
         ids = list(seq_ids)
-        for seq_id in ids:
-            chosen = self._decisions.setdefault(seq_id, Decisions())
-            chosen.rounds += 1
-            chosen.lengths["", 0] += 1
-        for acceptance in self.acceptance:
-            acceptance.forget_stated(ids)
+        if ids != self._resting:  # else nothing is done for each sequence: a batch may be large, and a round short
+            self._count_rests()
+            self._resting = ids
+            for acceptance in self.acceptance:
+                acceptance.forget_stated(ids)
+        self._rests += 1
         self._count_round(False)
         self.costs.observe(plan.kind, seconds)
+
+    def _count_rests(self) -> None:
+        """Count the rounds without drafts that are not counted yet."""
+        for seq_id in self._resting:
+            chosen = self._decisions.setdefault(seq_id, Decisions())
+            chosen.rounds += self._rests
+            chosen.lengths["", 0] += self._rests
+        self._resting, self._rests = [], 0
 
     def _count_round(self, drafted: bool) -> None:
         self._since_probe += 1
         self._since_plain += drafted
         self._idle = [rounds + 1 for rounds in self._idle]
+        for idle, acceptance in zip(self._idle, self.acceptance, strict=True):
+            if idle % _FADE_ROUNDS == 0:
+                acceptance.fade(_FADE_SHARE)
 
     def is_active(self, member: int) -> bool:
         """Whether the drafter is asked these days, or has still to be tried."""
@@ -233,6 +252,7 @@ class Controller:
 
     def forget(self, seq_id: int) -> Decisions:
         """Drop what is kept of a request; returns what was decided for it."""
+        self._count_rests()
         for each in (*self.acceptance, *self.calibration):
             each.forget(seq_id)
         return self._decisions.pop(seq_id, Decisions())

@@ -22,8 +22,12 @@ _ASKING_SHARE = 0.02
 """The share of the time that planning and asking may take; rounds in between go by the last plan."""
 _SETTLED_SHARE = 0.004
 """The same of planning alone, where the plan is to ask only those whose drafts are seen first."""
-_MAX_REST, _MAX_KEPT = 32, 4
-"""Max rounds that are without drafts unasked after a plan without them, and that keep a plan with drafts."""
+_WATCHING_SHARE = 0.01
+"""The share of the time that watching may take."""
+_MAX_REST = 32
+"""Max rounds that are without drafts unasked after a plan without them."""
+_MIN_KEPT, _MAX_KEPT = 4, 64
+"""Max rounds that keep a plan with drafts: a new one, and one that was made many times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +37,8 @@ class Proposal:
     drafts: list[Draft]
     plan: Plan | None = None
     """As the controller decided it, in the order of the drafts; None without one."""
-    observed: bool = True
-    """A drafter was asked, or watched: it sees what became of the round."""
+    members: tuple[int, ...] = ()
+    """The drafters that had a part in it: they see what became of the round."""
     rest: int = 0
     """How many rounds in a row no drafter had anything to do with, this one included."""
 
@@ -42,6 +46,22 @@ class Proposal:
     def lengths(self) -> list[int]:
         """How many tokens drafters drafted for each sequence; forced ones do not count."""
         return [0 if draft.source == grammar.NAME else len(draft) for draft in self.drafts]
+
+
+class _Allowance:
+    """Work that may take a share of the time."""
+
+    def __init__(self, share: float) -> None:
+        self._rest, self._next = 1 / share - 1, 0.0
+
+    @property
+    def due(self) -> bool:
+        return time.perf_counter() >= self._next
+
+    def spend(self, began: float) -> None:
+        """Note work that began at this time and ends now."""
+        now = time.perf_counter()
+        self._next = now + (now - began) * self._rest
 
 
 class _KeptPlan:
@@ -57,10 +77,18 @@ class _KeptPlan:
         """What it took to make."""
         self._plain = 0
         """Plans without drafts in a row, for the same sequences."""
+        self._alike = 0
+        """Plans with the same drafts in a row, for the same sequences; probes do not count."""
+        self._lengths: list[int] = []
+        """Of those."""
 
     def begin(self, seq_ids: list[int], plan: Plan, began: float) -> None:
         """A new plan for these sequences, begun at that time."""
-        self._plain = self._plain + 1 if seq_ids == self.seq_ids else 1
+        same = seq_ids == self.seq_ids
+        self._plain = self._plain + 1 if same else 1
+        if not plan.probe:
+            self._alike = self._alike + 1 if same and plan.lengths == self._lengths else 0
+            self._lengths = plan.lengths
         self.seq_ids, self.plan, self.is_new, self.rounds = seq_ids, plan, not plan.rounds, plan.rounds
         self._seconds = time.perf_counter() - began
 
@@ -81,7 +109,8 @@ class _KeptPlan:
             self.rounds = 0
         elif plan.asks and not plan.settled:
             self._plain = 0
-            self.rounds = min(int(self._seconds / (_ASKING_SHARE * plan.seconds)), _MAX_KEPT)
+            most = min(_MIN_KEPT << self._alike, _MAX_KEPT)  # one that is made again and again may hold for longer
+            self.rounds = min(int(self._seconds / (_ASKING_SHARE * plan.seconds)), most)
         else:  # the longer other drafts did not pay, the less often that is asked
             took, share = (self._seconds, _SETTLED_SHARE) if plan.asks else (seconds, _ASKING_SHARE)
             self.rounds = min(int(took / (share * plan.seconds)), 1 << self._plain, _MAX_REST)
@@ -103,8 +132,7 @@ class Drafting:
         self.runner, self.traits, self.controller = runner, drafter.traits, controller
         parts = (drafter.parts if controller is not None else ()) or (drafter,)
         self.members = [GuardedDrafter(part, runner.vocab_size) for part in parts]
-        self._watches = any(member.traits.watches for member in self.members)
-        self._observes = controller is not None or any(member.traits.observes for member in self.members)
+        self._watching = _Allowance(_WATCHING_SHARE)
         self._kept = _KeptPlan()
         self._rest = 0
         """As in the last proposal."""
@@ -129,10 +157,11 @@ class Drafting:
         if not asks and not self._kept.is_new:
             self._kept.rounds -= 1
             self._rest += 1
-            return Proposal(forced or [EMPTY] * len(view.seqs), plan, observed=False, rest=self._rest)
-        drafts = self._ask(view, plan)
-        if drafts is None:
+            return Proposal(forced or [EMPTY] * len(view.seqs), plan, rest=self._rest)
+        asked = self._ask(view, plan)
+        if asked is None:
             return None
+        drafts, members = asked
         if any(drafts):
             drafts = [self._scorable(draft) for draft in drafts]
             drafts = drafts if plan is None else self._review(view.seqs, plan, drafts)
@@ -143,7 +172,7 @@ class Drafting:
         if view.state is None and len(drafts) == 1 and drafts[0]:
             drafts = [self._trimmed(drafts[0])]
         self._rest = 0
-        return Proposal(drafts, plan, self._observes and (asks or self._watches))
+        return Proposal(drafts, plan, members)
 
     def process(self, work: TargetPass) -> None:
         """Show drafters that follow the target what it has read."""
@@ -153,15 +182,21 @@ class Drafting:
                 member.process(work)
 
     def observe(
-        self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict], drafters: Seq[int] | None = None
+        self,
+        seqs: Seq[Sequence],
+        drafts: Seq[Draft],
+        verdicts: Seq[Verdict],
+        drafters: Seq[int] | None = None,
+        members: Seq[int] | None = None,
     ) -> None:
         """Show drafters what became of their drafts, and what was committed where another drafted.
 
-        drafters: which member drafted for each sequence; None: the only one.
+        drafters: which member drafted for each sequence; None: the only one. members: those that had a part in the
+        round; None: all.
         """
         drafters = [0] * len(seqs) if drafters is None else drafters
         for i, member in enumerate(self.members):
-            if not member.traits.observes:
+            if not member.traits.observes or (members is not None and i not in members):
                 continue
             own = [d.source != grammar.NAME and by == i for d, by in zip(drafts, drafters, strict=True)]
             member.observe(
@@ -181,7 +216,7 @@ class Drafting:
         if self.controller is None or proposal.plan is None:
             return
         seconds = seconds if self._tells(proposal) else 0.0
-        if not proposal.observed:
+        if not proposal.members:
             self.controller.note_plain(proposal.plan, verdicts, seconds)
             return
         drafted = proposal.lengths
@@ -190,7 +225,7 @@ class Drafting:
         self.controller.note(seq_ids, rows, proposal.plan, drafted, accepted)
         self.controller.note_seconds(proposal.plan, drafted, seconds)
         for i, member in enumerate(self.members):
-            if not member.traits.watches:
+            if not member.traits.watches or i not in proposal.members:
                 continue
             evidence = [each for each in member.take_evidence() if each.seq_id in verdicts]
             self.controller.note_guesses(
@@ -271,16 +306,26 @@ class Drafting:
                 lengths, accepted = [len(drafts[i]) for i in rows], [verdicts[i].accepted for i in rows]
                 controller.note_stated(member, [seqs[i].id for i in rows], stated, lengths, accepted)
 
-    def _ask(self, view: RoundView, plan: Plan | None) -> list[Draft] | None:
-        """The members' drafts; None where one of them needs the round in flight to complete first."""
-        drafts = [EMPTY] * len(view.seqs)
+    def _ask(self, view: RoundView, plan: Plan | None) -> tuple[list[Draft], tuple[int, ...]] | None:
+        """The members' drafts, and who had a part in them; None where one needs the round in flight to complete first.
+
+        Those that are not asked may watch, where they can, as often as time allows; others see every round.
+        """
+        drafts, members = [EMPTY] * len(view.seqs), list[int]()
         for i, member in enumerate(self.members):
             budgets = list(view.budgets) if plan is None else plan.lengths_of(i)
             rows = [row for row, budget in enumerate(budgets) if budget > 0]
             if not rows:
-                if member.traits.watches:
+                if member.traits.watches and self._watching.due:
+                    began = time.perf_counter()
                     member.watch(view)
+                    self._watching.spend(began)
+                    members.append(i)
+                elif member.traits.observes and not member.traits.watches:
+                    members.append(i)
                 continue
+            if plan is not None or member.traits.observes:
+                members.append(i)
             if view.state is not None and plan is not None and not member.traits.drafts_ahead:
                 return None
             asked = RoundView(view.seqs, budgets, view.state)
@@ -288,10 +333,10 @@ class Drafting:
                 rows = list(range(len(budgets)))
             made = member.propose(asked if len(rows) == len(budgets) else asked.take(rows))
             if made is None:
-                return None if view.state is not None else drafts
+                return None if view.state is not None else (drafts, tuple(members))
             for row, draft in zip(rows, made, strict=True):
                 drafts[row] = draft or drafts[row]
-        return drafts
+        return drafts, tuple(members)
 
     def _is_active(self, member: int) -> bool:
         return self.controller is None or self.controller.is_active(member)

@@ -315,12 +315,14 @@ class Engine:
         self.drafting.process(TargetPass(seqs, [spans[i] for i in rows], scores, state))
 
     def _observe(self, outcomes: list[Outcome], done: InFlightRound) -> None:
-        if not done.proposal.observed:
+        proposal = done.proposal
+        if not proposal.members:
             return
         seen = [(o.live.seq, o.draft, o.verdict) for o in outcomes if o.verdict is not None]
         if seen:
             drafters = done.drafters_of([seq.id for seq, _, _ in seen])
-            self.drafting.observe([s for s, _, _ in seen], [d for _, d, _ in seen], [v for _, _, v in seen], drafters)
+            seqs, drafts, verdicts = [s for s, _, _ in seen], [d for _, d, _ in seen], [v for _, _, v in seen]
+            self.drafting.observe(seqs, drafts, verdicts, drafters, proposal.members)
 
     def _account(self, done: InFlightRound, outcomes: list[Outcome]) -> None:
         times = done.times

@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 
+from outrider.control.choose import plain_plan
 from outrider.control.controller import Controller, Member
 from outrider.control.costs import PassTable, RoundCosts, RoundKind
 
@@ -139,3 +140,16 @@ def test_known_drafts_are_reviewed():
     for _ in range(40):
         control.note_expected(0, 0, 5.0, 0)
     assert control.review([0], plan, [7], [5.0]) == [False]  # it promised too much before
+
+
+def test_a_drafter_that_was_bad_is_judged_anew_after_a_while():
+    """Tried 20 times for nothing, then not asked for 640 rounds: half of that is forgotten, and more."""
+    table = PassTable({(1, w): 1.0 for w in (1, 2, 4, 8)}, padded=True)
+    control = Controller([Member("head", 7, runs_model=True, pays_budget=True)], RoundCosts(table), (1, 2, 4, 8))
+    head = control.acceptance[0]
+    head.note([9] * 20, [7] * 20, [0] * 20)
+    noted = head._all_reached[0]
+    assert head.survival([0])[0, 0] == pytest.approx(0.75 * 4 / (4 + noted))
+    for _ in range(640):
+        control.note_plain(plain_plan(1, control.costs), [0], 0.0)
+    assert head.survival([0])[0, 0] == pytest.approx(0.75 * 4 / (4 + noted * 0.92**10))

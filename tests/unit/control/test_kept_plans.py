@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -16,10 +17,16 @@ from outrider.core.draft import EMPTY, Draft, Verdict
 from outrider.core.sampling import SamplingParams
 from outrider.core.sequence import Sequence
 from outrider.drafters.base import Drafter, RoundView, Traits
+from outrider.engine import drafting
 from outrider.engine.drafting import Drafting, Proposal
 from outrider.testing.toy import ToyRunner
 
 WIDTHS = (1, 2, 4)
+
+
+@pytest.fixture(autouse=True)
+def free_watching(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafting, "_WATCHING_SHARE", 1.0)
 
 
 class Watcher(Drafter):
@@ -87,7 +94,7 @@ def test_rests_grow_while_drafts_do_not_pay():
     for i in range(100):
         before = controller.asked
         proposal = run.propose(rounds)
-        assert proposal.observed == (controller.asked > before)
+        assert bool(proposal.members) == (controller.asked > before)
         if controller.asked > before:
             asked.append(i)
     assert np.diff(asked).tolist() == [3, 5, 9, 17, 33]  # 2, 4, 8, 16 and 32 rounds in between
@@ -107,12 +114,40 @@ def test_newcomers_are_asked_for_at_once_and_those_who_leave_are_not_missed():
     assert controller.asked == 2
 
 
-def test_a_plan_with_drafts_is_kept_a_few_rounds_and_still_drafts():
+def test_a_plan_with_drafts_is_kept_for_longer_the_more_often_it_is_made():
     controller = Scripted(drafts=True)
-    run = Rounds(controller)
-    for _ in range(15):
+    run, asked = Rounds(controller), list[int]()
+    for i in range(200):
+        before = controller.asked
         assert run.propose(sequences(2)).lengths == [1, 1]
-    assert controller.asked == 3
+        if controller.asked > before:
+            asked.append(i)
+    assert np.diff(asked).tolist() == [5, 9, 17, 33, 65, 65]
+    controller.drafts = False  # another plan, and then the first one again
+    while controller.asked == len(asked):
+        run.propose(sequences(2))
+    controller.drafts = True
+    again, others = controller.asked, sequences(3)
+    for _ in range(6):
+        run.propose(others)
+    assert controller.asked == again + 2
+
+
+def test_watching_takes_its_share_of_the_time(monkeypatch: pytest.MonkeyPatch):
+    """A watch of one second is followed by 99 without; rounds of 10 seconds, each of them planned."""
+    clock = [0.0]
+    monkeypatch.setattr(drafting, "_WATCHING_SHARE", 0.01)
+    monkeypatch.setattr(drafting, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    controller = Scripted()
+    run, watched = Rounds(controller), list[int]()
+    run.drafter.watch = lambda view: clock.__setitem__(0, clock[0] + 1)
+    for i in range(40):
+        before = clock[0]
+        members = run.propose(sequences(40)[i : i + 1]).members  # another each time: no rest
+        watched += [i] if clock[0] > before else []
+        assert members == ((0,) if clock[0] > before else ())
+        clock[0] = before + 10
+    assert watched == [0, 10, 20, 30]
 
 
 def test_a_settled_plan_is_kept_longer_the_longer_it_stays_settled():
@@ -143,7 +178,7 @@ def test_plain_rounds_are_timed_where_no_drafter_works_beside_them(overlap: bool
     controller.rounds = 5  # to learn what plain decoding takes
     run = Rounds(controller, overlap=overlap)
     for _ in range(5):
-        assert not run.propose(sequences(2)).observed
+        assert not run.propose(sequences(2)).members
     controller.drafts, controller.rounds = True, 0
     for _ in range(3):
         run.propose(sequences(2))
