@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from outrider.core.errors import ConfigError
 from outrider.models.heads.checkpoint import kind_of, parse_head_config
 from outrider.models.heads.files import open_head
+from outrider.models.heads.vllm import head_for_vllm
 
 LOOKUP_MATCH = 4
 """Tokens that an n-gram lookup of another engine matches at most, where the choice does not say."""
@@ -115,6 +116,13 @@ def export_to(name: str, choice: Choice, file: str = "") -> Export:
     config = engine.config(arguments) if file else ""
     command = shlex.join(engine.command(choice.target, arguments, file if config else ""))
     return Export(name, arguments, command, config, _notes(name, choice) if arguments else ())
+
+
+def with_vllm_head(choice: Choice) -> Choice:
+    """The choice with its head as vLLM reads it, where it has one here: see `head_for_vllm`."""
+    if choice.draft or choice.name not in ("eagle", "block") or not choice.model:
+        return choice
+    return replace(choice, draft=str(head_for_vllm(choice.model, choice.target)))
 
 
 def vllm_config(choice: Choice) -> Arguments | None:

@@ -42,13 +42,15 @@ def export(given: ExportOptions) -> None:
 
     Held against the installed engine, else against what was recorded of one; says which.
     """
-    from outrider.advise.export import ENGINES, export_to
+    from outrider.advise.export import ENGINES, export_to, with_vllm_head
     from outrider.advise.export_check import check_export
 
     if given.engine not in ENGINES:
         near = did_you_mean(given.engine, tuple(ENGINES))
         raise ConfigError(f"no engine {given.engine!r}; {near}choose one of: {', '.join(ENGINES)}")
-    made = export_to(given.engine, _choice(given), str(given.out or ""))
+    choice = _choice(given)
+    choice = with_vllm_head(choice) if given.engine == "vllm" else choice
+    made = export_to(given.engine, choice, str(given.out or ""))
     checked = check_export(made, given.python or "")
     if given.out is not None:
         _write(given.out, made.config or f"#!/bin/sh\nexec {made.command}\n")

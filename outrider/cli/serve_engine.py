@@ -182,7 +182,7 @@ def speculative_config(drafting: DraftingOptions, target: str) -> dict[str, Any]
         return config
     if drafting.drafter is None:
         return {}
-    from outrider.advise.export import Choice, export_to
+    from outrider.advise.export import Choice, export_to, with_vllm_head
     from outrider.drafters.registry import parse_drafter
     from outrider.drafters.shipped import shipped_for
 
@@ -193,7 +193,7 @@ def speculative_config(drafting: DraftingOptions, target: str) -> dict[str, Any]
     length = parse_drafter(drafting.drafter).traits.max_tokens
     shipped = shipped_for(Path(target))
     choice = Choice(target, drafting.drafter, length, shipped=str(shipped.folder) if shipped else "")
-    return export_to("vllm", choice).arguments
+    return export_to("vllm", with_vllm_head(choice)).arguments
 
 
 def _tell_plan(screen: Screen, target: str, config: dict[str, Any], dtype: str) -> None:

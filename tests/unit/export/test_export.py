@@ -19,9 +19,9 @@ RECORDED = {name: json.loads((FOLDER / "schemas" / f"{name}.json").read_text()) 
 
 def advice(drafter="suffix", length=None, **more):
     """What advise writes, with a best length of 2."""
-    rounds = [{"batch": 1, "context": 0, "length": n, "draft": 0, "verify": s, "host": 0} for n, s in ((0, 1), (3, 9))]
-    acceptance = [{"temperature": 0.0, "drafted": [1, 1, 1], "accepted": [0.9, 0.9, 0.0]}]
-    rounds[1]["verify"] = 1.5
+    at = {"temperature": 0.0, "batch": 1, "context": 0}
+    rounds = [at | {"length": n, "draft": 0, "verify": s, "host": 0} for n, s in ((0, 1), (3, 1.5))]
+    acceptance = [{"temperature": 0.0, "length": 3, "drafted": [1, 1, 1], "accepted": [0.9, 0.9, 0.0]}]
     measured = {"drafter": drafter, "max_tokens": 3, "lengths": [0, 3], "fixed_length": False, "answer_tokens": 9.0}
     chosen = {"drafter": drafter, "length": length, "temperature": 0.0, "batch": 1, "measured": 1.5}
     whole = {"target": "org/big", "chosen": chosen, "shipped": ""}
