@@ -28,7 +28,7 @@ _HEADS = ("lm_head.weight", *_EMBEDDINGS)
 
 
 def head_for_vllm(head: str, target: str) -> Path:
-    """The folder of the head as vLLM reads it: its own where nothing is lacking, else a copy in the cache, written once.
+    """The folder of the head as vLLM reads it: its own where nothing is lacking, else a copy in the cache, made once.
 
     ConfigError where the target's embedding or output head is not where Llama and its kin have it.
     """
