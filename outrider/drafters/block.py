@@ -23,9 +23,10 @@ from outrider.models.heads.checkpoint import check_target, load_weights, open_he
 from outrider.models.heads.config import HeadConfig
 from outrider.models.heads.packed import PackedLinear, pack_linears
 from outrider.runners.block_heads import BlockBatch, BlockRunner
+from outrider.runners.cpu_heads import TreeSize
 from outrider.runners.draft_batch import HeadDraft
 from outrider.runners.native import NativeRunner
-from outrider.verify.block_sampling import BlockLogits, ConfidenceLayer, draft_chain, draft_tree, draw_chain
+from outrider.verify.block_sampling import TREE_WIDTH, BlockLogits, ConfidenceLayer, draft_chain, draft_tree, draw_chain
 
 MAX_BLOCK = 32
 """Max rows of a block, and nodes of a tree with the text's last token."""
@@ -121,6 +122,7 @@ class Block(HeadDrafter[BlockRunner]):
         self.runner = BlockRunner(
             target.model, head, self._draft, tokens=levels, sampled=self.sampled,
             chains=not self.nodes and not self.sampled, graph_pool=pool,
+            tree=TreeSize(self.nodes, TREE_WIDTH) if self.nodes else None,
         )  # fmt: skip
         self._tokens = head.tokens
         markov = head.markov_head

@@ -111,6 +111,8 @@ class Drafts(c.Structure):
         *((name, c.c_void_p) for name in ("table_ids", "lengths", "last", "firsts", "seeds", "temperatures", "tables")),
         ("table_pages", c.c_int64),
         *((name, c.c_void_p) for name in ("chosen", "hidden", "logits", "confidences")),
+        *((name, c.c_int64) for name in ("nodes", "tree_width")),
+        ("parents", c.c_void_p),
     ]
 
 

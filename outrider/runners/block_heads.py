@@ -12,7 +12,7 @@ from torch import Tensor
 from outrider.core.sequence import Sequence, Span
 from outrider.models.heads.block import BlockHead
 from outrider.runners.attention import AttentionLayers
-from outrider.runners.cpu_heads import BlockRows, cpu_blocks_of
+from outrider.runners.cpu_heads import BlockRows, TreeSize, cpu_blocks_of
 from outrider.runners.cuda_graphs import MAX_ROWS, capture_batches, padded_batch
 from outrider.runners.device_state import DeviceState
 from outrider.runners.draft_batch import BatchAttention, DraftBatch, HeadDraft, HeadShape, attention_workspace, joined
@@ -41,11 +41,12 @@ class BlockRunner:
         tokens: int,
         sampled: bool = False,
         chains: bool = False,
+        tree: TreeSize | None = None,
         graph_pool: Any = None,
     ) -> None:
         """tokens: how many one draft holds in a row. sampled: mode `distribution`.
 
-        chains: `draft` makes chains of mode `seeded`, which the CPU kernels make without it.
+        chains: `draft` makes chains of mode `seeded`; tree: or such trees. The CPU kernels make both without it.
         graph_pool: where to capture; None: nothing is captured.
         """
         self.model, self.head, self.draft_function = model, head, draft
@@ -65,7 +66,7 @@ class BlockRunner:
             self.fused = fused_block.FusedBlock(head, model, self.layers) if fused_block.supports(head) else None
         self.cpu = cpu_blocks_of(head, model, self.layers)
         """Drafts in one call of the CPU kernels; None where they do not compute them."""
-        self.chains = chains and self.cpu is not None
+        self.chains, self.tree = chains and self.cpu is not None, tree
         self.kept = tapped_pages(model)
         self.reads = HeadReads(model.pool, self.width, last=False)
         self._batches: dict[int, BlockBatch] = {}
@@ -186,6 +187,8 @@ class BlockBatch(DraftBatch):
         cpu = self.runner.cpu
         if cpu is not None and self._texts is not None and self.runner.chains:
             return cpu.chains(self._texts, int(self.lengths.max()), length)
+        if cpu is not None and self._texts is not None and self.runner.tree is not None:
+            return cpu.trees(self._texts, int(self.lengths.max()), self.runner.tokens, self.runner.tree)
         self._draft_graph()
         return self.result(len(seqs))
 

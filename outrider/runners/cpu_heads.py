@@ -38,6 +38,21 @@ class BlockRows(NamedTuple):
     logits: Tensor  # float32 [B, K, outputs], without the Markov head's part
 
 
+class TreeSize(NamedTuple):
+    """Of trees that are drafted."""
+
+    nodes: int
+    width: int
+    """Nodes of one level that get children, and most children of each."""
+
+    def seen(self, levels: int, outputs: int) -> int:
+        """Nodes of all levels that are looked at, where so many tokens can be drafted."""
+        wide = [1]
+        for _ in range(levels):
+            wide.append(min(wide[-1] * min(self.width, outputs), self.width, self.nodes))
+        return sum(wide[1:])
+
+
 def cpu_blocks_of(head: BlockHead, model: PagedModel, layers: AttentionLayers) -> CpuBlocks | None:
     """The kernels' drafts of this head; None where they do not compute all that it does."""
     window = head.config.window
@@ -249,9 +264,20 @@ class CpuBlocks(_CpuHead):
         chosen = torch.empty(texts.count, tokens, dtype=torch.int64)
         confidence = torch.empty(texts.count, tokens) if self._judges else None
         texts.tokens, texts.chosen, texts.hidden, texts.logits = tokens, chosen.data_ptr(), None, None
+        texts.nodes = 0
         texts.confidences = None if confidence is None else confidence.data_ptr()
         self._call("draft_blocks", self._head, texts, length + self.config.block_size)
         return HeadDraft(chosen, confidence=confidence)
+
+    def trees(self, texts: native.Drafts, length: int, levels: int, size: TreeSize) -> HeadDraft:
+        """As `chains`: the trees that `draft_tree` of verify/block_sampling.py drafts, of so many levels."""
+        nodes = min(size.nodes, size.seen(levels, self.config.outputs))
+        tokens, parents = torch.empty(2, texts.count, nodes, dtype=torch.int64)
+        texts.tokens, texts.nodes, texts.tree_width = levels, nodes, size.width
+        texts.chosen, texts.parents = tokens.data_ptr(), parents.data_ptr()
+        texts.hidden = texts.logits = texts.confidences = None
+        self._call("draft_blocks", self._head, texts, length + self.config.block_size)
+        return HeadDraft(tokens, parents)
 
     def rows(self, texts: native.Drafts, length: int, tokens: int) -> BlockRows:
         """As `chains`, but what the tokens are chosen from."""
@@ -261,6 +287,7 @@ class CpuBlocks(_CpuHead):
         )
         texts.tokens, texts.hidden, texts.logits = tokens, made.hidden.data_ptr(), made.logits.data_ptr()
         texts.chosen = texts.confidences = None
+        texts.nodes = 0
         self._call("draft_blocks", self._head, texts, length + self.config.block_size)
         return made
 

@@ -86,7 +86,9 @@ struct BlockRunner {
 
     void choose(const float* logits) {
         int64_t tokens = drafts->tokens;
-        Choice choice = {kernels, &head, drafts, {block->before ? &block->after : nullptr, block->before, block->rank}};
+        Bias bias = {block->before ? &block->after : nullptr, block->before, block->rank};
+        if (drafts->nodes) return draft_trees(kernels, &head, drafts, bias, logits);
+        Choice choice = {kernels, &head, drafts, bias};
         std::vector<int64_t> last((size_t)drafts->count * tokens);
         for (int64_t i = 0; i < drafts->count; i++) last[i * tokens] = drafts->last[i];
         for (int64_t step = 0; step < tokens; step++) {
@@ -118,7 +120,13 @@ const char* check(const BlockHead* b, const Drafts* d) {
     if (b->before && !biased) return "the Markov head has another shape";
     int64_t columns = b->confidence_columns;
     if (b->confidence && columns != m.hidden && (!b->before || columns != m.hidden + b->rank)) return "the confidence head has another shape";
-    if (d->confidences && !(b->confidence && d->chosen)) return "there is nothing to be sure of";
+    if (d->confidences && !(b->confidence && d->chosen && !d->nodes)) return "there is nothing to be sure of";
+    if (d->nodes) {
+        if (!d->chosen || !d->parents || !within(d->tree_width, 1, MAX_TREE_WIDTH) || d->nodes < 0) return "a tree's size is out of bounds";
+        int64_t wide = 1, all = 0;
+        for (int64_t level = 0; level < d->tokens; level++) all += wide = tree_level(wide, m.vocab, d);
+        if (d->nodes > all) return "a tree has more nodes than its levels hold";
+    }
     return nullptr;
 }
 

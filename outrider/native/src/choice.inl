@@ -43,14 +43,16 @@ INLINE uint64_t noise_bits(uint64_t key, int64_t token) {
 // A Gumbel is at most -log v, and v at least a power of two: no less than the noise of these bits or larger ones.
 INLINE double most_noise(uint64_t bits) { return (double)(__builtin_clzll(bits | 1) - 10) * 0.6931471805599454; }
 
-INLINE double gumbel(uint64_t bits) {
+INLINE double exponential_noise(uint64_t bits) {  // a Gumbel is its -log
     constexpr uint64_t MANTISSA = ((uint64_t)1 << 52) - 1, ONE = (uint64_t)0x3FF << 52;
     uint64_t mantissa = (bits ^ MANTISSA) | ONE;
     double rest;  // 1 - v, exactly
     memcpy(&rest, &mantissa, 8);
     rest -= 1 - 0x1p-53;
-    return -log(-log(rest));
+    return -log(rest);
 }
+
+INLINE double gumbel(uint64_t bits) { return -log(exponential_noise(bits)); }
 
 // A draft's choice. Logarithms are computed only where the score could be the best.
 static Best noisiest(const Scored* s) {

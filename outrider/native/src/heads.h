@@ -55,10 +55,12 @@ struct Drafts {  // of `count` texts; tokens 0: they are only read
     const double* temperatures;
     const int32_t* tables;  // [.., table_pages]
     int64_t table_pages;
-    int64_t* chosen;        // [count, tokens]; null: not chosen here
+    int64_t* chosen;        // [count, tokens], or of trees [count, nodes]; null: not chosen here
     float* hidden;          // of a block, after the last norm: [count, tokens, hidden]; null: not asked for
     float* logits;          // of a block, without the Markov head's part: [count, tokens, vocab]; null, as above
     float* confidences;     // of a block: [count, tokens]; null, as above
+    int64_t nodes, tree_width;  // of a block's trees, and most nodes of a level and children of each; 0: chains
+    int64_t* parents;       // [count, nodes]: -1, or a node before it
 
     Text text(int64_t i) const {
         return {lengths[i], last[i], firsts[i], (uint64_t)seeds[i], temperatures[i], tables + table_ids[i] * table_pages, table_pages};
@@ -90,3 +92,8 @@ struct Choice {
     Bias bias;
     void choose(const float* logits, int64_t ldl, int64_t step, const int64_t* before, int64_t* chosen, int64_t stride) const;
 };
+
+// The likeliest nodes of a tree behind each text, from logits [count, tokens, vocab]. tree_level: how many nodes a level
+// has below one of so many.
+void draft_trees(const Kernels* kernels, const Head* head, const Drafts* drafts, Bias bias, const float* logits);
+int64_t tree_level(int64_t wide, int64_t vocab, const Drafts* drafts);

@@ -38,6 +38,14 @@ struct Best {
     int64_t column;
 };
 
+constexpr int64_t MAX_TREE_WIDTH = 8, MAX_RANKED = 2048;  // columns that are ranked at once
+
+struct Ranked {              // of a row's columns
+    int64_t count;
+    Best best[MAX_TREE_WIDTH];
+    float most, sum;         // the largest score, and the sum of exp(score - most)
+};
+
 struct Kernels {
     const char* name;
     void (*quantize)(Rows* rows, int64_t first, int64_t end);
@@ -47,6 +55,9 @@ struct Kernels {
     void (*attend)(const AttentionTask* task, int64_t chunk, float* part);
     void (*join)(const AttentionTask* task, float* sum, const float* part);  // of the chunk behind
     void (*finish)(const AttentionTask* task, const float* sum);             // to task->out
+    void (*noise)(const Scored* scored, float* out);  // of each column
+    // The best `width` columns, best first. noise: as above, which is added; null: nothing is.
+    void (*rank)(const Scored* scored, const float* noise, int64_t width, Ranked* ranked);
     // out = x / rms(x) * weight, of n numbers
     void (*norm)(const float* x, const float* weight, float eps, int64_t n, float* out);
     void (*add)(float* x, const float* y, int64_t n);               // x += y

@@ -21,10 +21,12 @@ constexpr int MAX_TURNS = 1;  // rows of a block that take turns: as many as the
 #include "attention.inl"
 
 #include "choice.inl"
+
+#include "tree.inl"
 }  // namespace avx2
 
 const Kernels KERNELS_AVX2 = {
-    "avx2", avx2::quantize, avx2::product, avx2::attend, avx2::join, avx2::finish,
+    "avx2", avx2::quantize, avx2::product, avx2::attend, avx2::join, avx2::finish, avx2::noise, avx2::rank,
     avx2::norm, avx2::add_rows, avx2::silu_times, avx2::rotate,
     avx2::rotate_halves, avx2::largest, avx2::noisiest, avx2::noisiest_of_target,
 };

@@ -21,10 +21,12 @@ constexpr int MAX_TURNS = 8;  // rows of a block that take turns: as many as the
 #include "attention.inl"
 
 #include "choice.inl"
+
+#include "tree.inl"
 }  // namespace avx512
 
 const Kernels KERNELS_AVX512 = {
-    "avx512", avx512::quantize, avx512::product, avx512::attend, avx512::join, avx512::finish,
+    "avx512", avx512::quantize, avx512::product, avx512::attend, avx512::join, avx512::finish, avx512::noise, avx512::rank,
     avx512::norm, avx512::add_rows, avx512::silu_times, avx512::rotate,
     avx512::rotate_halves, avx512::largest, avx512::noisiest, avx512::noisiest_of_target,
 };

@@ -21,10 +21,12 @@ constexpr int MAX_TURNS = 1;  // rows of a block that take turns: as many as the
 #include "attention.inl"
 
 #include "choice.inl"
+
+#include "tree.inl"
 }  // namespace neon
 
 const Kernels KERNELS_NEON = {
-    "neon", neon::quantize, neon::product, neon::attend, neon::join, neon::finish,
+    "neon", neon::quantize, neon::product, neon::attend, neon::join, neon::finish, neon::noise, neon::rank,
     neon::norm, neon::add_rows, neon::silu_times, neon::rotate,
     neon::rotate_halves, neon::largest, neon::noisiest, neon::noisiest_of_target,
 };

@@ -21,10 +21,12 @@ constexpr int MAX_TURNS = 1;  // rows of a block that take turns: as many as the
 #include "attention.inl"
 
 #include "choice.inl"
+
+#include "tree.inl"
 }  // namespace neon_dot
 
 const Kernels KERNELS_NEON_DOT = {
-    "neon-dot", neon_dot::quantize, neon_dot::product, neon_dot::attend, neon_dot::join, neon_dot::finish,
+    "neon-dot", neon_dot::quantize, neon_dot::product, neon_dot::attend, neon_dot::join, neon_dot::finish, neon_dot::noise, neon_dot::rank,
     neon_dot::norm, neon_dot::add_rows, neon_dot::silu_times, neon_dot::rotate,
     neon_dot::rotate_halves, neon_dot::largest, neon_dot::noisiest, neon_dot::noisiest_of_target,
 };

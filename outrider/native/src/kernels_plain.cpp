@@ -20,10 +20,12 @@ constexpr int MAX_TURNS = 1;  // rows of a block that take turns: as many as the
 #include "attention.inl"
 
 #include "choice.inl"
+
+#include "tree.inl"
 }  // namespace plain
 
 const Kernels KERNELS_PLAIN = {
-    "plain", plain::quantize, plain::product, plain::attend, plain::join, plain::finish,
+    "plain", plain::quantize, plain::product, plain::attend, plain::join, plain::finish, plain::noise, plain::rank,
     plain::norm, plain::add_rows, plain::silu_times, plain::rotate,
     plain::rotate_halves, plain::largest, plain::noisiest, plain::noisiest_of_target,
 };

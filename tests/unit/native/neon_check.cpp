@@ -70,6 +70,12 @@ static void check_rows(const Kernels* kernels) {
     std::vector<Best> found = {kernels->largest(&scored), kernels->noisiest(&scored)};
     std::vector<Best> plain = {KERNELS_PLAIN.largest(&scored), KERNELS_PLAIN.noisiest(&scored)};
     compare("choice", kernels, found, plain);
+    std::vector<Ranked> ranked(2), plain_ranked(2);
+    for (int i = 0; i < 2; i++) {
+        const float* noise = i ? a.data() : nullptr;
+        kernels->rank(&scored, noise, 7, &ranked[i]), KERNELS_PLAIN.rank(&scored, noise, 7, &plain_ranked[i]);
+    }
+    compare("rank", kernels, ranked, plain_ranked);
 }
 
 // Rows of a chain, then nodes of a tree behind a text, over the end of a chunk.

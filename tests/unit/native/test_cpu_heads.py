@@ -25,6 +25,7 @@ from outrider.models.heads import packed
 from outrider.models.load import load_decoder
 from outrider.native.library import Library
 from outrider.native.tensors import BlockTensor, Kind
+from outrider.runners.cpu_heads import TreeSize
 from outrider.runners.draft_batch import HeadDraft
 from outrider.runners.native import NativeRunner
 from outrider.runners.threads import use_threads
@@ -144,11 +145,25 @@ def test_drafts_are_those_of_the_heads_own_code(kernels: Library, kind: str, war
 
 
 @pytest.mark.usefixtures("floats", "native")
-@pytest.mark.parametrize(("kind", "mode", "tree"), [("dspark", "seeded", 9), ("dspark", "distribution", 0)])
-def test_trees_and_drawn_chains_are_made_of_the_kernels_logits(
-    kind: str, mode: str, tree: int, target: Path, tmp_path: Path
+def test_drawn_chains_are_made_of_the_kernels_logits(target: Path, tmp_path: Path):
+    check_alike("dspark", (target, tmp_path / "head"), "distribution", 0, 0.9)
+
+
+@pytest.mark.usefixtures("floats")
+@pytest.mark.parametrize("warm", [0.0, 0.9])
+@pytest.mark.parametrize(("kind", "tree"), [("dspark", 9), ("dflash", 31), ("causal", 3)])
+def test_trees_are_those_of_the_heads_own_code(
+    kernels: Library, kind: str, tree: int, warm: float, target: Path, tmp_path: Path
 ):
-    check_alike(kind, (target, tmp_path / "head"), mode, tree, 0.9)
+    check_alike(kind, (target, tmp_path / "head"), tree=tree, warm=warm)
+
+
+@pytest.mark.usefixtures("floats", "native")
+def test_trees_over_more_columns_than_are_ranked_at_once(tmp_path: Path):
+    file = tmp_path / "wide.gguf"
+    write_gguf(file, random_model("llama", num_hidden_layers=4, vocab_size=5000), kind=gguf.GGMLQuantizationType.Q4_1)
+    for warm in (0.0, 0.9):
+        check_alike("own tables", (resolve(str(file)), tmp_path / "head"), tree=24, warm=warm)
 
 
 @pytest.mark.parametrize("kind", ["dspark", "eagle3"])
@@ -183,6 +198,8 @@ def test_what_is_out_of_bounds_is_refused(native: Library, target: Path, tmp_pat
         batch.last[0] = 1
         with pytest.raises(OutriderError, match="a block has fewer rows than tokens"):
             cpu.chains(texts, 64, 6)
+        with pytest.raises(OutriderError, match="a tree's size is out of bounds"):
+            cpu.trees(texts, 64, 2, TreeSize(5, width=9))
         runner.model.tables.pages[batch.table_ids[0], 0] = 1 << 20
         with pytest.raises(OutriderError, match="page is out of bounds"):
             cpu.chains(texts, 64, 2)

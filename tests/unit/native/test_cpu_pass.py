@@ -65,7 +65,6 @@ LONG = tuple(int(token) for token in np.random.default_rng(5).integers(0, 90, 54
 """Of three chunks of keys, of 256 each."""
 TREE = Draft(tokens=(5, 6, 7, 8, 9, 10), parents=(-1, -1, 0, 0, 2, 1))
 Q4_1 = gguf.GGMLQuantizationType.Q4_1
-LONG_CONTEXT = {"max_position_embeddings": 1024}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama with an untied head": ("llama", {"tie_word_embeddings": False}),
@@ -169,9 +168,7 @@ def test_every_node_of_a_tree_has_the_bits_of_its_chain(kernels: Library, name: 
 @pytest.mark.parametrize("window", [0, 300])
 def test_chunks_of_keys_are_joined_as_the_reference_weighs_them(kernels: Library, window: int, tmp_path: Path):
     """With a tree whose nodes lie on both sides of a chunk's end."""
-    options: dict[str, Any] = {"sliding_window": window} if window else {}
-    write_gguf(tmp_path / "m.gguf", random_model("mistral" if window else "llama", **LONG_CONTEXT, **options), kind=Q4_1)
-    folder = resolve(str(tmp_path / "m.gguf"))
+    folder = save_long(tmp_path / "m.gguf", window)
     runners = runner_of(folder, tokens=2048), NativeRunner(load_decoder(folder, device="cpu"), 2048)
     rows = [
         torch.cat([score(runner, Span(0, 0, LONG[:510])), score(runner, Span(0, 510, LONG[510:511], TREE))])
@@ -183,9 +180,7 @@ def test_chunks_of_keys_are_joined_as_the_reference_weighs_them(kernels: Library
 @pytest.mark.parametrize("window", [0, 300])
 def test_bits_do_not_depend_on_who_computes_which_chunk(kernels: Library, window: int, tmp_path: Path):
     """Threads share the chunks of a few rows; more rows are computed a tile at a time."""
-    options: dict[str, Any] = {"sliding_window": window} if window else {}
-    write_gguf(tmp_path / "m.gguf", random_model("mistral" if window else "llama", **LONG_CONTEXT, **options), kind=Q4_1)
-    runner = runner_of(resolve(str(tmp_path / "m.gguf")), tokens=4096)
+    runner = runner_of(save_long(tmp_path / "m.gguf", window), tokens=4096)
     whole = score(runner, Span(0, 0, LONG))
     for sequence, sizes in enumerate(((539, 1), (250, 7, 1, 260, 1, 21), (511, 2, 27)), start=1):
         start, own = 0, whole
@@ -199,6 +194,13 @@ def test_bits_do_not_depend_on_who_computes_which_chunk(kernels: Library, window
         for threads in (1, 2):
             with use_threads(threads):
                 assert torch.equal(score(runner, Span(1, text, LONG[text : text + 1], TREE)), torch.stack(plain))
+
+
+def save_long(file: Path, window: int) -> Path:
+    options: dict[str, Any] = {"sliding_window": window} if window else {}
+    model = random_model("mistral" if window else "llama", max_position_embeddings=1024, **options)
+    write_gguf(file, model, kind=Q4_1)
+    return resolve(str(file))
 
 
 def chains_of(tree: Draft) -> list[Draft]:
