@@ -2,13 +2,15 @@
 
     python benchmarks/fleet.py [--replicas 1,2] [--clients 4,8] [--repeats 2] [--clock processor] [--out FILE]
 
-Costs are measured in this process, then replicas are started (`outrider serve`, one thread each) and put under load by
-the client of `outrider bench serve`; each request goes to the replica with the fewest under way. The simulator is given
-the lengths of those requests.
+Costs are measured in this process, on the prompts that are then sent; replicas are started (`outrider serve`, one
+thread each) and put under load by the client of `outrider bench serve`; each request goes to the replica with the
+fewest under way. The simulator is given the lengths of those requests.
 
---clock clock: tokens a second, as they pass. --clock processor, the default: tokens over the seconds of processor time
-that the thread of a replica's engine took. That is the same where it is always busy and has a core of its own, and does
-not change where other programs take that core. Costs are measured by the same clock, before and after the loads.
+--clock clock: tokens a second, as they pass; the simulator is told the machine's cores, and the processor time of a
+token in the servers' other threads and in the client, as a first load of other prompts showed. --clock processor,
+the default: tokens over the seconds of processor time that the thread of a replica's engine took. That is the same
+where it is always busy and has a core of its own, and changes little where other programs take that core. Costs
+are measured by the same clock, before and after the loads.
 """
 
 from __future__ import annotations
@@ -28,19 +30,17 @@ from statistics import median
 from typing import Any
 from urllib.request import urlopen
 
-from outrider.advise.prompts import read_prompt_ids
 from outrider.bench.client import Client, Outcome
 from outrider.bench.load import Load, put_under_load
 from outrider.bench.prompts import SUITES, BenchPrompt, read_suite
 from outrider.fleet.costs import ServingCosts
 from outrider.fleet.measure import measure_costs
-from outrider.fleet.simulate import simulate
+from outrider.fleet.simulate import SharedMachine, simulate
 from outrider.fleet.trace import closed_loop
 from outrider.llm import LLM
 
-PROMPTS = 24
-"""That costs are measured on."""
 MAX_TOKENS = 64
+TICKS = os.sysconf("SC_CLK_TCK")
 CLOCKS = {"clock": time.perf_counter, "processor": time.process_time}
 
 
@@ -73,11 +73,14 @@ class Replicas:
             for tasks in (Path(f"/proc/{pid}/task").iterdir() for pid in self.processes)
         ]
 
-    def engine_seconds(self, before: list[dict[str, int]]) -> float:
-        """Processor time of the engine's thread since then, the mean over replicas: it is the busiest one."""
-        now = self.processor_ticks()
-        spent = [max(b[task] - a.get(task, 0) for task in b) for a, b in zip(before, now, strict=True)]
-        return sum(spent) / len(spent) / os.sysconf("SC_CLK_TCK")
+    def seconds(self, before: list[dict[str, int]]) -> tuple[float, float]:
+        """Processor time since then: of the engine's thread, which is the busiest, the mean over replicas; and of all
+        other threads together."""
+        spent = [
+            sorted(b[task] - a.get(task, 0) for task in b) for a, b in zip(before, self.processor_ticks(), strict=True)
+        ]
+        engines, others = sum(each[-1] for each in spent) / len(spent), sum(sum(each[:-1]) for each in spent)
+        return engines / TICKS, others / TICKS
 
 
 @contextmanager
@@ -119,31 +122,36 @@ def _wait(url: str, process: subprocess.Popen[bytes]) -> None:
     raise SystemExit(f"{url} does not answer")
 
 
-def costs_of(model: str, drafter: str, clock: str) -> ServingCosts:
+def costs_of(model: str, drafter: str, clock: str, prompts: list[BenchPrompt]) -> ServingCosts:
     with LLM(model, drafter=drafter, threads=1) as llm:
-        prompts = read_prompt_ids(llm.tokenizer, None, PROMPTS, 1024)
-        return measure_costs(llm, prompts, lambda _: None, CLOCKS[clock])
+        messages = [[*each.history, {"role": "user", "content": each.turns[0]}] for each in prompts]
+        ids = [llm.tokenizer.encode_chat(each) for each in messages]
+        return measure_costs(llm, ids, lambda _: None, CLOCKS[clock])
 
 
-def predicted(costs: list[ServingCosts], row: dict[str, Any], served: list[Outcome], clock: str) -> float:
-    """Tokens a second, from costs measured before and after. By processor time: while every replica is busy."""
+def predicted(
+    costs: list[ServingCosts], row: dict[str, Any], served: list[Outcome], machine: SharedMachine | None
+) -> float:
+    """Tokens a second, from costs measured before and after. machine: None by processor time, while all are busy."""
     lengths = [(max(1, each.prompt_tokens - (each.cached_tokens or 0)), each.output_tokens) for each in served]
     load, count = closed_loop(lengths, row["clients"]), row["replicas"]
-    runs = [simulate(load, each, count, speculate=row["drafts"]) for each in costs]
-    seconds = [run.seconds if clock == "clock" else run.busy / count for run in runs]
+    runs = [simulate(load, each, count, speculate=row["drafts"], machine=machine) for each in costs]
+    seconds = [run.seconds if machine is not None else run.busy / count for run in runs]
     return sum(output for _, output in lengths) / (sum(seconds) / len(seconds))
 
 
 def load_once(fleet: Replicas, prompts: list[BenchPrompt], clients: int, off: bool, salt: str) -> dict[str, Any]:
     options: dict[str, Any] = {"cache_salt": salt} | ({"speculation": {"off": True}} if off else {})
-    before = fleet.processor_ticks()
+    before, own = fleet.processor_ticks(), time.process_time()
     count = len(prompts)  # each once: a drafter that remembers answers would draft a second one whole
     outcomes, seconds = put_under_load(fleet, prompts, Load(concurrency=clients), count=count, **options)  # pyright: ignore[reportArgumentType]
     failed = [each.error for each in outcomes if each.error]
     if failed:
         raise SystemExit(f"{len(failed)} requests failed: {failed[0]}")
     tokens = sum(each.output_tokens for each in outcomes)
-    return {"outcomes": outcomes, "clock": tokens / seconds, "processor": tokens / fleet.engine_seconds(before)}
+    engine, others = fleet.seconds(before)
+    beside = (others + time.process_time() - own) / tokens
+    return {"outcomes": outcomes, "clock": tokens / seconds, "processor": tokens / engine, "beside": beside}
 
 
 def main() -> None:
@@ -157,24 +165,25 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     prompts = [read_suite(name)[i] for i in range(3) for name in SUITES if name != "multi-turn"]
+    others = [read_suite(name)[3] for name in SUITES if name != "multi-turn"]
     rows: list[dict[str, Any]] = []
-    before = costs_of(given.model, given.drafter, given.clock)
+    before = costs_of(given.model, given.drafter, given.clock, prompts)
     for count in map(int, given.replicas.split(",")):
         for repeat in range(given.repeats):
             runs: list[tuple[dict[str, Any], list[Outcome]]] = []
             with replicas(count, given.model, given.drafter) as fleet:
-                load_once(
-                    fleet, prompts[:2], 2, False, "first"
-                )  # the first requests pay for what later ones find ready
+                load_once(fleet, others[:2], 2, False, "first")  # pays for what later ones find ready
+                beside = load_once(fleet, others[2:], 4, True, "second")["beside"]
+                machine = SharedMachine(os.cpu_count() or 1, beside) if given.clock == "clock" else None
                 for clients in map(int, given.clients.split(",")):
                     for drafts in (False, True):
                         found = load_once(fleet, prompts, clients, not drafts, f"{repeat} {clients} {drafts}")
                         row = {"replicas": count, "clients": clients, "drafts": drafts, "repeat": repeat}
                         runs.append((row | {"measured": found[given.clock]}, found["outcomes"]))
-            after = costs_of(given.model, given.drafter, given.clock)
+            after = costs_of(given.model, given.drafter, given.clock, prompts)
             for row, outcomes in runs:
-                row["predicted"] = predicted([before, after], row, outcomes, given.clock)
-                row["ratio"] = row["predicted"] / row["measured"]
+                row["predicted"] = predicted([before, after], row, outcomes, machine)
+                row["ratio"], row["beside_ms"] = row["predicted"] / row["measured"], 1e3 * beside
                 rows.append(row)
                 print(json.dumps(row), flush=True)
             before = after

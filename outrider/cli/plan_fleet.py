@@ -68,13 +68,13 @@ def _costs(given: FleetOptions, model: ServedModel, screen: Screen) -> ServingCo
         return read_costs(given.costs)
     from outrider.advise.prompts import read_prompt_ids
     from outrider.checkpoints.storage import outrider_home
-    from outrider.fleet.measure import MAX_ROUNDS, kept_costs
+    from outrider.fleet.measure import DRAFTED_TOKENS, kept_costs
     from outrider.llm import LLM
 
     if given.limit < 1:
         raise ConfigError(f"--limit must be 1 at least, got {given.limit}")
     with progress_bars(screen.notes) as progress, LLM(model.target, progress=progress, **model.options) as llm:
-        room = llm.engine.target.context - 4 * MAX_ROUNDS
+        room = llm.engine.target.context - DRAFTED_TOKENS
         prompts = read_prompt_ids(llm.tokenizer, given.prompts, given.limit, room)
         return kept_costs(llm, prompts, outrider_home() / "costs", screen.transient_note)
 

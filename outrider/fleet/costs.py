@@ -48,6 +48,8 @@ class ServingCosts:
     cache_tokens: int
     what: str = ""
     """Model, device and drafter, in words."""
+    draft_tokens: int = 0
+    """Room that a round keeps for the draft of each decoding sequence, of at most half of what prompts would have."""
 
     def round_cost(self, batch: int, speculate: bool) -> tuple[float, float]:
         """Seconds of a round and tokens for each sequence: between the timed batches, or beyond the last."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
@@ -17,45 +19,60 @@ from outrider.fleet.costs import RoundCost, ServingCosts
 from outrider.llm import LLM
 from outrider.loading.machine import speed_facts
 
-MAX_ROUNDS = 64
-"""Of one batch that are timed."""
+PLAIN_TOKENS, DRAFTED_TOKENS = 16, 64
+"""Of each answer while rounds are timed. With drafts they are longer: what is accepted changes as a text grows."""
+MIN_PROMPTS, WAVES = 12, 3
+"""A batch answers the first so many prompts at least, and so many times its own number."""
 REPEATS = 2
 LONG = 512
 """Tokens of context at which what context costs is measured, where the model takes as many."""
 PROMPT_SHARES = (16, 4, 2, 1)
 """Prompts are timed at a round's tokens divided by these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What is generated while rounds are timed."""
+
+    tokens: int
+    max_draft: int | None
+    """Tokens drafted in a round; None: as the controller drafts. Without drafts no answer ends early."""
+
+
+PLAIN, DRAFTED = Answers(PLAIN_TOKENS, 0), Answers(DRAFTED_TOKENS, None)
 Clock = Callable[[], float]
 Tell = Callable[[str], None]
 _CALLS = itertools.count()
 
 
 def measure_costs(llm: LLM, prompts: Seq[Seq[int]], tell: Tell, clock: Clock = time.perf_counter) -> ServingCosts:
-    """prompts: token ids of those that are served. clock: seconds, as they pass or of the processor."""
-    batches = sorted({min(1 << i, llm.max_batch) for i in range(llm.max_batch.bit_length())} | {llm.max_batch})
+    """prompts: token ids of those that are served. clock: seconds, as they pass or of the processor.
+
+    Every batch answers prompts as a server does: of different lengths at once, and each with its own drafts.
+    """
+    powers = [1 << i for i in range(llm.max_batch.bit_length())]
+    between = [3 * each for each in powers]  # 3, 6, 12: kernels take rows in groups, and a line would miss the step
+    batches = sorted({min(each, llm.max_batch) for each in (*powers, *between)})
     texts = [list(each) for each in prompts]
-    with _running(llm, texts[:1], 0) as step:  # the first rounds pay for what later ones find ready
-        for _ in range(4):
-            step()
-    mean = sum(map(len, texts)) // len(texts)
-    alike = [_repeated(each, mean) for each in texts]
-    plain: list[RoundCost] = []
-    speculative: list[RoundCost] = []
+    _rounds(llm, texts[:1], 1, PLAIN, clock)  # the first rounds pay for what later ones find ready
+    plain: list[TimedRounds] = []
+    drafted: list[TimedRounds] = []
     for batch in batches:
         tell(f"rounds of {batch}")
-        plain.append(_rounds(llm, alike, batch, clock))
-        if llm.drafter.traits.max_tokens:
-            speculative.append(_drafting_rounds(llm, texts, batch, clock))
+        plain.append(_rounds(llm, texts, batch, PLAIN, clock))
+        if llm.drafter.traits.max_tokens and (batch in powers or batch == llm.max_batch):
+            drafted.append(_rounds(llm, texts, batch, DRAFTED, clock))
     tell("prompts")
-    long = min(LONG, llm.engine.target.context - MAX_ROUNDS - 2)
+    long = min(LONG, llm.engine.target.context - PLAIN_TOKENS - 2)
     reads = [(n, _reading(llm, texts, n, clock)) for n in _chunk_sizes(llm, long)]
-    context = mean + MAX_ROUNDS / 2
-    deep = _rounds(llm, [_repeated(texts[0], long)], 1, clock)
-    per_token = max(0.0, deep.seconds - plain[0].seconds) / max(1.0, long + MAX_ROUNDS / 2 - context)
-    per_token = min(per_token, min(0.5 * each.seconds / each.batch / context for each in (*plain, *speculative)))
+    context = sum(each.context for each in plain) / len(plain)
+    deep = _rounds(llm, [_repeated(each, long) for each in texts[:4]], 1, PLAIN, clock)
+    per_token = max(0.0, deep.seconds - plain[0].seconds) / max(1.0, deep.context - plain[0].context)
+    per_token = min(per_token, *(0.5 * each.seconds / each.batch / each.context for each in (*plain, *drafted)))
     whole = _reading(llm, texts, long, clock)
     return ServingCosts(
-        tuple(plain),
-        tuple(speculative),
+        tuple(each.at(context, per_token) for each in plain),
+        tuple(each.at(context, per_token) for each in drafted),
         tuple(reads),
         context,
         per_token,
@@ -64,12 +81,14 @@ def measure_costs(llm: LLM, prompts: Seq[Seq[int]], tell: Tell, clock: Clock = t
         llm.max_round_tokens,
         llm.engine.target.pool.count * llm.engine.target.pool.size,
         f"{llm.loaded.name}, {llm.loaded.format} on {llm.engine.target.device}, drafter {llm.drafter.traits.name}",
+        llm.drafter.traits.max_tokens,
     )
 
 
 def kept_costs(llm: LLM, prompts: Seq[Seq[int]], folder: Path, tell: Tell) -> ServingCosts:
     """Those of an earlier start with the same model, machine, drafter and prompts; measured where there are none."""
-    facts = (*speed_facts(llm.loaded), llm.drafter.traits.name, llm.drafter.traits.loads, llm.max_batch, prompts)
+    drafter = llm.drafter.traits
+    facts = (*speed_facts(llm.loaded), drafter.name, drafter.loads, llm.max_batch, prompts, PLAIN, DRAFTED)
     file = folder / f"serving-{sha256(repr(facts).encode()).hexdigest()[:32]}.json"
     with suppress(OSError, ValueError):
         return ServingCosts.from_json(json.loads(file.read_text(encoding="utf-8")))
@@ -80,80 +99,99 @@ def kept_costs(llm: LLM, prompts: Seq[Seq[int]], folder: Path, tell: Tell) -> Se
     return found
 
 
-def _rounds(llm: LLM, prompts: Seq[list[int]], batch: int, clock: Clock) -> RoundCost:
-    """Without drafts: the fastest of a few measurements, since other work on a machine only makes them slower."""
-    made = [_time_rounds(llm, prompts, batch, 0, clock) for _ in range(REPEATS)]
-    return RoundCost(batch, min(seconds / rounds for seconds, rounds, _ in made), 1.0)
+@dataclass(frozen=True, slots=True)
+class TimedRounds:
+    """Means over the rounds of one batch."""
+
+    batch: int
+    seconds: float
+    tokens: float
+    """That a sequence gained."""
+    context: float
+    """Tokens before it."""
+
+    def at(self, context: float, per_token: float) -> RoundCost:
+        """As they would be with so much context."""
+        return RoundCost(self.batch, self.seconds + self.batch * per_token * (context - self.context), self.tokens)
 
 
-def _drafting_rounds(llm: LLM, prompts: Seq[list[int]], batch: int, clock: Clock) -> RoundCost:
-    """As the controller drafts, the mean over as many prompts as MAX_ROUNDS take, each until an answer ends."""
-    seconds, rounds, tokens = 0.0, 0, 0
-    for begin in range(0, len(prompts), batch):
-        group = [prompts[(begin + i) % len(prompts)] for i in range(batch)]
-        took, count, gained = _time_rounds(llm, group, batch, None, clock)
-        seconds, rounds, tokens = seconds + took, rounds + count, tokens + gained
-        if rounds >= MAX_ROUNDS:
-            break
-    return RoundCost(batch, seconds / rounds, tokens / rounds / batch)
-
-
-def _time_rounds(
-    llm: LLM, prompts: Seq[list[int]], batch: int, max_draft: int | None, clock: Clock
-) -> tuple[float, int, int]:
-    """Seconds, rounds and tokens in which all sequences decode, until one ends. Without drafts none does."""
-    group = [prompts[i % len(prompts)] for i in range(batch)]
-    tokens = rounds = 0
-    with _running(llm, group, max_draft) as step:
-        reading = set(range(batch))
-        while reading:
-            reading -= {place for place, _, _ in step()}
-        began = now = clock()
-        while rounds < MAX_ROUNDS:
-            events = step()
-            if not events:
-                continue
-            rounds, tokens, now = rounds + 1, tokens + sum(count for _, count, _ in events), clock()
-            if any(ended for _, _, ended in events):
-                break
-    return now - began, max(1, rounds), tokens
+def _rounds(llm: LLM, prompts: Seq[list[int]], batch: int, answers: Answers, clock: Clock) -> TimedRounds:
+    """Answer the prompts, `batch` at a time, and time the rounds in which so many decode and none is read."""
+    seconds, rounds, gained, context = 0.0, 0, 0, 0.0
+    given = [prompts[i % len(prompts)] for i in range(max(min(MIN_PROMPTS, len(prompts)), WAVES * batch))]
+    with _running(llm, given, batch, answers) as loop:
+        while loop.live:
+            full, before = len(loop.live) == batch and not loop.reading, sum(map(loop.length, loop.live))
+            began = clock()
+            tokens = loop.step()
+            if full:
+                seconds += clock() - began
+                rounds, gained, context = rounds + (tokens > 0), gained + tokens, context + before * (tokens > 0)
+    sequences = max(1, rounds) * batch
+    return TimedRounds(batch, seconds / max(1, rounds), gained / sequences, context / sequences)
 
 
 def _reading(llm: LLM, prompts: Seq[list[int]], tokens: int, clock: Clock) -> float:
-    """Seconds of reading a prompt of so many tokens, up to its first one; the fastest of a few."""
-    found: list[float] = []
+    """Seconds of reading a prompt of so many tokens, up to its first one; the mean of a few."""
+    seconds = 0.0
     for repeat in range(REPEATS):
         prompt = _repeated(prompts[repeat % len(prompts)], tokens)
-        with _running(llm, [prompt], 0) as step:
+        with _running(llm, [prompt], 1, PLAIN) as loop:
             began = clock()
-            while not step():
-                pass
-            found.append(clock() - began)
-    return min(found)
+            while loop.reading:
+                loop.step()
+            seconds += clock() - began
+    return seconds / REPEATS
+
+
+class AnswerLoop:
+    """Prompts that are answered so many at a time, the next as one ends."""
+
+    def __init__(self, llm: LLM, prompts: Seq[list[int]], batch: int, answers: Answers) -> None:
+        self.llm, self.answers, self.waiting = llm, answers, deque(prompts)
+        self.salt = f"fleet {next(_CALLS)}"  # a drafter that remembers answers has not seen these
+        self.live: dict[int, list[int]] = {}
+        """By sequence: its prompt's tokens, and those of its answer."""
+        self.reading: set[int] = set()
+        """Sequences without a token so far."""
+        for _ in range(batch):
+            self._submit()
+
+    def step(self) -> int:
+        """Run a round; the tokens it brought."""
+        tokens = 0
+        for event in self.llm.engine.step():
+            tokens += len(event.tokens)
+            self.live[event.seq_id][1] += len(event.tokens)
+            self.reading.discard(event.seq_id)
+            if event.finish is not None:
+                del self.live[event.seq_id]
+                self._submit()
+        return tokens
+
+    def length(self, seq_id: int) -> int:
+        return sum(self.live[seq_id])
+
+    def _submit(self) -> None:
+        if not self.waiting:
+            return
+        prompt, answers = self.waiting.popleft(), self.answers
+        room = self.llm.engine.target.context - len(prompt)
+        params = SamplingParams(max_tokens=min(answers.tokens, room), ignore_eos=answers.max_draft == 0)
+        request = self.llm.request(prompt, params, max_draft=answers.max_draft, salt=self.salt)
+        (seq_id,) = self.llm.engine.submit(validate_request(request, self.llm.engine.target))
+        self.live[seq_id] = [len(prompt), 0]
+        self.reading.add(seq_id)
 
 
 @contextmanager
-def _running(
-    llm: LLM, prompts: Seq[list[int]], max_draft: int | None
-) -> Iterator[Callable[[], list[tuple[int, int, bool]]]]:
-    """Within, these prompts are answered: a function that runs a round and tells (place, tokens, ended) of each."""
-    salt = f"fleet {next(_CALLS)}"  # a drafter that remembers answers has not seen these
-    room = llm.engine.target.context
-    places: dict[int, int] = {}
-    for place, prompt in enumerate(prompts):
-        params = SamplingParams(max_tokens=min(4 * MAX_ROUNDS, room - len(prompt)), ignore_eos=max_draft == 0)
-        request = llm.request(prompt, params, max_draft=max_draft, salt=salt)
-        (seq_id,) = llm.engine.submit(validate_request(request, llm.engine.target))
-        places[seq_id] = place
-
-    def step() -> list[tuple[int, int, bool]]:
-        events = [(each, places[each.seq_id]) for each in llm.engine.step()]
-        return [(place, len(each.tokens), each.finish is not None) for each, place in events]
-
+def _running(llm: LLM, prompts: Seq[list[int]], batch: int, answers: Answers) -> Iterator[AnswerLoop]:
+    """Within, these prompts are answered; what is left is cancelled."""
+    loop = AnswerLoop(llm, prompts, batch, answers)
     try:
-        yield step
+        yield loop
     finally:
-        for seq_id in places:
+        for seq_id in loop.live:
             if llm.engine.alive(seq_id):
                 llm.engine.cancel(seq_id)
 

@@ -4,6 +4,8 @@ Every round each decoding sequence gains the tokens that the costs say; prompts 
 room for; whoever waits joins as soon as batch and cache have room. A request goes to the replica with the fewest under
 way, as with nginx's least_conn. Rounds that are alike are taken in one step: until a sequence ends, or a request
 arrives that there is room for. `step=1` takes them one by one, and is what the steps are tested against.
+
+Replicas have machines of their own, unless `SharedMachine` says what they share.
 """
 
 from __future__ import annotations
@@ -48,6 +50,21 @@ class Served:
         return (self.end - self.first) / (self.output - 1) if self.output > 1 else None
 
 
+@dataclass(frozen=True, slots=True)
+class SharedMachine:
+    """One machine for all replicas. Where they ask for more than its cores, each round takes so much longer."""
+
+    cores: int
+    token_seconds: float
+    """Processor time of an output token outside the engine: of the server, and of clients that run there too."""
+    threads: int = 1
+    """That an engine keeps busy."""
+
+    def slowdown(self, busy: int, tokens: float, seconds: float) -> float:
+        """Of a round that would take so many seconds for so many tokens, while so many replicas have one."""
+        return max(1.0, busy * (self.threads + self.token_seconds * tokens / seconds) / self.cores)
+
+
 class Prices:
     """The costs as tables, by batch and by prompt tokens of a round."""
 
@@ -59,6 +76,7 @@ class Prices:
         """Of rounds that read so many prompt tokens and nothing else."""
         self.beside = [max(0.0, each - costs.plain[0].seconds) for each in self.alone]
         """What they add to a round of decoding sequences: weights are read once for both."""
+        self.draft_tokens = costs.draft_tokens if speculate else 0
 
 
 @dataclass(slots=True)
@@ -83,20 +101,25 @@ class Replica:
     busy: float = 0.0
     version: int = 0
     """Of the rounds under way, which an arrival may cut short."""
+    machine: SharedMachine | None = None
 
     @property
     def load(self) -> int:
         return len(self.decoding) + len(self.reading) + len(self.waiting)
 
-    def start(self, now: float) -> float:
-        """Begin the next rounds; when they end."""
+    def start(self, now: float, busy: int) -> float:
+        """Begin the next rounds; when they end. busy: replicas that have rounds under way, with this one."""
         self._admit()
         self.began, self.version, self.rounds = now, self.version + 1, 1
         if not self.chunks:
             tokens = self.prices.tokens[len(self.decoding)]
             left = ceil(min(each.output - each.done for each in self.decoding) / tokens - _ALMOST)
             self.rounds = max(1, min(left, self.step))
-        return now + self.seconds(self.rounds)
+        seconds = self.seconds(self.rounds)
+        if self.machine is not None:
+            tokens = len(self.decoding) * self.prices.tokens[len(self.decoding)]
+            seconds *= self.machine.slowdown(busy, tokens, seconds)
+        return now + seconds
 
     def seconds(self, rounds: int) -> float:
         """Of the next so many rounds, without any change of who takes part."""
@@ -150,6 +173,7 @@ class Replica:
         """Choose what of prompts is read: those begun first, then waiting ones as far as batch and cache have room."""
         costs = self.prices.costs
         spare = max(1, costs.max_round_tokens - len(self.decoding))
+        spare -= min(spare // 2, len(self.decoding) * self.prices.draft_tokens)
         for each in self.reading:
             self.chunks.append(min(each.prompt - each.read, spare))
             spare -= self.chunks[-1]
@@ -179,10 +203,19 @@ class Run:
         return max(each.end for each in self.served) - min(each.arrival for each in self.served)
 
 
-def simulate(trace: Trace, costs: ServingCosts, replicas: int, *, speculate: bool, step: int = 1 << 30) -> Run:
-    """Replay a trace. step: rounds that are taken at once, at most."""
+def simulate(
+    trace: Trace,
+    costs: ServingCosts,
+    replicas: int,
+    *,
+    speculate: bool,
+    step: int = 1 << 30,
+    machine: SharedMachine | None = None,
+) -> Run:
+    """Replay a trace. step: rounds that are taken at once, at most; one on a shared machine."""
     prices = Prices(costs, speculate)
-    fleet = [Replica(prices, step) for _ in range(replicas)]
+    step = step if machine is None else 1
+    fleet = [Replica(prices, step, machine=machine) for _ in range(replicas)]
     loads = [(0, i) for i in range(replicas)]  # by requests under way; entries that are out of date are skipped
     ends: list[tuple[float, int, int]] = []  # (when, replica, version)
     served: list[Served] = []
@@ -191,6 +224,10 @@ def simulate(trace: Trace, costs: ServingCosts, replicas: int, *, speculate: boo
     arrivals = [coming.popleft() for _ in range(min(begun, len(coming)))]
     arrivals.reverse()
 
+    def start(replica: Replica, now: float) -> float:
+        busy = 1 + sum(each.rounds > 0 for each in fleet if each is not replica) if machine is not None else 1
+        return replica.start(now, busy)
+
     def arrive(given: Arrival, now: float) -> None:
         while loads[0][0] != fleet[loads[0][1]].load:
             heappop(loads)
@@ -198,7 +235,7 @@ def simulate(trace: Trace, costs: ServingCosts, replicas: int, *, speculate: boo
         replica = fleet[at]
         replica.waiting.append(Served(now, given.prompt, given.output))
         heappush(loads, (replica.load, at))
-        end = replica.cut(now) if replica.rounds else replica.start(now)
+        end = replica.cut(now) if replica.rounds else start(replica, now)
         if end is not None:
             heappush(ends, (end, at, replica.version))
 
@@ -216,7 +253,7 @@ def simulate(trace: Trace, costs: ServingCosts, replicas: int, *, speculate: boo
         if ended:
             heappush(loads, (replica.load, at))
         if replica.load:
-            heappush(ends, (replica.start(now), at, replica.version))
+            heappush(ends, (start(replica, now), at, replica.version))
         for _ in range(min(len(ended), len(coming))):  # of clients that ask one after another
             arrive(coming.popleft(), now)
     return Run(replicas, speculate, tuple(served), sum(each.busy for each in fleet))

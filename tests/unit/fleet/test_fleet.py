@@ -10,7 +10,7 @@ from outrider.cli.main import main
 from outrider.core.errors import ConfigError
 from outrider.fleet.costs import RoundCost, ServingCosts, interpolate, read_costs
 from outrider.fleet.measure import kept_costs, measure_costs
-from outrider.fleet.simulate import simulate
+from outrider.fleet.simulate import SharedMachine, simulate
 from outrider.fleet.size import Goals, fewest, make_plan, parse_replicas
 from outrider.fleet.trace import Arrival, Trace, closed_loop, read_trace
 from outrider.llm import LLM
@@ -285,3 +285,35 @@ def test_the_command_measures_where_no_costs_are_given(pair, tmp_path, capsys, m
     assert [each["batch"] for each in told["costs"]["plain"]] == [1, 2]
     assert "suffix" in told["costs"]["what"]
     assert len(list((tmp_path / "costs").glob("serving-*.json"))) == 1
+
+
+def test_drafts_take_room_from_prompts():
+    # rounds of 20: beside one that decodes, a prompt of 30 has 19 tokens of the first; with drafts of 4, only 15
+    asked = trace((0.0, 10, 20), (0.010, 30, 1))
+    room = simulate(asked, COSTS, 1, speculate=True, step=1).served
+    drafts = simulate(asked, replace(COSTS, draft_tokens=4), 1, speculate=True, step=1).served
+    # 12 ms and 9 for 19 tokens, 12 and 1 for 11; against 12 and 5 for 15, twice
+    assert min(room, key=lambda each: each.output).ttft == pytest.approx(0.021 + 0.013)
+    assert min(drafts, key=lambda each: each.output).ttft == pytest.approx(0.017 + 0.017)
+    many = simulate(asked, replace(COSTS, draft_tokens=100), 1, speculate=True, step=1).served
+    # at most half of 19: chunks of 10, 10 and 10, which add nothing to a round
+    assert min(many, key=lambda each: each.output).ttft == pytest.approx(0.036)
+    off = simulate(asked, replace(COSTS, draft_tokens=4), 1, speculate=False, step=1).served
+    assert min(off, key=lambda each: each.output).ttft == pytest.approx(0.019 + 0.011)
+
+
+def test_replicas_on_one_machine_share_its_cores():
+    asked = trace((0.0, 10, 11), (0.0, 10, 11))  # each has a replica: 10 ms for the prompt, then 10 rounds of 10 ms
+
+    def ends(replicas, cores, token_seconds):
+        machine = SharedMachine(cores, token_seconds)
+        run = simulate(asked, COSTS, replicas, speculate=False, machine=machine)
+        return sorted(each.end for each in run.served)
+
+    assert ends(2, 2, 0.0) == pytest.approx([0.110, 0.110])
+    # 1 ms of other work for each token: 11 ms of a core for what was 10
+    assert ends(2, 2, 0.001) == pytest.approx([0.120, 0.120])
+    # one core: the first round finds it free, every later one another replica
+    assert ends(2, 1, 0.0) == pytest.approx([0.210, 0.220], abs=0.011)
+    # one replica with both: a round of 2 takes 12 ms, and a core is left for the rest
+    assert ends(1, 2, 0.001) == ends(1, 2, 0.0)
