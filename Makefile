@@ -95,9 +95,14 @@ $(VLLM)/.installed: tests/vllm/install.py | $(DEV)
 	@$(VLLM)/bin/python tests/vllm/install.py
 	@touch $@
 
-test-vllm: dev $(VLLM)/.installed  ## the server with the real vLLM behind it (about 10 minutes)
+WITH_VLLM := OMP_NUM_THREADS=1 OUTRIDER_TEST_VLLM=$(CURDIR)/$(VLLM)/bin/vllm
+test-vllm: dev $(VLLM)/.installed $(CLIENTS)/.installed  ## the server with the real vLLM behind it, and every client
 	@$(BIN)/outrider pull demo
-	OMP_NUM_THREADS=1 OUTRIDER_TEST_VLLM=$(CURDIR)/$(VLLM)/bin/vllm $(BIN)/python -m pytest -m vllm -rs -s tests/vllm
+	$(WITH_VLLM) $(BIN)/python -m pytest -m vllm -rs -s tests/vllm
+	OUTRIDER_TEST_CLIENTS=vllm $(WITH_VLLM) $(BIN)/python -m pytest -rs \
+		$(filter-out $(ADDED_CLIENTS),$(wildcard tests/server/test_client_*.py))
+	OUTRIDER_TEST_CLIENTS=vllm $(WITH_VLLM) $(CLIENTS)/bin/python -m pytest -rs $(ADDED_CLIENTS) \
+		tests/server/test_client_docs.py::test_python
 
 CASES ?= 2000
 SEED ?= 1

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
-from server_world import Running, start
+from client_world import VLLM, Serve, Served, server, servers
 
 
 @pytest.fixture(scope="session")
-def served() -> Iterator[Running]:
-    """A server with a toy model, no key, all defaults."""
-    running = start()
-    yield running
-    running.stop()
+def served() -> Iterator[Served]:
+    """A server with a toy model, no key, all defaults; one with vLLM where clients are tested through it."""
+    with server() as running:
+        yield running
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[..., Running]]:
-    """serve(target=None, *, max_batch=4, wait=True, **settings) -> Running, stopped at the test's end."""
-    started: list[Running] = []
+def serve(request: pytest.FixtureRequest) -> Iterator[Serve]:
+    """serve(target=None, *, max_batch=4, wait=True, **settings) -> Running, stopped at the test's end.
 
-    def call(*args, **options) -> Running:
-        started.append(start(*args, **options))
-        return started[-1]
-
-    yield call
-    for running in started:
-        running.stop()
+    Before vLLM: serve(*, api_keys=()) -> RemoteServer.
+    """
+    with servers(request.getfixturevalue("served") if VLLM else None) as call:
+        yield call

@@ -11,28 +11,25 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "server"))
 
+from client_vllm import serve_vllm
 from process_world import Process
-from vllm_world import ENVIRONMENT, KEY, NAME, START_SECONDS, WORDS
+from vllm_world import KEY, NAME, WORDS
 
 from outrider.llm import LLM
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _vllm_is_named() -> None:
+    if not os.environ.get("OUTRIDER_TEST_VLLM"):
+        pytest.fail("set OUTRIDER_TEST_VLLM to the vllm command, or run make test-vllm")
+
+
 @pytest.fixture(scope="session")
 def vllm() -> Iterator[Process]:
-    """A server that is ready; `make test-vllm` says where vLLM is."""
-    command = os.environ.get("OUTRIDER_TEST_VLLM")
-    if not command:
-        pytest.fail("set OUTRIDER_TEST_VLLM to the vllm command, or run make test-vllm")
-    os.environ |= ENVIRONMENT
-    server = Process(NAME, *WORDS, "--engine-command", command, name=NAME)
-    try:
-        server.until_ready(START_SECONDS)
+    """A server that is ready."""
+    with serve_vllm(NAME, *WORDS, name=NAME) as server:
         server.http.headers["Authorization"] = f"Bearer {KEY}"
         yield server
-    finally:
-        server.popen.terminate()
-        server.popen.wait(30)
-        server.end()
 
 
 @pytest.fixture(scope="session")

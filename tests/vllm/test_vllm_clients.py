@@ -8,6 +8,7 @@ from typing import Any, Literal
 import jsonschema
 import openai
 import pytest
+from client_world import FORMAT, NAMED, PARAMETERS, TOOLS
 from openai import OpenAI
 from process_world import Process
 from pydantic import BaseModel
@@ -21,18 +22,6 @@ pytestmark = pytest.mark.vllm
 
 MESSAGES: list[Any] = [{"role": "user", "content": "Name three rivers of Europe."}]
 TOKENS = 24
-PARAMETERS = {
-    "type": "object",
-    "properties": {"at": {"enum": ["sea", "sky"]}, "times": {"enum": [1, 2, 3]}},
-    "required": ["at", "times"],
-    "additionalProperties": False,
-}
-TOOLS: list[Any] = [
-    {"type": "function", "function": {"name": "look", "description": "Look somewhere.", "parameters": PARAMETERS}},
-    {"type": "function", "function": {"name": "wait", "description": "Do nothing.", "parameters": PARAMETERS}},
-]
-NAMED: Any = {"type": "function", "function": {"name": "wait"}}
-FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "glance", "schema": PARAMETERS, "strict": True}}
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +42,8 @@ def chat(client: OpenAI, **more: Any) -> Any:
 def test_models(client: OpenAI):
     (card,) = client.models.list()
     assert (card.id, card.drafter, card.max_model_len) == (NAME, "ngram", 1024)
-    assert "prediction" in card.missing
+    assert {"prediction", "logit_bias", "min_p"} <= card.missing.keys()
+    assert "not repeated" in card.different["seed"]
     assert client.models.retrieve(NAME).object == "model"
 
 
@@ -114,11 +104,11 @@ def test_logprobs(client: OpenAI, wanted: Any):
 
 @pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
 def test_tools(client: OpenAI, choice: Any):
-    """A function of those given, with JSON for its arguments: vLLM's hermes parser holds them to no more."""
+    """A function of those given, with arguments by its schema: --tool-strict-level=parameter."""
     answer = chat(client, tools=TOOLS, tool_choice=choice, max_tokens=100).choices[0]
     (call, *_) = answer.message.tool_calls
     assert call.function.name in (("look", "wait") if choice == "required" else ("wait",))
-    json.loads(call.function.arguments)
+    jsonschema.validate(json.loads(call.function.arguments), PARAMETERS)
 
 
 class Glance(BaseModel):
@@ -149,6 +139,9 @@ def test_errors(client: OpenAI):
     with pytest.raises(openai.BadRequestError) as missing:
         chat(client, prediction={"type": "content", "content": "x"})
     assert (missing.value.code, missing.value.param) == ("not_supported", "prediction")
+    with pytest.raises(openai.BadRequestError) as drafting:
+        chat(client, logit_bias={"5": 1})
+    assert (drafting.value.code, drafting.value.param) == ("not_supported", "logit_bias")
 
 
 def test_a_wrong_key(vllm: Process):

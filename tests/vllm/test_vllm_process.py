@@ -9,9 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from client_vllm import START_SECONDS
 from process_world import Process
 from server_world import until
-from vllm_world import NAME, START_SECONDS
+from vllm_world import NAME
 
 from outrider.core.sampling import SamplingParams
 from outrider.llm import LLM

@@ -14,7 +14,7 @@ const ask = {
   prompt: given.prompt,
   seed: given.seed,
   maxOutputTokens: given.max_tokens,
-  temperature: 1,
+  temperature: given.temperature,
   maxRetries: 0,
 };
 const long = { ...ask, maxOutputTokens: 100 };

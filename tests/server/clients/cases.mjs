@@ -4,7 +4,7 @@ import { readFileSync } from "node:fs";
 import OpenAI from "openai";
 
 const given = JSON.parse(readFileSync(0, "utf8"));
-const client = new OpenAI({ baseURL: given.url, apiKey: "none", maxRetries: 0, timeout: 30_000 });
+const client = new OpenAI({ baseURL: given.url, apiKey: "none", maxRetries: 0, timeout: given.timeout });
 const ask = { model: given.model, ...given.ask };
 
 const whole = (more, from = client) => from.chat.completions.create({ ...ask, ...more });
@@ -15,13 +15,13 @@ async function collect(more) {
   return chunks;
 }
 
-async function thrown(promise) {
+// The answer, or the error that it was refused with.
+async function tried(promise) {
   try {
-    await promise;
+    return await promise;
   } catch (error) {
     return { kind: error.constructor.name, status: error.status, code: error.code, message: error.message };
   }
-  return null;
 }
 
 const cases = {
@@ -30,20 +30,21 @@ const cases = {
     for await (const model of client.models.list()) ids.push(model.id);
     return ids;
   },
-  whole: () => whole({ include_provenance: true }),
+  whole: () => whole({}),
+  provenance: () => tried(whole({ include_provenance: true })),
   streamed: () => collect({}),
   usage: () => collect({ stream_options: { include_usage: true } }),
-  two: () => whole({ n: 2 }),
-  seeds: () => Promise.all([0, 0, 1].map((more) => whole({ seed: ask.seed + more }))),
+  two: () => whole({ n: 2, temperature: 1 }),
+  seeds: () => Promise.all([0, 0, 1].map((more) => whole({ seed: ask.seed + more, temperature: 1 }))),
   stop: () => whole({ stop: [given.stop, "zzz"] }),
   logprobs: () => whole({ logprobs: true, top_logprobs: 3 }),
   tool_required: () => whole({ tools: given.tools, tool_choice: "required", max_tokens: 100 }),
   tool_named: () => whole({ tools: given.tools, tool_choice: given.named, max_tokens: 100 }),
   tool_streamed: () => collect({ tools: given.tools, tool_choice: "required", max_tokens: 100 }),
   schema: () => whole({ response_format: given.format, max_tokens: 100, logit_bias: given.no_space }),
-  wrong_model: () => thrown(whole({ model: "gpt-4" })),
-  too_long: () => thrown(whole({ messages: [{ role: "user", content: given.long }] })),
-  prediction: () => whole({ prediction: { type: "content", content: given.predicted } }),
+  wrong_model: () => tried(whole({ model: "gpt-4" })),
+  too_long: () => tried(whole({ messages: [{ role: "user", content: given.long }] })),
+  prediction: () => tried(whole({ prediction: { type: "content", content: given.predicted } })),
   async leave() {
     const other = new OpenAI({ baseURL: given.long_url, apiKey: "none", maxRetries: 0 });
     const stream = await whole({ max_tokens: given.long_tokens, logit_bias: given.endless, stream: true }, other);
