@@ -10,7 +10,7 @@ from typing import Any
 
 from outrider.advise.candidates import Candidate
 from outrider.advise.export import Choice
-from outrider.advise.measure import MAX_REPEATS, Runs, Scope, make_llm, measure, measure_further
+from outrider.advise.measure import MAX_REPEATS, Runs, Scope, make_llm, measure, measure_again
 from outrider.advise.measured import Measured
 from outrider.core.errors import ConfigError
 from outrider.llm import LLM
@@ -121,12 +121,12 @@ class Adviser:
         return sorted(measured, key=lambda each: -each.best_speedup(temperature, batch))[:VERIFIED]
 
     def _verify_first(self, found: Measured) -> list[Verified]:
-        """The first cell with the best length, and as the controller drafts. Other cells are measured before."""
+        """The first cell with the best length, and as the controller drafts. All cells are measured again before."""
         rows: list[Verified] = []
         for adaptive in (False, True):
             with make_llm(self.target, found.drafter, self.scope, self._options, adaptive=adaptive) as llm:
                 if not adaptive:
-                    measure_further(llm, found, self.scope, lambda what: self._tell(found.drafter, what))
+                    measure_again(llm, found, self.scope, lambda what: self._tell(found.drafter, what))
                     self._keep(found)
                 self._tell(found.drafter, "verified with the controller" if adaptive else "verified")
                 length = None if adaptive else found.best_length(*self.scope.first)

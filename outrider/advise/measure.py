@@ -63,32 +63,30 @@ def make_llm(target: str, drafter: str, scope: Scope, options: dict[str, Any], *
 
 
 def measure(llm: LLM, candidate: Candidate, scope: Scope, tell: Tell) -> Measured:
-    """In the first cell. llm: with the candidate, and without a controller."""
+    """Every cell, once. llm: with the candidate, and without a controller."""
     longest = min(MAX_LENGTH, llm.drafter.traits.max_tokens)
     if candidate.tree:
         longest = llm.drafter.traits.max_tokens
     lengths = (0, longest) if candidate.tree else tuple(sorted({n for n in TIMED_LENGTHS if n < longest} | {longest}))
     found = Measured(candidate.drafter, longest, lengths, fixed_length=candidate.tree)
-    _warm_up(llm, scope, longest)
-    tell("acceptance and time of rounds")
-    _measure_cell(llm, found, scope, scope.first, repeats=1)
+    measure_again(llm, found, scope, tell, repeats=1)
     return found
 
 
-def measure_further(llm: LLM, found: Measured, scope: Scope, tell: Tell) -> None:
-    """The first cell again, until its times are known well; then other temperatures, batches and contexts."""
+def measure_again(llm: LLM, found: Measured, scope: Scope, tell: Tell, repeats: int = MAX_REPEATS) -> None:
+    """Every cell, so often at most, until times are known well: the first, other batches, temperatures, contexts."""
     temperature, batch = scope.first
     _warm_up(llm, scope, found.max_tokens)
     others = [(temperature, other) for other in scope.batches[1:]]
     others += [(other, batch) for other in scope.temperatures[1:]]
     for cell in (scope.first, *others):
-        tell(f"time of rounds at temperature {cell[0]:g}, batch {cell[1]}")
-        _measure_cell(llm, found, scope, cell, repeats=MAX_REPEATS)
+        tell(f"rounds at temperature {cell[0]:g}, batch {cell[1]}")
+        _measure_cell(llm, found, scope, cell, repeats)
     for context in scope.contexts:
-        tell(f"time of rounds behind {context} tokens")
+        tell(f"rounds behind {context} tokens")
         groups = [[_repeated(scope.prompts[0], context)]]
         runs = Runs(llm, groups, temperature, TIMED_TOKENS, ignore_eos=True)
-        runs.repeat(found.lengths, MAX_REPEATS)
+        runs.repeat(found.lengths, repeats)
         found.rounds |= {(temperature, 1, context, n): runs.times(n) for n in found.lengths}
 
 

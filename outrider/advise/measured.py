@@ -45,7 +45,7 @@ Place = tuple[float, int, int, int]
 
 @dataclass(slots=True)
 class Measured:
-    """One drafter on the user's prompts: in the first cell, and in others where it is one of the best."""
+    """One drafter on the user's prompts."""
 
     drafter: str
     max_tokens: int
