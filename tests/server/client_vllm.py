@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from outrider.llm import LLM
 
 CONTEXT = 4096
-START_SECONDS = 400
+START_SECONDS = 1200
 WORDS = (
     *("--engine", "vllm", "--drafter", "prompt-lookup:k=3", "--dtype", "float32", "--max-running", "16"),
     *("--engine-arg=--enforce-eager", "--engine-arg=--enable-auto-tool-choice"),

@@ -57,7 +57,7 @@ def run_vllm(target: str, config: dict[str, Any]) -> dict[str, Any]:
     given = {"target": target, "config": config, "prompts": PROMPTS, "tokens": TOKENS}
     env = os.environ | ENVIRONMENT | {"HF_HUB_OFFLINE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     words = [str(python), "-c", RUN, json.dumps(given)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=900, env=env)
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=3600, env=env)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -46,7 +46,7 @@ def python() -> str:
 def configured(python: str, config: dict[str, object]) -> dict[str, object]:
     words = [python, "-c", CONFIGURE, str(resolve("demo")), json.dumps(config)]
     env = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=900, env=env)
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=3600, env=env)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1])
 

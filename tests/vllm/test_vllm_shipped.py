@@ -100,7 +100,7 @@ def run(code: str, folder: Path, config: dict[str, Any]) -> subprocess.Completed
     }
     env = os.environ | ENVIRONMENT | {"HF_HUB_OFFLINE": "1"}
     words = [str(Path(os.environ["OUTRIDER_TEST_VLLM"]).parent / "python"), "-c", code, json.dumps(given)]
-    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=900, env=env)
+    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=3600, env=env)
 
 
 @pytest.fixture(scope="module")
