@@ -25,7 +25,7 @@ from outrider.models.heads import packed
 from outrider.models.load import load_decoder
 from outrider.native.library import Library
 from outrider.native.tensors import BlockTensor, Kind
-from outrider.runners.cpu_heads import TreeSize
+from outrider.runners.cpu_heads import CpuBlocks, TreeSize
 from outrider.runners.draft_batch import HeadDraft
 from outrider.runners.native import NativeRunner
 from outrider.runners.threads import use_threads
@@ -189,7 +189,7 @@ def test_what_is_out_of_bounds_is_refused(native: Library, target: Path, tmp_pat
     drafter = drafter_of("dspark", tmp_path / "head", runner)
     next(rounds(runner, drafter))
     cpu, batch = drafter.runner.cpu, drafter.runner._batch(1)
-    assert cpu is not None
+    assert isinstance(cpu, CpuBlocks)
     texts = cpu.texts_of(batch)
     with torch.inference_mode():
         batch.last[0] = 10_000
