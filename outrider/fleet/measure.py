@@ -21,8 +21,9 @@ from outrider.loading.machine import speed_facts
 
 PLAIN_TOKENS, DRAFTED_TOKENS = 16, 64
 """Of each answer while rounds are timed. With drafts they are longer: what is accepted changes as a text grows."""
-MIN_PROMPTS, WAVES = 12, 3
-"""A batch answers the first so many prompts at least, and so many times its own number."""
+PLAIN_PROMPTS, WAVES = 12, 3
+"""Without drafts a batch answers the first so many prompts, which differ in length alone; with them all, which are
+accepted differently. In either case so many times its own number, at least."""
 REPEATS = 2
 LONG = 512
 """Tokens of context at which what context costs is measured, where the model takes as many."""
@@ -118,7 +119,8 @@ class TimedRounds:
 def _rounds(llm: LLM, prompts: Seq[list[int]], batch: int, answers: Answers, clock: Clock) -> TimedRounds:
     """Answer the prompts, `batch` at a time, and time the rounds in which so many decode and none is read."""
     seconds, rounds, gained, context = 0.0, 0, 0, 0.0
-    given = [prompts[i % len(prompts)] for i in range(max(min(MIN_PROMPTS, len(prompts)), WAVES * batch))]
+    count = len(prompts) if answers.max_draft is None else min(PLAIN_PROMPTS, len(prompts))
+    given = [prompts[i % len(prompts)] for i in range(max(count, WAVES * batch))]
     with _running(llm, given, batch, answers) as loop:
         while loop.live:
             full, before = len(loop.live) == batch and not loop.reading, sum(map(loop.length, loop.live))
