@@ -86,7 +86,7 @@ def test_what_is_trained_drafts_in_vllm(
     plain = LLM(target, drafter="none", **options).generate(list(PROMPTS), params)
     ours = LLM(target, drafter=spec, adaptive=False, **options).generate(list(PROMPTS), params)
     assert told["texts"] == [each.text for each in plain] == [each.text for each in ours]
-    accepted = sum(each.stats.accepted for each in ours)
+    accepted = sum(each.stats.all.accepted for each in ours)
     print(f"{method}: vLLM accepts {told['accepted_tokens']} of {told['draft_tokens']}, this package {accepted}")
     assert accepted > 0
     assert abs(told["accepted_tokens"] - accepted) <= len(PROMPTS) * DRAFTS
