@@ -22,6 +22,8 @@ GRAPH, ROW = 3 << 20, 1 << 20
 class FakeRecorder:
     """Takes the place of GraphRunner on a device that counts: a graph takes GRAPH bytes, a row of buffers ROW."""
 
+    pinned = True  # prompts have no captured passes
+
     def __init__(self, rows: list[int]) -> None:
         self.all_shapes = [SimpleNamespace(rows=each) for each in rows]
         self.model = SimpleNamespace(device=torch.device("cpu"), config=SimpleNamespace(vocab_size=2))
