@@ -98,8 +98,8 @@ def choose_plan(outlooks: Seq[Outlook], costs: RoundCosts, widths: Seq[int] = ()
         if most < MIN_GAIN * batch:  # not even if drafts took no time
             continue
         if widths:
-            plans = *_padded_plans(outlooks, expected, costs, widths), *_packed_plans(outlooks, expected, costs, widths)
-            best = max((best, *plans), key=lambda plan: plan.rate)
+            best = _best_padded(outlooks, expected, costs, widths, best)
+            best = max((best, *_packed_plans(outlooks, expected, costs, widths)), key=lambda plan: plan.rate)
         else:
             best = _longest_paying(outlooks, expected, costs, best)
     return best if best.rate >= MIN_GAIN * plain.rate else plain
@@ -141,21 +141,29 @@ def _expected(outlook: Outlook) -> Floats:
     return expected
 
 
-def _padded_plans(
-    outlooks: Seq[Outlook], expected: Mapping[int, Floats], costs: RoundCosts, widths: Seq[int]
-) -> Iterator[Plan]:
-    """A plan for each length: every sequence has room for as many tokens, so each takes the best drafter for them."""
-    budgets = np.stack([outlooks[i].budgets for i in expected])  # [drafters, sequences]
-    most, batch = min(int(budgets.max(initial=0)), widths[-1] - 1), budgets.shape[1]
-    lengths = {min(width - 1, most) for width in widths[1:]} | {n for i in expected for n in outlooks[i].lengths}
+def _best_padded(
+    outlooks: Seq[Outlook], expected: Mapping[int, Floats], costs: RoundCosts, widths: Seq[int], best: Plan
+) -> Plan:
+    """The best of this plan and those of each length: every sequence has room for as many, and takes the best drafter.
+
+    In plain lists: a batch is small more often than not, and arrays of a few numbers take ten times as long.
+    """
+    group, tables = list(expected), [each.T.tolist() for each in expected.values()]  # [drafters][lengths][sequences]
+    budgets = [outlooks[i].budgets.tolist() for i in group]
+    most, batch = min(max(map(max, budgets)), widths[-1] - 1), len(budgets[0])
+    lengths = {min(width - 1, most) for width in widths[1:]} | {n for i in group for n in outlooks[i].lengths}
     for length in sorted(n for n in lengths if 0 < n <= most):
-        table = np.stack([e[:, min(length, e.shape[1] - 1)] for e in expected.values()])  # [drafters, sequences]
-        best = table.argmax(0)
-        own = np.minimum(length, budgets[best, np.arange(batch)])
-        who = np.where(own > 0, np.array(list(expected))[best], -1)
-        width = next(w for w in widths if w > length)
+        worth = [table[min(length, len(table) - 1)] for table in tables]  # [drafters][sequences]
+        top = worth[0] if len(worth) == 1 else list(map(max, *worth))
+        tokens, width = batch + sum(top), next(w for w in widths if w > length)
+        by = [0] * batch if len(worth) == 1 else list(map(tuple.index, zip(*worth, strict=True), top))
+        own = [min(length, budgets[i][row]) for row, i in enumerate(by)]
+        who = [group[i] if n else -1 for i, n in zip(by, own, strict=True)]
         kind = RoundKind(batch, width, batch * width, *_drafting(outlooks, who, own))
-        yield Plan(kind, own.tolist(), who.tolist(), batch + float(table.max(0).sum()), costs.seconds(kind))
+        seconds = costs.seconds(kind)
+        if tokens > best.rate * seconds:
+            best = Plan(kind, own, who, tokens, seconds)
+    return best
 
 
 def _gains(outlooks: Seq[Outlook], expected: Mapping[int, Floats]) -> tuple[Ints, Floats]:
@@ -213,19 +221,22 @@ def _packed_plans(
 
     Also none longer than each length that a model drafts, since a step costs as much for few sequences.
     """
-    who, gains = _gains(outlooks, expected)
-    batch = len(who)
+    batch = len(outlooks[0].budgets)
     room = [rows - batch for rows in costs.target.packed_rows(batch)]
+    if not room:
+        return
+    who, gains = _gains(outlooks, expected)
+    drafters = who.tolist()
     most = min(gains.shape[1], widths[-1] - 1)
-    for longest in sorted({most, *(n for i in expected for n in outlooks[i].lengths if n < most)}) if room else ():
+    for longest in sorted({most, *(n for i in expected for n in outlooks[i].lengths if n < most)}):
         likeliest, worth = _likeliest(gains[:, :longest])
         tokens = batch + worth.cumsum()
         for count in sorted({min(n, len(likeliest)) for n in room} - {0}):
-            lengths = np.bincount(likeliest[:count], minlength=batch)
-            asked = np.where(lengths > 0, who, -1)
+            lengths = np.bincount(likeliest[:count], minlength=batch).tolist()
+            asked = [i if n else -1 for i, n in zip(drafters, lengths, strict=True)]
             drafting = _drafting(outlooks, asked, lengths)
-            kind = costs.padded_kind(RoundKind(batch, 1 + int(lengths.max()), batch + count, *drafting), widths)
-            yield Plan(kind, lengths.tolist(), asked.tolist(), float(tokens[count - 1]), costs.seconds(kind))
+            kind = costs.padded_kind(RoundKind(batch, 1 + max(lengths), batch + count, *drafting), widths)
+            yield Plan(kind, lengths, asked, float(tokens[count - 1]), costs.seconds(kind))
 
 
 def _padded(expected: Floats, outlooks: Seq[Outlook]) -> Floats:
@@ -236,8 +247,9 @@ def _padded(expected: Floats, outlooks: Seq[Outlook]) -> Floats:
     return np.pad(expected, ((0, 0), (0, most - expected.shape[1])), mode="edge")
 
 
-def _drafting(outlooks: Seq[Outlook], who: Ints, lengths: Ints) -> tuple[tuple[str, ...], int]:
+def _drafting(outlooks: Seq[Outlook], who: Seq[int], lengths: Seq[int]) -> tuple[tuple[str, ...], int]:
     """The drafters of a plan by name, and the passes that the one with a model takes."""
-    asked = sorted(set(who.tolist()) - {-1})
-    steps = [outlooks[i].steps(int(lengths[who == i].max())) for i in asked]
+    asked = sorted({*who} - {-1})
+    longest = [max(n for by, n in zip(who, lengths, strict=True) if by == i) for i in asked]
+    steps = (outlooks[i].steps(n) for i, n in zip(asked, longest, strict=True))
     return tuple(outlooks[i].name for i in asked), max(steps, default=0)

@@ -24,7 +24,9 @@ _SETTLED_SHARE = 0.004
 """The same of planning alone, where the plan is to ask only those whose drafts are seen first."""
 _WATCHING_SHARE = 0.01
 """The share of the time that watching may take."""
-_MAX_REST = 32
+_RESTING_SHARE = 0.01
+"""The same where the plan is not to draft."""
+_MAX_REST = 128
 """Max rounds that are without drafts unasked after a plan without them."""
 _MIN_KEPT, _MAX_KEPT = 4, 64
 """Max rounds that keep a plan with drafts: a new one, and one that was made many times."""
@@ -112,8 +114,8 @@ class _KeptPlan:
             most = min(_MIN_KEPT << self._alike, _MAX_KEPT)  # one that is made again and again may hold for longer
             self.rounds = min(int(self._seconds / (_ASKING_SHARE * plan.seconds)), most)
         else:  # the longer other drafts did not pay, the less often that is asked
-            took, share = (self._seconds, _SETTLED_SHARE) if plan.asks else (seconds, _ASKING_SHARE)
-            self.rounds = min(int(took / (share * plan.seconds)), 1 << self._plain, _MAX_REST)
+            took, share = (self._seconds, _SETTLED_SHARE) if plan.asks else (seconds, _RESTING_SHARE)
+            self.rounds = min(int(took / (share * plan.seconds)), 2 << self._plain, _MAX_REST)
 
 
 class Drafting:

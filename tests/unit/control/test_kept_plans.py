@@ -91,13 +91,13 @@ def test_rests_grow_while_drafts_do_not_pay():
     rounds, controller = sequences(2), Scripted()
     run = Rounds(controller)
     asked: list[int] = []
-    for i in range(100):
+    for i in range(400):
         before = controller.asked
         proposal = run.propose(rounds)
         assert bool(proposal.members) == (controller.asked > before)
         if controller.asked > before:
             asked.append(i)
-    assert np.diff(asked).tolist() == [3, 5, 9, 17, 33]  # 2, 4, 8, 16 and 32 rounds in between
+    assert np.diff(asked).tolist() == [5, 9, 17, 33, 65, 129, 129]  # 4, 8, ... and 128 rounds in between
     assert run.drafter.watched == len(asked)
 
 
@@ -155,12 +155,12 @@ def test_a_settled_plan_is_kept_longer_the_longer_it_stays_settled():
     planned = controller.plan
     controller.plan = lambda seq_ids, budgets: replace(planned(seq_ids, budgets), settled=True)
     run, asked = Rounds(controller), list[int]()
-    for i in range(100):
+    for i in range(400):
         before = controller.asked
         assert run.propose(sequences(2)).lengths == [1, 1]
         if controller.asked > before:
             asked.append(i)
-    assert np.diff(asked).tolist() == [3, 5, 9, 17, 33]
+    assert np.diff(asked).tolist() == [5, 9, 17, 33, 65, 129, 129]
 
 
 def test_a_round_that_takes_long_is_planned_each_time():
