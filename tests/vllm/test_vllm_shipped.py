@@ -37,7 +37,7 @@ args = EngineArgs(model=given["target"], speculative_config=given["config"], dty
                   max_model_len=512)
 """
 REFUSED = f"{CONFIGURE}\nargs.create_engine_config()\n"
-# Attention is written out: vLLM's own takes its keys from the cache, which only a runner fills.
+# Attention is written out, from the layers' own parts: vLLM's takes its keys from the cache, which only a runner fills.
 DRAFT = f"""{CONFIGURE}
 import torch
 import torch.nn.functional as F
@@ -56,9 +56,6 @@ with set_current_vllm_config(config), torch.no_grad():
     features = load_file(f"{{given['folder']}}/features.safetensors")["features"]
     kept = {{}}
 
-    def keep(layer, keys, values, cache, slots):
-        kept[layer] = keys, values
-
     def attend(attention):
         def call(q, k, v):
             heads, kv_heads, size = attention.num_heads, attention.num_kv_heads, attention.head_size
@@ -69,12 +66,15 @@ with set_current_vllm_config(config), torch.no_grad():
             return made.transpose(0, 1).flatten(1)
         return call
 
-    for layer in model.model.layers:
-        layer.self_attn.attn.impl.do_kv_cache_update = keep
-        layer.self_attn.attn.forward = attend(layer.self_attn.attn)
     count = len(features)
-    places = torch.arange(count)
-    model.precompute_and_store_context_kv(model.combine_hidden_states(features), places, places)
+    context = model.model.hidden_norm(model.combine_hidden_states(features))
+    for layer in model.model.layers:
+        own = layer.self_attn
+        q, k, v = own.qkv_proj(context)[0].split([own.q_size, own.kv_size, own.kv_size], -1)
+        k = own.k_norm(k.reshape(count, own.num_kv_heads, own.head_dim)).flatten(1)
+        _, k = own.rotary_emb(torch.arange(count), q.contiguous(), k)
+        kept[own.attn] = k.view(count, -1, own.head_dim), v.reshape(count, -1, own.head_dim)
+        own.attn.forward = attend(own.attn)
     ids = torch.full((given["drafts"],), model.model.mask_token_id)
     ids[0] = given["anchor"]
     hidden = model(ids, count + torch.arange(given["drafts"]))
