@@ -181,5 +181,5 @@ def _weight(linear: Any) -> Tensor:
 
 def _parts(array: Any, rows: int) -> PromptParts:
     """Views of an array or tensor that holds all inputs."""
-    each = (array[i * rows : (i + 1) * rows] for i in range(4))
-    return PromptParts(*each, array[4 * rows :].reshape(-1, 4))
+    ids, positions, slots, wanted = (array[i * rows : (i + 1) * rows] for i in range(4))
+    return PromptParts(ids, positions, slots, wanted, array[4 * rows :].reshape(-1, 4))
