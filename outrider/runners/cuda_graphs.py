@@ -67,7 +67,7 @@ def capture_batches(batch: int) -> list[int]:
 def capture_shapes(batch: int, width: int, max_rows: int = MAX_ROWS) -> list[BatchShape]:
     """Every shape that passes of up to so many sequences and rows need, less those of more than `max_rows` in all.
 
-    A span wider than any of them is a prompt being read, which is not captured.
+    A span wider than any of them is a prompt being read, see graphed_prompt.py.
     """
     widest = padded_shape(1, min(width, WIDTHS[-1])).width
     return [BatchShape(b, w) for b in capture_batches(batch) for w in WIDTHS if w <= widest and b * w <= max_rows]
@@ -90,10 +90,11 @@ def prompt_shapes(width: int) -> list[BatchShape]:
 
 
 def split_round(widths: Seq[int], max_decode: int, *, pinned: bool) -> list[tuple[list[int], bool]]:
-    """How spans of so many rows are divided between passes: the spans of each, and whether it is a captured one.
+    """How spans of so many rows are divided between passes: the spans of each, and whether it is of a captured shape.
 
     Spans of up to `max_decode` rows share a captured pass, the last one. A single short prompt has one of its own;
-    other prompts share a plain one. pinned: every span must be captured, so each short prompt has a pass of its own.
+    other prompts share one that is not of these shapes. pinned: every span must be captured, so each short prompt has a
+    pass of its own.
     """
     decoding = [i for i, width in enumerate(widths) if width <= max_decode]
     prompts = [i for i, width in enumerate(widths) if width > max_decode]

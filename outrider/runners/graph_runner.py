@@ -109,7 +109,7 @@ class GraphRunner:
             self._chosen.clear()
 
     def split(self, spans: Seq[Span]) -> list[tuple[list[int], bool]]:
-        """As `split_round`: prompts being read are not captured, but for a single short one."""
+        """As `split_round`: prompts being read have passes of other shapes (`prompts`), but for a single short one."""
         return split_round([span.width for span in spans], self.max_decode, pinned=self.pinned)
 
     def read_ahead(self, span: Span) -> tuple[Span, list[Tensor]]:
