@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ from outrider.drafters.draft_model import DraftModelConfig
 from outrider.drafters.registry import parse_drafter
 from outrider.loading import memory
 from outrider.loading.memory import SAMPLED_GRAPHS, ReservedMemory, Workload, reserved_memory_of
+from outrider.runners.cuda_graphs import PROMPT_SIZES
 from outrider.testing.synthetic import SHAPES, save_decoder, synthetic_pair
 from outrider.testing.toy import ByteTokenizer
 
@@ -22,9 +24,8 @@ GRAPH, ROW = 3 << 20, 1 << 20
 class FakeRecorder:
     """Takes the place of GraphRunner on a device that counts: a graph takes GRAPH bytes, a row of buffers ROW."""
 
-    pinned = True  # prompts have no captured passes
-
-    def __init__(self, rows: list[int]) -> None:
+    def __init__(self, rows: list[int], *, pinned: bool = True) -> None:
+        self.pinned, self.prompts = pinned, SimpleNamespace(capture=self.capture_prompts)
         self.all_shapes = [SimpleNamespace(rows=each) for each in rows]
         self.model = SimpleNamespace(device=torch.device("cpu"), config=SimpleNamespace(vocab_size=2))
         self.captured: list[int] = []
@@ -42,6 +43,11 @@ class FakeRecorder:
     def captured_pass(self, shape: SimpleNamespace) -> None:
         self.captured.append(shape.rows)
 
+    def capture_prompts(self, sizes: Sequence[int]) -> Iterator[int]:
+        for rows in sizes:
+            self.captured.append(rows)
+            yield rows
+
     @property
     def taken(self) -> int:
         return self.room * ROW + len(self.captured) * GRAPH
@@ -55,6 +61,15 @@ def test_what_was_not_captured_is_counted_like_what_was(rows, monkeypatch):
     assert fake.taken + unseen == max(rows) * ROW + len(rows) * GRAPH
     assert fake.captured[0] == max(rows)
     assert len(fake.captured) <= 1 + SAMPLED_GRAPHS
+
+
+def test_passes_over_prompts_are_counted_too(monkeypatch):
+    """The largest is captured, and its buffers with it; the others share those, and count as graphs."""
+    fake = FakeRecorder([1, 4, 2, 8], pinned=False)
+    monkeypatch.setattr(memory, "_free_bytes", lambda device: (1 << 40) - fake.taken)
+    unseen = memory._capture_graphs(fake, Workload(context=64, max_batch=4, max_width=4))
+    assert fake.captured[:2] == [8, PROMPT_SIZES[-1]]
+    assert fake.taken + unseen == 8 * ROW + (4 + len(PROMPT_SIZES)) * GRAPH
 
 
 def test_the_rows_of_a_round_are_bounded_by_its_tokens():
