@@ -166,9 +166,16 @@ class LlamaTimer:
         return json.loads(self.process.stdout.readline())
 
 
-def peer_rows(args: argparse.Namespace, kernels: OutriderTimer, pytorch: OutriderTimer) -> list[Row]:
-    """llama.cpp, our plain decoding on PyTorch's operators and on the CPU kernels, `suffix` and `auto`."""
-    llama = LlamaTimer(args.llama, args.model)
+def peer_rows(args: argparse.Namespace) -> list[Row]:
+    """llama.cpp, our plain decoding on PyTorch's operators and on the CPU kernels, `suffix` and `auto`.
+
+    All of the file's own blocks.
+    """
+    llama, pytorch, kernels = (
+        LlamaTimer(args.llama, args.model),
+        on_pytorch(args),
+        OutriderTimer(args.model, args.tokens),
+    )
     ids = list(range(100, 500))
     table: list[Row] = []
     for kind in ("chat", "copy"):
@@ -228,7 +235,7 @@ def rows(args: argparse.Namespace) -> list[Row]:
         Row("passes of 4 rows, 4-bit", lambda: packed.time_rows(4), "passes of 1 row, 4-bit", 1 / 1.4),
         Row("passes of 8 rows, 4-bit", lambda: packed.time_rows(8), "passes of 1 row, 4-bit", 1 / 2.0),
     ]
-    return table + (peer_rows(args, packed, on_pytorch(args)) if args.llama else [])
+    return table + (peer_rows(args) if args.llama else [])
 
 
 def on_pytorch(args: argparse.Namespace) -> OutriderTimer:
@@ -236,7 +243,7 @@ def on_pytorch(args: argparse.Namespace) -> OutriderTimer:
     before = os.environ.get("OUTRIDER_NATIVE")
     os.environ["OUTRIDER_NATIVE"] = "0"
     try:
-        return OutriderTimer(args.model, args.tokens, quantize="int4")
+        return OutriderTimer(args.model, args.tokens)
     finally:
         del os.environ["OUTRIDER_NATIVE"]
         if before is not None:
