@@ -73,7 +73,8 @@ def _advise(given: AdviseOptions, options: dict[str, Any], screen: Screen, progr
         scope, folder = _scope(given, llm), llm.loaded.folder
         facts = _facts(llm, given, scope)
     wanted = list(candidates(folder, given.draft))
-    kept = Kept(given.out, facts | {"scope": repr(scope)})
+    # the threads of a CPU are measured anew each time
+    kept = Kept(given.out, facts | {"device": facts["device"].partition(",")[0], "scope": repr(scope)})
     adviser = Adviser(
         given.target, scope, options, lambda drafter, what: screen.transient_note(f"{drafter}: {what}"), kept.add
     )
