@@ -176,13 +176,16 @@ def test_the_activations_of_captured_prompts(pair, monkeypatch):
     from outrider.plan.estimate import captured_row_bytes
     from outrider.runners import graphed_prompt
     from outrider.runners.paged_model import PagedModel
+    from outrider.runners.threads import use_threads
 
     for name in ("rotate_and_store", "attend_prompt", "gate_rows", "norm_rows"):
         monkeypatch.setattr(graphed_prompt, name, lambda *given, **named: None)
     decoder = load_decoder(Path(pair[0]), device="cpu", dtype=torch.bfloat16)
     model, rows = PagedModel(decoder, PagePool(4), 512), 256
     prompt = graphed_prompt.GraphedPrompt(model, graphed_prompt.PromptBuffers(model, rows), rows)
-    assert peak_bytes(prompt.run) == pytest.approx(rows * captured_row_bytes(decoder.config, 2), rel=0.03)
+    with use_threads(1):  # with more of them the library's products take room of their own
+        taken = peak_bytes(prompt.run)
+    assert taken == pytest.approx(rows * captured_row_bytes(decoder.config, 2), rel=0.03)
 
 
 def test_what_the_fused_kernels_hold_of_a_block_head(pair, tmp_path):
