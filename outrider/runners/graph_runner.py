@@ -79,11 +79,8 @@ class GraphRunner:
         self.prompts = PromptPasses(model, self.graph_pool)
         self.captured: dict[BatchShape, tuple[GraphedForward, torch.cuda.CUDAGraph]] = {}
         self._buffers: ActivationBuffers | None = None
-        self._tapped = self._taps()
-        """What captured passes store of tapped layers."""
-
-    def _taps(self) -> tuple[tuple[int, ...], bool]:
-        return self.model.taps, self.model.kept is not None
+        self._tapping = model.tapping
+        """Of the captured passes."""
 
     def forward_of(self, shape: BatchShape) -> GraphedForward:
         """A pass of this shape, not captured. Buffers are made when first asked for, by when their size is known."""
@@ -206,8 +203,8 @@ class GraphRunner:
 
     def captured_pass(self, shape: BatchShape) -> tuple[GraphedForward, torch.cuda.CUDAGraph]:
         """The pass of this shape, captured now where it was not before, or was before a head tapped the target."""
-        if self._tapped != self._taps():
-            self._tapped, self._buffers = self._taps(), None
+        if self._tapping != self.model.tapping:
+            self._tapping, self._buffers = self.model.tapping, None
             self.captured.clear()
         if shape not in self.captured:
             forward = self.forward_of(shape)

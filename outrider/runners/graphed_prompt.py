@@ -142,16 +142,13 @@ class PromptPasses:
         self.model, self._graph_pool = model, graph_pool
         self._captured: dict[int, tuple[GraphedPrompt, torch.cuda.CUDAGraph]] = {}
         self._buffers: PromptBuffers | None = None
-        self._tapped = self._taps()
-
-    def _taps(self) -> tuple[tuple[int, ...], bool]:
-        return self.model.taps, self.model.kept is not None
+        self._tapping = model.tapping
 
     def capture(self, sizes: Seq[int] = PROMPT_SIZES) -> Iterator[int]:
         """Capture passes of so many rows, the largest first, whose memory the others share; yields each."""
-        if self._buffers is None or self._tapped != self._taps():  # a head taps the target since
+        if self._buffers is None or self._tapping != self.model.tapping:  # a head taps the target since
             self._captured.clear()
-            self._buffers, self._tapped = PromptBuffers(self.model, max(sizes)), self._taps()
+            self._buffers, self._tapping = PromptBuffers(self.model, max(sizes)), self.model.tapping
         for rows in sorted(sizes, reverse=True):
             if rows not in self._captured:
                 prompt = GraphedPrompt(self.model, self._buffers, rows)
@@ -162,7 +159,7 @@ class PromptPasses:
         """As `Runner.score`, for texts without drafts; None where no captured pass takes them."""
         count = sum(span.width for span in spans)
         rows = min((size for size in self._captured if size >= count), default=None)
-        if rows is None or self._tapped != self._taps() or any(len(span.draft) for span in spans):
+        if rows is None or self._tapping != self.model.tapping or any(len(span.draft) for span in spans):
             return None
         prompt, graph = self._captured[rows]
         loaded = prompt.load(spans)

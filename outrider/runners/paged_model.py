@@ -74,6 +74,11 @@ class PagedModel:
         return self.pool.count * self.pool.size
 
     @property
+    def tapping(self) -> tuple[tuple[int, ...], bool]:
+        """What passes store of tapped layers: those captured before it changed are of no use."""
+        return self.taps, self.kept is not None
+
+    @property
     def features_width(self) -> int:
         return len(self.taps) * self.config.hidden_size
 
