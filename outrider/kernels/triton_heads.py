@@ -6,25 +6,31 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from outrider.kernels.batch import AttentionBatch, RowPlaces
+
 BLOCK = 256
 
 
-@triton.jit(do_not_specialize_on_alignment=["state", "lengths", "last"])
-def _fetch_texts(state, lengths, last, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["batch"], do_not_specialize_on_alignment=["state", "lengths", "last", "starts"])
+def _fetch_texts(state, lengths, last, starts, batch, BLOCK: tl.constexpr):
     b = tl.arange(0, BLOCK)
     there = b < tl.load(state + 2)
+    own = tl.load(lengths + b, mask=b < batch, other=1)
     given = tl.load(state).to(tl.pointer_type(tl.int64))
-    tl.store(lengths + b, tl.load(given + b, mask=there, other=0), mask=there)
+    length = tl.load(given + b, mask=there, other=0)
+    tl.store(lengths + b, length, mask=there)
+    tl.store(starts + b, tl.where(there, length, own) - 1, mask=b < batch)
     given = tl.load(state + 1).to(tl.pointer_type(tl.int64))
     tl.store(last + b, tl.load(given + 2 * b + 1, mask=there, other=0), mask=there)
 
 
-def fetch_texts(state: Tensor, lengths: Tensor, last: Tensor) -> None:
+def fetch_texts(state: Tensor, lengths: Tensor, last: Tensor, starts: Tensor) -> None:
     """Complete the first texts of a draft, lengths and last tokens int64 [B], by those of a `DeviceState`.
 
     state int64 [3]: the addresses of its lengths int64 [N] and last tokens int64 [N, 2], and N, at most BLOCK; 0: none.
+    starts int64 [B]: becomes the lengths less 1.
     """
-    _fetch_texts[(1,)](state, lengths, last, BLOCK, num_warps=1)
+    _fetch_texts[(1,)](state, lengths, last, starts, len(lengths), BLOCK, num_warps=1)
 
 
 @triton.jit
@@ -83,12 +89,13 @@ def join_rows(
 
 
 @triton.jit(
-    do_not_specialize=["pages", "width"],
+    do_not_specialize=["pages", "width", "scratch_slot"],
     do_not_specialize_on_alignment=["table_ids", "lengths", "last", "firsts", "counts", "ends"],
 )
 def _gather_unread(
-    block_tables, table_ids, lengths, last, firsts, tokens, features, ids, rows, starts, counts, ends, pages, width,
-    WIDE: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr, BEFORE: tl.constexpr,
+    block_tables, table_ids, lengths, last, firsts, tokens, features, ids, rows, starts, counts, ends,
+    cos_sin, slots, row_cos_sin, pages, width, scratch_slot,
+    WIDE: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr, BEFORE: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(0)
     w = tl.program_id(1)
@@ -99,6 +106,10 @@ def _gather_unread(
     slot = tl.load(table + place // PAGE).to(tl.int64) * PAGE + place % PAGE
     row = (b * width + w).to(tl.int64)
     tl.store(ids + row, tl.where(place < end, tl.load(tokens + slot), tl.load(last + b)))
+    if DIM > 0:
+        d = tl.arange(0, DIM)
+        tl.store(slots + row, tl.where(first + w < end + BEFORE, slot, scratch_slot))
+        tl.store(row_cos_sin + row * DIM + d, tl.load(cos_sin + (first + w) * DIM + d))
     of = tl.maximum(place - BEFORE, 0)
     slot = tl.load(table + of // PAGE).to(tl.int64) * PAGE + of % PAGE
     for begin in tl.static_range(0, WIDE, BLOCK):
@@ -120,14 +131,68 @@ def gather_unread(
     *,
     before: bool,
     page: int = 16,
+    places: RowPlaces | None = None,
+    cos_sin: Tensor | None = None,
+    scratch_slot: int = 0,
 ) -> None:
     """As the plain `DraftBatch.unread`, in one launch.
 
     texts: table ids, lengths, last tokens and first positions, int64 [B] each. kept: tokens int64 [slots] and features
-    [slots, wide]. out: the fields of `UnreadRows`, in their order.
+    [slots, wide]. out: the fields of `UnreadRows`, in their order. places: of the rows, filled in as `locate_rows` does
+    by cos_sin [positions, D/2, 2] and the slot of rows that are not real.
     """
     (batch, width), wide = out[0].shape, kept[1].shape[1]
+    located = (out[1],) * 3 if places is None or cos_sin is None else (cos_sin, places.slots, places.cos_sin)
     _gather_unread[(batch, width)](
-        block_tables, *texts, *kept, *out, block_tables.shape[1], width,
-        wide, min(1024, triton.next_power_of_2(wide)), page, int(before), num_warps=4,
+        block_tables, *texts, *kept, *out, *located, block_tables.shape[1], width, scratch_slot,
+        wide, min(1024, triton.next_power_of_2(wide)), page, int(before),
+        0 if cos_sin is None else 2 * cos_sin.shape[1], num_warps=4,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["pages", "size"], do_not_specialize_on_alignment=["anchors", "table_ids", "starts"])
+def _embed_block(
+    embedding, mask, anchors, block_tables, table_ids, starts, cos_sin, out, slots, row_cos_sin, pages, size,
+    K: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    row = tl.program_id(0).to(tl.int64)
+    b = row // size
+    w = row % size
+    i = tl.arange(0, BLOCK)
+    d = tl.arange(0, DIM)
+    source = embedding + tl.load(anchors + b) * K if w == 0 else mask
+    tl.store(out + row * K + i, tl.load(source + i, mask=i < K), mask=i < K)
+    position = tl.load(starts + b) + w
+    page = tl.load(block_tables + tl.load(table_ids + b) * pages + position // PAGE).to(tl.int64)
+    tl.store(slots + row, page * PAGE + position % PAGE)
+    tl.store(row_cos_sin + row * DIM + d, tl.load(cos_sin + position * DIM + d))
+
+
+def embed_blocks(
+    embedding: Tensor,
+    mask: Tensor,
+    anchors: Tensor,
+    batch: AttentionBatch,
+    cos_sin: Tensor,
+    out: Tensor,
+    places: RowPlaces,
+    *,
+    page: int = 16,
+    pdl: bool = True,
+) -> None:
+    """The input rows of blocks, and where their keys and values go: as `BlockHead.embed` and `locate_rows`.
+
+    Of each block the embedding of its anchor, int64 [B], then mask [k] in all other rows: out [B * block, k]. All rows
+    of the batch are real, and their depths are those of a chain.
+
+    It begins when all that was launched before has ended: attention behind it loads the first keys of a text without
+    waiting for the kernel before it, and those of the text's end have just been written.
+    """
+    n, k = out.shape
+    _embed_block[(n,)](
+        embedding, mask, anchors, batch.block_tables, batch.table_ids, batch.starts, cos_sin, out, places.slots,
+        places.cos_sin, batch.block_tables.shape[1], batch.width, k, triton.next_power_of_2(k), 2 * cos_sin.shape[1],
+        page, pdl, num_warps=4,
     )  # fmt: skip

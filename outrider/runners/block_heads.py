@@ -114,9 +114,6 @@ class BlockRunner:
 
     def store(self, features: Tensor, attend: BatchAttention) -> None:
         """Write the keys and values of a batch's rows: the target's tapped outputs [B * R, taps * hidden]."""
-        if self.fused is not None:
-            self.fused.store(features, self.fused.locate(attend.batch))
-            return
         for layer, (k, v) in enumerate(self.head.keys_values(self.head.context(features), attend.positions)):
             attend.store(layer, k, v)
 
@@ -173,11 +170,13 @@ class BlockBatch(DraftBatch):
 
     def rows(self) -> BlockRows:
         """Read what the target has read since, and run the blocks behind the texts."""
-        runner, starts = self.runner, self.lengths - 1
+        runner = self.runner
         if runner.cpu is not None and self._texts is not None:
             return runner.cpu.rows(self._texts, int(self.lengths.max()), runner.tokens)
         self._read()
-        batch = self.attention_batch(runner.shape, runner.head.config.block_size, starts, self._full, self._block_rows)
+        batch = self.attention_batch(
+            runner.shape, runner.head.config.block_size, self.starts, self._full, self._block_rows
+        )
         return runner.run(self.last, BatchAttention(runner.model, runner.layers, batch, runner.workspace))
 
     def draft(
@@ -196,6 +195,10 @@ class BlockBatch(DraftBatch):
     def _read(self) -> None:
         """Read what the target has read since."""
         runner = self.runner
+        if runner.fused is not None:
+            rows, places = self.unread_located(runner.width, runner.fused.cos_sin)
+            runner.fused.store(rows.features, places)
+            return
         rows = self.unread(runner.width, before=False)
         batch = self.attention_batch(runner.shape, runner.width, rows.firsts, rows.counts, self._read_rows)
         runner.store(rows.features, BatchAttention(runner.model, runner.layers, batch, None))

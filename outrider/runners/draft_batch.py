@@ -14,7 +14,7 @@ from torch import Tensor
 from outrider.core.errors import ConfigError
 from outrider.core.sequence import Sequence
 from outrider.kernels import attention as reference
-from outrider.kernels.batch import AttentionBatch, AttentionWorkspace, uniform_rows
+from outrider.kernels.batch import AttentionBatch, AttentionWorkspace, RowPlaces, uniform_rows
 from outrider.runners.attention import AttentionLayers
 from outrider.runners.cuda_graphs import PinnedInputs, capture
 from outrider.runners.device_state import DeviceState
@@ -77,6 +77,8 @@ class DraftBatch:
         """lengths: tokens of each text. last: its last token. firsts: the first position that the head reads. seeds: of
         the text's noise. temperatures: of its request."""
         self.temperatures = temperatures.view(torch.float64)
+        self.starts = torch.zeros_like(self.lengths)
+        """The position of each text's last token, once `fetch` is done."""
         self._results: dict[int, HeadDraft] = {}
         self._views: dict[tuple[int, int], HeadDraft] = {}
         """Of those, by the number of sequences and the length."""
@@ -108,7 +110,9 @@ class DraftBatch:
         if self.model.fused:
             from outrider.kernels.triton_heads import fetch_texts
 
-            fetch_texts(self._state, self.lengths, self.last)
+            fetch_texts(self._state, self.lengths, self.last, self.starts)
+        else:
+            torch.sub(self.lengths, 1, out=self.starts)
 
     def fill_texts(self, table_ids: Seq[int], seqs: Seq[Sequence], firsts: Seq[int], state: DeviceState | None) -> None:
         """The inputs of these sequences. state: theirs, where the host is a round behind.
@@ -152,7 +156,22 @@ class DraftBatch:
         ends = uniform_rows(self.batch, width, end.device).offsets + end - first
         return UnreadRows(ids, features, first, end - first + shift, ends)
 
-    def _unread_by_kernel(self, kept: TappedPages, width: int, before: bool) -> UnreadRows:
+    def unread_located(self, width: int, cos_sin: Tensor) -> tuple[UnreadRows, RowPlaces]:
+        """As `unread`, not `before`, by the fused kernels, and where keys and values of the rows go.
+
+        cos_sin: the rotations of positions, [positions, D/2, 2].
+        """
+        places = RowPlaces.empty(self.batch * width, 2 * cos_sin.shape[1], self.model.device)
+        return self._unread_by_kernel(tapped_pages(self.model), width, False, places, cos_sin), places
+
+    def _unread_by_kernel(
+        self,
+        kept: TappedPages,
+        width: int,
+        before: bool,
+        places: RowPlaces | None = None,
+        cos_sin: Tensor | None = None,
+    ) -> UnreadRows:
         from outrider.kernels.triton_heads import gather_unread
 
         made = UnreadRows(
@@ -161,7 +180,10 @@ class DraftBatch:
             *(torch.empty_like(self.last) for _ in range(3)),
         )
         texts = self.table_ids, self.lengths, self.last, self.firsts
-        gather_unread(self.model.tables.pages, texts, kept, made, before=before, page=self.model.pool.size)
+        gather_unread(
+            self.model.tables.pages, texts, kept, made, before=before, page=self.model.pool.size,
+            places=places, cos_sin=cos_sin, scratch_slot=self.model.scratch_slot,
+        )  # fmt: skip
         return made
 
     def slots(self, positions: Tensor) -> Tensor:
@@ -255,7 +277,11 @@ class BatchAttention:
     ) -> None:
         """workspace: for the fused kernel. behind: as for `DraftBatch.attention_batch`."""
         self.model, self.layers, self.batch, self.workspace, self.behind = model, layers, batch, workspace, behind
-        self.positions = (batch.starts[:, None] + batch.depths.view(-1, batch.width)).flatten()
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """int64 [B * R]"""
+        return (self.batch.starts[:, None] + self.batch.depths.view(-1, self.batch.width)).flatten()
 
     @cached_property
     def slots(self) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from outrider.kernels.batch import AttentionBatch, AttentionWorkspace, RowPlaces
 from outrider.kernels.triton_attention import attend_pages
+from outrider.kernels.triton_heads import embed_blocks
 from outrider.models.heads.block import BlockHead
 from outrider.models.heads.layers import HeadLayer, RMSNorm
 from outrider.runners.attention import AttentionLayers
@@ -36,6 +37,10 @@ class FusedBlock(FusedLayers):
         """Keys and values alone, of the target's outputs."""
         self._norm = head.norm.weight.float()
         self._head = cast(Any, head.output_head()).weight
+        own = head.embed_tokens
+        self._embedding = head.decoder.weights.embedding if own is None else own.weight
+        self._mask = head.embed(torch.zeros(1, dtype=torch.int64, device=model.device))[0, -1].detach().clone()
+        """The input row of a token to be drafted."""
 
     def store(self, features: Tensor, places: RowPlaces) -> None:
         """Write keys and values of the target's tapped outputs [N, taps * hidden] to the pages."""
@@ -47,8 +52,14 @@ class FusedBlock(FusedLayers):
             self.store_heads(context, heads, nothing, cache, places)
 
     def forward(self, anchors: Tensor, batch: AttentionBatch, workspace: AttentionWorkspace | None) -> Tensor:
-        """Anchors int64 [B] -> the final hidden states of their blocks, [B * block, hidden]"""
-        x, places = self.head.embed(anchors).flatten(0, 1), self.locate(batch)
+        """Anchors int64 [B] -> the final hidden states of their blocks, [B * block, hidden]: all rows are real."""
+        count, device = len(batch.depths), self.model.device
+        x = self._mask.new_empty(count, self.config.hidden_size)
+        places = RowPlaces.empty(count, self.config.head_dim, device)
+        embed_blocks(
+            self._embedding, self._mask, anchors, batch, self.cos_sin, x, places,
+            page=self.model.pool.size, pdl=self.pdl,
+        )  # fmt: skip
         attended = x.new_empty(len(x), self.config.heads, self.config.head_dim)
 
         def attend(layer: int, q: Tensor) -> Tensor:

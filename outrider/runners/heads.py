@@ -222,7 +222,7 @@ class HeadBatch(DraftBatch):
         """
         runner, rows = self.runner, ids.shape[1]
         tree = ancestors, depths
-        batch = self.attention_batch(runner.shape, rows, self.lengths - 1, tree=tree, behind=behind)
+        batch = self.attention_batch(runner.shape, rows, self.starts, tree=tree, behind=behind)
         return runner.step(ids, hidden, BatchAttention(runner.model, runner.layers, batch, runner.workspace, behind))
 
     def draft(

@@ -117,11 +117,11 @@ def test_texts_are_fetched_from_a_state():
     """The first two of four; none where there is no state."""
     lengths, last = torch.tensor([5, 6], device=DEVICE), torch.tensor([[1, 2], [3, 4]], device=DEVICE)
     state = torch.tensor([lengths.data_ptr(), last.data_ptr(), 2], device=DEVICE)
-    into = [torch.full((4,), 9, device=DEVICE) for _ in range(2)]
+    into = [torch.full((4,), 9, device=DEVICE) for _ in range(3)]
     fetch_texts(state * 0, *into)
-    assert [each.tolist() for each in into] == [[9] * 4] * 2
+    assert [each.tolist() for each in into] == [[9] * 4, [9] * 4, [8] * 4]
     fetch_texts(state, *into)
-    assert [each.tolist() for each in into] == [[5, 6, 9, 9], [2, 4, 9, 9]]
+    assert [each.tolist() for each in into] == [[5, 6, 9, 9], [2, 4, 9, 9], [4, 5, 8, 8]]
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -151,3 +151,29 @@ def test_what_is_not_read_is_gathered(before: bool):
         assert made.ids[i, :count].tolist() == expected.ids[i, :count].tolist()
         assert torch.equal(ours[i, :count], theirs[i, :count])
     assert not before or not bool(ours[0, 0].any())
+
+
+def test_gathered_rows_are_located():
+    """As `locate_rows` does: rows that are not real go to the scratch slot."""
+    from outrider.kernels.batch import RowPlaces
+    from outrider.kernels.triton_rope import locate_rows
+    from outrider.runners.draft_batch import HeadShape
+
+    decoder = synthetic_pair("tiny", dtype=DTYPE, device=DEVICE, seed=3).target
+    model = PagedModel(decoder, PagePool(40), 256)
+    model.keep_taps((0, 1))
+    lengths, firsts = [2, 8, 40, 17], [0, 3, 1, 16]
+    for i, length in enumerate(lengths):
+        model.pool.open(i, ())
+        model.pool.reserve(i, length)
+    model.fused = True
+    batch = DraftBatch(model, 4, None, sampled=False)
+    batch.fill(model.tables.table_ids(range(4)), lengths, [5, 6, 7, 8], firsts)
+    cos_sin = torch.randn(300, 8, 2, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    rows, places = batch.unread_located(6, cos_sin)
+    expected, shape = RowPlaces.empty(24, 16, model.device), HeadShape(4, 2, 16, 0.25)
+    seen = batch.attention_batch(shape, 6, rows.firsts, rows.counts)
+    locate_rows(seen, cos_sin, expected, scratch_slot=model.scratch_slot, page=model.pool.size, pdl=False)
+    assert places.slots.tolist() == expected.slots.tolist()
+    assert places.slots.tolist().count(model.scratch_slot) == 24 - sum(rows.counts.tolist())
+    assert torch.equal(places.cos_sin, expected.cos_sin)
