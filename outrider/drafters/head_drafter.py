@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence as Seq
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from outrider.core.device_row import ConfidenceRow, DeviceRow
 from outrider.core.draft import EMPTY, Draft, Verdict
@@ -13,20 +13,11 @@ from outrider.core.host_copy import HostCopy
 from outrider.core.sequence import Sequence
 from outrider.drafters.base import Drafter, DrafterContext, RoundView
 from outrider.drafters.mean_accepted import MeanAccepted
-from outrider.runners.device_state import DeviceState
 from outrider.runners.draft_batch import HeadDraft
 from outrider.runners.native import NativeRunner
+from outrider.runners.text_runner import TextRunner
 
-
-class TextRunner(Protocol):
-    """Runs a head over its target's texts: `HeadRunner`, `BlockRunner`."""
-
-    def ready(self, seqs: Seq[Sequence], state: DeviceState | None) -> list[int]: ...
-    def draft(self, seqs: Seq[Sequence], state: DeviceState | None) -> HeadDraft: ...
-    def forget(self, seq: Sequence) -> None: ...
-
-
-RunnerT = TypeVar("RunnerT", bound=TextRunner)
+RunnerT = TypeVar("RunnerT", bound=TextRunner[Any])
 
 
 class HeadDrafter(Drafter, Generic[RunnerT]):

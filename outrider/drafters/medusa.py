@@ -12,7 +12,8 @@ from outrider.drafters.head_drafter import HeadDrafter, native_target
 from outrider.models.heads.checkpoint import check_target, load_weights, open_head, parse_head_config
 from outrider.models.heads.config import HeadConfig
 from outrider.models.heads.medusa import MedusaHead
-from outrider.runners.heads import HeadBatch, HeadDraft, HeadRunner
+from outrider.runners.draft_batch import HeadDraft
+from outrider.runners.heads import HeadBatch, HeadRunner
 from outrider.runners.native import NativeRunner
 from outrider.verify.block_sampling import BlockLogits, draft_chain, draft_tree, draw_chain
 

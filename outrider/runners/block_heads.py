@@ -1,8 +1,8 @@
-"""A block head over its target's pages: it reads what the target keeps there, and drafts in one pass of its layers."""
+"""Block heads over their target's pages: they draft in one pass of their layers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -11,25 +11,22 @@ from torch import Tensor
 
 from outrider.core.sequence import Sequence, Span
 from outrider.models.heads.block import BlockHead
-from outrider.runners.attention import AttentionLayers
 from outrider.runners.cpu_heads import BlockRows, TreeSize, cpu_blocks_of
-from outrider.runners.cuda_graphs import MAX_ROWS, capture_batches, padded_batch
 from outrider.runners.device_state import DeviceState
-from outrider.runners.draft_batch import BatchAttention, DraftBatch, HeadDraft, HeadShape, attention_workspace, joined
-from outrider.runners.head_reads import HeadReads, reading_passes, ready_texts
+from outrider.runners.draft_batch import BatchAttention, DraftBatch, HeadDraft
+from outrider.runners.head_reads import HeadReads
 from outrider.runners.layout import lay_out
-from outrider.runners.paged_model import PagedModel, tapped_pages
-from outrider.runners.threads import use_threads
+from outrider.runners.paged_model import PagedModel
+from outrider.runners.text_runner import TextRunner
 
 BlockFunction = Callable[["BlockBatch"], HeadDraft]
 
 
-class BlockRunner:
-    """Drafts with a block head, which reads what the target has read when it is asked.
+class BlockRunner(TextRunner["BlockBatch"]):
+    """Drafts with a block head, which reads a text up to its last cached token.
 
-    Its layers lie in the target's pages: they are shared and freed with the target's own. What it keeps at a position
-    depends on the target's outputs there alone. The rows of a block are written behind it, where the target's next
-    tokens will be: the next draft overwrites them as those come, and nothing reads them before.
+    What it keeps at a position depends on the target's outputs there alone. The rows of a block are written behind it,
+    where the target's next tokens will be: the next draft overwrites them as those come, and nothing reads them before.
     """
 
     def __init__(
@@ -49,16 +46,9 @@ class BlockRunner:
         chains: `draft` makes chains of mode `seeded`; tree: or such trees. The CPU kernels make both without it.
         graph_pool: where to capture; None: nothing is captured.
         """
-        self.model, self.head, self.draft_function = model, head, draft
-        self.tokens, self.sampled, self.graph_pool = tokens, sampled, graph_pool
-        config = head.config
-        caches = model.add_layers(config.layers, config.kv_heads, config.head_dim)
-        self.layers = AttentionLayers(caches, [config.window] * config.layers, head.scale)
-        self.shape = HeadShape(config.heads, config.kv_heads, config.head_dim, head.scale)
-        self.workspace = attention_workspace(model, self.shape)
-        self.width = 1 + tokens
-        self.max_batch = 1 << (MAX_ROWS // max(self.width, config.block_size)).bit_length() - 1
-        """Sequences of one pass; more are drafted for in several."""
+        reads, rows = HeadReads(model.pool, 1 + tokens, last=False), head.config.block_size
+        super().__init__(model, head.config, reads, rows=rows, row_width=rows, graph_pool=graph_pool)
+        self.head, self.draft_function, self.tokens, self.sampled = head, draft, tokens, sampled
         self.fused = None
         if model.fused:
             from outrider.runners import fused_block
@@ -67,50 +57,12 @@ class BlockRunner:
         self.cpu = cpu_blocks_of(head, model, self.layers)
         """Drafts in one call of the CPU kernels; None where they do not compute them."""
         self.chains, self.tree = chains and self.cpu is not None, tree
-        self.kept = tapped_pages(model)
-        self.reads = HeadReads(model.pool, self.width, last=False)
-        self._batches: dict[int, BlockBatch] = {}
 
-    def ready(self, seqs: Seq[Sequence], state: DeviceState | None) -> list[int]:
-        """Which of these sequences can be drafted for: the target has read them, and there are pages for their blocks.
+    def make_batch(self, size: int) -> BlockBatch:
+        return BlockBatch(self, size)
 
-        state: theirs, where the host is a round behind.
-        """
-        rows = self.head.config.block_size
-        return ready_texts(self.model, seqs, self.reads.gains(seqs, state), self.width, rows)
-
-    @torch.inference_mode()
-    def draft(self, seqs: Seq[Sequence], state: DeviceState | None, length: int = 0) -> HeadDraft:
-        """A draft for each of these sequences, all `ready`. state: theirs, where the host is a round behind.
-
-        length: tokens that are wanted, 0: all; more may come.
-        """
-        length = min(length, self.tokens) if self.chains and length else self.tokens
-        made: list[HeadDraft] = []
-        gained = self.reads.gains(seqs, state)
-        with use_threads(self.model.threads.count):
-            for part in self._parts(len(seqs)):
-                whole = len(part) == len(seqs)
-                own, there = (seqs, state) if whole else ([seqs[i] for i in part], state and state.take(part))
-                unread = [self.reads.unread(seqs[i], gained[i]) for i in part]
-                for spans in reading_passes(list(zip(own, unread, strict=True))):
-                    self._read(spans)
-                ids, firsts = self.model.tables.table_ids([seq.id for seq in own]), [each.end for each in unread]
-                drafts = self._batch(len(own)).draft(ids, own, firsts, there, length)
-                made.append(drafts if whole else drafts.copied())
-        for seq, gain in zip(seqs, gained, strict=True):
-            self.reads.note(seq, gain)
-        return made[0] if len(made) == 1 else joined(made)
-
-    def forget(self, seq: Sequence) -> None:
-        self.reads.forget(seq)
-
-    def capture(self, batch: int) -> Iterator[str]:
-        """Capture for up to so many sequences; yields what is ready."""
-        if self.graph_pool is not None:
-            for size in capture_batches(min(batch, self.max_batch)):
-                self._batch(size)
-                yield f"blocks of {size}"
+    def length_of(self, length: int) -> int:
+        return min(length, self.tokens) if self.chains and length else self.tokens
 
     def store(self, features: Tensor, attend: BatchAttention) -> None:
         """Write the keys and values of a batch's rows: the target's tapped outputs [B * R, taps * hidden]."""
@@ -127,17 +79,7 @@ class BlockRunner:
         hidden = self.head(anchors, attend.batch.starts, attend)[:, : self.tokens]
         return BlockRows(hidden, self.head.logits(hidden.flatten(0, 1)).view(count, self.tokens, -1))
 
-    def _parts(self, count: int) -> list[range]:
-        return [range(at, min(at + self.max_batch, count)) for at in range(0, count, self.max_batch)]
-
-    def _batch(self, count: int) -> BlockBatch:
-        size = count if self.graph_pool is None else padded_batch(count)
-        if size not in self._batches:
-            self._batches[size] = BlockBatch(self, size)
-        return self._batches[size]
-
-    def _read(self, spans: Seq[Span]) -> None:
-        """Read text that the target has read."""
+    def read(self, spans: Seq[Span]) -> None:
         if self.cpu is not None:
             self.cpu.read(spans)
             return

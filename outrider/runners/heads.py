@@ -1,8 +1,8 @@
-"""A drafting head over its target's pages: it reads what the target keeps there, and drafts on the device."""
+"""Heads over their target's pages that read each text up to its last token: EAGLE's, MTP modules, Medusa's."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING, Any
 
@@ -14,37 +14,23 @@ from outrider.kernels.accept import tree_rows
 from outrider.models.heads.base import Head
 from outrider.runners.attention import AttentionLayers, PromptAttention, attention_of
 from outrider.runners.cpu_heads import cpu_steps_of
-from outrider.runners.cuda_graphs import MAX_ROWS, capture_batches, padded_batch
 from outrider.runners.device_state import DeviceState
-from outrider.runners.draft_batch import (
-    BatchAttention,
-    DraftBatch,
-    HeadDraft,
-    HeadShape,
-    attention_workspace,
-    joined,
-)
-from outrider.runners.head_reads import HeadReads, reading_passes, ready_texts
+from outrider.runners.draft_batch import BatchAttention, DraftBatch, HeadDraft
+from outrider.runners.head_reads import HeadReads
 from outrider.runners.layout import lay_out, to_device
-from outrider.runners.paged_model import PagedModel, tapped_pages
-from outrider.runners.threads import use_threads
+from outrider.runners.paged_model import PagedModel
+from outrider.runners.text_runner import TextRunner
 
 if TYPE_CHECKING:
     from outrider.runners.fused_head import FusedHead
-
-__all__ = ["HeadBatch", "HeadDraft", "HeadRunner"]
 
 MakeFused = Callable[[PagedModel, AttentionLayers], "FusedHead"]
 DraftFunction = Callable[["HeadBatch", int], HeadDraft]
 """Drafts of one of the lengths that a runner is made for."""
 
 
-class HeadRunner:
-    """Drafts with a head, which reads what the target has read when it is asked.
-
-    Its layers lie in the target's pages: they are shared, rolled back and freed with the target's own. So do the
-    target's tokens and tapped outputs, from which it reads.
-    """
+class HeadRunner(TextRunner["HeadBatch"]):
+    """Drafts with a head that reads each text up to its last token, by a function that runs passes of a `HeadBatch`."""
 
     def __init__(
         self,
@@ -68,83 +54,30 @@ class HeadRunner:
         kernels make without it. fused: makes what runs the head with the fused kernels; None: its own code does.
         graph_pool: where to capture; None: nothing is captured.
         """
-        self.sampled, self.lengths, self.rows = sampled, tuple(lengths), rows or max_accepted
-        self.model, self.head, self.draft_function, self.graph_pool = model, head, draft, graph_pool
-        config = head.config
-        scale = config.head_dim**-0.5
-        caches = model.add_layers(config.layers, config.kv_heads, config.head_dim) if config.layers else []
-        self.layers = AttentionLayers(caches, [config.window] * config.layers, scale, skip=head.skip)
-        self.shape = HeadShape(config.heads, config.kv_heads, config.head_dim, scale)
-        self.workspace = attention_workspace(model, self.shape) if config.layers else None
+        reads = HeadReads(model.pool, 1 + max_accepted, last=True)
+        super().__init__(
+            model, head.config, reads,
+            rows=rows or max_accepted, row_width=row_width, skip=head.skip, graph_pool=graph_pool,
+        )  # fmt: skip
+        self.head, self.draft_function, self.lengths, self.sampled = head, draft, tuple(lengths), sampled
         self.fused = None if fused is None else fused(model, self.layers)
         self.cpu = cpu_steps_of(head, model, self.layers)
         """Chains in one call of the CPU kernels; None where they do not compute them."""
         self.chains = chains and self.cpu is not None
-        self.width = 1 + max_accepted
-        self.max_batch = 1 << (MAX_ROWS // max(self.width, row_width)).bit_length() - 1
-        """Sequences of one pass; more are drafted for in several."""
-        self.kept = tapped_pages(model)
-        self.reads = HeadReads(model.pool, self.width, last=True)
-        self._batches: dict[int, HeadBatch] = {}
 
-    def ready(self, seqs: Seq[Sequence], state: DeviceState | None) -> list[int]:
-        """Which of these sequences can be drafted for: the target has read them, and there are pages for the draft.
+    def make_batch(self, size: int) -> HeadBatch:
+        return HeadBatch(self, size)
 
-        state: theirs, where the host is a round behind.
-        """
-        return ready_texts(self.model, seqs, self.reads.gains(seqs, state), self.width, self.rows)
+    def length_of(self, length: int) -> int:
+        """The shortest that is at least so long."""
+        return next((each for each in self.lengths if each >= length), self.lengths[-1])
 
-    @torch.inference_mode()
-    def draft(self, seqs: Seq[Sequence], state: DeviceState | None, length: int = 0) -> HeadDraft:
-        """A draft for each of these sequences, all `ready`, of the shortest length that is at least `length`.
-
-        state: theirs, where the host is a round behind.
-        """
-        length = next((each for each in self.lengths if each >= length), self.lengths[-1])
-        made: list[HeadDraft] = []
-        gained = self.reads.gains(seqs, state)
-        with use_threads(self.model.threads.count):
-            for part in self._parts(len(seqs)):
-                whole = len(part) == len(seqs)
-                own, there = (seqs, state) if whole else ([seqs[i] for i in part], state and state.take(part))
-                firsts = self._catch_up(own, [gained[i] for i in part])
-                ids = self.model.tables.table_ids([seq.id for seq in own])
-                drafts = self._batch(len(own)).draft(ids, own, firsts, there, length)
-                made.append(drafts if whole else drafts.copied())
-        for seq, gain in zip(seqs, gained, strict=True):
-            self.reads.note(seq, gain)
-        return made[0] if len(made) == 1 else joined(made)
-
-    def forget(self, seq: Sequence) -> None:
-        self.reads.forget(seq)
-
-    def capture(self, batch: int) -> Iterator[str]:
-        """Capture for up to so many sequences; yields what is ready."""
-        if self.graph_pool is not None:
-            for size in capture_batches(min(batch, self.max_batch)):
-                self._batch(size)
-                yield f"head of {size}"
-
-    def _parts(self, count: int) -> list[range]:
-        return [range(at, min(at + self.max_batch, count)) for at in range(0, count, self.max_batch)]
-
-    def _batch(self, count: int) -> HeadBatch:
-        size = count if self.graph_pool is None else padded_batch(count)
-        if size not in self._batches:
-            self._batches[size] = HeadBatch(self, size)
-        return self._batches[size]
-
-    def _catch_up(self, seqs: Seq[Sequence], gained: Seq[int]) -> list[int]:
-        """Read what a drafting pass has no room for; returns the position at which that pass begins in each text."""
+    def catch_up(self, seqs: Seq[Sequence], gained: Seq[int]) -> list[int]:
         if not self.head.config.layers:  # it reads nothing but the outputs at the last cached token
             return [0] * len(seqs)
-        unread = [self.reads.unread(seq, gain) for seq, gain in zip(seqs, gained, strict=True)]
-        for spans in reading_passes(list(zip(seqs, unread, strict=True))):
-            self._read(spans)
-        return [each.end for each in unread]
+        return super().catch_up(seqs, gained)
 
-    def _read(self, spans: Seq[Span]) -> None:
-        """Read text whose every token is known."""
+    def read(self, spans: Seq[Span]) -> None:
         if self.cpu is not None:
             self.cpu.read(spans)
             return

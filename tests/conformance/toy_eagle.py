@@ -17,7 +17,8 @@ from outrider.core.sequence import Sequence
 from outrider.drafters.base import Drafter, DrafterContext, RoundView, Traits
 from outrider.models.decoder import Attend, Decoder
 from outrider.models.heads.config import HeadConfig
-from outrider.runners.heads import HeadBatch, HeadDraft, HeadRunner
+from outrider.runners.draft_batch import HeadDraft
+from outrider.runners.heads import HeadBatch, HeadRunner
 from outrider.runners.native import NativeRunner
 from outrider.verify.noise import DRAFT, ROUND, TARGET, gumbel_at, keys_at
 

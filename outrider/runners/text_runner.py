@@ -1,0 +1,132 @@
+"""A drafting head over its target's pages: how it is asked, reads what the target keeps there, and splits batches."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+
+from outrider.core.sequence import Sequence, Span
+from outrider.models.heads.config import HeadConfig
+from outrider.runners.attention import AttentionLayers
+from outrider.runners.cuda_graphs import MAX_ROWS, capture_batches, padded_batch
+from outrider.runners.device_state import DeviceState
+from outrider.runners.draft_batch import HeadDraft, HeadShape, attention_workspace, joined
+from outrider.runners.head_reads import HeadReads, reading_passes, ready_texts
+from outrider.runners.paged_model import PagedModel, tapped_pages
+from outrider.runners.threads import use_threads
+
+
+class TextBatch(Protocol):
+    """A head's passes for up to B sequences."""
+
+    def draft(
+        self, table_ids: Seq[int], seqs: Seq[Sequence], firsts: Seq[int], state: DeviceState | None, length: int
+    ) -> HeadDraft:
+        """Read each text from its position in `firsts` on, then draft so many tokens for it."""
+        ...
+
+
+BatchT = TypeVar("BatchT", bound=TextBatch)
+
+
+class TextRunner(ABC, Generic[BatchT]):
+    """Drafts with a head, which reads what the target has read when it is asked.
+
+    Its layers lie in the target's pages: they are shared, rolled back and freed with the target's own. So do the
+    target's tokens and tapped outputs, from which it reads.
+    """
+
+    def __init__(
+        self,
+        model: PagedModel,
+        config: HeadConfig,
+        reads: HeadReads,
+        *,
+        rows: int,
+        row_width: int,
+        skip: int = 0,
+        graph_pool: Any = None,
+    ) -> None:
+        """rows: that a draft writes in all, that of the text's last token first. row_width: that one of its passes has.
+
+        skip: see `Head.skip`. graph_pool: where to capture; None: nothing is captured.
+        """
+        self.model, self.reads, self.rows, self.graph_pool = model, reads, rows, graph_pool
+        scale = config.head_dim**-0.5
+        caches = model.add_layers(config.layers, config.kv_heads, config.head_dim) if config.layers else []
+        self.layers = AttentionLayers(caches, [config.window] * config.layers, scale, skip=skip)
+        self.shape = HeadShape(config.heads, config.kv_heads, config.head_dim, scale)
+        self.workspace = attention_workspace(model, self.shape) if config.layers else None
+        self.width = reads.width
+        self.max_batch = 1 << (MAX_ROWS // max(self.width, row_width)).bit_length() - 1
+        """Sequences of one pass; more are drafted for in several."""
+        self.kept = tapped_pages(model)
+        self._batches: dict[int, BatchT] = {}
+
+    @abstractmethod
+    def make_batch(self, size: int) -> BatchT:
+        """The passes for so many sequences."""
+
+    @abstractmethod
+    def length_of(self, length: int) -> int:
+        """Tokens that are drafted where so many are wanted; 0: all."""
+
+    @abstractmethod
+    def read(self, spans: Seq[Span]) -> None:
+        """Read text whose every token is known and that the target has read."""
+
+    def ready(self, seqs: Seq[Sequence], state: DeviceState | None) -> list[int]:
+        """Which of these sequences can be drafted for: the target has read them, and there are pages for the draft.
+
+        state: theirs, where the host is a round behind.
+        """
+        return ready_texts(self.model, seqs, self.reads.gains(seqs, state), self.width, self.rows)
+
+    @torch.inference_mode()
+    def draft(self, seqs: Seq[Sequence], state: DeviceState | None, length: int = 0) -> HeadDraft:
+        """A draft for each of these sequences, all `ready`. state: theirs, where the host is a round behind.
+
+        length: tokens that are wanted, 0: all; more may come.
+        """
+        length = self.length_of(length)
+        made: list[HeadDraft] = []
+        gained = self.reads.gains(seqs, state)
+        with use_threads(self.model.threads.count):
+            for at in range(0, len(seqs), self.max_batch):
+                part = range(at, min(at + self.max_batch, len(seqs)))
+                whole = len(part) == len(seqs)
+                own, there = (seqs, state) if whole else ([seqs[i] for i in part], state and state.take(part))
+                firsts = self.catch_up(own, [gained[i] for i in part])
+                ids = self.model.tables.table_ids([seq.id for seq in own])
+                drafts = self._batch(len(own)).draft(ids, own, firsts, there, length)
+                made.append(drafts if whole else drafts.copied())
+        for seq, gain in zip(seqs, gained, strict=True):
+            self.reads.note(seq, gain)
+        return made[0] if len(made) == 1 else joined(made)
+
+    def catch_up(self, seqs: Seq[Sequence], gained: Seq[int]) -> list[int]:
+        """Read what a drafting pass has no room for; returns the position at which that pass begins in each text."""
+        unread = [self.reads.unread(seq, gain) for seq, gain in zip(seqs, gained, strict=True)]
+        for spans in reading_passes(list(zip(seqs, unread, strict=True))):
+            self.read(spans)
+        return [each.end for each in unread]
+
+    def forget(self, seq: Sequence) -> None:
+        self.reads.forget(seq)
+
+    def capture(self, batch: int) -> Iterator[str]:
+        """Capture for up to so many sequences; yields what is ready."""
+        if self.graph_pool is not None:
+            for size in capture_batches(min(batch, self.max_batch)):
+                self._batch(size)
+                yield f"a head's drafts for {size}"
+
+    def _batch(self, count: int) -> BatchT:
+        size = count if self.graph_pool is None else padded_batch(count)
+        if size not in self._batches:
+            self._batches[size] = self.make_batch(size)
+        return self._batches[size]
