@@ -50,7 +50,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Every timed work takes SECONDS; its calls are counted."""
     timed: list[int] = []
 
-    def fixed(work: Any, device: Any) -> float:
+    def fixed(work: Any, device: Any, before: Any = None) -> float:
         work()
         timed.append(1)
         return SECONDS
