@@ -8,19 +8,17 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import count
 
-from torch import cat
-
 from outrider.control.controller import Controller
 from outrider.core.draft import Verdict
 from outrider.core.errors import OutriderError, RequestError
 from outrider.core.host_copy import HostCopy
-from outrider.core.sampling import Token, derive_seeds
-from outrider.core.sequence import Sequence, Span
+from outrider.core.sampling import Token
+from outrider.core.sequence import Span
 from outrider.drafters.base import Drafter, RoundView, TargetPass
 from outrider.engine.drafting import Drafting, Proposal
 from outrider.engine.events import Event, Live, Outcome, describe, extend, logprobs_of
 from outrider.engine.logprobs import RoundLogprobs
-from outrider.engine.request import CheckedRequest, EngineLimits, Request, draw_nonce, validate_request
+from outrider.engine.request import CheckedRequest, EngineLimits, Request, sequences_of, validate_request
 from outrider.engine.round import InFlightRound, spans_of
 from outrider.engine.scheduler import ScheduledSequence, Scheduler
 from outrider.engine.stats import Stats, Times
@@ -205,32 +203,13 @@ class Engine:
     def submit(self, request: Request | CheckedRequest) -> list[int]:
         """Queue a request; returns a sequence id for each of its n texts. RequestError if it cannot be served."""
         checked = request if isinstance(request, CheckedRequest) else validate_request(request, self.target)
-        request, limit = checked.request, checked.limit
-        params = request.params
-        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_ids)
-        drafted = self.drafting.traits.max_tokens > 0 and request.max_draft != 0
-        ids: list[int] = []
-        for seed in derive_seeds(params):
-            number = next(self._ids)
-            seq = Sequence(
-                id=number,
-                tokens=list(request.prompt),
-                prompt_len=len(request.prompt),
-                params=params,
-                seed=seed,
-                nonce=draw_nonce(number, request) if drafted else 0,
-                stop_ids=stop_ids,
-                limit=limit,
-                prediction=request.prediction,
-                max_draft=request.max_draft,
-                salt=request.salt,
-                constraint=None if request.constraint is None else request.constraint.fork(),
-            )
+        drafted = self.drafting.traits.max_tokens > 0 and checked.request.max_draft != 0
+        seqs = sequences_of(checked, self._ids, self.eos_ids, drafted=drafted)
+        for seq in seqs:
             stats = Stats(prompt_tokens=seq.prompt_len, started=time.perf_counter(), limits=self._limits)
-            self._live[seq.id] = Live(seq, TextStream(self.tokenizer, request.prompt, params.stop), stats)
+            self._live[seq.id] = Live(seq, TextStream(self.tokenizer, checked.request.prompt, seq.params.stop), stats)
             self.scheduler.add(seq)
-            ids.append(seq.id)
-        return ids
+        return [seq.id for seq in seqs]
 
     def cancel(self, seq_id: int) -> Event | None:
         """End a sequence now and free its pages; None where it has already ended."""
@@ -299,17 +278,7 @@ class Engine:
         rows = [i for i in live if not isinstance(verdict_of[i], RequestError)]
         if not rows:
             return
-        scores, features = done.scores, done.scores.features
-        logits = scores.logits
-        if len(rows) < len(spans):
-            parts = logits.split([span.rows for span in spans])
-            logits = cat([parts[i] for i in rows])
-        scores = replace(
-            scores,
-            logits=logits,
-            spans=[scores.spans[i] for i in rows],
-            features=None if features is None else [features[i] for i in rows],
-        )
+        scores = done.scores.take(rows)
         state = self.target.advance_to(scores, [each for i in rows if isinstance(each := verdict_of[i], Verdict)])
         seqs = [done.scheduled[i].seq for i in rows]
         self.drafting.process(TargetPass(seqs, [spans[i] for i in rows], scores, state))

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import secrets
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from outrider.core.errors import RequestError
-from outrider.core.sampling import MAX_BATCH, MAX_TOKENS, SamplingParams, Token, check_int, check_token_ids, is_int
-from outrider.core.sequence import Constraint
+from outrider.core.sampling import (
+    MAX_BATCH,
+    MAX_TOKENS,
+    SamplingParams,
+    Token,
+    check_int,
+    check_token_ids,
+    derive_seeds,
+    is_int,
+)
+from outrider.core.sequence import Constraint, Sequence
 from outrider.runners.base import Runner
 
 MAX_CHARS_PER_TOKEN = 16  # of a prediction, on average; text has fewer
@@ -82,6 +91,31 @@ def validate_request(request: Request, target: Runner) -> CheckedRequest:
 def encode_prediction(text: str, encode: Callable[[str], Seq[Token]], limit: int) -> tuple[Token, ...]:
     """The first tokens of a prediction, at most `limit`; text that is far beyond them is not encoded."""
     return tuple(encode(text[: limit * MAX_CHARS_PER_TOKEN])[:limit])
+
+
+def sequences_of(
+    checked: CheckedRequest, ids: Iterator[int], eos_ids: frozenset[Token], *, drafted: bool
+) -> list[Sequence]:
+    """The n texts of a request, each with its own seed. drafted: whether anything may be drafted for them."""
+    request, params = checked.request, checked.request.params
+    stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_ids)
+    return [
+        Sequence(
+            id=number,
+            tokens=list(request.prompt),
+            prompt_len=len(request.prompt),
+            params=params,
+            seed=seed,
+            nonce=draw_nonce(number, request) if drafted else 0,
+            stop_ids=stop_ids,
+            limit=checked.limit,
+            prediction=request.prediction,
+            max_draft=request.max_draft,
+            salt=request.salt,
+            constraint=None if request.constraint is None else request.constraint.fork(),
+        )
+        for seed, number in zip(derive_seeds(params), ids, strict=False)
+    ]
 
 
 def draw_nonce(number: int, request: Request) -> int:

@@ -1,6 +1,6 @@
 """The product of a few rows and a small matrix, in Triton: inputs are split between the warps of a program.
 
-`_few_rows` in triton_linear.py gives 64 outputs to a program, so that a matrix of a small model has 9 to 36 programs,
+`few_rows` in triton_few_rows.py gives 64 outputs to a program, so that a matrix of a small model has 9 to 36 programs,
 fewer than the multiprocessors of a GPU. Here a program has as few as 8 outputs: rows are the left operand of `tl.dot`,
 padded to 8 or 16, and weights the right one. Each warp multiplies its own inputs, and the warps' sums are added in
 shared memory, not by the last program to finish. Weights are loaded into registers before the kernel waits for its

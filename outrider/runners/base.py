@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -48,6 +48,18 @@ class Scores:
     """The runner's own, for `advance`; valid until the next pass."""
     choices: Tensor | None = None
     """int64 [rows of logits]: the target's choice after each row, where the pass made it; valid until the next pass."""
+
+    def take(self, chosen: Seq[int]) -> Scores:
+        """Spans, logits and features of these spans alone, in rising order."""
+        if len(chosen) == len(self.spans):
+            return self
+        logits = self.logits.split([span.rows for span in self.spans])
+        return replace(
+            self,
+            logits=torch.cat([logits[i] for i in chosen]),
+            spans=[self.spans[i] for i in chosen],
+            features=None if self.features is None else [self.features[i] for i in chosen],
+        )
 
 
 @dataclass(frozen=True, slots=True)
