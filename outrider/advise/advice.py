@@ -10,7 +10,7 @@ from typing import Any
 
 from outrider.advise.candidates import Candidate
 from outrider.advise.export import Choice
-from outrider.advise.measure import MAX_REPEATS, Runs, Scope, make_llm, measure, measure_again
+from outrider.advise.measure import MAX_REPEATS, Cell, Runs, Scope, make_llm, measure, measure_again
 from outrider.advise.measured import Measured
 from outrider.core.errors import ConfigError
 from outrider.llm import LLM
@@ -100,12 +100,14 @@ class Adviser:
                 advice.measured.append(before or self._measure(candidate))
             except ConfigError as error:
                 advice.unfit[candidate.drafter] = str(error)
+        lengths: dict[str, dict[Cell, int]] = {}
         for found in self._best(advice.measured):
-            advice.verified += self._verify_first(found)
+            lengths[found.drafter] = {cell: found.best_length(*cell) for cell in self.scope.cells}
+            advice.verified += self._verify_first(found, lengths[found.drafter])
         decide(advice, self.scope)
         if advice.verified:
             fastest = advice.chosen or max(advice.verified, key=lambda each: each.measured)
-            advice.verified += self._verify_others(advice.of(fastest.drafter))
+            advice.verified += self._verify_others(advice.of(fastest.drafter), lengths[fastest.drafter])
         return advice
 
     def _measure(self, candidate: Candidate) -> Measured:
@@ -120,29 +122,29 @@ class Adviser:
         temperature, batch = self.scope.first
         return sorted(measured, key=lambda each: -each.best_speedup(temperature, batch))[:VERIFIED]
 
-    def _verify_first(self, found: Measured) -> list[Verified]:
-        """The first cell with the best length, and as the controller drafts. All cells are measured again before."""
+    def _verify_first(self, found: Measured, lengths: dict[Cell, int]) -> list[Verified]:
+        """The first cell with its length, and as the controller drafts. All cells are measured again before."""
         rows: list[Verified] = []
         for adaptive in (False, True):
             with make_llm(self.target, found.drafter, self.scope, self._options, adaptive=adaptive) as llm:
                 if not adaptive:
-                    measure_again(llm, found, self.scope, lambda what: self._tell(found.drafter, what))
+                    measure_again(llm, found, self.scope, lengths, lambda what: self._tell(found.drafter, what))
                     self._keep(found)
                 self._tell(found.drafter, "verified with the controller" if adaptive else "verified")
-                length = None if adaptive else found.best_length(*self.scope.first)
+                length = None if adaptive else lengths[self.scope.first]
                 rows.append(self._run_beside_plain(llm, found, length, self.scope.first))
         return rows
 
-    def _verify_others(self, found: Measured) -> list[Verified]:
-        """The other cells, each with its best length."""
+    def _verify_others(self, found: Measured, lengths: dict[Cell, int]) -> list[Verified]:
+        """The largest batch and the other temperatures, each with its length."""
         temperature, batch = self.scope.first
         cells = [(temperature, self.scope.batches[-1]), *((other, batch) for other in self.scope.temperatures[1:])]
         self._tell(found.drafter, "verified in other cells")
         with make_llm(self.target, found.drafter, self.scope, self._options, adaptive=False) as llm:
             others = [cell for cell in cells if cell != self.scope.first]
-            return [self._run_beside_plain(llm, found, found.best_length(*cell), cell) for cell in others]
+            return [self._run_beside_plain(llm, found, lengths[cell], cell) for cell in others]
 
-    def _run_beside_plain(self, llm: LLM, found: Measured, length: int | None, cell: tuple[float, int]) -> Verified:
+    def _run_beside_plain(self, llm: LLM, found: Measured, length: int | None, cell: Cell) -> Verified:
         """Both in turn, so that a machine that slows down does so for both."""
         temperature, batch = cell
         runs = Runs(llm, self.scope.groups(batch), temperature, self.scope.max_tokens)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from statistics import mean, median_low, stdev
@@ -30,6 +30,8 @@ MIN_REPEATS, MAX_REPEATS = 2, 8
 MAX_SECONDS = 8.0
 """No further repetition is begun after so long."""
 Tell = Callable[[str], None]
+Cell = tuple[float, int]
+"""Temperature and batch."""
 _CALLS = itertools.count()
 """Every call has a salt of its own: a drafter that remembers answers must not have seen these."""
 
@@ -47,9 +49,16 @@ class Scope:
     max_tokens: int
 
     @property
-    def first(self) -> tuple[float, int]:
-        """The cell that decides: temperature and batch."""
+    def first(self) -> Cell:
+        """The cell that decides."""
         return self.temperatures[0], self.batches[0]
+
+    @property
+    def cells(self) -> list[Cell]:
+        """Those that are measured: the first, other batches, other temperatures."""
+        temperature, batch = self.first
+        others = [(temperature, other) for other in self.batches[1:]]
+        return [self.first, *others, *((other, batch) for other in self.temperatures[1:])]
 
     def groups(self, batch: int) -> list[list[tuple[int, ...]]]:
         """All prompts, `batch` at a time; the last group is filled up with the first prompts."""
@@ -69,38 +78,44 @@ def measure(llm: LLM, candidate: Candidate, scope: Scope, tell: Tell) -> Measure
         longest = llm.drafter.traits.max_tokens
     lengths = (0, longest) if candidate.tree else tuple(sorted({n for n in TIMED_LENGTHS if n < longest} | {longest}))
     found = Measured(candidate.drafter, longest, lengths, fixed_length=candidate.tree)
-    measure_again(llm, found, scope, tell, repeats=1)
+    _warm_up(llm, scope, longest)
+    for cell in scope.cells:
+        tell(f"rounds at temperature {cell[0]:g}, batch {cell[1]}")
+        runs = _measure_cell(llm, found, scope, cell, lengths, repeats=1)
+        found.rounds |= {(*cell, 0, length): runs.times(length) for length in lengths}
+        if cell == scope.first:
+            found.answer_tokens = runs.answer_tokens
+    temperature = scope.temperatures[0]
+    for context in scope.contexts:
+        tell(f"rounds behind {context} tokens")
+        runs = Runs(llm, [[_repeated(scope.prompts[0], context)]], temperature, TIMED_TOKENS, ignore_eos=True)
+        runs.repeat(lengths, 1)
+        found.rounds |= {(temperature, 1, context, n): runs.times(n) for n in lengths}
     return found
 
 
-def measure_again(llm: LLM, found: Measured, scope: Scope, tell: Tell, repeats: int = MAX_REPEATS) -> None:
-    """Every cell, so often at most, until times are known well: the first, other batches, temperatures, contexts."""
-    temperature, batch = scope.first
+def measure_again(llm: LLM, found: Measured, scope: Scope, lengths: Mapping[Cell, int], tell: Tell) -> None:
+    """Every cell with its length, until its times are known well.
+
+    lengths: chosen before. The length that looked best is the one that noise favoured most, too: what is measured now
+    knows nothing of that choice, and so predicts without that bias.
+    """
     _warm_up(llm, scope, found.max_tokens)
-    others = [(temperature, other) for other in scope.batches[1:]]
-    others += [(other, batch) for other in scope.temperatures[1:]]
-    for cell in (scope.first, *others):
-        tell(f"rounds at temperature {cell[0]:g}, batch {cell[1]}")
-        _measure_cell(llm, found, scope, cell, repeats)
-    for context in scope.contexts:
-        tell(f"rounds behind {context} tokens")
-        groups = [[_repeated(scope.prompts[0], context)]]
-        runs = Runs(llm, groups, temperature, TIMED_TOKENS, ignore_eos=True)
-        runs.repeat(found.lengths, repeats)
-        found.rounds |= {(temperature, 1, context, n): runs.times(n) for n in found.lengths}
+    for cell, length in lengths.items():
+        tell(f"again at temperature {cell[0]:g}, batch {cell[1]}, drafts of {length}")
+        runs = _measure_cell(llm, found, scope, cell, (0, length), MAX_REPEATS)
+        found.time_again(*cell, {n: runs.times(n) for n in (0, length)})
 
 
-def _measure_cell(llm: LLM, found: Measured, scope: Scope, cell: tuple[float, int], repeats: int) -> None:
-    """Times of rounds; acceptance where it is not known yet."""
+def _measure_cell(llm: LLM, found: Measured, scope: Scope, cell: Cell, lengths: Seq[int], repeats: int) -> Runs:
+    """Runs of these lengths; acceptance where it is not known yet."""
     temperature, batch = cell
     runs = Runs(llm, scope.groups(batch), temperature, scope.max_tokens)
-    runs.repeat(found.lengths, repeats)
-    for length in found.lengths:
-        found.rounds[temperature, batch, 0, length] = runs.times(length)
+    runs.repeat(lengths, repeats)
+    for length in lengths:
         if length and (temperature, length) not in found.acceptance:
             found.acceptance[temperature, length] = runs.acceptance(length, found.max_tokens)
-    if cell == scope.first:
-        found.answer_tokens = runs.answer_tokens
+    return runs
 
 
 class Runs:

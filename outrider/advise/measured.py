@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -18,6 +19,9 @@ class RoundTimes:
     @property
     def total(self) -> float:
         return self.draft + self.verify + self.host
+
+    def scaled(self, by: float) -> RoundTimes:
+        return RoundTimes(self.draft * by, self.verify * by, self.host * by)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,7 @@ class Measured:
     drafter: str
     max_tokens: int
     lengths: tuple[int, ...]
-    """Those that are run, 0 among them: plain decoding in the same run."""
+    """Those that are run in every cell, 0 among them: plain decoding in the same run."""
     acceptance: dict[tuple[float, int], Acceptance] = field(default_factory=dict[tuple[float, int], Acceptance])
     """By temperature and length."""
     rounds: dict[Place, RoundTimes] = field(default_factory=dict[Place, RoundTimes])
@@ -82,7 +86,7 @@ class Measured:
         A cut draft has as many tokens accepted as the longer one among its first, but its rounds begin elsewhere in the
         text. How much that brings is known of the next shorter that was run, and is less the nearer the longer is.
         """
-        short, long = _neighbours(self.lengths, length)
+        short, long = _neighbours([0, *sorted(n for t, n in self.acceptance if t == temperature)], length)
         longer = self.acceptance[temperature, long]
         cut = longer.tau(length)
         if short in (0, long):
@@ -103,9 +107,18 @@ class Measured:
         return self._timed(first, batch, context, length) * warmer
 
     def _timed(self, temperature: float, batch: int, context: int, length: int) -> float:
-        short, long = _neighbours(self.lengths, length)
+        place = temperature, batch, context
+        short, long = _neighbours(sorted(n for *own, n in self.rounds if tuple(own) == place), length)
         start, end = (self.rounds[temperature, batch, context, n].total for n in (short, long))
         return start if short == long else start + (end - start) * (length - short) / (long - short)
+
+    def time_again(self, temperature: float, batch: int, times: Mapping[int, RoundTimes]) -> None:
+        """Take new times of some lengths, 0 among them. The others keep theirs over that of plain decoding."""
+        slower = times[0].total / self.rounds[temperature, batch, 0, 0].total
+        for place, known in self.rounds.items():
+            if place[:3] == (temperature, batch, 0):
+                self.rounds[place] = known.scaled(slower)
+        self.rounds |= {(temperature, batch, 0, length): each for length, each in times.items()}
 
     def speedup(self, temperature: float, batch: int, length: int, context: int = 0) -> float:
         """Over plain decoding, predicted: the tokens of a round, and how much longer it takes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,11 @@ def with_lengths(drafters: Seq[str], lengths: Seq[int]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def controlled_rows(drafters: Seq[str], every: bool) -> list[str]:
+    """The rows that the controller decides in: those of `auto`, which is made for it, or every one."""
+    return [spec for spec in drafters if every or spec.partition(":")[0] == "auto"]
+
+
 def load_target(
     model: str, drafters: Seq[str], *, max_batch: int, progress: Progress | None = None, **options: Any
 ) -> LoadedModel:
@@ -70,15 +75,21 @@ class Engines:
     """
 
     def __init__(
-        self, make_target: Callable[[], LoadedModel], drafters: Seq[str], *, max_batch: int, adaptive: bool = True
+        self,
+        make_target: Callable[[], LoadedModel],
+        drafters: Seq[str],
+        *,
+        max_batch: int,
+        controlled: Collection[str] = (),
     ) -> None:
+        """controlled: the rows in which the controller decides how far to draft; the others draft always."""
         self.rows = (PLAIN, *drafters)
         self._open: dict[str, LLM] = {}
         shared: LoadedModel | None = None
         for row in (*drafters, PLAIN):
             shared = shared or make_target()
             drafter = "none" if row == PLAIN else row
-            llm = LLM(shared, drafter=drafter, mode="seeded", max_batch=max_batch, adaptive=adaptive)
+            llm = LLM(shared, drafter=drafter, mode="seeded", max_batch=max_batch, adaptive=row in controlled)
             self._open[row] = llm
             if llm.drafter.traits.taps or llm.drafter.traits.kept_taps:
                 shared = None

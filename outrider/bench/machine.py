@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,8 @@ import torch
 
 from outrider import __version__
 
+PATH = re.compile(r"(?<![\w/.])(?:/[\w.+@~-]+){2,}")
+"""What looks like an absolute path."""
 LIBRARIES = ("torch", "transformers", "tokenizers", "triton", "numpy")
 
 
@@ -58,6 +61,11 @@ def commit() -> str:
     head = _told([git, "-C", str(folder), "rev-parse", "--short=12", "HEAD"])
     changed = _told([git, "-C", str(folder), "status", "--porcelain", "--untracked-files=no"])
     return head + ("+" if head and changed else "")
+
+
+def without_folders(text: str) -> str:
+    """With the last part alone of every file and folder of this machine that it names by an absolute path."""
+    return PATH.sub(lambda found: Path(found[0]).name if Path(found[0]).exists() else found[0], text)
 
 
 def describe(header: Mapping[str, Any]) -> str:

@@ -26,7 +26,8 @@ DEFINITIONS = {
     "is the most that plain decoding could reach; reading caches and drafting are in the rest",
     "acceptance length": "1 + accepted / drafts: tokens of a round that had a draft, the bonus or recovered token "
     "included, as vLLM counts. Interval: bootstrap over the texts",
-    "τ": "tokens of a round, rounds without a draft included",
+    "τ": "tokens of a round, rounds without a draft included; in brackets the lowest and the highest repetition, where "
+    "they differ: under the controller, which decides by measured times",
     "α": "chance that a draft token is accepted, given that those before it were: accepted / (accepted + rejected)",
     "acceptance rate": "accepted / drafted: draft tokens behind a rejected one count as not accepted",
     "per position": "of all drafts: drafts accepted at least to this position, over all drafts, as vLLM counts",
@@ -59,6 +60,8 @@ class RowSummary:
     acceptance_length: Estimate | None
     """None where nothing was drafted."""
     tokens_per_round: Estimate
+    tau_range: tuple[float, float]
+    """The lowest and the highest of a repetition."""
     alpha: float | None
     acceptance_rate: float | None
     draft_length: float
@@ -112,6 +115,7 @@ def _summary(cell: dict[str, Any], row: str, lines: Seq[Line], plain: dict[int, 
         tokens_per_round=ratio_estimate(
             list(zip(_per_text(lines, "lengths"), _per_text(lines, "rounds"), strict=True))
         ),
+        tau_range=(min(map(_tau, lines)), max(map(_tau, lines))),
         alpha=sum(accepted) / sum(judged) if any(judged) else None,
         acceptance_rate=sum(accepted) / drafted if drafted else None,
         draft_length=drafted / count if count else 0.0,
@@ -125,6 +129,10 @@ def _summary(cell: dict[str, Any], row: str, lines: Seq[Line], plain: dict[int, 
 
 def _rate(line: Line) -> float:
     return line["tokens"] / line["seconds"]
+
+
+def _tau(line: Line) -> float:
+    return sum(line["lengths"]) / max(1, sum(line["rounds"]))
 
 
 def _decode_rate(line: Line) -> float:

@@ -54,13 +54,18 @@ def cells_of(row: RowSummary) -> list[str]:
         f"{row.identical} of {row.texts}",
         NOT_TOLD if row.limit_share is None else f"{row.limit_share:.2f}",
         "" if row.acceptance_length is None else f"{row.acceptance_length.value:.2f}",
-        f"{row.tokens_per_round.value:.2f}",
+        _tau(row),
         "" if row.alpha is None else f"{row.alpha:.2f}",
         digits(row.decode_tokens_per_second.value),
         seconds(row.time_to_first_token),
         f"{row.distinct_bigram_share:.2f}",
         NOT_TOLD if row.joules_per_token is None else digits(row.joules_per_token),
     ]
+
+
+def _tau(row: RowSummary) -> str:
+    value, (low, high) = f"{row.tokens_per_round.value:.2f}", row.tau_range
+    return value if low == high else f"{value} [{low:.2f}, {high:.2f}]"
 
 
 def serve_cells(found: LoadSummary) -> list[str]:

@@ -37,7 +37,7 @@ class OfflineOptions:
     name: str = argument("demo", "Folder, Hugging Face id or .gguf file (demo)", metavar="MODEL")
     drafter: list[str] = option((), "NAME:KEY=VALUE,...; repeatable (auto)", metavar="SPEC")  # noqa: RUF009 - a field
     lengths: str | None = option(None, "Draft lengths: every drafter with each as its k", metavar="N,...")
-    fixed: bool = option(False, "Draft always, not only where it is measured to gain")
+    control: bool = option(False, "Draft only where it is measured to gain, as `auto` does")
     suites: str | None = option(None, "Built-in prompts: chat, code, ... or all (all)", metavar="NAME,...")
     prompts: list[Path] = option((), "A file of prompts; repeatable", metavar="FILE")  # noqa: RUF009 - a field
     limit: int | None = option(3, "Prompts of each category; 0: all")
@@ -75,7 +75,7 @@ def offline(options: OfflineOptions, runtime: RuntimeOptions) -> None:
     Interrupted, it reports what was measured; with --out, the same command continues.
     """
     from outrider.bench.energy import energy_meter
-    from outrider.bench.engines import Engines, load_target, with_lengths
+    from outrider.bench.engines import Engines, controlled_rows, load_target, with_lengths
     from outrider.bench.offline import OfflineBench
     from outrider.bench.record import make_header, open_run
     from outrider.bench.summary import summarize
@@ -84,6 +84,7 @@ def offline(options: OfflineOptions, runtime: RuntimeOptions) -> None:
     axes, screen = options.axes(), Screen()
     lengths = numbers("--lengths", options.lengths, int, 1, 64) if options.lengths else ()
     drafters = with_lengths(options.drafter or ["auto"], lengths)
+    controlled = controlled_rows(drafters, options.control)
     prompts = gather_prompts(options.suites, options.prompts, options.limit)
     max_batch = max(axes.batches)
     with progress_bars(screen.notes) as progress:
@@ -91,11 +92,11 @@ def offline(options: OfflineOptions, runtime: RuntimeOptions) -> None:
         def make_target() -> Any:
             return load_target(options.name, drafters, max_batch=max_batch, progress=progress, **asdict(runtime))
 
-        engines = Engines(make_target, drafters, max_batch=max_batch, adaptive=not options.fixed)
+        engines = Engines(make_target, drafters, max_batch=max_batch, controlled=controlled)
     try:
         device = engines.loaded.target.device
         meter = energy_meter(device)
-        settings = {"model": options.name, "drafters": drafters, "fixed": options.fixed, "axes": asdict(axes)}
+        settings = {"model": options.name, "drafters": drafters, "controlled": controlled, "axes": asdict(axes)}
         settings |= {"prompts": digest_prompts(prompts), "runtime": asdict(runtime)}
         facts = facts_of(device) | {
             "number_format": engines.loaded.format,
@@ -156,9 +157,9 @@ def digest_prompts(prompts: Seq[BenchPrompt]) -> dict[str, Any]:
 
 def facts_of(device: Any) -> dict[str, Any]:
     """Machine, versions, commit and command, for a run's header. device: None where another machine computes."""
-    from outrider.bench.machine import commit, machine_facts, versions
+    from outrider.bench.machine import commit, machine_facts, versions, without_folders
 
-    command = shlex.join(["outrider", *sys.argv[1:]])
+    command = without_folders(shlex.join(["outrider", *sys.argv[1:]]))
     return {"machine": machine_facts(device), "versions": versions(), "commit": commit(), "command": command}
 
 
@@ -193,6 +194,14 @@ def _print_notes(screen: Screen, run: RunFile, rows: Seq[RowSummary]) -> None:
     if different:
         named = ", ".join(different)
         screen.note(f"not all texts of {named} are plain decoding's: `outrider prove` tells ties from faults", "yellow")
+    moving = [row for row in rows if row.tau_range[0] != row.tau_range[1]]
+    if moving:
+        widest = max(moving, key=lambda row: row.tau_range[1] / row.tau_range[0])
+        low, high = widest.tau_range
+        screen.note(
+            f"τ of {widest.row} was {low:.2f} to {high:.2f} ({widest.cell['category']}): the controller decides by "
+            "measured times, so that other rounds have drafts in each repetition"
+        )
     screen.note("definitions: `outrider bench report FILE`, or docs/bench.md")
     if run.path is None:
         screen.note("next: --out FILE keeps the measurements, and `outrider bench report FILE` makes a page of them")

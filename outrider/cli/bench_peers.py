@@ -56,6 +56,7 @@ def peers(options: PeersOptions, runtime: RuntimeOptions) -> None:
     Engines that this Python or one named by --python has are run, each in a process of its own.
     """
     from outrider.bench.engines import Engines, load_target
+    from outrider.bench.machine import without_folders
     from outrider.bench.peers import PeersBench, summarize_peers
     from outrider.bench.record import make_header, open_run
     from outrider.bench.tables import PEER_COLUMNS, peer_cells
@@ -69,11 +70,13 @@ def peers(options: PeersOptions, runtime: RuntimeOptions) -> None:
             lambda: load_target(options.name, drafters, max_batch=1, progress=progress, **asdict(runtime)),
             drafters,
             max_batch=1,
+            controlled=drafters,
         )
     try:
         loaded = engines.loaded
         plans = peer_plans(options, loaded, runtime.threads)
-        settings = {"model": options.name, "drafters": drafters, "peers": [asdict(plan) for plan in plans]}
+        told = json.loads(without_folders(json.dumps([asdict(plan) for plan in plans])))
+        settings = {"model": options.name, "drafters": drafters, "peers": told}
         settings |= {"prompts": digest_prompts(prompts), "max_tokens": options.max_tokens, "repeats": options.repeats}
         settings |= {"runtime": asdict(runtime)}
         facts = facts_of(loaded.target.device) | {"number_format": loaded.format}

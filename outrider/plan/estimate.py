@@ -32,8 +32,11 @@ from outrider.runners.cuda_graphs import (
 Role = Literal["target", "draft model", "head"]
 DRIVER = 621 << 20
 """CUDA's own on a device, before anything is allocated."""
-LIBRARIES = 177 << 20
-"""Workspaces of libraries and compiled kernels, once for a process."""
+BLAS_WORKSPACE, BLAS_STREAMS = 32 << 20, 3
+"""What PyTorch gives cuBLAS on Hopper for each stream it is used on, and those streams: of requests, of warm-ups and of
+captures (`cuda_graphs.capture`), in which prompts are products of that library."""
+LIBRARIES = (125 << 20) + BLAS_STREAMS * BLAS_WORKSPACE
+"""Of libraries, once for a process: images of their kernels and ours, as measured, and workspaces."""
 GRAPH = 890 << 10
 """One captured pass."""
 PLANNED_GRAPH = 1800 << 10

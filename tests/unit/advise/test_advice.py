@@ -66,6 +66,23 @@ def test_rounds_at_a_temperature_that_was_timed_in_one_batch():
     assert found.round_seconds(1.0, 4, 4) == pytest.approx(0.084 * 27 / 18)
 
 
+def test_a_length_that_is_timed_again_predicts_by_its_new_times():
+    """On a machine that is half as fast meanwhile; drafts of 2 take 26 ms there, and 2.3 tokens come of a round."""
+    found = made()
+    before = {length: found.speedup(0.0, 1, length) for length in (1, 4)}
+    found.acceptance[0.0, 2] = Acceptance((1.0, 1.0, 0.0, 0.0), (0.75, 0.55, 0.0, 0.0))
+    found.time_again(0.0, 1, {0: RoundTimes(0.0, 0.020, 0.0), 2: RoundTimes(0.002, 0.024, 0.0)})
+    assert found.speedup(0.0, 1, 2) == pytest.approx(2.3 * 20 / 26)
+    assert found.round_seconds(0.0, 1, 4) == pytest.approx(0.036)
+    assert {length: found.speedup(0.0, 1, length) for length in (1, 4)} == pytest.approx(before)
+    assert found.round_seconds(0.0, 4, 2) == pytest.approx(0.041 + (0.084 - 0.041) / 3), "other cells are as they were"
+
+
+def test_cells_of_a_scope():
+    scope = Scope(((1,),), (0.0, 0.5, 1.0), (1, 4, 8), (), 8)
+    assert scope.cells == [(0.0, 1), (0.0, 4), (0.0, 8), (0.5, 1), (1.0, 1)]
+
+
 def test_groups_are_full():
     scope = Scope(((1,), (2,), (3,)), (0.0,), (1, 2), (), 8)
     assert scope.groups(2) == [[(1,), (2,)], [(3,), (1,)]]

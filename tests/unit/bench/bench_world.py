@@ -33,7 +33,6 @@ def offline_bench(folders: tuple[Path, Path], axes: Axes, out: Path | None = Non
         lambda: load_target(str(folders[0]), drafters, max_batch=batch, device="cpu", threads=1),
         drafters,
         max_batch=batch,
-        adaptive=False,
     )
     run = open_run(make_header("offline", {"axes": axes.repeats}, FACTS), out)
     return OfflineBench(engines, PROMPTS, axes, run, METER)

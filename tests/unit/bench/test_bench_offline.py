@@ -16,11 +16,12 @@ from tiny_block import block_config, random_block, save_block
 from outrider.bench.answers import Answer, answer_all, digest_of
 from outrider.bench.conversations import Conversations, Item
 from outrider.bench.energy import energy_meter
-from outrider.bench.engines import PLAIN, Engines, load_target, with_lengths
+from outrider.bench.engines import PLAIN, Engines, controlled_rows, load_target, with_lengths
 from outrider.bench.offline import Axes
 from outrider.bench.prompts import BenchPrompt
-from outrider.bench.record import make_header, open_run, read_run
+from outrider.bench.record import RunFile, make_header, open_run, read_run
 from outrider.bench.summary import ALL, summarize
+from outrider.bench.tables import COLUMNS, cells_of
 from outrider.core.errors import ConfigError
 from outrider.core.sampling import SamplingParams
 from outrider.llm import LLM
@@ -45,6 +46,9 @@ def test_texts_are_plain_decoding_s_and_drafts_that_agree_are_accepted(finished)
     for (_, temperature, _, name), row in rows.items():
         assert (row.identical, row.repetitions) == (row.texts, 2)
         assert (row.speedup is None) == (name == PLAIN)
+        assert (
+            row.tau_range[0] == row.tau_range[1] == pytest.approx(row.tokens_per_round.value)
+        )  # a function of the text
         if name.startswith("draft-model") and temperature == 0:
             assert row.alpha == row.per_position_conditional_rates[0] == 1
             assert row.per_position_acceptance_rates[0] == 1
@@ -175,7 +179,7 @@ def test_a_drafter_that_reads_layers_has_a_target_of_its_own(pair_folders, tmp_p
         made.append(load_target(str(pair_folders[0]), drafters, max_batch=1, device="cpu", threads=1))
         return made[-1]
 
-    engines = Engines(make, drafters, max_batch=1, adaptive=False)
+    engines = Engines(make, drafters, max_batch=1)
     assert [engines.use(row).target for row in (*drafters, PLAIN)] == [made[0].target, made[1].target, made[1].target]
     params = [SamplingParams(max_tokens=12)]
     texts = {
@@ -184,6 +188,23 @@ def test_a_drafter_that_reads_layers_has_a_target_of_its_own(pair_folders, tmp_p
     assert len({text.digest for text in texts.values()}) == 1
     assert texts[drafters[0]].drafted > 0
     engines.close()
+
+
+def test_repetitions_that_differ_are_told_beside_tau(finished):
+    """As under the controller: one of two repetitions has twice the rounds."""
+    lines = [dict(line) for line in lines_of(finished.run, "suffix", "one")]
+    slow = next(line for line in lines if line["repetition"] == 1 and line["cell"] == cell_of("one", 0.0, 1))
+    slow["rounds"] = [2 * count for count in slow["rounds"]]
+    row = next(each for each in summarize(RunFile({}, None, lines)) if each.cell == slow["cell"])
+    fast = row.tau_range[1]
+    assert row.tau_range[0] == pytest.approx(fast / 2)
+    assert cells_of(row)[COLUMNS.index("τ")] == f"{fast / 1.5:.2f} [{fast / 2:.2f}, {fast:.2f}]"
+
+
+def test_the_controller_decides_in_rows_of_auto_or_in_all():
+    drafters = ["suffix:k=3", "auto:model=x", "suffix+prediction"]
+    assert controlled_rows(drafters, every=False) == ["auto:model=x"]
+    assert controlled_rows(drafters, every=True) == drafters
 
 
 def test_lengths_are_given_to_every_drafter():

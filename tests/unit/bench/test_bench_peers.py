@@ -21,7 +21,6 @@ def finished(pair_folders, tmp_path_factory):  # noqa: F811 - the fixture
         lambda: load_target(target, ["suffix"], max_batch=1, device="cpu", threads=1),
         ["suffix"],
         max_batch=1,
-        adaptive=False,
     )
     run = open_run(make_header("peers", {}, FACTS), folder / "run.jsonl")
     bench = PeersBench(engines, PROMPTS, run, max_tokens=12, repeats=2)

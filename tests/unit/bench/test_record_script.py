@@ -26,9 +26,24 @@ def test_the_output_is_kept_with_command_and_machine(record, tmp_path):
     model.write_text("")
     kept = json.loads(record.record("run", [str(script), "--model", str(model), "--tokens", "5"]).read_text())
     assert kept["output"] == ["first", "5"]
-    assert kept["command"].endswith("script.py --model model.gguf --tokens 5")
-    assert str(tmp_path) not in kept["command"].split(" ", 2)[2], "no folder of this machine"
+    assert kept["command"] == "python script.py --model model.gguf --tokens 5", "no folder of this machine"
     assert {"commit", "machine", "versions", "began", "format"} <= set(kept)
+
+
+def test_a_machine_without_a_checkout_is_told_the_commit(record, tmp_path, monkeypatch, capsys):
+    script = tmp_path / "script.py"
+    script.write_text(f"print('read {tmp_path}/script.py, 3/4 of 1/2')\n")
+    monkeypatch.setattr(record, "commit", lambda: "")
+    with pytest.raises(ValueError, match="--commit"):
+        record.record("run", [str(script)])
+    (tmp_path / "back").mkdir()
+    words = ["run", "--commit", "abc", "--into", f"{tmp_path}/back", "--", str(script)]
+    monkeypatch.setattr("sys.argv", ["record.py", *words])
+    record.main()
+    kept = json.loads((tmp_path / "back" / "run.json").read_text())
+    assert (kept["commit"], kept["command"]) == ("abc", "python script.py")
+    assert kept["output"] == ["read script.py, 3/4 of 1/2"]
+    assert f"read {tmp_path}/script.py" in capsys.readouterr().out, "printed as it comes"
 
 
 def test_a_script_that_fails_leaves_nothing(record, tmp_path):

@@ -17,7 +17,7 @@ def target(tmp_path_factory) -> str:
 
 def words(target: str, *more: str) -> list[str]:
     asked = ["bench", target, "--suites", "chat,code", "--limit", "1", "--max-tokens", "10", "--repeats", "2"]
-    return [*asked, "--device", "cpu", "--threads", "1", "--drafter", "suffix", "--fixed", *more]
+    return [*asked, "--device", "cpu", "--threads", "1", "--drafter", "suffix", *more]
 
 
 def test_a_table_with_each_speed_beside_its_check(cli, target):
@@ -36,6 +36,7 @@ def test_json_says_what_was_measured_and_where(cli, target, tmp_path):
     asked = words(target, "--temperatures", "0,1", "--batches", "1,2", "--json", "--lengths", "2,3", "--out", str(out))
     told = json.loads(cli(*asked).out)
     assert told["settings"]["drafters"] == ["suffix:k=2", "suffix:k=3"]
+    assert told["settings"]["controlled"] == []
     assert told["machine"]["cores"] >= 1
     assert told["versions"]["torch"]
     assert told["energy"]

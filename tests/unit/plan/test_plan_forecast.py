@@ -116,7 +116,7 @@ def _write_headers(file, config):
 
 
 def test_what_fits_grows_with_memory_and_shrinks_with_the_batch(pair):
-    few, many = (make_forecast(pair[0], "none", PlanOptions(memory=m, device="cuda")) for m in (1400 << 20, 1600 << 20))
+    few, many = (make_forecast(pair[0], "none", PlanOptions(memory=m, device="cuda")) for m in (1400 << 20, 1800 << 20))
     assert [fit.batch for fit in few.largest] == sorted(fit.batch for fit in few.largest)
     contexts = [fit.context for fit in few.largest]
     assert contexts == sorted(contexts, reverse=True)
@@ -178,7 +178,7 @@ def test_memory_that_is_short_is_said_with_what_would_fit(pair):
     run = CliRunner().invoke(app, ["plan", pair[0], "--memory", "900MiB", "--device", "cuda", "--max-batch", "64"])
     assert run.exit_code == 1
     assert "Does not fit in 900 MiB" in run.output
-    run = CliRunner().invoke(app, ["plan", pair[0], "--memory", "1.3GiB", "--device", "cuda", "--context", "4096"])
+    run = CliRunner().invoke(app, ["plan", pair[0], "--memory", "1.35GiB", "--device", "cuda", "--context", "4096"])
     assert "--max-batch" in run.output
 
 
