@@ -55,22 +55,22 @@ def measure_costs(llm: LLM, prompts: Seq[Seq[int]], tell: Tell, clock: Clock = t
     between = [3 * each for each in powers]  # 3, 6, 12: kernels take rows in groups, and a line would miss the step
     batches = sorted({min(each, llm.max_batch) for each in (*powers, *between)})
     texts = [list(each) for each in prompts]
-    _rounds(llm, texts[:1], 1, PLAIN, clock)  # the first rounds pay for what later ones find ready
+    time_rounds(llm, texts[:1], 1, PLAIN, clock)  # the first rounds pay for what later ones find ready
     plain: list[TimedRounds] = []
     drafted: list[TimedRounds] = []
     for batch in batches:
         tell(f"rounds of {batch}")
-        plain.append(_rounds(llm, texts, batch, PLAIN, clock))
+        plain.append(time_rounds(llm, texts, batch, PLAIN, clock))
         if llm.drafter.traits.max_tokens and (batch in powers or batch == llm.max_batch):
-            drafted.append(_rounds(llm, texts, batch, DRAFTED, clock))
+            drafted.append(time_rounds(llm, texts, batch, DRAFTED, clock))
     tell("prompts")
     long = min(LONG, llm.engine.target.context - PLAIN_TOKENS - 2)
-    reads = [(n, _reading(llm, texts, n, clock)) for n in _chunk_sizes(llm, long)]
+    reads = [(n, time_reading(llm, texts, n, clock)) for n in _chunk_sizes(llm, long)]
     context = sum(each.context for each in plain) / len(plain)
-    deep = _rounds(llm, [_repeated(each, long) for each in texts[:4]], 1, PLAIN, clock)
+    deep = time_rounds(llm, [_repeated(each, long) for each in texts[:4]], 1, PLAIN, clock)
     per_token = max(0.0, deep.seconds - plain[0].seconds) / max(1.0, deep.context - plain[0].context)
     per_token = min(per_token, *(0.5 * each.seconds / each.batch / each.context for each in (*plain, *drafted)))
-    whole = _reading(llm, texts, long, clock)
+    whole = time_reading(llm, texts, long, clock)
     return ServingCosts(
         tuple(each.at(context, per_token) for each in plain),
         tuple(each.at(context, per_token) for each in drafted),
@@ -116,7 +116,7 @@ class TimedRounds:
         return RoundCost(self.batch, self.seconds + self.batch * per_token * (context - self.context), self.tokens)
 
 
-def _rounds(llm: LLM, prompts: Seq[list[int]], batch: int, answers: Answers, clock: Clock) -> TimedRounds:
+def time_rounds(llm: LLM, prompts: Seq[list[int]], batch: int, answers: Answers, clock: Clock) -> TimedRounds:
     """Answer the prompts, `batch` at a time, and time the rounds in which so many decode and none is read."""
     seconds, rounds, gained, context = 0.0, 0, 0, 0.0
     count = len(prompts) if answers.max_draft is None else min(PLAIN_PROMPTS, len(prompts))
@@ -133,7 +133,7 @@ def _rounds(llm: LLM, prompts: Seq[list[int]], batch: int, answers: Answers, clo
     return TimedRounds(batch, seconds / max(1, rounds), gained / sequences, context / sequences)
 
 
-def _reading(llm: LLM, prompts: Seq[list[int]], tokens: int, clock: Clock) -> float:
+def time_reading(llm: LLM, prompts: Seq[list[int]], tokens: int, clock: Clock) -> float:
     """Seconds of reading a prompt of so many tokens, up to its first one; the mean of a few."""
     seconds = 0.0
     for repeat in range(REPEATS):
