@@ -52,7 +52,7 @@ class Plan:
     probe: bool = False
     """Made to learn of a drafter, not for its promise."""
     rounds: int = 0
-    """For so many rounds at least nobody is asked, not even to watch: made to learn what plain decoding takes."""
+    """It holds for so many rounds at least, in which nobody else is asked, not even to watch: made to learn from."""
     settled: bool = False
     """Only a drafter whose drafts are seen before they are scored is asked: the plan need not be made anew so soon."""
 
@@ -103,6 +103,15 @@ def choose_plan(outlooks: Seq[Outlook], costs: RoundCosts, widths: Seq[int] = ()
         else:
             best = _longest_paying(outlooks, expected, costs, best)
     return best if best.rate >= MIN_GAIN * plain.rate else plain
+
+
+def best_plan_of(outlooks: Seq[Outlook], drafter: int, costs: RoundCosts, widths: Seq[int] = ()) -> Plan:
+    """The plan of the highest rate in which this drafter drafts, and no other, whether that pays or not."""
+    none = replace(plain_plan(len(outlooks[drafter].budgets), costs), tokens=0.0)
+    expected = {drafter: _expected(outlooks[drafter])}
+    if widths:
+        return _best_padded(outlooks, expected, costs, widths, none)
+    return _longest_paying(outlooks, expected, costs, none)
 
 
 def choose_drafts(expected: Seq[float], lengths: Seq[int], planned: RoundKind, costs: RoundCosts) -> list[bool]:

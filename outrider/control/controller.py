@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from outrider.control.acceptance import Acceptance, Calibration, Floats
-from outrider.control.choose import Ints, Outlook, Plan, choose_drafts, choose_plan, plain_plan
+from outrider.control.choose import Ints, Outlook, Plan, best_plan_of, choose_drafts, choose_plan, plain_plan
 from outrider.control.costs import RoundCosts, RoundKind
 
-_PROBE_TOKENS = 2
-"""A probe drafts so many tokens for a sequence."""
+_PROBE_ROUNDS = 4
+"""A probe lasts so many rounds where rounds overlap: the first and the last also cost what their neighbours do."""
 _PROBE_SEQUENCES = 4
 """A probe of a draft model, which may have much text to catch up with, is of so many sequences, in turn."""
 _PROBE_SHARE = 0.004
@@ -90,10 +90,12 @@ class Controller:
         free = [i for i, m in enumerate(members) if not (m.runs_model or m.pays_budget)]
         self._visible = free[0] if free and not widths else None
         """The drafter whose drafts are seen, and chosen from, before they are scored."""
-        self._since_probe = self._since_plain = 0
+        self._round = self._since_probe = self._since_plain = 0
+        self._probe_due = _MIN_PROBE_ROUNDS
+        """No probe is thought of before so many rounds without one."""
         self._probed = [0] * len(members)
-        self._idle = [0] * len(members)
-        """Rounds since each drafter was last asked."""
+        self._asked = [0] * len(members)
+        """The round in which each drafter was last asked."""
 
     def plan(self, seq_ids: Seq[int], budgets: Seq[int]) -> Plan:
         """Who drafts how far in the next round; no sequence gets more than its budget."""
@@ -114,6 +116,18 @@ class Controller:
         if self._visible is not None:
             plan = self._ask_visible(plan, self._visible, budgets)
         return self._probe(outlooks, plan) or plan
+
+    def move(self, plan: Plan, before: Seq[int], seq_ids: Seq[int]) -> Plan:
+        """A plan for sequences `before`, made one for others: those keep their drafts, newcomers get the most usual."""
+        if not plan.asks:
+            return plain_plan(len(seq_ids), self.costs)
+        drafts = list(zip(plan.drafters, plan.lengths, strict=True))
+        known, usual = dict(zip(before, drafts, strict=True)), Counter(drafts).most_common(1)[0][0]
+        who, lengths = (list(each) for each in zip(*(known.get(i, usual) for i in seq_ids), strict=True))
+        kind = RoundKind(len(who), 1 + max(lengths), len(who) + sum(lengths), plan.kind.drafters, plan.kind.steps)
+        kind = self.costs.padded_kind(kind, self.widths)
+        tokens, seconds = plan.tokens * len(who) / len(before), self.costs.seconds(kind)
+        return replace(plan, kind=kind, lengths=lengths, drafters=who, tokens=tokens, seconds=seconds)
 
     def _ask_visible(self, plan: Plan, member: int, budgets: Seq[int]) -> Plan:
         """The plan, with all that there is room for from a drafter whose drafts can be seen before they are scored."""
@@ -160,7 +174,7 @@ class Controller:
             extra = self.costs.seconds(self._kind(plan, drafted)) - plain
         self._count_round(any(drafted))
         for i in () if plan.probe else {who for who, n in zip(plan.drafters, plan.lengths, strict=True) if n}:
-            self._idle[i] = 0
+            self._asked[i] = self._round
         judged = [row for row in rows if drafted[row] and plan.lengths[row]]
         for i, known in enumerate(self.acceptance):
             if judged or known.states:
@@ -207,14 +221,14 @@ class Controller:
     def _count_round(self, drafted: bool) -> None:
         self._since_probe += 1
         self._since_plain += drafted
-        self._idle = [rounds + 1 for rounds in self._idle]
-        for idle, acceptance in zip(self._idle, self.acceptance, strict=True):
-            if idle % _FADE_ROUNDS == 0:
+        self._round += 1
+        for asked, acceptance in zip(self._asked, self.acceptance, strict=True):
+            if (self._round - asked) % _FADE_ROUNDS == 0:
                 acceptance.fade(_FADE_SHARE)
 
     def is_active(self, member: int) -> bool:
         """Whether the drafter is asked these days, or has still to be tried."""
-        return self._idle[member] < _ACTIVE_ROUNDS
+        return self._round - self._asked[member] < _ACTIVE_ROUNDS
 
     def note_guesses(self, member: int, seq_ids: Seq[int], lengths: Seq[int], accepted: Seq[int]) -> None:
         """Note drafts that were not scored, judged by the text that came."""
@@ -258,33 +272,31 @@ class Controller:
         return self._decisions.pop(seq_id, Decisions())
 
     def _probe(self, outlooks: Seq[Outlook], plan: Plan) -> Plan | None:
-        """A round that tries the drafter longest left out, where one is due; None: take the plan."""
+        """The best plan of the drafter longest left out, where it is due to be tried; None: take the plan."""
         used = set(plan.drafters)
         left_out = [i for i, each in enumerate(outlooks) if i not in used and each.budgets.any()]
         if not left_out:
             return None
         at = min(left_out, key=lambda i: self._probed[i])
-        lengths = self._probe_lengths(outlooks[at], at)
-        batch, longest = len(lengths), int(lengths.max())
-        steps = outlooks[at].steps(longest)
-        kind = RoundKind(batch, 1 + longest, batch + int(lengths.sum()), (outlooks[at].name,), steps)
-        kind = self.costs.padded_kind(kind, self.widths)
-        seconds = self.costs.seconds(kind)
-        extra = max(0.0, seconds / self.costs.seconds(plan.kind) - 1)
-        due = min(max(extra / _PROBE_SHARE, _MIN_PROBE_ROUNDS), _MAX_PROBE_ROUNDS)
-        if self._probed[at] >= _PROBES_AT_START and self._since_probe < due:
+        starts = self._probed[at] < _PROBES_AT_START
+        if not starts and self._since_probe < self._probe_due:
             return None
-        self._since_probe = 0
+        tried = replace(outlooks[at], budgets=self._probe_budgets(outlooks[at], at))
+        probe = best_plan_of([*outlooks[:at], tried, *outlooks[at + 1 :]], at, self.costs, self.widths)
+        rounds = _PROBE_ROUNDS if self.widths else 1
+        extra = rounds * max(0.0, 1 - probe.rate / plan.rate)
+        self._probe_due = min(int(extra / _PROBE_SHARE), _MAX_PROBE_ROUNDS)
+        if not starts and self._since_probe < self._probe_due:
+            return None
+        self._since_probe, self._probe_due = 0, _MIN_PROBE_ROUNDS
         self._probed[at] += 1
-        tokens = batch + float(outlooks[at].survival[lengths > 0, 0].sum())
-        return Plan(kind, lengths.tolist(), np.where(lengths > 0, at, -1).tolist(), tokens, seconds, probe=True)
+        return replace(probe, probe=True, rounds=rounds)
 
-    def _probe_lengths(self, outlook: Outlook, member: int) -> Ints:
-        lengths = np.minimum(outlook.budgets, _PROBE_TOKENS)
-        able = np.flatnonzero(lengths)
+    def _probe_budgets(self, outlook: Outlook, member: int) -> Ints:
+        able = np.flatnonzero(outlook.budgets)
         if not outlook.runs_model or len(able) <= _PROBE_SEQUENCES:
-            return lengths
+            return outlook.budgets
         turn = np.roll(able, -_PROBE_SEQUENCES * self._probed[member])[:_PROBE_SEQUENCES]
-        chosen = np.zeros_like(lengths)
-        chosen[turn] = lengths[turn]
+        chosen = np.zeros_like(outlook.budgets)
+        chosen[turn] = outlook.budgets[turn]
         return chosen

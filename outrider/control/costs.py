@@ -183,8 +183,10 @@ class RoundCosts:
 
     def observe(self, kind: RoundKind, seconds: float) -> None:
         """Note what a round took."""
+        if seconds <= 0:
+            return
         expected = self._measured(kind)
-        if expected <= 0 or seconds <= 0:
+        if expected <= 0:
             return
         self._now += 1
         if kind.plain:

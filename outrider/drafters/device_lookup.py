@@ -6,9 +6,10 @@ came of earlier continuations. The host sees matches and drafts when their round
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, islice
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +26,8 @@ from outrider.drafters.evidence import OpenGuesses
 from outrider.runners.base import Runner
 from outrider.runners.text_store import AnswerRing, LookupRow, TextStore
 
+MAX_WATCHED = 4
+"""Sequences whose texts are looked at where nobody drafts."""
 MAX_WRITTEN = 16_384
 """Max tokens of texts brought to the device in one round: other sequences wait meanwhile."""
 
@@ -143,7 +146,7 @@ class DeviceLookup(Drafter):
     def propose(self, view: RoundView) -> list[Draft] | None:
         if view.state is not None and view.state.tokens is None:
             return None
-        drafts, ready = [EMPTY] * len(view.seqs), self._ready(view)
+        drafts, ready = [EMPTY] * len(view.seqs), self._ready(view, range(len(view.seqs)))
         if not ready:
             return drafts
         budgets = [min(view.budgets[each.row], self.k) for each in ready]
@@ -159,7 +162,7 @@ class DeviceLookup(Drafter):
     def watch(self, view: RoundView) -> None:
         if view.state is not None and view.state.tokens is None:
             return
-        ready = self._ready(view)
+        ready = self._ready(view, self._watched(view.seqs))
         if ready:
             self._look_up(view, ready, [0] * len(ready))
 
@@ -196,8 +199,14 @@ class DeviceLookup(Drafter):
         if self.ring.size and seq.generated:
             self._answers.append((seq.salt, seq.tokens[max(seq.prompt_len, len(seq.tokens) - self.ring.size) :]))
 
-    def _ready(self, view: RoundView) -> list[_Ready]:
-        """The texts that the device has whole by now; of the others, what a round may write is written."""
+    def _watched(self, seqs: Seq[Sequence]) -> list[int]:
+        """The rows of a few sequences, of those whose texts are on the device if there are any."""
+        known = [row for row, seq in enumerate(seqs) if seq.id in self._texts]
+        rest = (row for row, seq in enumerate(seqs) if seq.id not in self._texts)
+        return sorted(islice(chain(known, rest), MAX_WATCHED))
+
+    def _ready(self, view: RoundView, rows: Iterable[int]) -> list[_Ready]:
+        """The texts of these rows that the device has whole; of the others, what a round may write is written."""
         left = MAX_WRITTEN
         while self._answers and left > 0:
             salt, answer = self._answers.pop(0)
@@ -206,7 +215,8 @@ class DeviceLookup(Drafter):
         ready: list[_Ready] = []
         pieces: list[tuple[int, int, list[Token]]] = []
         behind = view.state is not None
-        for row, seq in enumerate(view.seqs):
+        for row in rows:
+            seq = view.seqs[row]
             if self.rules.predicted and not seq.prediction:
                 continue
             text, tokens, number = self._texts.get(seq.id) or self._begin(seq, view.seqs), len(seq.tokens), seq.round

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import cast
 
-from outrider.control.choose import Plan, plain_plan
+from outrider.control.choose import Plan
 from outrider.control.controller import Controller, Decisions
 from outrider.core.device_row import ConfidenceRow
 from outrider.core.draft import EMPTY, Draft, Verdict, accepted_by
@@ -16,20 +16,11 @@ from outrider.core.sequence import Sequence
 from outrider.drafters import grammar
 from outrider.drafters.base import Drafter, RoundView, TargetPass
 from outrider.drafters.guard import GuardedDrafter, legal_nodes
+from outrider.engine.kept_plan import Allowance, KeptPlan
 from outrider.runners.base import Runner
 
-_ASKING_SHARE = 0.02
-"""The share of the time that planning and asking may take; rounds in between go by the last plan."""
-_SETTLED_SHARE = 0.004
-"""The same of planning alone, where the plan is to ask only those whose drafts are seen first."""
 _WATCHING_SHARE = 0.01
 """The share of the time that watching may take."""
-_RESTING_SHARE = 0.01
-"""The same where the plan is not to draft."""
-_MAX_REST = 128
-"""Max rounds that are without drafts unasked after a plan without them."""
-_MIN_KEPT, _MAX_KEPT = 4, 64
-"""Max rounds that keep a plan with drafts: a new one, and one that was made many times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,74 +41,6 @@ class Proposal:
         return [0 if draft.source == grammar.NAME else len(draft) for draft in self.drafts]
 
 
-class _Allowance:
-    """Work that may take a share of the time."""
-
-    def __init__(self, share: float) -> None:
-        self._rest, self._next = 1 / share - 1, 0.0
-
-    @property
-    def due(self) -> bool:
-        return time.perf_counter() >= self._next
-
-    def spend(self, began: float) -> None:
-        """Note work that began at this time and ends now."""
-        now = time.perf_counter()
-        self._next = now + (now - began) * self._rest
-
-
-class _KeptPlan:
-    """A controller's last plan, and for how many rounds more it holds: enough to make what it took a small share."""
-
-    def __init__(self) -> None:
-        self.seq_ids: list[int] = []
-        self.plan: Plan | None = None
-        self.is_new = False
-        """No round has gone by it yet."""
-        self.rounds = 0
-        self._seconds = 0.0
-        """What it took to make."""
-        self._plain = 0
-        """Plans without drafts in a row, for the same sequences."""
-        self._alike = 0
-        """Plans with the same drafts in a row, for the same sequences; probes do not count."""
-        self._lengths: list[int] = []
-        """Of those."""
-
-    def begin(self, seq_ids: list[int], plan: Plan, began: float) -> None:
-        """A new plan for these sequences, begun at that time."""
-        same = seq_ids == self.seq_ids
-        self._plain = self._plain + 1 if same else 1
-        if not plan.probe:
-            self._alike = self._alike + 1 if same and plan.lengths == self._lengths else 0
-            self._lengths = plan.lengths
-        self.seq_ids, self.plan, self.is_new, self.rounds = seq_ids, plan, not plan.rounds, plan.rounds
-        self._seconds = time.perf_counter() - began
-
-    def rests(self, seq_ids: list[int]) -> bool:
-        """Whether these sequences go on without drafts: those it was made for, or some of them."""
-        if self.plan is None or self.is_new or not self.rounds or self.plan.asks:
-            return False
-        return seq_ids == self.seq_ids or set(self.seq_ids).issuperset(seq_ids)
-
-    def use(self, seconds: float) -> None:
-        """A round goes by the plan; it took so long to make and to ask for."""
-        if not self.is_new:
-            self.rounds -= 1
-            return
-        self.is_new = False
-        plan = cast(Plan, self.plan)
-        if plan.probe:
-            self.rounds = 0
-        elif plan.asks and not plan.settled:
-            self._plain = 0
-            most = min(_MIN_KEPT << self._alike, _MAX_KEPT)  # one that is made again and again may hold for longer
-            self.rounds = min(int(self._seconds / (_ASKING_SHARE * plan.seconds)), most)
-        else:  # the longer other drafts did not pay, the less often that is asked
-            took, share = (self._seconds, _SETTLED_SHARE) if plan.asks else (seconds, _RESTING_SHARE)
-            self.rounds = min(int(took / (share * plan.seconds)), 2 << self._plain, _MAX_REST)
-
-
 class Drafting:
     """The engine's drafter. What a drafter does wrong costs time, never an answer: see `GuardedDrafter`.
 
@@ -134,8 +57,8 @@ class Drafting:
         self.runner, self.traits, self.controller = runner, drafter.traits, controller
         parts = (drafter.parts if controller is not None else ()) or (drafter,)
         self.members = [GuardedDrafter(part, runner.vocab_size) for part in parts]
-        self._watching = _Allowance(_WATCHING_SHARE)
-        self._kept = _KeptPlan()
+        self._watching = Allowance(_WATCHING_SHARE)
+        self._kept = KeptPlan()
         self._rest = 0
         """As in the last proposal."""
         self._unscored: dict[int, tuple[int, int, Draft]] = {}
@@ -155,9 +78,8 @@ class Drafting:
             view = replace(view, budgets=budgets)
         began = time.perf_counter()
         plan = self._plan(view)
-        asks = plan is None or plan.asks
-        if not asks and not self._kept.is_new:
-            self._kept.rounds -= 1
+        if plan is not None and self._kept.rests:
+            self._kept.use(began)
             self._rest += 1
             return Proposal(forced or [EMPTY] * len(view.seqs), plan, rest=self._rest)
         asked = self._ask(view, plan)
@@ -168,7 +90,7 @@ class Drafting:
             drafts = [self._scorable(draft) for draft in drafts]
             drafts = drafts if plan is None else self._review(view.seqs, plan, drafts)
         if plan is not None:
-            self._kept.use(time.perf_counter() - began)
+            self._kept.use(began)
         if forced is not None:
             drafts = [first or draft for first, draft in zip(forced, drafts, strict=True)]
         if view.state is None and len(drafts) == 1 and drafts[0]:
@@ -251,22 +173,22 @@ class Drafting:
         Where rounds overlap, the host works on the rounds before and after one meanwhile. So the time of one without
         drafts counts only where no drafter has anything to do with those, either.
         """
-        if not self.runner.asynchronous:
+        if not self.runner.asynchronous or 2 <= proposal.rest < self._rest:
             return True
-        drafted = any(proposal.lengths) or (proposal.plan is not None and proposal.plan.asks)
-        return drafted or 2 <= proposal.rest < self._rest
+        return any(proposal.lengths) or (proposal.plan is not None and proposal.plan.asks)
 
     def _plan(self, view: RoundView) -> Plan | None:
         """The controller's plan, or the last one while it holds."""
         if self.controller is None:
             return None
         ids, kept = [seq.id for seq in view.seqs], self._kept
-        if kept.rests(ids):
-            kept.seq_ids, kept.plan = ids, plain_plan(len(ids), self.controller.costs)
-        elif ids != kept.seq_ids or not (kept.is_new or kept.rounds):
+        if not kept.holds_for(ids):
             began = time.perf_counter()
             kept.begin(ids, self.controller.plan(ids, view.budgets), began)
-        return cast(Plan, kept.plan).within(view.budgets)
+        elif ids != kept.seq_ids:
+            kept.move(ids, self.controller.move(cast(Plan, kept.plan), kept.seq_ids, ids))
+        plan = cast(Plan, kept.plan)
+        return plan.within(view.budgets) if kept.asks else plan
 
     def _review(self, seqs: Seq[Sequence], plan: Plan, drafts: list[Draft]) -> list[Draft]:
         """The drafts that are worth scoring. One that was sampled always is: leaving it out would bias the text."""

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from outrider.control.choose import plain_plan
+from outrider.control.choose import Plan, plain_plan
 from outrider.control.controller import Controller, Member
 from outrider.control.costs import PassTable, RoundCosts, RoundKind
 
@@ -47,8 +47,8 @@ MODEL = Member("model", 5, runs_model=True, pays_budget=True, lengths=(1, 2, 3, 
 
 def test_drafts_that_never_stand_cost_next_to_nothing():
     tokens, seconds, plans = drive(controller(LOOKUP, MODEL), 3000, {"lookup": 0.0, "model": 0.0})
-    assert tokens / seconds > 0.985 * 4  # plain decoding yields 4 a second
-    assert not any(plan.asks for plan in plans[-12:])
+    assert tokens / seconds > 0.995 * 4  # plain decoding yields 4 a second
+    assert np.mean([plan.asks for plan in plans[-1000:]]) < 0.02
 
 
 def test_good_drafts_are_used_and_long():
@@ -153,3 +153,25 @@ def test_a_drafter_that_was_bad_is_judged_anew_after_a_while():
     for _ in range(640):
         control.note_plain(plain_plan(1, control.costs), [0], 0.0)
     assert head.survival([0])[0, 0] == pytest.approx(0.75 * 4 / (4 + noted * 0.92**10))
+
+
+def test_a_probe_is_the_best_plan_of_a_drafter_that_is_left_out():
+    """The model is known to be good, of the lookup nothing: it is tried with the length that promises most."""
+    control = controller(LOOKUP, MODEL)
+    control.note_guesses(0, [9] * 8, [7] * 8, [1] * 8)
+    control.note_guesses(1, [9] * 400, [5] * 400, [5] * 400)
+    plan = control.plan([0, 1, 2, 3], [7] * 4)
+    assert (plan.probe, plan.drafters, plan.rounds) == (True, [0] * 4, 4)
+    rate = {w: (1 + control.acceptance[0].survival([0])[0, : w - 1].sum()) / (1 + 0.02 * (w - 1)) for w in WIDTHS[1:]}
+    assert 1 + max(plan.lengths) == max(rate, key=lambda w: rate[w])
+
+
+def test_a_plan_is_moved_to_other_sequences():
+    control = controller(LOOKUP, MODEL)
+    plan = Plan(RoundKind(3, 4, 12, ("lookup",)), [3, 0, 3], [0, -1, 0], 6.0, 1.06)
+    moved = control.move(plan, [5, 6, 7], [6, 7, 8, 9])
+    assert (moved.lengths, moved.drafters) == ([0, 3, 3, 3], [-1, 0, 0, 0])
+    assert moved.kind == RoundKind(4, 4, 16, ("lookup",))
+    assert moved.tokens == 8.0
+    assert moved.seconds == pytest.approx(1.06)
+    assert control.move(plain_plan(2, control.costs), [1, 2], [3]) == plain_plan(1, control.costs)

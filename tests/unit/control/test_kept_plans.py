@@ -1,7 +1,8 @@
-"""For how many rounds a plan is kept, and which rounds tell what plain decoding takes."""
+"""For how long a plan is kept, and which rounds tell what plain decoding takes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from outrider.core.draft import EMPTY, Draft, Verdict
 from outrider.core.sampling import SamplingParams
 from outrider.core.sequence import Sequence
 from outrider.drafters.base import Drafter, RoundView, Traits
-from outrider.engine import drafting
+from outrider.engine import drafting, kept_plan
 from outrider.engine.drafting import Drafting, Proposal
 from outrider.testing.toy import ToyRunner
 
@@ -87,89 +88,86 @@ class Rounds:
         return proposal
 
 
-def test_rests_grow_while_drafts_do_not_pay():
-    rounds, controller = sequences(2), Scripted()
-    run = Rounds(controller)
-    asked: list[int] = []
-    for i in range(400):
-        before = controller.asked
-        proposal = run.propose(rounds)
-        assert bool(proposal.members) == (controller.asked > before)
-        if controller.asked > before:
-            asked.append(i)
-    assert np.diff(asked).tolist() == [5, 9, 17, 33, 65, 129, 129]  # 4, 8, ... and 128 rounds in between
-    assert run.drafter.watched == len(asked)
+class Clock:
+    """Stands still but for what is said to take time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        for module in (drafting, kept_plan):
+            monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: self.now))
+
+    def takes(self, seconds: float, work: Callable[..., Any]) -> Callable[..., Any]:
+        def slow(*args: Any) -> Any:
+            self.now += seconds
+            return work(*args)
+
+        return slow
 
 
-def test_newcomers_are_asked_for_at_once_and_those_who_leave_are_not_missed():
-    controller, run = Scripted(), Rounds(Scripted())
-    run = Rounds(controller)
-    three = sequences(3)
-    run.propose(three[:2])
-    run.propose(three[:2])
-    assert controller.asked == 1
-    assert run.propose(three[:1]).drafts == [EMPTY]
-    assert controller.asked == 1
-    run.propose(three)
-    assert controller.asked == 2
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
 
 
-def test_a_plan_with_drafts_is_kept_for_longer_the_more_often_it_is_made():
+def planned(run: Rounds, clock: Clock, rounds: int, *, newcomers: bool = False) -> list[float]:
+    """When plans were made, which take a second, in so many rounds of a second or more."""
+    controller, found = run.controller, list[float]()
+    controller.plan = clock.takes(1.0, controller.plan)
+    seqs = sequences(rounds + 2)
+    for i in range(rounds):
+        before, began = controller.asked, clock.now
+        at = i if newcomers else 0
+        assert run.propose(seqs[at : at + 2]).lengths == [int(controller.drafts)] * 2
+        found += [began] if controller.asked > before else []
+        clock.now = max(clock.now, began + 1)
+    return found
+
+
+@pytest.mark.parametrize(("newcomers", "share"), [(False, kept_plan.RESTING_SHARE), (True, kept_plan.NEWCOMER_SHARE)])
+def test_where_nobody_drafts_deciding_takes_a_small_share_of_the_time(newcomers: bool, share: float, clock: Clock):
+    run = Rounds(Scripted())
+    made = planned(run, clock, 1000, newcomers=newcomers)
+    assert np.diff(made).tolist() == [1 / share] * (len(made) - 1)
+    assert len(made) == 1000 * share
+    assert run.drafter.watched == len(made)
+
+
+def test_what_watching_takes_is_part_of_it(clock: Clock):
+    run = Rounds(Scripted())
+    run.drafter.watch = clock.takes(2.0, run.drafter.watch)
+    assert np.diff(planned(run, clock, 2000)).tolist() == [3 / kept_plan.RESTING_SHARE] * 2
+
+
+@pytest.mark.parametrize(("settled", "share"), [(False, kept_plan.ASKING_SHARE), (True, kept_plan.SETTLED_SHARE)])
+@pytest.mark.parametrize("newcomers", [False, True])
+def test_planning_drafts_takes_its_share_of_the_time(settled: bool, share: float, newcomers: bool, clock: Clock):
     controller = Scripted(drafts=True)
-    run, asked = Rounds(controller), list[int]()
-    for i in range(200):
-        before = controller.asked
-        assert run.propose(sequences(2)).lengths == [1, 1]
-        if controller.asked > before:
-            asked.append(i)
-    assert np.diff(asked).tolist() == [5, 9, 17, 33, 65, 65]
-    controller.drafts = False  # another plan, and then the first one again
-    while controller.asked == len(asked):
-        run.propose(sequences(2))
-    controller.drafts = True
-    again, others = controller.asked, sequences(3)
-    for _ in range(6):
-        run.propose(others)
-    assert controller.asked == again + 2
+    plan = controller.plan
+    controller.plan = lambda seq_ids, budgets: replace(plan(seq_ids, budgets), settled=settled)
+    made = planned(Rounds(controller), clock, 1000, newcomers=newcomers)
+    assert np.diff(made).tolist() == [1 / share] * (len(made) - 1)
 
 
-def test_watching_takes_its_share_of_the_time(monkeypatch: pytest.MonkeyPatch):
+def test_a_probe_lasts_as_long_as_it_says(clock: Clock):
+    controller = Scripted(drafts=True)
+    plan = controller.plan
+    controller.plan = lambda seq_ids, budgets: replace(plan(seq_ids, budgets), probe=True, rounds=4)
+    assert planned(Rounds(controller), clock, 12) == [0, 4, 8]
+
+
+def test_watching_takes_its_share_of_the_time(monkeypatch: pytest.MonkeyPatch, clock: Clock):
     """A watch of one second is followed by 99 without; rounds of 10 seconds, each of them planned."""
-    clock = [0.0]
     monkeypatch.setattr(drafting, "_WATCHING_SHARE", 0.01)
-    monkeypatch.setattr(drafting, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    controller = Scripted()
-    run, watched = Rounds(controller), list[int]()
-    run.drafter.watch = lambda view: clock.__setitem__(0, clock[0] + 1)
+    monkeypatch.setattr(kept_plan, "RESTING_SHARE", 1.0)
+    run, watched = Rounds(Scripted()), list[int]()
+    run.drafter.watch = clock.takes(1.0, run.drafter.watch)
     for i in range(40):
-        before = clock[0]
-        members = run.propose(sequences(40)[i : i + 1]).members  # another each time: no rest
-        watched += [i] if clock[0] > before else []
-        assert members == ((0,) if clock[0] > before else ())
-        clock[0] = before + 10
+        before = clock.now
+        members = run.propose(sequences(2)).members
+        watched += [i] if clock.now > before else []
+        assert members == ((0,) if clock.now > before else ())
+        clock.now = before + 10
     assert watched == [0, 10, 20, 30]
-
-
-def test_a_settled_plan_is_kept_longer_the_longer_it_stays_settled():
-    controller = Scripted(drafts=True)
-    planned = controller.plan
-    controller.plan = lambda seq_ids, budgets: replace(planned(seq_ids, budgets), settled=True)
-    run, asked = Rounds(controller), list[int]()
-    for i in range(400):
-        before = controller.asked
-        assert run.propose(sequences(2)).lengths == [1, 1]
-        if controller.asked > before:
-            asked.append(i)
-    assert np.diff(asked).tolist() == [5, 9, 17, 33, 65, 129, 129]
-
-
-def test_a_round_that_takes_long_is_planned_each_time():
-    controller = Scripted(drafts=True)
-    controller.costs.target = PassTable({(2, 1): 1e6, (2, 2): 1e6}, padded=True)
-    run = Rounds(controller)
-    for _ in range(6):
-        run.propose(sequences(2))
-    assert controller.asked == 6
 
 
 @pytest.mark.parametrize("overlap", [True, False])
