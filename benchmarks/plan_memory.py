@@ -40,7 +40,8 @@ def main() -> None:
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)  # in a process started here
     given = parser.parse_args()
     if given.one:
-        print(json.dumps(compare(*given.models, given.device, given.batch, given.context)))
+        target, drafter = given.models
+        print(json.dumps(compare(target, drafter, given.device, given.batch, given.context)))
         return
     print("plan ÷ measured at start, plan ÷ measured at the most, measured bytes", flush=True)
     for each in given.models:

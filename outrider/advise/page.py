@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
+
 from outrider.advise.advice import Advice, Verified
 from outrider.advise.export import ENGINES, Choice, export_to
 from outrider.advise.export import serve_command as serve
 from outrider.advise.measured import Measured
+from outrider.advise.remote import Counters
 from outrider.core.errors import ConfigError
 from outrider.report.numbers import memory, seconds, share, times
 from outrider.report.page import Html, Section, code, note, page, paragraph, table, verdict
@@ -75,6 +78,16 @@ def advice_page(advice: Advice) -> str:
     facts = [[name, value] for name, value in advice.facts.items()]
     sections.append(Section("Where this was measured", [table(["", ""], facts, text=True)]))
     return page(f"Speculative decoding for {advice.target}", sections)
+
+
+def remote_page(counters: Counters, lines: Seq[str], url: str) -> str:
+    """Advice for a running server. lines: as `advise_remote` has them."""
+    head, *rest = lines
+    chances = Line("accepted", [(i + 1, each) for i, each in enumerate(counters.survival)])
+    plot = [line_plot("Accepted by position", [chances], across="position in the draft", zero=True)]
+    sections = [Section("", [verdict(head, "fair"), *map(paragraph, rest)])]
+    sections += [Section("Counted", plot)] if counters.survival else []
+    return page(f"Speculative decoding at {url}", sections)
 
 
 def _verified_row(each: Verified) -> list[str]:

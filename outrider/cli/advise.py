@@ -152,13 +152,24 @@ def _facts(llm: LLM, given: AdviseOptions, scope: Scope) -> dict[str, str]:
 def _advise_url(given: AdviseOptions, screen: Screen) -> None:
     from outrider.advise.remote import advise_remote, read_counters
 
-    counters = read_counters(given.url or "")
+    for name, value in (("draft", given.draft), ("prompts", given.prompts), ("out", given.out)):
+        if value:
+            raise ConfigError(
+                f"--{name} has no effect with --url, which reads a server's counters and measures nothing"
+            )
+    url = given.url or ""
+    counters = read_counters(url)
     lines = advise_remote(counters)
+    if given.html is not None:
+        from outrider.advise.page import remote_page
+
+        write_page(given.html, remote_page(counters, lines, url))
     if given.json:
         sys.stdout.write(json.dumps(asdict(counters) | {"advice": lines}) + "\n")
         return
     for line in lines:
         screen.say("", line)
+    screen.note("next: `outrider bench serve URL` measures it under load, with drafts and without")
 
 
 def _show(screen: Screen, advice: Advice, given: AdviseOptions) -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from outrider.advise.remote import Counters, advise_remote, best_length, parse_counters, read_counters
+from outrider.cli.main import main
 from outrider.core.errors import ConfigError
 
 TEXT = """# HELP vllm:spec_decode_num_drafts_total Number of drafts.
@@ -41,6 +42,22 @@ def test_what_is_said():
     assert "none where it is a draft model" in advise_remote(bad)[0]
     assert "rejected more often than not" in " ".join(advise_remote(bad))
     assert "too little" in advise_remote(Counters(10, 30, 12, (8, 4, 0), 0.0))[0]
+
+
+def test_a_server_s_counters_as_lines_and_as_a_page(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("outrider.advise.remote.read_counters", lambda url: parse_counters(TEXT, url))
+    file = tmp_path / "advice.html"
+    with pytest.raises(SystemExit) as left:
+        main(["advise", "--url", "http://here", "--html", str(file)])
+    said, text = "".join(capsys.readouterr()), file.read_text()
+    assert not left.value.code
+    assert "bench serve" in said
+    assert "2.30 tokens a pass" in text
+    assert text.count("<svg") == 1
+    with pytest.raises(SystemExit) as left:
+        main(["advise", "--url", "http://here", "--draft", "x"])
+    assert left.value.code == 2
+    assert "--draft has no effect with --url" in capsys.readouterr().err
 
 
 def test_bad_addresses_are_told():
