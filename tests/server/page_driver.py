@@ -122,3 +122,10 @@ class Page:
     def console(self) -> list[str]:
         """What the console said since it was last asked, warnings and errors only."""
         return [each["message"] for each in self.driver.get_log("browser") if each["level"] in ("SEVERE", "WARNING")]
+
+
+def answered(page: Page, prompt: str = "word") -> Page:
+    """An answer as tokens."""
+    page.view("tokens")
+    page.ask(prompt)
+    return page

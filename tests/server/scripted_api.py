@@ -27,6 +27,8 @@ CARD = {
     "cache_tokens": 65536,
     "memory": "",
 }
+TEXT = "one word word word four five."
+"""The answer to "word"."""
 MARKDOWN = """# Title
 
 Some **bold**, *italic*, `code` and a [link](https://example.org/a) or [bad](javascript:alert(1)).
