@@ -6,6 +6,7 @@ came of earlier continuations. The host sees matches and drafts when their round
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
@@ -125,8 +126,7 @@ class DeviceLookup(Drafter):
         )
         self.max_match = len(rules.limits) - 1
         self.ring = AnswerRing(rules.ring_tokens, rules.ring_answers, target.device)
-        for answer in rules.history:
-            self.ring.add(None, answer)
+        self.ring.add_all((None, answer) for answer in rules.history)
         self.store = TextStore(max_batch, self.ring, k=self.k, max_match=self.max_match, device=target.device)
         self._texts: dict[int, _Text] = {}
         self._free = list(range(max_batch))
@@ -139,7 +139,7 @@ class DeviceLookup(Drafter):
         """How many tokens each slot's lookups lately expected to be accepted; halved likewise."""
         self._distance = [0] * max_batch
         """Of the last place in a prediction from the end of its row."""
-        self._answers: list[tuple[str, list[Token]]] = []
+        self._answers: deque[tuple[str, list[Token]]] = deque()
         """Finished, and not on the device yet."""
         self._guesses = OpenGuesses()
 
@@ -208,10 +208,12 @@ class DeviceLookup(Drafter):
     def _ready(self, view: RoundView, rows: Iterable[int]) -> list[_Ready]:
         """The texts of these rows that the device has whole; of the others, what a round may write is written."""
         left = MAX_WRITTEN
+        finished: list[tuple[str, list[Token]]] = []
         while self._answers and left > 0:
-            salt, answer = self._answers.pop(0)
-            self.ring.add(salt, answer)
-            left -= len(answer)
+            finished.append(self._answers.popleft())
+            left -= len(finished[-1][1])
+        if finished:
+            self.ring.add_all(finished)
         ready: list[_Ready] = []
         pieces: list[tuple[int, int, list[Token]]] = []
         behind = view.state is not None

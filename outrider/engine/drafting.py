@@ -8,7 +8,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import cast
 
-from outrider.control.choose import Plan
+from outrider.control.choose import Plan, plain_plan
 from outrider.control.controller import Controller, Decisions
 from outrider.core.device_row import ConfidenceRow
 from outrider.core.draft import EMPTY, Draft, Verdict, accepted_by
@@ -78,7 +78,7 @@ class Drafting:
             view = replace(view, budgets=budgets)
         began = time.perf_counter()
         plan = self._plan(view)
-        if plan is not None and self._kept.rests:
+        if plan is not None and not plan.asks and not self._kept.is_new:
             self._kept.use(began)
             self._rest += 1
             return Proposal(forced or [EMPTY] * len(view.seqs), plan, rest=self._rest)
@@ -148,6 +148,7 @@ class Drafting:
         rows = [row for row, seq_id in enumerate(seq_ids) if seq_id in verdicts]
         self.controller.note(seq_ids, rows, proposal.plan, drafted, accepted)
         self.controller.note_seconds(proposal.plan, drafted, seconds)
+        self._kept.note_seconds(proposal.plan, seconds)
         for i, member in enumerate(self.members):
             if not member.traits.watches or i not in proposal.members:
                 continue
@@ -181,6 +182,8 @@ class Drafting:
         """The controller's plan, or the last one while it holds."""
         if self.controller is None:
             return None
+        if not any(view.budgets):  # prompts are read, say
+            return plain_plan(len(view.seqs), self.controller.costs)
         ids, kept = [seq.id for seq in view.seqs], self._kept
         if not kept.holds_for(ids):
             began = time.perf_counter()

@@ -14,6 +14,9 @@ SETTLED_SHARE = 0.004
 RESTING_SHARE, NEWCOMER_SHARE = 0.004, 0.008
 """The share of planning and asking where nobody drafts: for the same sequences, and for others."""
 
+_FIRST_ROUNDS, _MAX_SLOWER = 4, 1.1
+"""A plan with drafts whose first rounds take so much longer than it expects is made anew."""
+
 
 class Allowance:
     """Work that may take a share of the time."""
@@ -47,11 +50,8 @@ class KeptPlan:
         """When it ends: for the same sequences, and where there are others."""
         self._seconds = 0.0
         """What it took to make."""
-
-    @property
-    def rests(self) -> bool:
-        """Whether nobody has anything to do in a round that goes by it."""
-        return not self.asks and not self.is_new
+        self._told: list[float] = []
+        """What the first rounds took that went by it, or by one alike before it, over what it expects."""
 
     def holds_for(self, seq_ids: list[int]) -> bool:
         """Whether the next round, of these sequences, goes by it."""
@@ -63,6 +63,8 @@ class KeptPlan:
 
     def begin(self, seq_ids: list[int], plan: Plan, began: float) -> None:
         """A new plan for these sequences, begun at that time."""
+        if self.plan is None or plan.lengths != self.plan.lengths:
+            self._told = []
         self.seq_ids, self.plan, self.asks = seq_ids, plan, plan.asks
         self.is_new, self._rounds = not plan.rounds, plan.rounds
         self._seconds = time.perf_counter() - began
@@ -70,6 +72,16 @@ class KeptPlan:
     def move(self, seq_ids: list[int], plan: Plan) -> None:
         """The same plan for other sequences."""
         self.seq_ids, self.plan, self.asks = seq_ids, plan, plan.asks
+
+    def note_seconds(self, plan: Plan, seconds: float) -> None:
+        """Note what a round of this plan took; 0 says nothing. A plan with drafts ends if its first rounds take longer.
+
+        What they took is known by then to whoever makes the next.
+        """
+        if seconds and self.asks and len(self._told) < _FIRST_ROUNDS and plan.lengths == cast(Plan, self.plan).lengths:
+            self._told.append(seconds / plan.seconds)
+            if len(self._told) == _FIRST_ROUNDS and sum(self._told) > _MAX_SLOWER * _FIRST_ROUNDS:
+                self._until = self._until_for_others = 0.0
 
     def use(self, began: float) -> None:
         """A round goes by the plan; that was begun at this time, and whoever was to be asked is asked."""

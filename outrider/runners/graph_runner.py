@@ -66,6 +66,8 @@ class GraphRunner:
         self.max_rows = PINNED_ROWS if pinned else MIN_ROWS
         self.max_decode = WIDTHS[-1]
         """Max rows of a sequence in a pass of several. `capture` sets it, so that no other shapes are needed later."""
+        self._widest = 1
+        """Of all that was captured: engines of several drafters may share a model."""
         self._packed: list[BatchShape] = []
         """The packed shapes that are captured, those of fewer rows first."""
         self._chosen: dict[tuple[int, int, int, int], BatchShape | None] = {}
@@ -144,9 +146,11 @@ class GraphRunner:
         for shape in shapes:
             self.captured_pass(shape)
             yield shape
-        self._packed = sorted((shape for shape in shapes if shape.packed), key=lambda shape: shape.rows)
+        packed = {*self._packed, *(shape for shape in shapes if shape.packed)}
+        self._packed = sorted(packed, key=lambda shape: shape.rows)
         self._chosen.clear()
-        self.max_decode = padded_shape(1, min(width, WIDTHS[-1])).width
+        self._widest = max(self._widest, padded_shape(1, min(width, WIDTHS[-1])).width)
+        self.max_decode = self._widest
 
     def shape_of(self, spans: Seq[Span]) -> BatchShape | None:
         """The shape of fewest rows that takes these spans; None where they are too many for one pass."""

@@ -131,6 +131,9 @@ class NativeRunner(Runner):
     def _score(self, spans: Seq[Span], after: DeviceState | None, graphs: GraphRunner) -> Scores:
         """Decoding sequences by a captured pass, prompts by a plain one, or a captured one of their own."""
         groups = graphs.split(spans)
+        if after is not None and not all(captured for _, captured in groups):
+            widest = max(span.width for span in spans)
+            raise ValueError(f"a pass behind one in flight takes {graphs.max_decode} rows of a sequence, not {widest}")
         if len(groups) == 1:
             return graphs.score(spans, after) if groups[0][1] else self._plain(spans)
         logits: dict[int, Tensor] = {}

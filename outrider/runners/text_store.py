@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
@@ -37,12 +38,16 @@ class AnswerRing:
         self._owners = torch.zeros_like(self._tokens)
         self._order: deque[tuple[str | None, int]] = deque()
         """The salt and size of each answer, oldest first."""
+        self._used = 0
+        """Tokens of those."""
+        self._answers: Counter[str | None] = Counter()
+        """How many of them each salt has."""
         self._ids: dict[str, int] = {}
         self._next_id = 0
 
     @property
     def history(self) -> History:
-        return History(self._tokens, self._owners, self.head, sum(size for _, size in self._order))
+        return History(self._tokens, self._owners, self.head, self._used)
 
     def owner(self, salt: str) -> int:
         """The number of a salt whose answers are here; -1: there is none."""
@@ -50,23 +55,39 @@ class AnswerRing:
 
     def add(self, salt: str | None, answer: Seq[Token]) -> None:
         """Write an answer, of one that is too long its last tokens. salt None: it matches for all."""
-        answer = answer[max(0, len(answer) - self.size + 1) :]
+        self.add_all([(salt, answer)])
+
+    def add_all(self, answers: Iterable[tuple[str | None, Seq[Token]]]) -> None:
+        """Write answers, each as `add` does, in one copy."""
+        columns = [self._enter(salt, answer[max(0, len(answer) - self.size + 1) :]) for salt, answer in answers]
+        written = np.concatenate([np.empty((3, 0), np.int64), *columns], 1)[:, -self.size :]  # each place once
+        if written.size:
+            sent = send(written, self._tokens.device)
+            self._tokens[sent[0]] = sent[1].int()
+            self._owners[sent[0]] = sent[2].int()
+
+    def _enter(self, salt: str | None, answer: Seq[Token]) -> Integers:
+        """Make room for an answer: the places, tokens and owners to write, int64 [3, tokens]."""
         if not answer or self.size < 2:
-            return
+            return np.empty((3, 0), np.int64)
         if salt is not None and salt not in self._ids:
             self._ids[salt], self._next_id = self._next_id, self._next_id + 1
         owner = PUBLIC if salt is None else self._ids[salt]
         places = (self.head + np.arange(len(answer) + 1)) % self.size
         values = np.array([*answer, NO_TOKEN])
-        sent = send(np.stack([places, values, np.full_like(values, owner)]), self._tokens.device)
-        self._tokens[sent[0]] = sent[1].int()
-        self._owners[sent[0]] = sent[2].int()
         self.head = int(places[-1] + 1) % self.size
         self._order.append((salt, len(values)))
-        while len(self._order) > self.max_answers or sum(size for _, size in self._order) > self.size:
-            self._order.popleft()
-        live = {salt for salt, _ in self._order}
-        self._ids = {salt: number for salt, number in self._ids.items() if salt in live}
+        self._used += len(values)
+        self._answers[salt] += 1
+        while len(self._order) > self.max_answers or self._used > self.size:
+            oldest, size = self._order.popleft()
+            self._used -= size
+            self._answers[oldest] -= 1
+            if not self._answers[oldest]:
+                del self._answers[oldest]
+                if oldest is not None:
+                    del self._ids[oldest]
+        return np.stack([places, values, np.full_like(values, owner)])
 
 
 class LookupRow(NamedTuple):

@@ -530,3 +530,24 @@ def test_passes_captured_before_a_layer_was_tapped_are_captured_again():
         list(target.capture(4, 8))
     spans = [ragged_spans(target, RAGGED["chains"])[:3] for target in (late, early)]
     compare(copied(late.score(spans[0])), [copied(early.score([span])) for span in spans[1]])
+
+
+def test_engines_of_several_drafters_share_captured_passes():
+    """The second captures narrower passes: those of the first stay, and are taken behind a round in flight."""
+    target = NativeRunner(decoder(), 2048, context=512)
+    list(target.capture(4, 16))
+    packed = target.graphs._packed
+    list(target.capture(4, 4))
+    assert target.graphs.max_decode == 16
+    assert target.graphs._packed == packed
+
+
+def test_a_pass_behind_another_takes_no_prompt():
+    target = NativeRunner(decoder(), 2048, context=512)
+    list(target.capture(2, 4))
+    target.pool.open(0, ())
+    target.pool.reserve(0, 64)
+    scores = target.score([Span(0, 0, (5,))])
+    state = target.advance(scores, scores.logits.argmax(-1))
+    with pytest.raises(ValueError, match="takes 4 rows of a sequence, not 9"):
+        target.score([Span(0, 1, (5,), Draft(tuple(range(8))))], state)

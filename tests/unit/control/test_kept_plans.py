@@ -48,8 +48,8 @@ class Watcher(Drafter):
 class Scripted(Controller):
     """Plans what it is told to, and notes how often it was asked and what rounds were said to take."""
 
-    def __init__(self, drafts: bool = False) -> None:
-        table = PassTable({(b, w): 1e-9 for b in (1, 2, 4) for w in WIDTHS}, padded=True)  # any planning takes longer
+    def __init__(self, drafts: bool = False, seconds: float = 1.0) -> None:
+        table = PassTable({(b, w): seconds for b in (1, 2, 4) for w in WIDTHS}, padded=True)
         super().__init__([Member("watcher", 1, pays_budget=True)], RoundCosts(table), WIDTHS)
         self.drafts, self.asked, self.rounds = drafts, 0, 0
         self.timed: list[tuple[RoundKind, float]] = []
@@ -146,6 +146,12 @@ def test_planning_drafts_takes_its_share_of_the_time(settled: bool, share: float
     controller.plan = lambda seq_ids, budgets: replace(plan(seq_ids, budgets), settled=settled)
     made = planned(Rounds(controller), clock, 1000, newcomers=newcomers)
     assert np.diff(made).tolist() == [1 / share] * (len(made) - 1)
+
+
+def test_a_plan_whose_first_rounds_take_longer_than_it_expects_is_made_anew(clock: Clock):
+    """In the sixth round the host knows what four took. One that is made again all the same holds."""
+    run = Rounds(Scripted(drafts=True, seconds=0.8))
+    assert planned(run, clock, 100) == [0, 5, 55]
 
 
 def test_a_probe_lasts_as_long_as_it_says(clock: Clock):

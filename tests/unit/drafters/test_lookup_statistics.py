@@ -83,6 +83,22 @@ def test_the_ring_holds_the_newest_answers_whole():
     assert ring.owner("a") == ring.owner("c") == -1
 
 
+def test_answers_written_together_lie_as_those_written_one_by_one():
+    """More of them than the ring holds, of salts that come and go, and some that match for all."""
+    rng = random.Random(4)
+    answers = [
+        (rng.choice(["", "a", "b", None]), [rng.randrange(90) for _ in range(rng.randrange(8))]) for _ in range(60)
+    ]
+    one_by_one, together = AnswerRing(40, 5, CPU), AnswerRing(40, 5, CPU)
+    for first in range(0, 60, 12):
+        for salt, answer in answers[first : first + 12]:
+            one_by_one.add(salt, answer)
+        together.add_all(answers[first : first + 12])
+        for each, other in zip(one_by_one.history, together.history, strict=True):
+            assert torch.equal(torch.as_tensor(each), torch.as_tensor(other))
+        assert [one_by_one.owner(salt) for salt in ("", "a", "b")] == [together.owner(salt) for salt in ("", "a", "b")]
+
+
 def contents(ring: AnswerRing) -> list[int]:
     history = ring.history
     size = len(history.tokens)
