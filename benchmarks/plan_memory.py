@@ -7,8 +7,8 @@ drafter (`none`), in which DRAFT is the folder of that shape's first two layers.
 own, and answers prompts that fill its cache, so that all of it is written.
 
 On CUDA all memory of the device that the process takes is counted, CUDA's own included as the plan has it. On the CPU
-it is memory that is no file's, looked at every few milliseconds, beyond what the interpreter with its libraries and the
-tokenizer had: a tiny model answers before.
+it is memory that is no file's, looked at every few milliseconds, beyond what the interpreter and its libraries had: a
+tiny model answers before.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def compare(target: str, drafter: str, device: str, batch: int, context: int) ->
         return workspaces[-1]
 
     memory.measure_workspace = noted
-    before = used() + (_start_up_bytes(target) if device == "cpu" else 0)
+    before = used() + (_start_up_bytes() if device == "cpu" else 0)
     with LLM(target, drafter=drafter, adaptive=False, **options) as llm:
         start = used() - before
         tokens = llm.loaded.target.pool.count * llm.loaded.target.pool.size
@@ -144,11 +144,9 @@ def _mapped_bytes() -> int:
     return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith(("RssAnon", "RssShmem")))
 
 
-def _start_up_bytes(target: str) -> int:
-    """What is not the plan's: libraries that a first answer loads, and a tokenizer, by the second one that is read."""
-    from outrider.checkpoints.resolve import resolve
+def _start_up_bytes() -> int:
+    """What is not the plan's: libraries that a first answer loads."""
     from outrider.llm import LLM
-    from outrider.models.tokenizer import Tokenizer
     from outrider.testing.synthetic import synthetic_pair
 
     before = _anonymous_bytes()
@@ -156,11 +154,7 @@ def _start_up_bytes(target: str) -> int:
         tiny, _ = synthetic_pair("tiny").save(Path(folder))
         with LLM(str(tiny), drafter="suffix", device="cpu") as llm:
             llm.generate([[5, 6, 7] * 5], max_tokens=8, temperature=0.5, progress=False)
-    Tokenizer.from_folder(resolve(target))  # its library, and caches of templates
-    tokenizer = Tokenizer.from_folder(resolve(target))
-    both = _anonymous_bytes()
-    del tokenizer
-    return both - before
+    return _anonymous_bytes() - before
 
 
 @contextmanager

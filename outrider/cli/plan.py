@@ -131,7 +131,7 @@ def _show(screen: Screen, found: Forecast) -> None:
     parts.add_row("  per 1k", *(memory(1024 * m.per_token) for m in found.models), "1024 tokens")
     screen.out.print(parts)
     if found.own:
-        screen.say("driver and libraries", f": {memory(found.own)}")
+        screen.say(found.own_name, f": {memory(found.own)}")
     fits = ", ".join(f"{fit.batch} x {count(fit.context)}" for fit in found.largest) or "nothing"
     screen.say("largest batch x context", f": {fits}")
     screen.say("largest draft model", f": {memory(found.largest_draft)} of weights, in the target's proportions")

@@ -49,6 +49,8 @@ PROMPT_SHARE = 1.31
 """What the allocator takes for a prompt's activations, for each byte that is alive at once."""
 SAMPLED_BYTES, SAMPLED_BATCH_BYTES = 1100, 20
 """Per token of the vocabulary, and besides for each sequence: what sampling with every option leaves allocated."""
+VOCABULARY_BYTES = 430
+"""On the CPU, what a tokenizer and its making leave allocated for a token of the vocabulary."""
 CPU_SAMPLED_ROWS, CPU_SAMPLED_BYTES = 8, 20
 """On the CPU, rows that are sampled at a time, and what that takes of each for a token of the vocabulary."""
 

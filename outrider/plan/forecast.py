@@ -20,7 +20,16 @@ from outrider.models.config import DecoderConfig
 from outrider.models.heads.config import HeadConfig
 from outrider.models.load import default_dtype
 from outrider.native.library import library
-from outrider.plan.estimate import DRIVER, GRAPH, LIBRARIES, ModelMemory, Role, decoder_memory, head_memory
+from outrider.plan.estimate import (
+    DRIVER,
+    GRAPH,
+    LIBRARIES,
+    VOCABULARY_BYTES,
+    ModelMemory,
+    Role,
+    decoder_memory,
+    head_memory,
+)
 from outrider.plan.facts import ModelFacts, read_facts
 from outrider.plan.weights import Format
 from outrider.runners.cuda_graphs import capture_batches
@@ -79,7 +88,7 @@ class Forecast:
     tokens: int
     """That the cache holds."""
     own: int
-    """Of the driver and libraries."""
+    """Of the driver and libraries; on the CPU, of the vocabulary."""
     fits: bool
     problem: str
     """Why it does not; else empty."""
@@ -88,6 +97,11 @@ class Forecast:
     largest_draft: int
     """Weights of the largest draft model that fits beside the target alone, of the target's proportions."""
     notes: Seq[str]
+
+    @property
+    def own_name(self) -> str:
+        """What `own` is of."""
+        return "vocabulary" if self.device == "cpu" else "driver and libraries"
 
     @property
     def per_token(self) -> int:
@@ -165,7 +179,8 @@ class _Planner:
         self.form = _format(target, self.config, self.device, options.dtype, options.quantize)
         self.limit = _limit(target, self.config)
         self.context = choose_context(options.context, self.limit, target.name)
-        self.own = DRIVER + LIBRARIES if self.device == "cuda" else 0
+        vocabulary = 0 if self.config is None else self.config.vocab_size * VOCABULARY_BYTES
+        self.own = DRIVER + LIBRARIES if self.device == "cuda" else vocabulary
         self.notes: list[str] = []
         self.heads: list[tuple[str, HeadConfig, int]] = []
         self.drafts: list[tuple[ModelFacts, DecoderConfig | None, Format, int]] = []

@@ -65,7 +65,7 @@ def _start_plot(plan: Forecast) -> Html:
     work = [m.workspace - m.transient for m in plan.models]
     passes = 0 if plan.device == "cpu" else max(m.transient for m in plan.models)
     bars = [
-        Bars("driver and libraries", [plan.own, *pad]),
+        Bars(plan.own_name, [plan.own, *pad]),
         Bars("weights", [sum(m.weights for m in plan.models), *(m.weights for m in plan.models)]),
         Bars("cache", [plan.cache, *(plan.tokens * m.per_token for m in plan.models)]),
         Bars("workspace", [sum(work) + passes, *work]),
