@@ -95,7 +95,7 @@ def advice(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "advise.json"
 
 
-@pytest.mark.parametrize("drafter", ["prompt-lookup", "draft-model"])
+@pytest.mark.parametrize("drafter", ["prompt-lookup", "suffix", "draft-model"])
 @pytest.mark.parametrize("with_file", [False, True], ids=["words", "file"])
 def test_an_exported_command_starts_vllm(advice: Path, python: str, tmp_path: Path, capsys, drafter, with_file):
     """The command is run as it is printed. vLLM listens on its own default port, which must be free."""
