@@ -29,6 +29,8 @@ _ACTIVE_ROUNDS = 64
 _FADE_ROUNDS, _FADE_SHARE = 64, 0.08
 """A drafter that no plan asks for loses this share of its figures every so many rounds, half of them in 500, so that
 one that was bad is tried again."""
+_PRICE_ROUNDS, _MAX_PRICES = 16, 256
+"""The price of a kind of round is asked for again after so many; so many are kept."""
 _PROBES_AT_START = 3
 """A drafter is tried so many rounds before it is judged."""
 
@@ -90,6 +92,10 @@ class Controller:
         free = [i for i, m in enumerate(members) if not (m.runs_model or m.pays_budget)]
         self._visible = free[0] if free and not widths else None
         """The drafter whose drafts are seen, and chosen from, before they are scored."""
+        self._prices: dict[RoundKind, tuple[int, float, float]] = {}
+        """What `_price` returned, and until which round that holds."""
+        self._kinds: tuple[RoundKind, Seq[int], RoundKind] | None = None
+        """The kind of the last plan, what was drafted, and what kind of round it became."""
         self._round = self._since_probe = self._since_plain = 0
         self._probe_due = _MIN_PROBE_ROUNDS
         """No probe is thought of before so many rounds without one."""
@@ -170,8 +176,7 @@ class Controller:
         self._count_rests()
         plain = extra = 0.0
         if self.widths or any(drafted):  # else a round without drafts
-            plain = plain_plan(plan.kind.batch, self.costs).seconds
-            extra = self.costs.seconds(self._kind(plan, drafted)) - plain
+            plain, extra = self._price(self._kind(plan, drafted))
         self._count_round(any(drafted))
         for i in () if plan.probe else {who for who, n in zip(plan.drafters, plan.lengths, strict=True) if n}:
             self._asked[i] = self._round
@@ -187,6 +192,16 @@ class Controller:
             chosen.rounds += 1
             chosen.lengths[(self.members[plan.drafters[row]].name if length else "", length)] += 1
             chosen.saved += accepted[row] * plain - extra
+
+    def _price(self, kind: RoundKind) -> tuple[float, float]:
+        """Seconds of a round without drafts, and how many more this kind takes; not asked for in every round."""
+        known = self._prices.get(kind)
+        if known is None or self._round >= known[0]:
+            plain = self.costs.seconds(RoundKind(kind.batch, 1, kind.batch))
+            if len(self._prices) >= _MAX_PRICES:
+                self._prices.clear()
+            known = self._prices[kind] = self._round + _PRICE_ROUNDS, plain, self.costs.seconds(kind) - plain
+        return known[1:]
 
     def _note_drafts(
         self, member: int, seq_ids: Seq[int], rows: Seq[int], drafted: Seq[int], accepted: Seq[int]
@@ -204,8 +219,7 @@ class Controller:
         if ids != self._resting:  # else nothing is done for each sequence: a batch may be large, and a round short
             self._count_rests()
             self._resting = ids
-            for acceptance in self.acceptance:
-                acceptance.forget_stated(ids)
+            self.forget_stated(ids)
         self._rests += 1
         self._count_round(False)
         self.costs.observe(plan.kind, seconds)
@@ -235,8 +249,9 @@ class Controller:
         self.acceptance[member].note(seq_ids, lengths, accepted)
 
     def note_expected(self, member: int, seq_id: int, expected: float, accepted: int) -> None:
-        """Note how many tokens a drafter expected of a draft, and how many came."""
-        self.calibration[member].note(seq_id, expected, accepted)
+        """Note how many tokens a drafter expected of a draft, and how many came: of one whose drafts are reviewed."""
+        if member == self._visible:
+            self.calibration[member].note(seq_id, expected, accepted)
 
     def note_stated(
         self, member: int, seq_ids: Seq[int], stated: Seq[Floats], lengths: Seq[int], accepted: Seq[int]
@@ -251,12 +266,22 @@ class Controller:
             row[: len(told)] = told[: known.max_tokens]
         known.note_stated(seq_ids, rows, lengths, accepted)
 
+    def forget_stated(self, seq_ids: Seq[int]) -> None:
+        """What drafters stated of these requests' last drafts is not of the place in the text where the next one is."""
+        for acceptance in self.acceptance:
+            acceptance.forget_stated(seq_ids)
+
     def note_seconds(self, plan: Plan, drafted: Seq[int], seconds: float) -> None:
         """Note what a round of a plan took, in which every sequence decodes."""
         self.costs.observe(self._kind(plan, drafted), seconds)
 
     def _kind(self, plan: Plan, drafted: Seq[int]) -> RoundKind:
         """What kind of round a plan became: a pass is no wider than what was drafted."""
+        if self._kinds is None or self._kinds[0] is not plan.kind or self._kinds[1] != drafted:
+            self._kinds = plan.kind, drafted, self._made_kind(plan, drafted)
+        return self._kinds[2]
+
+    def _made_kind(self, plan: Plan, drafted: Seq[int]) -> RoundKind:
         width, rows = 1 + max(drafted, default=0), len(drafted) + sum(drafted)
         if width == 1 and not (self.widths and plan.asks):
             return RoundKind(rows, 1, rows)

@@ -163,8 +163,9 @@ class RoundCosts:
         self._levels: dict[int, _Ratio] = {}
         """By batch: how much slower rounds without drafts are than was measured, and so everything."""
         self._last_batch = 0
-        self._asking: dict[tuple[str, ...], _Ratio] = {}
-        """By drafters: how much slower than measured rounds are in which they are asked, beside the level."""
+        self._asking: dict[tuple[str, ...], dict[int, _Ratio]] = {}
+        """By drafters and bits of the batch: how much slower than measured rounds are in which they are asked, beside
+        the level. What a host does for each sequence is not measured, and a larger batch has more of it."""
         self._kinds: dict[RoundKind, _Ratio] = {}
         """Of rounds with drafts, beside both."""
         self._now = 0
@@ -177,9 +178,16 @@ class RoundCosts:
 
     def shared_seconds(self, kind: RoundKind) -> float:
         """The same without what is known of this very kind: more rows never take less."""
-        asking = self._asking.get(kind.drafters) if kind.drafters else None
-        ratio = 1.0 if asking is None else asking.at(self._now)
+        ratio = self._asking_ratio(kind) if kind.drafters else 1.0
         return self._measured(kind) * self._level(kind.batch) * ratio
+
+    def _asking_ratio(self, kind: RoundKind) -> float:
+        """Of rounds with these drafters, at this batch or the nearest at which they were asked."""
+        known, bits = self._asking.get(kind.drafters), kind.batch.bit_length()
+        if not known:
+            return 1.0
+        found = known.get(bits) or known[min(known, key=lambda each: abs(each - bits))]
+        return found.at(self._now)
 
     def observe(self, kind: RoundKind, seconds: float) -> None:
         """Note what a round took."""
@@ -194,7 +202,7 @@ class RoundCosts:
             self._levels.setdefault(kind.batch, _Ratio(self._level(kind.batch))).add(seconds / expected, self._now)
             return
         beside_level = min(seconds / (expected * self._level(kind.batch)), _MAX_RATIO)
-        asking = self._asking.setdefault(kind.drafters, _Ratio(last=self._now))
+        asking = self._asking.setdefault(kind.drafters, {}).setdefault(kind.batch.bit_length(), _Ratio(last=self._now))
         own = self._kinds.setdefault(kind, _Ratio(last=self._now))
         asking.value, own.value = asking.at(self._now), own.at(self._now)
         asking.add(beside_level / own.value, self._now)

@@ -209,7 +209,10 @@ class Drafting:
         """Tell the controller how drafts fared that state what they expect, and those that were left out."""
         controller = cast(Controller, self.controller)
         if any(draft.confidence is not None for draft in drafts):
-            self._note_stated(controller, seqs, drafts, verdicts, drafters)
+            if self._kept.is_brief:
+                self._note_stated(controller, seqs, drafts, verdicts, drafters)
+            else:
+                controller.forget_stated([seq.id for seq in seqs])
         for seq, draft, verdict, by in zip(seqs, drafts, verdicts, drafters, strict=True):
             if by >= 0 and draft.expected > 0 and draft.source != grammar.NAME:
                 controller.note_expected(by, seq.id, draft.expected, verdict.accepted)

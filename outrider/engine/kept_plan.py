@@ -17,6 +17,9 @@ RESTING_SHARE, NEWCOMER_SHARE = 0.004, 0.008
 _FIRST_ROUNDS, _MAX_SLOWER = 4, 1.1
 """A plan with drafts whose first rounds take so much longer than it expects is made anew."""
 
+_BRIEF_ROUNDS = 4
+"""A plan that holds for fewer rounds is brief."""
+
 
 class Allowance:
     """Work that may take a share of the time."""
@@ -50,6 +53,8 @@ class KeptPlan:
         """When it ends: for the same sequences, and where there are others."""
         self._seconds = 0.0
         """What it took to make."""
+        self.is_brief = True
+        """It holds for a few rounds, so that what a drafter states of a draft counts for the next plan."""
         self._told: list[float] = []
         """What the first rounds took that went by it, or by one alike before it, over what it expects."""
 
@@ -95,6 +100,7 @@ class KeptPlan:
         elif plan.asks:
             share = SETTLED_SHARE if plan.settled else ASKING_SHARE
             self._until = self._until_for_others = now + _rest(self._seconds, share)
+            self.is_brief = self._until - now < _BRIEF_ROUNDS * plan.seconds
         else:
             self._until = now + _rest(now - began, RESTING_SHARE)
             self._until_for_others = now + _rest(now - began, NEWCOMER_SHARE)

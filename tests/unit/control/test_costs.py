@@ -109,3 +109,16 @@ def test_kinds_never_seen_are_as_slow_as_others_of_their_drafters():
 def test_a_pass_timed_in_a_stall_costs_no_more_than_a_larger_one():
     table = PassTable({(1, 1): 1.0, (1, 2): 5.0, (2, 2): 1.5, (1, 8): 2.5})
     assert [table.rows_seconds(n) for n in (1, 2, 3, 4, 8)] == pytest.approx([1.0, 1.5, 1.5, 1.5, 2.5])
+
+
+def test_what_asking_costs_is_known_by_batch():
+    """A host that does much for each sequence: rounds of 16 take twice what was measured, those of one as long."""
+    costs = RoundCosts(PassTable({(b, w): 1.0 for b in (1, 4, 16) for w in (1, 4)}, padded=True))
+    for _ in range(40):
+        costs.observe(RoundKind(1, 4, 4, ("lookup",)), 1.0)
+        costs.observe(RoundKind(16, 4, 64, ("lookup",)), 2.0)
+    for width in (1, 4):  # of another kind too
+        assert costs.seconds(RoundKind(1, width, width, ("lookup",))) == pytest.approx(1.0, rel=0.02)
+        assert costs.shared_seconds(RoundKind(16, width, 16 * width, ("lookup",))) > 1.35
+    assert costs.shared_seconds(RoundKind(12, 4, 48, ("lookup",))) > 1.3  # as the nearest
+    assert costs.seconds(RoundKind(16, 4, 64, ("other",))) == 1.0
