@@ -13,11 +13,11 @@ from outrider.control.acceptance import Acceptance, Calibration, Floats
 from outrider.control.choose import Ints, Outlook, Plan, best_plan_of, choose_drafts, choose_plan, plain_plan
 from outrider.control.costs import RoundCosts, RoundKind
 
-_PROBE_ROUNDS = 4
-"""A probe lasts so many rounds where rounds overlap: the first and the last also cost what their neighbours do."""
+_PROBE_ROUNDS = 5
+"""A probe lasts so many rounds where rounds overlap: in the first two, drafters catch up with the text."""
 _PROBE_SEQUENCES = 4
 """A probe of a draft model, which may have much text to catch up with, is of so many sequences, in turn."""
-_PROBE_SHARE = 0.004
+_PROBE_SHARE = 0.003
 """The share of time that probing may cost."""
 _MIN_PROBE_ROUNDS, _MAX_PROBE_ROUNDS = 16, 4096
 _PLAIN_ROUNDS = 256

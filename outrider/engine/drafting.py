@@ -19,6 +19,8 @@ from outrider.drafters.guard import GuardedDrafter, legal_nodes
 from outrider.engine.kept_plan import Allowance, KeptPlan
 from outrider.runners.base import Runner
 
+_CATCHING_UP = 2
+"""Rounds in which a drafter catches up with texts that it was not asked for before."""
 _WATCHING_SHARE = 0.01
 """The share of the time that watching may take."""
 
@@ -34,6 +36,8 @@ class Proposal:
     """The drafters that had a part in it: they see what became of the round."""
     rest: int = 0
     """How many rounds in a row no drafter had anything to do with, this one included."""
+    asked: int = 0
+    """How many in a row somebody was asked to draft for."""
 
     @property
     def lengths(self) -> list[int]:
@@ -59,7 +63,7 @@ class Drafting:
         self.members = [GuardedDrafter(part, runner.vocab_size) for part in parts]
         self._watching = Allowance(_WATCHING_SHARE)
         self._kept = KeptPlan()
-        self._rest = 0
+        self._rest = self._asked = 0
         """As in the last proposal."""
         self._unscored: dict[int, tuple[int, int, Draft]] = {}
         """By sequence: a draft that was left out, until the text judges it; whose it is, and where it starts."""
@@ -80,7 +84,7 @@ class Drafting:
         plan = self._plan(view)
         if plan is not None and not plan.asks and not self._kept.is_new:
             self._kept.use(began)
-            self._rest += 1
+            self._rest, self._asked = self._rest + 1, 0
             return Proposal(forced or [EMPTY] * len(view.seqs), plan, rest=self._rest)
         asked = self._ask(view, plan)
         if asked is None:
@@ -95,8 +99,8 @@ class Drafting:
             drafts = [first or draft for first, draft in zip(forced, drafts, strict=True)]
         if view.state is None and len(drafts) == 1 and drafts[0]:
             drafts = [self._trimmed(drafts[0])]
-        self._rest = 0
-        return Proposal(drafts, plan, members)
+        self._rest, self._asked = 0, self._asked + 1 if plan is not None and plan.asks else 0
+        return Proposal(drafts, plan, members, asked=self._asked)
 
     def process(self, work: TargetPass) -> None:
         """Show drafters that follow the target what it has read."""
@@ -171,12 +175,12 @@ class Drafting:
     def _tells(self, proposal: Proposal) -> bool:
         """Whether the time of a round says what one of its kind takes.
 
-        Where rounds overlap, the host works on the rounds before and after one meanwhile. So the time of one without
-        drafts counts only where no drafter has anything to do with those, either.
+        Where rounds overlap, the host works on the rounds before and after one meanwhile, and a drafter that was not
+        asked for long has to catch up with the text. So only a round among others of its kind counts.
         """
-        if not self.runner.asynchronous or 2 <= proposal.rest < self._rest:
+        if not self.runner.asynchronous:
             return True
-        return any(proposal.lengths) or (proposal.plan is not None and proposal.plan.asks)
+        return 2 <= proposal.rest < self._rest or proposal.asked > _CATCHING_UP
 
     def _plan(self, view: RoundView) -> Plan | None:
         """The controller's plan, or the last one while it holds."""

@@ -11,7 +11,7 @@ ASKING_SHARE = 0.02
 """The share of the time that planning may take where drafts are made."""
 SETTLED_SHARE = 0.004
 """The same where only a drafter is asked whose drafts are seen before they are scored."""
-RESTING_SHARE, NEWCOMER_SHARE = 0.004, 0.008
+RESTING_SHARE, NEWCOMER_SHARE = 0.0025, 0.005
 """The share of planning and asking where nobody drafts: for the same sequences, and for others."""
 
 _FIRST_ROUNDS, _MAX_SLOWER = 4, 1.1

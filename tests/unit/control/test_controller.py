@@ -161,7 +161,7 @@ def test_a_probe_is_the_best_plan_of_a_drafter_that_is_left_out():
     control.note_guesses(0, [9] * 8, [7] * 8, [1] * 8)
     control.note_guesses(1, [9] * 400, [5] * 400, [5] * 400)
     plan = control.plan([0, 1, 2, 3], [7] * 4)
-    assert (plan.probe, plan.drafters, plan.rounds) == (True, [0] * 4, 4)
+    assert (plan.probe, plan.drafters, plan.rounds) == (True, [0] * 4, 5)
     rate = {w: (1 + control.acceptance[0].survival([0])[0, : w - 1].sum()) / (1 + 0.02 * (w - 1)) for w in WIDTHS[1:]}
     assert 1 + max(plan.lengths) == max(rate, key=lambda w: rate[w])
 

@@ -126,16 +126,16 @@ def planned(run: Rounds, clock: Clock, rounds: int, *, newcomers: bool = False) 
 @pytest.mark.parametrize(("newcomers", "share"), [(False, kept_plan.RESTING_SHARE), (True, kept_plan.NEWCOMER_SHARE)])
 def test_where_nobody_drafts_deciding_takes_a_small_share_of_the_time(newcomers: bool, share: float, clock: Clock):
     run = Rounds(Scripted())
-    made = planned(run, clock, 1000, newcomers=newcomers)
+    made = planned(run, clock, 1200, newcomers=newcomers)
     assert np.diff(made).tolist() == [1 / share] * (len(made) - 1)
-    assert len(made) == 1000 * share
+    assert len(made) == 1200 * share
     assert run.drafter.watched == len(made)
 
 
 def test_what_watching_takes_is_part_of_it(clock: Clock):
     run = Rounds(Scripted())
     run.drafter.watch = clock.takes(2.0, run.drafter.watch)
-    assert np.diff(planned(run, clock, 2000)).tolist() == [3 / kept_plan.RESTING_SHARE] * 2
+    assert np.diff(planned(run, clock, 3000)).tolist() == [3 / kept_plan.RESTING_SHARE] * 2
 
 
 @pytest.mark.parametrize(("settled", "share"), [(False, kept_plan.ASKING_SHARE), (True, kept_plan.SETTLED_SHARE)])
@@ -149,9 +149,9 @@ def test_planning_drafts_takes_its_share_of_the_time(settled: bool, share: float
 
 
 def test_a_plan_whose_first_rounds_take_longer_than_it_expects_is_made_anew(clock: Clock):
-    """In the sixth round the host knows what four took. One that is made again all the same holds."""
+    """In the eighth round the host knows what four took, after two. One that is made again all the same holds."""
     run = Rounds(Scripted(drafts=True, seconds=0.8))
-    assert planned(run, clock, 100) == [0, 5, 55]
+    assert planned(run, clock, 100) == [0, 7, 57]
 
 
 def test_a_probe_lasts_as_long_as_it_says(clock: Clock):
@@ -184,11 +184,12 @@ def test_plain_rounds_are_timed_where_no_drafter_works_beside_them(overlap: bool
     for _ in range(5):
         assert not run.propose(sequences(2)).members
     controller.drafts, controller.rounds = True, 0
-    for _ in range(3):
+    for _ in range(5):
         run.propose(sequences(2))
     told = [seconds for kind, seconds in controller.timed if kind.plain]
     assert told == ([0.0, 1.0, 1.0, 1.0, 0.0] if overlap else [1.0] * 5)
-    assert all(seconds == 1.0 for kind, seconds in controller.timed if not kind.plain)
+    told = [seconds for kind, seconds in controller.timed if not kind.plain]
+    assert told == ([0.0, 0.0, 1.0, 1.0] if overlap else [1.0] * 4)  # drafters catch up first
 
 
 def test_those_who_find_nothing_are_no_plain_round():
