@@ -64,8 +64,9 @@ def commit() -> str:
 
 
 def without_folders(text: str) -> str:
-    """With the last part alone of every file and folder of this machine that it names by an absolute path."""
-    return PATH.sub(lambda found: Path(found[0]).name if Path(found[0]).exists() else found[0], text)
+    """With the last part alone of every file and folder of this machine that it names by an absolute path; of a file
+    that is yet to be written, too."""
+    return PATH.sub(lambda found: Path(found[0]).name if Path(found[0]).parent.exists() else found[0], text)
 
 
 def describe(header: Mapping[str, Any]) -> str:

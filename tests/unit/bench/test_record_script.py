@@ -32,7 +32,7 @@ def test_the_output_is_kept_with_command_and_machine(record, tmp_path):
 
 def test_a_machine_without_a_checkout_is_told_the_commit(record, tmp_path, monkeypatch, capsys):
     script = tmp_path / "script.py"
-    script.write_text(f"print('read {tmp_path}/script.py, 3/4 of 1/2')\n")
+    script.write_text(f"print('read {tmp_path}/script.py, wrote {tmp_path}/new, 3/4 of 1/2 at http://a/b/c')\n")
     monkeypatch.setattr(record, "commit", lambda: "")
     with pytest.raises(ValueError, match="--commit"):
         record.record("run", [str(script)])
@@ -42,7 +42,7 @@ def test_a_machine_without_a_checkout_is_told_the_commit(record, tmp_path, monke
     record.main()
     kept = json.loads((tmp_path / "back" / "run.json").read_text())
     assert (kept["commit"], kept["command"]) == ("abc", "python script.py")
-    assert kept["output"] == ["read script.py, 3/4 of 1/2"]
+    assert kept["output"] == ["read script.py, wrote new, 3/4 of 1/2 at http://a/b/c"]
     assert f"read {tmp_path}/script.py" in capsys.readouterr().out, "printed as it comes"
 
 
