@@ -10,7 +10,7 @@ prompt are timed again in this process, and the costs scaled by what they take t
 that runs can be short; --out FILE: rows are added to those it has.
 
 --clock clock, the default: tokens a second, as they pass; the simulator is told the machine's cores, and the processor
-time of a token in the servers' other threads and in the client, as a first load of other prompts showed. --clock
+time of a chunk in the servers' other threads and in the client, as a first load of other prompts showed. --clock
 processor: tokens over the seconds of processor time that the thread of a replica's engine took. That is the same
 where it is always busy and has a core of its own, and changes little where other programs take that core. Costs
 are measured by the same clock.
@@ -199,12 +199,12 @@ def load_once(fleet: Replicas, prompts: list[BenchPrompt], clients: int, off: bo
     failed = [each.error for each in outcomes if each.error]
     if failed:
         raise SystemExit(f"{len(failed)} requests failed: {failed[0]}")
-    tokens = sum(each.output_tokens for each in outcomes)
+    tokens, chunks = sum(each.output_tokens for each in outcomes), sum(len(each.pieces) for each in outcomes)
     engine, rest = fleet.seconds(before)
     rest += time.process_time() - own
     foreign = (machine_seconds() - all_before - engine * len(fleet.clients) - rest) / seconds
     rates = {"clock": tokens / seconds, "processor": tokens / engine}
-    return rates | {"outcomes": outcomes, "beside": rest / tokens, "foreign": foreign}
+    return rates | {"outcomes": outcomes, "beside": rest / chunks, "foreign": foreign}
 
 
 def run(given: argparse.Namespace, measure: Yardstick, prompts: list[BenchPrompt]) -> Iterator[dict[str, Any]]:

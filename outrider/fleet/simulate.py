@@ -55,14 +55,15 @@ class SharedMachine:
     """One machine for all replicas. Where they ask for more than its cores, each round takes so much longer."""
 
     cores: int
-    token_seconds: float
-    """Processor time of an output token outside the engine: of the server, and of clients that run there too."""
+    chunk_seconds: float
+    """Processor time of a chunk outside the engine: of the server, and of clients that run there too. A sequence's
+    tokens of a round are one chunk, however many."""
     threads: int = 1
     """That an engine keeps busy."""
 
-    def slowdown(self, busy: int, tokens: float, seconds: float) -> float:
-        """Of a round that would take so many seconds for so many tokens, while so many replicas have one."""
-        return max(1.0, busy * (self.threads + self.token_seconds * tokens / seconds) / self.cores)
+    def slowdown(self, busy: int, chunks: int, seconds: float) -> float:
+        """Of a round that would take so many seconds for so many chunks, while so many replicas have one."""
+        return max(1.0, busy * (self.threads + self.chunk_seconds * chunks / seconds) / self.cores)
 
 
 class Prices:
@@ -117,8 +118,7 @@ class Replica:
             self.rounds = max(1, min(left, self.step))
         seconds = self.seconds(self.rounds)
         if self.machine is not None:
-            tokens = len(self.decoding) * self.prices.tokens[len(self.decoding)]
-            seconds *= self.machine.slowdown(busy, tokens, seconds)
+            seconds *= self.machine.slowdown(busy, len(self.decoding), seconds)
         return now + seconds
 
     def seconds(self, rounds: int) -> float:

@@ -305,14 +305,16 @@ def test_drafts_take_room_from_prompts():
 def test_replicas_on_one_machine_share_its_cores():
     asked = trace((0.0, 10, 11), (0.0, 10, 11))  # each has a replica: 10 ms for the prompt, then 10 rounds of 10 ms
 
-    def ends(replicas, cores, token_seconds):
-        machine = SharedMachine(cores, token_seconds)
-        run = simulate(asked, COSTS, replicas, speculate=False, machine=machine)
+    def ends(replicas, cores, chunk_seconds, speculate=False):
+        machine = SharedMachine(cores, chunk_seconds)
+        run = simulate(asked, COSTS, replicas, speculate=speculate, machine=machine)
         return sorted(each.end for each in run.served)
 
     assert ends(2, 2, 0.0) == pytest.approx([0.110, 0.110])
-    # 1 ms of other work for each token: 11 ms of a core for what was 10
+    # 1 ms of other work for each chunk: 11 ms of a core for what was 10
     assert ends(2, 2, 0.001) == pytest.approx([0.120, 0.120])
+    # the same for the two tokens of a round with drafts: 13 ms for what was 12, 5 times after the prompt's 10
+    assert ends(2, 2, 0.001, speculate=True) == pytest.approx([0.075, 0.075])
     # one core: the first round finds it free, every later one another replica
     assert ends(2, 1, 0.0) == pytest.approx([0.210, 0.220], abs=0.011)
     # one replica with both: a round of 2 takes 12 ms, and a core is left for the rest
