@@ -95,7 +95,8 @@ def peers(options: PeersOptions, runtime: RuntimeOptions) -> None:
         raise typer.Exit(exit_code)
     screen.out.print(short_table(PEER_COLUMNS, SHOWN, [peer_cells(row) for row in found]))
     ours = sum(row.wins == "wins" and row.system.startswith("outrider") for row in found)
-    screen.say(f"outrider wins {ours} of {len(bench.items)} kinds of prompts clearly", "; who wins the others is above")
+    rest = "; who wins the others is above" if ours < len(bench.items) else ""
+    screen.say(f"outrider wins {ours} of {len(bench.items)} kinds of prompts clearly", rest)
     raise typer.Exit(exit_code)
 
 
