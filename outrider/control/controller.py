@@ -12,6 +12,7 @@ import numpy as np
 from outrider.control.acceptance import Acceptance, Calibration, Floats
 from outrider.control.choose import Ints, Outlook, Plan, best_plan_of, choose_drafts, choose_plan, plain_plan
 from outrider.control.costs import RoundCosts, RoundKind
+from outrider.control.trials import TRIAL_ROUNDS, Trials
 
 _PROBE_ROUNDS = 5
 """A probe lasts so many rounds where rounds overlap: in the first two, drafters catch up with the text."""
@@ -92,6 +93,8 @@ class Controller:
         free = [i for i, m in enumerate(members) if not (m.runs_model or m.pays_budget)]
         self._visible = free[0] if free and not widths else None
         """The drafter whose drafts are seen, and chosen from, before they are scored."""
+        self._trials = Trials()
+        """Of that one."""
         self._prices: dict[RoundKind, tuple[int, float, float]] = {}
         """What `_price` returned, and until which round that holds."""
         self._kinds: tuple[RoundKind, Seq[int], RoundKind] | None = None
@@ -112,7 +115,7 @@ class Controller:
             self._since_plain = 0
             return replace(plain_plan(batch, self.costs), rounds=_PLAIN_SPELL if self.widths else 1)
         if self._visible is not None and len(self.members) == 1:
-            return self._ask_visible(plain_plan(batch, self.costs), self._visible, budgets)
+            return self._ask_visible(plain_plan(batch, self.costs), self._visible, seq_ids, budgets)
         most = np.asarray(budgets, dtype=np.int64)
         outlooks = [
             Outlook(m.name, a.survival(seq_ids), np.minimum(most, m.max_tokens), m.runs_model, m.lengths)
@@ -120,7 +123,7 @@ class Controller:
         ]
         plan = choose_plan(outlooks, self.costs, self.widths)
         if self._visible is not None:
-            plan = self._ask_visible(plan, self._visible, budgets)
+            plan = self._ask_visible(plan, self._visible, seq_ids, budgets)
         return self._probe(outlooks, plan) or plan
 
     def move(self, plan: Plan, before: Seq[int], seq_ids: Seq[int]) -> Plan:
@@ -135,15 +138,18 @@ class Controller:
         tokens, seconds = plan.tokens * len(who) / len(before), self.costs.seconds(kind)
         return replace(plan, kind=kind, lengths=lengths, drafters=who, tokens=tokens, seconds=seconds)
 
-    def _ask_visible(self, plan: Plan, member: int, budgets: Seq[int]) -> Plan:
+    def _ask_visible(self, plan: Plan, member: int, seq_ids: Seq[int], budgets: Seq[int]) -> Plan:
         """The plan, with all that there is room for from a drafter whose drafts can be seen before they are scored."""
-        most = self.members[member].max_tokens
-        mine = [who in (member, -1) for who in plan.drafters]
-        lengths = [min(b, most) if own else n for own, b, n in zip(mine, budgets, plan.lengths, strict=True)]
-        who = [(member if own else w) if n else -1 for own, n, w in zip(mine, lengths, plan.drafters, strict=True)]
+        chosen, most = self._trials.choose(seq_ids, self._round), self.members[member].max_tokens
+        lengths, who = plan.lengths.copy(), plan.drafters.copy()
+        for row, (ask, budget) in enumerate(zip(chosen, budgets, strict=True)):
+            if who[row] in (member, -1):
+                lengths[row] = min(budget, most) if ask else 0
+                who[row] = member if lengths[row] else -1
         asked = sorted(set(who) - {-1})
         kind = RoundKind(*plan.kind[:3], tuple(self.members[i].name for i in asked), plan.kind.steps)
-        return Plan(kind, lengths, who, plan.tokens, plan.seconds, settled=asked == [member])
+        rounds = 0 if self._trials.pays or member not in asked else TRIAL_ROUNDS
+        return Plan(kind, lengths, who, plan.tokens, plan.seconds, rounds=rounds, settled=asked == [member])
 
     def review(self, seq_ids: Seq[int], plan: Plan, drafted: Seq[int], expected: Seq[float]) -> list[bool]:
         """Which drafts to score, now that they are known; those of drafters that pay for their budgets always.
@@ -164,11 +170,20 @@ class Controller:
             return min(length, expected * self.calibration[member].ratio(seq_id))
         return float(self.acceptance[member].survival([seq_id])[0, :length].sum())
 
-    def note(self, seq_ids: Seq[int], rows: Seq[int], plan: Plan, drafted: Seq[int], accepted: Seq[int]) -> None:
+    def note(
+        self,
+        seq_ids: Seq[int],
+        rows: Seq[int],
+        plan: Plan,
+        drafted: Seq[int],
+        accepted: Seq[int],
+        asking: float = 0.0,
+    ) -> None:
         """Note a round of a plan: how many tokens of each sequence's draft were scored, and how many accepted.
 
         A draft that only the device knows is scored at the length that was asked for, found or not.
-        rows: the sequences that go on; the others ended meanwhile.
+        rows: the sequences that go on; the others ended meanwhile. asking: the seconds in which the drafter was asked
+        whose drafts are seen first, where it was the only one.
         """
         if not plan.asks:
             self.note_plain(plan, [seq_ids[row] for row in rows], 0.0)
@@ -177,6 +192,9 @@ class Controller:
         plain = extra = 0.0
         if self.widths or any(drafted):  # else a round without drafts
             plain, extra = self._price(self._kind(plan, drafted))
+        extra += asking
+        if plan.settled:
+            self._trials.note(sum(accepted) / len(accepted) * plain - extra)
         self._count_round(any(drafted))
         for i in () if plan.probe else {who for who, n in zip(plan.drafters, plan.lengths, strict=True) if n}:
             self._asked[i] = self._round
@@ -272,7 +290,7 @@ class Controller:
             acceptance.forget_stated(seq_ids)
 
     def note_seconds(self, plan: Plan, drafted: Seq[int], seconds: float) -> None:
-        """Note what a round of a plan took, in which every sequence decodes."""
+        """Note what a round of a plan took, in which every sequence decodes; without asking, as in `note`."""
         self.costs.observe(self._kind(plan, drafted), seconds)
 
     def _kind(self, plan: Plan, drafted: Seq[int]) -> RoundKind:
@@ -292,7 +310,7 @@ class Controller:
     def forget(self, seq_id: int) -> Decisions:
         """Drop what is kept of a request; returns what was decided for it."""
         self._count_rests()
-        for each in (*self.acceptance, *self.calibration):
+        for each in (*self.acceptance, *self.calibration, self._trials):
             each.forget(seq_id)
         return self._decisions.pop(seq_id, Decisions())
 

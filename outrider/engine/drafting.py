@@ -38,6 +38,8 @@ class Proposal:
     """How many rounds in a row no drafter had anything to do with, this one included."""
     asked: int = 0
     """How many in a row somebody was asked to draft for."""
+    asking: float = 0.0
+    """Seconds that it took to ask drafters whose drafts are seen first, and nobody else."""
 
     @property
     def lengths(self) -> list[int]:
@@ -82,6 +84,7 @@ class Drafting:
             view = replace(view, budgets=budgets)
         began = time.perf_counter()
         plan = self._plan(view)
+        planned = time.perf_counter()
         if plan is not None and not plan.asks and not self._kept.is_new:
             self._kept.use(began)
             self._rest, self._asked = self._rest + 1, 0
@@ -100,7 +103,8 @@ class Drafting:
         if view.state is None and len(drafts) == 1 and drafts[0]:
             drafts = [self._trimmed(drafts[0])]
         self._rest, self._asked = 0, self._asked + 1 if plan is not None and plan.asks else 0
-        return Proposal(drafts, plan, members, asked=self._asked)
+        asking = time.perf_counter() - planned if plan is not None and plan.settled else 0.0
+        return Proposal(drafts, plan, members, asked=self._asked, asking=asking)
 
     def process(self, work: TargetPass) -> None:
         """Show drafters that follow the target what it has read."""
@@ -150,8 +154,8 @@ class Drafting:
         drafted = proposal.lengths
         accepted = [verdicts[i].accepted if i in verdicts and n else 0 for i, n in zip(seq_ids, drafted, strict=True)]
         rows = [row for row, seq_id in enumerate(seq_ids) if seq_id in verdicts]
-        self.controller.note(seq_ids, rows, proposal.plan, drafted, accepted)
-        self.controller.note_seconds(proposal.plan, drafted, seconds)
+        self.controller.note(seq_ids, rows, proposal.plan, drafted, accepted, proposal.asking)
+        self.controller.note_seconds(proposal.plan, drafted, max(0.0, seconds - proposal.asking))
         self._kept.note_seconds(proposal.plan, seconds)
         for i, member in enumerate(self.members):
             if not member.traits.watches or i not in proposal.members:

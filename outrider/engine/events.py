@@ -76,7 +76,7 @@ def describe(outcome: Outcome) -> Event:
             return event
         fault = "model" if isinstance(outcome.error, ModelError) else "request"
         return replace(event, error=str(outcome.error), at_fault=fault)
-    pieces = outcome.pieces or spell(seq, kept, live.text)
+    pieces = outcome.pieces or detokenize(seq, kept, live.text)
     cut = len(kept) < len(verdict.tokens)
     live.stats.count(outcome.draft, Verdict(kept, verdict.path[: len(kept)]) if cut else verdict)
     provenance = provenance_of(outcome.draft, verdict, seq.round - 1)[: len(kept)]
@@ -118,7 +118,7 @@ def extend(seq: Sequence, tokens: tuple[Token, ...], stream: TextStream) -> tupl
     return kept, tuple(pieces)
 
 
-def spell(seq: Sequence, kept: tuple[Token, ...], stream: TextStream) -> tuple[str, ...]:
+def detokenize(seq: Sequence, kept: tuple[Token, ...], stream: TextStream) -> tuple[str, ...]:
     """The text each token of a round makes ready to show, for a sequence without stop strings."""
     shown = kept[:-1] if seq.stop_reason is not None else kept  # by a stop token, the last of them
     pieces = [stream.push(token) for token in shown] + [""] * (len(kept) - len(shown))
