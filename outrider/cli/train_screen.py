@@ -104,12 +104,12 @@ class TrainScreen(_LiveScreen):
         self._steps = [each for each in state.history if "loss" in each]
         self._looks = [each for each in state.history if "tau" in each]
 
-    def step(self, told: dict[str, Any]) -> None:
-        self._steps.append(told)
+    def step(self, figures: dict[str, Any]) -> None:
+        self._steps.append(figures)
         self._draw(self._picture(), self._line())
 
-    def judged(self, told: dict[str, Any]) -> None:
-        self._looks.append(told)
+    def judged(self, figures: dict[str, Any]) -> None:
+        self._looks.append(figures)
         self._draw(self._picture(), self._line(), now=True)
 
     def measured(self) -> None:

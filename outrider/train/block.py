@@ -220,8 +220,8 @@ class BlockRecipe:
         drawn = sampled[:, None].expand_as(blocks.valid).flatten().bool()
         for part in in_chunks(len(whole), MAX_ELEMENTS // self._vocabulary.size):
             own, bias = self._logits(whole[part], blocks.before.flatten()[part])
-            told = self._vocabulary.told(outputs, blocks.sources.flatten()[part])
-            l1 = self._vocabulary.losses(own, bias, told).distance
+            target = self._vocabulary.target_logits(outputs, blocks.sources.flatten()[part])
+            l1 = self._vocabulary.losses(own, bias, target).distance
             logits = own.float() if bias is None else own.float() + bias.float()
             best = self._vocabulary.target_ids(logits.argmax(-1)) == blocks.labels.flatten()[part]
             found.append(torch.where(drawn[part], 1 - l1 / 2, best.float()))
@@ -246,8 +246,8 @@ class BlockRecipe:
     def _terms(self, hidden: Tensor, blocks: Blocks, outputs: TargetOutputs, part: slice) -> tuple[Tensor, ...]:
         """Of each draft token [N]: cross entropy, L1, cross entropy of the confidence."""
         before = blocks.before.flatten()[part]
-        told = self._vocabulary.told(outputs, blocks.sources.flatten()[part])
-        found = self._vocabulary.losses(*self._logits(hidden, before), told)
+        target = self._vocabulary.target_logits(outputs, blocks.sources.flatten()[part])
+        found = self._vocabulary.losses(*self._logits(hidden, before), target)
         ce, l1 = found.entropy, found.distance
         if self.head.confidence_head is None:
             return ce, l1, torch.zeros_like(l1)

@@ -52,9 +52,9 @@ class Ranks:
         """The first process's value."""
         if self.count == 1:
             return value
-        told = torch.tensor([value], dtype=torch.float64, device=device)
-        dist.broadcast(told, 0)
-        return float(told)
+        shared = torch.tensor([value], dtype=torch.float64, device=device)
+        dist.broadcast(shared, 0)
+        return float(shared)
 
     def leave(self) -> None:
         """Nothing is exchanged from here on."""

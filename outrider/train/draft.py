@@ -60,7 +60,7 @@ class DraftTrainConfig(TrainConfig):
     own_embedding: bool = False
     """Train an embedding, which is the output head too, in place of the target's own, which are not trained."""
     chain: int = 5
-    """Tokens of the chains whose acceptance is told."""
+    """Tokens of the chains whose acceptance is reported."""
 
     def __post_init__(self) -> None:
         TrainConfig.__post_init__(self)
@@ -200,13 +200,13 @@ def write_draft(folder: Path, head: DraftModel, start: str, target: Path, max_fi
             tensors["lm_head.weight"] = output
     stored = {name: each.detach().to("cpu", torch.bfloat16).contiguous() for name, each in tensors.items()}
     if start:
-        told = _read_json(resolve(start))
+        config = _read_json(resolve(start))
     else:
         ids = {key: value for key, value in _read_json(target).items() if key in _TOKEN_IDS}
-        told = {"architectures": ["LlamaForCausalLM"], **layer_json(head.config), **ids, "tie_word_embeddings": tied}
+        config = {"architectures": ["LlamaForCausalLM"], **layer_json(head.config), **ids, "tie_word_embeddings": tied}
     copied = {file.name: file for pattern in TOKENIZER_FILES for file in target.glob(pattern)}
     files = {name: file.read_bytes() for name, file in copied.items()}
-    write_folder(folder, told | {"torch_dtype": "bfloat16"}, stored, max_file_bytes, files)
+    write_folder(folder, config | {"torch_dtype": "bfloat16"}, stored, max_file_bytes, files)
 
 
 def _read_json(folder: Path) -> dict[str, Any]:
@@ -228,7 +228,9 @@ class DraftRecipe:
         weights = weights / weights.sum().clamp(min=1)
         loss = weights.new_zeros(())
         for part in in_chunks(len(leaf), MAX_ELEMENTS // self._vocabulary.size):
-            found = self._vocabulary.losses(self.head.logits(leaf[part]), None, self._vocabulary.told(outputs, part))
+            found = self._vocabulary.losses(
+                self.head.logits(leaf[part]), None, self._vocabulary.target_logits(outputs, part)
+            )
             one = (found.entropy * weights[part]).sum()
             (share * one).backward()
             loss += one.detach()
@@ -242,7 +244,9 @@ class DraftRecipe:
         sampled, found = self._labels.sampled[answers], list[Tensor]()
         for part in in_chunks(len(made), MAX_ELEMENTS // self._vocabulary.size):
             logits = self.head.logits(made[part])
-            overlap = 1 - self._vocabulary.losses(logits, None, self._vocabulary.told(outputs, part)).distance / 2
+            overlap = (
+                1 - self._vocabulary.losses(logits, None, self._vocabulary.target_logits(outputs, part)).distance / 2
+            )
             found.append(torch.where(sampled[part].bool(), overlap, (logits.argmax(-1) == labels[part]).float()))
         ahead = torch.arange(len(labels), device=labels.device)[:, None] + torch.arange(
             self.positions, device=labels.device

@@ -125,10 +125,10 @@ class Eagle3Recipe:
         weights = self._weights(rows)  # [steps, R * L]
         loss = weights.new_zeros(())
         for part in in_chunks(weights.shape[1], MAX_ELEMENTS // self._vocabulary.size):
-            told, known = self._vocabulary.told(outputs, part), self._vocabulary.known(outputs.best[part])
+            target, known = self._vocabulary.target_logits(outputs, part), self._vocabulary.known(outputs.best[part])
             at = torch.arange(part.start, part.stop, device=known.device)
             for j, leaf in enumerate(leaves):
-                found = self._vocabulary.losses(self._logits(leaf[(at - j).clamp(min=0)]), None, told)
+                found = self._vocabulary.losses(self._logits(leaf[(at - j).clamp(min=0)]), None, target)
                 terms = found.entropy / found.mass.clamp(min=1e-9)  # with the target's distribution among these alone
                 one = (terms * known * weights[j, part]).sum()
                 (share * one).backward()
@@ -146,13 +146,13 @@ class Eagle3Recipe:
         accepted = torch.zeros(len(labels), self.positions, device=labels.device)
         valid = torch.zeros_like(accepted, dtype=torch.bool)
         for part in in_chunks(len(labels), MAX_ELEMENTS // self._vocabulary.size):
-            told = self._vocabulary.told(outputs, part)
+            target = self._vocabulary.target_logits(outputs, part)
             at = torch.arange(part.start, part.stop, device=labels.device)
             for j, hidden in enumerate(made):
                 begins = at - j
                 fits = follows[part] & (rows.positions.flatten()[part] > j)
                 logits = self._logits(hidden[begins.clamp(min=0)])
-                overlap = 1 - self._vocabulary.losses(logits, None, told).distance / 2
+                overlap = 1 - self._vocabulary.losses(logits, None, target).distance / 2
                 best = self._vocabulary.target_ids(logits.argmax(-1)) == labels[part]
                 found = torch.where(sampled[part].bool(), overlap, best.float())
                 accepted[begins[fits], j], valid[begins[fits], j] = found[fits], True

@@ -24,19 +24,19 @@ from outrider.train.steps import Recipe, Steps, autocast, fitting
 from outrider.train.store import KeptRows, rows_that_fit
 from outrider.train.target import TrainingTarget
 
-TOLD_STEPS = 1000  # the first of a run that are all told; then one in ten, until ten times as many, and so on
+NOTED_STEPS = 1000  # the first of a run, all of which are noted; then one in ten, until ten times as many, and so on
 
 
 class Watcher(Protocol):
-    """Is told how training goes. The methods of this class do nothing."""
+    """Sees how training goes. The methods of this class do nothing."""
 
     def begin(self, sizes: Sizes, state: RunState) -> None:
         """Training begins, or continues from `state`."""
 
-    def step(self, told: dict[str, Any]) -> None:
+    def step(self, figures: dict[str, Any]) -> None:
         """A step is done: its number, loss and parts, rate, seconds, tokens a second."""
 
-    def judged(self, told: dict[str, Any]) -> None:
+    def judged(self, figures: dict[str, Any]) -> None:
         """Held-out answers were looked at: the number of the step, and the acceptance."""
 
     def measured(self) -> None:
@@ -44,7 +44,7 @@ class Watcher(Protocol):
 
 
 class Silent(Watcher):
-    """Tells nobody."""
+    """Shows nothing."""
 
 
 @dataclass(slots=True)
@@ -98,16 +98,16 @@ class Trainer:
         while not self._done(state, sizes):
             slots, before = feed.slots(state.step), time.monotonic()
             rate = config.rate(max((state.step + 1) / (sizes.steps + 1), self._share(state, sizes)))
-            told = self._checked(steps.run(slots, config.seed * 1_000_003 + state.step, rate), state.step)
+            figures = self._checked(steps.run(slots, config.seed * 1_000_003 + state.step, rate), state.step)
             state.step += 1
             state.seconds = self.ranks.agreed(time.monotonic() - began, self.target.decoder.device)
             took = max(1e-9, time.monotonic() - before)
             tokens = sizes.step_rows * config.length
-            told |= {"lr": rate, "rate": tokens / took, "step": state.step, "seconds": state.seconds}
+            figures |= {"lr": rate, "rate": tokens / took, "step": state.step, "seconds": state.seconds}
             done = self._done(state, sizes)
-            if state.step % told_every(state.step) == 0 or done:
-                state.history.append(told)
-                self.watcher.step(told)
+            if state.step % steps_per_entry(state.step) == 0 or done:
+                state.history.append(figures)
+                self.watcher.step(figures)
             share = int(self._share(state, sizes) * config.looks)
             if share > looks or done:
                 looks = share
@@ -142,9 +142,9 @@ class Trainer:
         limit = self.config.max_minutes * 60
         return max(state.step / sizes.steps, state.seconds / limit if limit else 0.0)
 
-    def _checked(self, told: dict[str, float], step: int) -> dict[str, Any]:
-        if math.isfinite(told["loss"]) and math.isfinite(told["gradient"]):
-            return dict(told)
+    def _checked(self, figures: dict[str, float], step: int) -> dict[str, Any]:
+        if math.isfinite(figures["loss"]) and math.isfinite(figures["gradient"]):
+            return dict(figures)
         raise OutriderError(
             f"the loss is no number at step {step + 1}; the last checkpoint is intact: begin again with "
             f"--lr {self.config.lr / 3:.1g}"
@@ -153,14 +153,14 @@ class Trainer:
     def _look(self, rows: PackedRows, state: RunState) -> None:
         if not self.ranks.first:
             return
-        told = {"step": state.step, "seconds": state.seconds} | self.judge(rows).overall().as_json()
-        state.history.append(told)
-        self.watcher.judged(told)
+        figures = {"step": state.step, "seconds": state.seconds} | self.judge(rows).overall().as_json()
+        state.history.append(figures)
+        self.watcher.judged(figures)
 
 
-def told_every(step: int) -> int:
+def steps_per_entry(step: int) -> int:
     """How many steps of a long run share one entry of its history."""
-    return 10 ** max(0, math.ceil(math.log10(step / TOLD_STEPS))) if step > TOLD_STEPS else 1
+    return 10 ** max(0, math.ceil(math.log10(step / NOTED_STEPS))) if step > NOTED_STEPS else 1
 
 
 class Feed:

@@ -22,7 +22,7 @@ from outrider.train.corpus import Corpus
 from outrider.train.files import write_bytes, write_json
 from outrider.train.packing import PackedRows
 from outrider.train.target import MAX_ELEMENTS, TargetOutputs, TrainingTarget, in_chunks
-from outrider.train.vocabulary import DraftVocabulary, Told
+from outrider.train.vocabulary import DraftVocabulary, TargetLogits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ class MedusaRecipe:
         for part in in_chunks(len(valid), MAX_ELEMENTS // self.head.config.vocab_size):
             for i in range(self.positions):
                 logits = self.head.head_logits(i, outputs.hidden[part])
-                terms = self._vocabulary.losses(logits, None, self._told(outputs, part, i)).entropy
+                terms = self._vocabulary.losses(logits, None, self._target_logits(outputs, part, i)).entropy
                 one = (terms * weights[part, i]).sum()
                 (share * one).backward()
                 loss += one.detach()
@@ -107,16 +107,16 @@ class MedusaRecipe:
         for part in in_chunks(len(valid), MAX_ELEMENTS // self.head.config.vocab_size):
             for i in range(self.positions):
                 logits = self.head.head_logits(i, outputs.hidden[part])
-                overlap = 1 - self._vocabulary.losses(logits, None, self._told(outputs, part, i)).distance / 2
+                overlap = 1 - self._vocabulary.losses(logits, None, self._target_logits(outputs, part, i)).distance / 2
                 best = logits.argmax(-1) == rows.tokens.flatten().roll(-i - 2)[part]
                 accepted[part, i] = torch.where(sampled[part].bool(), overlap, best.float())
         chains = valid.cumprod(1).bool()  # those that begin in an answer, as far as it goes
         tally.add(sampled, self._labels.kinds[answers], accepted, chains)
 
-    def _told(self, outputs: TargetOutputs, part: slice, i: int) -> Told:
+    def _target_logits(self, outputs: TargetOutputs, part: slice, i: int) -> TargetLogits:
         """What the target says at the position that head i predicts, for the rows of a chunk."""
         at = torch.arange(part.start, part.stop, device=outputs.hidden.device) + i + 1
-        return self._vocabulary.told(outputs, at.clamp(max=len(outputs.hidden) - 1))
+        return self._vocabulary.target_logits(outputs, at.clamp(max=len(outputs.hidden) - 1))
 
     def _valid(self, rows: PackedRows) -> Tensor:
         """bool [R * L, heads]: whether the token that each head predicts is part of the same answer."""

@@ -28,7 +28,7 @@ class RunState:
     seconds: float = 0.0
     """Spent on them, over all runs."""
     history: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    """What was told of steps and looks at held-out answers, for plots."""
+    """What was noted of steps and looks at held-out answers, for plots."""
     settings: dict[str, Any] = field(default_factory=dict[str, Any])
     """The configuration: a run continues only with its own."""
 

@@ -65,7 +65,7 @@ class Steps:
         self._slots = torch.zeros(sizes.pass_rows, dtype=torch.int64, device=device)
         self._draws = torch.zeros(sizes.pass_rows, config.length, device=device)
         self._generator = torch.Generator(device)
-        self._told: dict[str, Tensor] = {}
+        self._figures: dict[str, Tensor] = {}
         self._length = torch.zeros((), device=device)
         self._pass: Callable[[], None] = self._run_pass
         self._update: Callable[[], None] = self._run_update
@@ -77,17 +77,17 @@ class Steps:
         with fitting(self._sizes.pass_rows * self._config.length):
             self._capture_when_due()
             self._optimizer.set_rate(rate)
-            for each in self._told.values():
+            for each in self._figures.values():
                 each.zero_()
             own = self._ranks.passes(self._sizes.passes)
             for i, part in zip(own, slots.split(self._sizes.pass_rows), strict=True):
                 self._slots.copy_(part)
                 torch.rand(self._draws.shape, generator=self._generator.manual_seed(seed * 1024 + i), out=self._draws)
                 self._pass()
-            self._ranks.add_up([*self._gradients(), *self._told.values()])
+            self._ranks.add_up([*self._gradients(), *self._figures.values()])
             self._update()
             self._done += 1
-            names, values = [*self._told, "gradient"], [*self._told.values(), self._length]
+            names, values = [*self._figures, "gradient"], [*self._figures.values(), self._length]
             return dict(zip(names, torch.stack(values).tolist(), strict=True))
 
     def _run_pass(self) -> None:
@@ -96,7 +96,7 @@ class Steps:
         with autocast(self._decoder):
             found = self._recipe.backward(rows, outputs, self._draws, share)
         for name, value in found.items():
-            self._told.setdefault(name, torch.zeros_like(value)).add_(value.detach(), alpha=share)
+            self._figures.setdefault(name, torch.zeros_like(value)).add_(value.detach(), alpha=share)
 
     def _gradients(self) -> list[Tensor]:
         return [each.grad for each in self._recipe.head.parameters() if each.grad is not None]
@@ -132,7 +132,7 @@ def autocast(decoder: Decoder) -> contextlib.AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def fitting(tokens: int) -> Iterator[None]:
-    """Within, memory that runs out is told as a pass of `tokens` that is too large."""
+    """Within, memory that runs out is reported as a pass of `tokens` that is too large."""
     try:
         yield
     except torch.OutOfMemoryError as error:

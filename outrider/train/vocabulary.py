@@ -38,8 +38,8 @@ def coverage(counts: NDArray[np.int64], tokens: Tensor) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What the target says at N rows."""
+class TargetLogits:
+    """The target's logits at N rows."""
 
     logits: Tensor  # [N, outputs]: of the tokens that can be drafted
     log_total: Tensor  # float32 [N]: log of the sum of exp over all its logits
@@ -84,26 +84,26 @@ class DraftVocabulary:
         return self._columns[tokens] >= 0
 
     @torch.no_grad()
-    def told(self, outputs: TargetOutputs, at: Tensor | slice) -> Told:
-        """What the target says of the tokens that can be drafted, at N rows."""
+    def target_logits(self, outputs: TargetOutputs, at: Tensor | slice) -> TargetLogits:
+        """The target's logits of the tokens that can be drafted, at N rows."""
         hidden, cap = outputs.hidden[at], self._decoder.config.final_softcap
         # uncapped in the target's own dtype: a float32 copy of the largest tensors there are costs more than they do
         logits = self._rows(hidden) if cap is None else self._decoder.logits(hidden, self._rows)
-        return Told(logits, outputs.log_total[at])
+        return TargetLogits(logits, outputs.log_total[at])
 
-    def losses(self, first: Tensor, second: Tensor | None, told: Told) -> Losses:
+    def losses(self, first: Tensor, second: Tensor | None, target: TargetLogits) -> Losses:
         """Of the head's logits, given as one or two summands [N, outputs]."""
         if first.is_cuda:
             from outrider.kernels.triton_losses import distance_losses
 
-            return Losses(*distance_losses(first, second, told.logits, told.log_total))
-        return plain_losses(first, second, told)
+            return Losses(*distance_losses(first, second, target.logits, target.log_total))
+        return plain_losses(first, second, target)
 
 
-def plain_losses(first: Tensor, second: Tensor | None, told: Told) -> Losses:
+def plain_losses(first: Tensor, second: Tensor | None, target: TargetLogits) -> Losses:
     """The reference of the kernel."""
     logits = first.float() if second is None else first.float() + second.float()
-    p = (told.logits.float() - told.log_total[:, None]).exp()
+    p = (target.logits.float() - target.log_total[:, None]).exp()
     mass = p.sum(-1)
     entropy = logits.logsumexp(-1) * mass - (p * logits).sum(-1)
     return Losses(entropy, (logits.softmax(-1) - p).abs().sum(-1) + (1 - mass).clamp(min=0), mass)

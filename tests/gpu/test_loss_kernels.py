@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from outrider.train.vocabulary import Losses, Told, plain_losses
+from outrider.train.vocabulary import Losses, TargetLogits, plain_losses
 
 pytestmark = pytest.mark.gpu
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
@@ -22,7 +22,7 @@ def test_losses_and_gradients(columns, both, dtype):
     totals = target.float().logsumexp(-1) + torch.tensor([0.0, 0.1, 0.5, 1.0, 3.0, 0.0], device=DEVICE)
     weights = torch.rand(2, 6, generator=generator).to(DEVICE)
     made = []
-    for run in (lambda *a: Losses(*distance_losses(*a)), lambda a, b, t, s: plain_losses(a, b, Told(t, s))):
+    for run in (lambda *a: Losses(*distance_losses(*a)), lambda a, b, t, s: plain_losses(a, b, TargetLogits(t, s))):
         leaves = [first.clone().requires_grad_(), second.clone().requires_grad_()]
         found = run(leaves[0], leaves[1] if both else None, target, totals)
         (found.entropy * weights[0] + found.distance * weights[1]).sum().backward()

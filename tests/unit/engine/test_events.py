@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from outrider.core.draft import Draft, Verdict
 from outrider.core.sampling import SamplingParams
 from outrider.core.sequence import Sequence
-from outrider.engine.events import extend, logprobs_of, provenance_of, spell
+from outrider.engine.events import extend, logprobs_of, provenance_of, detokenize
 from outrider.engine.text import TextStream
 from outrider.testing.toy import ByteTokenizer
 
@@ -31,11 +31,11 @@ def text_in_the_making(room: int = 100, **options: object) -> tuple[Sequence, Te
 
 
 def grow(seq: Sequence, tokens: tuple[int, ...], stream: TextStream) -> tuple[str, ...]:
-    """Take a block of tokens as the engine does: decide where the text ends, then spell out what is kept."""
+    """Take a block of tokens as the engine does: decide where the text ends, then detokenize out what is kept."""
     before = len(seq.tokens)
     kept, pieces = extend(seq, tokens, stream)
     assert seq.tokens[before:] == list(tokens[:kept])
-    told = pieces or spell(seq, tokens[:kept], stream)
+    told = pieces or detokenize(seq, tokens[:kept], stream)
     assert len(told) == kept
     return told
 
