@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -34,7 +35,7 @@ def record(name: str, command: list[str], *, into: Path | None = None, of: str =
         raise ValueError("there is no checkout here: say with --commit which version runs")
     facts = {
         "format": FORMAT,
-        "command": " ".join(["python", *map(without_folders, command)]),
+        "command": shlex.join(["python", *map(without_folders, command)]),
         "commit": known,
         "began": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine_facts(torch.device("cuda" if torch.cuda.is_available() else "cpu")),
