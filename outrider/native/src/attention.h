@@ -36,6 +36,8 @@ struct Attention {
         scratch->limits.resize(rows), scratch->firsts.resize(rows);
         find_paths(rows);
         int64_t group = model->heads / model->kv_heads, most = group > MAX_QUERIES ? 1 : MAX_QUERIES / group, first = 0;
+        int64_t share = (rows * model->kv_heads + 4 * pass->threads - 1) / (4 * pass->threads);  // four tiles a thread
+        if (pass->threads > 1 && share < most) most = share > MIN_TILE_ROWS ? share : MIN_TILE_ROWS;
         for (int64_t s = 0; s < pass->sequence_count; s++) {
             const Sequence* sequence = pass->sequences + s;
             for (int64_t row = 0; row < sequence->rows; row += most)

@@ -106,9 +106,12 @@ const char* check_pass(const Model* m, const Pass* p) {
 
 }  // namespace
 
+// A group's rows lie in the same cache lines: one thread writes them all.
 void quantize_rows(const Kernels* kernels, Rows* rows, int64_t threads) {
-    int64_t parts = rows->count * rows->columns < FEW_NUMBERS ? 1 : rows->count;
-    for_parts(threads, parts, [&](int64_t part) { kernels->quantize(rows, rows->count * part / parts, rows->count * (part + 1) / parts); });
+    for_parts(threads, (rows->count + ROW_GROUP - 1) / ROW_GROUP, [&](int64_t group) {
+        int64_t first = group * ROW_GROUP;
+        kernels->quantize(rows, first, first + rows->width(first));
+    });
 }
 
 void run_product(const Kernels* kernels, const Product* product, const Rows* rows, int64_t threads, float* y, int64_t ldy) {

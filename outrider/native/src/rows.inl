@@ -15,25 +15,32 @@ INLINE F exponential(F x) {  // NaN stays NaN
     return zero_below(x, -87.0f, mul(p, power2(n)));
 }
 
+// One block of a row, whose numbers are finite.
+INLINE void quantize_block(Rows* rows, int64_t at, F low, F high) {
+    float most = max_lane(max(absolute(low), absolute(high)));
+    F scale = set1(most > 0 ? 127.0f / most : 0.0f);
+    I ql = whole(mul(low, scale)), qh = whole(mul(high, scale));
+    int32_t* sums = rows->sums + 2 * at;
+    store_block(rows->q + at * BLOCK, ql, qh, sums);
+    rows->d[at] = most / 127.0f;
+    rows->zeros[at] = -BYTE_ZERO * (sums[0] + sums[1]);
+    rows->d_sums[at] = rows->d[at] * (float)(sums[0] + sums[1]);
+}
+
 static void quantize(Rows* rows, int64_t first, int64_t end) {
     for (int64_t r = first; r < end; r++) {
-        for (int64_t b = 0; b < rows->blocks; b++) {
-            const float* x = rows->x + r * rows->ldx + b * BLOCK;
-            int64_t left = rows->columns - b * BLOCK;  // columns from here on
+        const float* x = rows->x + r * rows->ldx;
+        int64_t begin = rows->at(r, 0), width = rows->width(r), at = begin;
+        F broken = set1(0);  // 0, or NaN where a number of the row is not finite: all products with it are NaN then
+        for (int64_t left = rows->columns; left > 0; left -= BLOCK, x += BLOCK, at += width) {
             F low = left >= 16 ? load(x) : load_n(x, (int)left);
             F high = left >= BLOCK ? load(x + 16) : left > 16 ? load_n(x + 16, (int)(left - 16)) : set1(0);
-            float most = max_lane(max(absolute(low), absolute(high)));
-            float broken = sum_lanes(add(sub(low, low), sub(high, high)));  // 0, or NaN where a number is not finite
-            F scale = set1(most > 0 && broken == 0 ? 127.0f / most : 0.0f);
-            I ql = whole(mul(low, scale)), qh = whole(mul(high, scale));
-            int64_t at = rows->at(r, b);
-            store_i8(rows->q + at * BLOCK, ql), store_i8(rows->q + at * BLOCK + 16, qh);
-            rows->d[at] = most / 127.0f + broken;
-            int32_t left_sum = sum_lanes_i(ql), right_sum = sum_lanes_i(qh);
-            rows->sums[2 * at] = left_sum, rows->sums[2 * at + 1] = right_sum;
-            rows->zeros[at] = -BYTE_ZERO * (left_sum + right_sum);
-            rows->d_sums[at] = rows->d[at] * (float)(left_sum + right_sum);
+            broken = add(broken, add(sub(low, low), sub(high, high)));
+            quantize_block(rows, at, low, high);
         }
+        float fault = sum_lanes(broken);
+        if (fault == 0) continue;
+        for (at = begin; at < begin + rows->blocks * width; at += width) rows->d[at] = rows->d_sums[at] = fault;
     }
 }
 

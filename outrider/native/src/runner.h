@@ -48,15 +48,16 @@ struct Runner {
         int64_t count, columns, stride;
     };
 
-    // make: computes a row of the input first.
-    template <class Make> void multiply(const Product& product, View in, float* y, int64_t ldy, const Make& make) {
+    void multiply(const Product& product, View in, float* y, int64_t ldy) {
         Rows rows = scratch->blocks.rows(in.x, in.stride, in.count, in.columns);
-        each_row(in.count, 4 * in.columns, [&](int64_t row) { make(row), kernels->quantize(&rows, row, row + 1); });
+        quantize_rows(kernels, &rows, pass->threads);
         run_product(kernels, &product, &rows, pass->threads, y, ldy);
     }
 
-    void multiply(const Product& product, View in, float* y, int64_t ldy) {
-        multiply(product, in, y, ldy, [](int64_t) {});
+    // make: computes a row of the input first.
+    template <class Make> void multiply(const Product& product, View in, float* y, int64_t ldy, const Make& make) {
+        each_row(in.count, in.columns, make);
+        multiply(product, in, y, ldy);
     }
 
     void norm_rows(const float* weight, int64_t count, const float* x, float* out) {

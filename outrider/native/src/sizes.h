@@ -10,3 +10,4 @@ constexpr int PREFETCH_HINT = 2;           // to the second cache: it takes more
 constexpr int64_t PART_BYTES = 64 << 10;   // weights of a part of a product
 constexpr int64_t FEW_NUMBERS = 1 << 13;   // of rows: fewer are not shared out
 constexpr int64_t MAX_SHARED_NUMBERS = 1 << 22;  // of attention: where more, threads do not share the keys of a row
+constexpr int64_t MIN_TILE_ROWS = 4;      // of attention: tiles of fewer rows would read the keys too often

@@ -88,6 +88,11 @@ INLINE int32_t sum_lanes_i(I v) {
     for (int i = 0; i < 8; i++) sum += lanes[i];
     return sum;
 }
+// The 32 numbers of a block, and the sums of its halves.
+INLINE void store_block(int8_t* p, I low, I high, int32_t* sums) {
+    store_i8(p, low), store_i8(p + 16, high);
+    sums[0] = sum_lanes_i(low), sums[1] = sum_lanes_i(high);
+}
 INLINE I set1_i(int32_t v) { return {_mm256_set1_epi32(v), _mm256_set1_epi32(v)}; }
 INLINE I add_i(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
 INLINE I mul_i(I x, I y) { return {_mm256_mullo_epi32(x.a, y.a), _mm256_mullo_epi32(x.b, y.b)}; }

@@ -50,8 +50,15 @@ INLINE F load_u8(const uint8_t* p) {
 }
 INLINE I load_i8(const uint8_t* p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)); }
 INLINE I whole(F v) { return _mm512_cvtps_epi32(v); }  // to nearest
-INLINE void store_i8(int8_t* p, I v) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(v)); }
-INLINE int32_t sum_lanes_i(I v) { return _mm512_reduce_add_epi32(v); }
+// The 32 numbers of a block, and the sums of its halves.
+INLINE void store_block(int8_t* p, I low, I high, int32_t* sums) {
+    __m256i both = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm512_cvtepi32_epi8(low)), _mm512_cvtepi32_epi8(high), 1);
+    _mm256_storeu_si256((__m256i*)p, both);
+    __m256i fours = _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_set1_epi8(1), both);
+    fours = _mm256_add_epi32(fours, _mm256_shuffle_epi32(fours, 0x4E));
+    fours = _mm256_add_epi32(fours, _mm256_shuffle_epi32(fours, 0xB1));
+    sums[0] = _mm256_cvtsi256_si32(fours), sums[1] = _mm256_extract_epi32(fours, 4);
+}
 INLINE I set1_i(int32_t v) { return _mm512_set1_epi32(v); }
 INLINE I add_i(I a, I b) { return _mm512_add_epi32(a, b); }
 INLINE I mul_i(I a, I b) { return _mm512_mullo_epi32(a, b); }

@@ -81,6 +81,11 @@ INLINE void store_i8(int8_t* p, I v) {
     vst1q_s8(p, vcombine_s8(vmovn_s16(low), vmovn_s16(high)));
 }
 INLINE int32_t sum_lanes_i(I v) { return vaddvq_s32(vaddq_s32(vaddq_s32(v.v[0], v.v[1]), vaddq_s32(v.v[2], v.v[3]))); }
+// The 32 numbers of a block, and the sums of its halves.
+INLINE void store_block(int8_t* p, I low, I high, int32_t* sums) {
+    store_i8(p, low), store_i8(p + 16, high);
+    sums[0] = sum_lanes_i(low), sums[1] = sum_lanes_i(high);
+}
 INLINE I set1_i(int32_t v) { I r; EACH(r.v[i] = vdupq_n_s32(v)); return r; }
 INLINE I add_i(I a, I b) { EACH(a.v[i] = vaddq_s32(a.v[i], b.v[i])); return a; }
 INLINE I mul_i(I a, I b) { EACH(a.v[i] = vmulq_s32(a.v[i], b.v[i])); return a; }

@@ -75,6 +75,11 @@ INLINE I load_i8(const uint8_t* p) { I r; LANES(r.v[i] = (int8_t)p[i]); return r
 INLINE I whole(F v) { I r; LANES(r.v[i] = v.v[i] == v.v[i] ? (int32_t)rintf(v.v[i]) : 0); return r; }
 INLINE void store_i8(int8_t* p, I v) { LANES(p[i] = (int8_t)v.v[i]); }
 INLINE int32_t sum_lanes_i(I v) { int32_t sum = 0; LANES(sum += v.v[i]); return sum; }
+// The 32 numbers of a block, and the sums of its halves.
+INLINE void store_block(int8_t* p, I low, I high, int32_t* sums) {
+    store_i8(p, low), store_i8(p + 16, high);
+    sums[0] = sum_lanes_i(low), sums[1] = sum_lanes_i(high);
+}
 INLINE I set1_i(int32_t v) { I r; LANES(r.v[i] = v); return r; }
 INLINE I add_i(I a, I b) { LANES(a.v[i] += b.v[i]); return a; }
 INLINE I mul_i(I a, I b) { LANES(a.v[i] *= b.v[i]); return a; }
