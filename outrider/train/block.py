@@ -15,9 +15,8 @@ from outrider.models.decoder import Decoder
 from outrider.models.heads.block import BlockHead
 from outrider.models.heads.config import HeadConfig
 from outrider.train.acceptance import AnswerLabels, Tally
-from outrider.train.config import TrainConfig
 from outrider.train.corpus import Corpus
-from outrider.train.head_shape import shaped_as_target
+from outrider.train.head_shape import LayersTrainConfig
 from outrider.train.packing import PADDING, PackedRows, pack
 from outrider.train.target import (
     MAX_ELEMENTS,
@@ -35,19 +34,13 @@ ANCHOR_MULTIPLE = 8  # anchors of a row: attention wants masks of aligned rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockTrainConfig(TrainConfig):
+class BlockTrainConfig(LayersTrainConfig):
     """A block head and its loss."""
 
     block: int = 7
     """Tokens drafted in one pass."""
     layers: int = 2
-    taps: tuple[int, ...] = ()
-    """Layers of the target whose outputs are read; empty: three of them, spread over its depth."""
-    intermediate_size: int = 0
-    """Of its MLPs; 0: the target's."""
     markov_rank: int = 32
-    draft_vocab: int = 16_384
-    """Tokens that can be drafted, the most frequent in the answers; 0: all."""
     ce: float = 0.1
     """Weight of the cross entropy with the target's distribution."""
     l1: float = 0.9
@@ -60,27 +53,16 @@ class BlockTrainConfig(TrainConfig):
     """Position k of a block weighs exp(-k / this)."""
 
     def __post_init__(self) -> None:
-        TrainConfig.__post_init__(self)
+        LayersTrainConfig.__post_init__(self)
         check_int("block", self.block, 1, 64)
-        check_int("layers", self.layers, 1, 64)
-        check_int("intermediate_size", self.intermediate_size, 0, 1 << 20)
         check_int("markov_rank", self.markov_rank, 0, 4096)
-        check_int("draft_vocab", self.draft_vocab, 0, 1 << 24)
         if self.decay <= 0 or min(self.ce, self.l1, self.confidence) < 0 or self.ce + self.l1 <= 0:
             raise ConfigError("ce, l1 and confidence are weights, 0 or more, and not all 0; decay is above 0")
 
     def head_config(self, target: DecoderConfig) -> HeadConfig:
         """The head: layers shaped as the target's own."""
         count = len(target.layers)
-        taps = self.taps or tuple(sorted({min(1, count - 1), count // 2, max(0, count - 3)}))
-        shaped = shaped_as_target(
-            "block",
-            target,
-            taps,
-            layers=self.layers,
-            intermediate_size=self.intermediate_size,
-            draft_vocab=self.draft_vocab,
-        )
+        shaped = self.shaped_as_target("block", target, {min(1, count - 1), count // 2, max(0, count - 3)})
         return replace(
             shaped,
             qk_norm=True,

@@ -14,9 +14,8 @@ from outrider.models.decoder import Decoder
 from outrider.models.heads.config import HeadConfig
 from outrider.models.heads.eagle import Eagle3Head
 from outrider.train.acceptance import AnswerLabels, Tally
-from outrider.train.config import TrainConfig
 from outrider.train.corpus import Corpus
-from outrider.train.head_shape import shaped_as_target
+from outrider.train.head_shape import LayersTrainConfig
 from outrider.train.packing import PackedRows
 from outrider.train.target import (
     MAX_ELEMENTS,
@@ -32,44 +31,27 @@ from outrider.train.vocabulary import DraftVocabulary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Eagle3TrainConfig(TrainConfig):
+class Eagle3TrainConfig(LayersTrainConfig):
     """An EAGLE-3 head and its loss. By default 3.1: tapped outputs and its own output are normalized."""
 
     steps: int = 5
     """Steps over its own outputs, and so the tokens of a chain that it is trained for."""
-    layers: int = 1
-    taps: tuple[int, ...] = ()
-    """Layers of the target whose outputs are read; empty: EAGLE-3's three."""
-    intermediate_size: int = 0
-    """Of its MLPs; 0: the target's."""
-    draft_vocab: int = 16_384
-    """Tokens that can be drafted, the most frequent in the answers; 0: all."""
     decay: float = 0.8
     """Each step weighs this much of the one before."""
     fc_norm: bool = True
     norm_output: bool = True
 
     def __post_init__(self) -> None:
-        TrainConfig.__post_init__(self)
+        LayersTrainConfig.__post_init__(self)
         check_int("steps", self.steps, 1, 64)
-        check_int("layers", self.layers, 1, 64)
-        check_int("intermediate_size", self.intermediate_size, 0, 1 << 20)
-        check_int("draft_vocab", self.draft_vocab, 0, 1 << 24)
         if not 0 < self.decay <= 1:
             raise ConfigError(f"decay is above 0 and at most 1, got {self.decay!r}")
 
     def head_config(self, target: DecoderConfig) -> HeadConfig:
         """The head: a layer shaped as the target's own."""
         count = len(target.layers)
-        taps = self.taps or tuple(sorted({min(1, count - 1), max(0, count // 2 - 1), max(0, count - 4)}))
-        shaped = shaped_as_target(
-            "eagle3",
-            target,
-            taps,
-            layers=self.layers,
-            intermediate_size=self.intermediate_size,
-            draft_vocab=self.draft_vocab,
-        )
+        taps = {min(1, count - 1), max(0, count // 2 - 1), max(0, count - 4)}
+        shaped = self.shaped_as_target("eagle3", target, taps)
         return replace(shaped, norm_before_residual=True, fc_norm=self.fc_norm, norm_output=self.norm_output)
 
 
