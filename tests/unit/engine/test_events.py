@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from outrider.core.draft import Draft, Verdict
 from outrider.core.sampling import SamplingParams
 from outrider.core.sequence import Sequence
-from outrider.engine.events import extend, logprobs_of, provenance_of, detokenize
+from outrider.engine.events import detokenize, extend, logprobs_of, provenance_of
 from outrider.engine.text import TextStream
 from outrider.testing.toy import ByteTokenizer
 
