@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
 
-from outrider.control.controller import Decisions
+from outrider.control.decisions import Decisions
 from outrider.core.sampling import SamplingParams
 from outrider.llm import LLM
 from outrider.loading.load import load

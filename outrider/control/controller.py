@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from outrider.control.acceptance import Acceptance, Calibration, Floats
 from outrider.control.choose import Ints, Outlook, Plan, best_plan_of, choose_drafts, choose_plan, plain_plan
 from outrider.control.costs import RoundCosts, RoundKind
+from outrider.control.decisions import Decisions
 from outrider.control.trials import TRIAL_ROUNDS, Trials
 
 _PROBE_ROUNDS = 5
@@ -50,26 +51,6 @@ class Member:
     """
     lengths: tuple[int, ...] = ()
     """As in `Outlook`."""
-
-
-@dataclass(slots=True)
-class Decisions:
-    """What was decided for one request, and what it is believed to have saved."""
-
-    rounds: int = 0
-    lengths: Counter[tuple[str, int]] = field(default_factory=Counter[tuple[str, int]])
-    """How often each (drafter, length) was chosen; ("", 0) is plain decoding."""
-    saved: float = 0.0
-    """Seconds that its accepted tokens would have taken without drafts, less what the drafts cost. May be negative."""
-
-    def add(self, other: Decisions) -> None:
-        self.rounds += other.rounds
-        self.lengths.update(other.lengths)
-        self.saved += other.saved
-
-    def as_dict(self) -> dict[str, object]:
-        chosen = [{"drafter": d or "none", "length": n, "rounds": c} for (d, n), c in sorted(self.lengths.items())]
-        return {"rounds": self.rounds, "chosen": chosen, "saved_seconds": self.saved}
 
 
 class Controller:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from outrider.control.choose import Plan, plain_plan
-from outrider.control.controller import Controller, Decisions
+from outrider.control.controller import Controller
+from outrider.control.decisions import Decisions
 from outrider.core.device_row import ConfidenceRow
 from outrider.core.draft import EMPTY, Draft, Verdict, accepted_by
 from outrider.core.sequence import Sequence

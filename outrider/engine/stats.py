@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from outrider.control.controller import Decisions
+from outrider.control.decisions import Decisions
 from outrider.control.limits import PassLimits
 from outrider.core.draft import Draft, Verdict
 

@@ -163,8 +163,9 @@ class GraphRunner:
     def _choose(self, count: int, widest: int, rows: int, size: int) -> BatchShape | None:
         """The shape for so many sequences, rows of the widest and of all, and outputs."""
         shape = padded_shape(count, widest)._replace(outputs=size)
-        packed = next((s for s in self._packed if s.rows >= rows and (s.batch, s.outputs) == (shape.batch, size)), None)
-        if packed is not None and packed.rows < shape.rows and packed.width >= shape.width:
+        fits = (s for s in self._packed if s.rows >= rows and s.width >= shape.width)
+        packed = next((s for s in fits if (s.batch, s.outputs) == (shape.batch, size)), None)
+        if packed is not None and packed.rows < shape.rows:
             shape = packed
         return shape if self.has_room(shape) else None
 

@@ -131,7 +131,7 @@ class NativeRunner(Runner):
     def _score(self, spans: Seq[Span], after: DeviceState | None, graphs: GraphRunner) -> Scores:
         """Decoding sequences by a captured pass, prompts by a plain one, or a captured one of their own."""
         groups = graphs.split(spans)
-        if after is not None and not all(captured for _, captured in groups):
+        if after is not None and (len(groups) > 1 or not groups[0][1]):
             widest = max(span.width for span in spans)
             raise ValueError(f"a pass behind one in flight takes {graphs.max_decode} rows of a sequence, not {widest}")
         if len(groups) == 1:

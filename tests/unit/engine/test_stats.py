@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.control.controller import Decisions
+from outrider.control.decisions import Decisions
 from outrider.control.limits import Ceilings, PassLimits
 from outrider.core.draft import EMPTY, Draft, Verdict
 from outrider.engine.stats import Stats, Tally, Times, ends_in_rejection, meaning, total
