@@ -182,12 +182,20 @@ class RoundCosts:
         return self._measured(kind) * self._level(kind.batch) * ratio
 
     def _asking_ratio(self, kind: RoundKind) -> float:
-        """Of rounds with these drafters, at this batch or the nearest at which they were asked."""
-        known, bits = self._asking.get(kind.drafters), kind.batch.bit_length()
-        if not known:
-            return 1.0
-        found = known.get(bits) or known[min(known, key=lambda each: abs(each - bits))]
-        return found.at(self._now)
+        """Of rounds with these drafters, at this batch or the nearest at which they were asked.
+
+        If they never were together, that of the one which costs most.
+        """
+        bits = kind.batch.bit_length()
+        found = self._nearest(kind.drafters, bits)
+        if found is None and len(kind.drafters) > 1:
+            alone = filter(None, (self._nearest((name,), bits) for name in kind.drafters))
+            found = max(alone, key=lambda ratio: ratio.at(self._now), default=None)
+        return 1.0 if found is None else found.at(self._now)
+
+    def _nearest(self, drafters: tuple[str, ...], bits: int) -> _Ratio | None:
+        known = self._asking.get(drafters, {})
+        return known.get(bits) or (known[min(known, key=lambda each: abs(each - bits))] if known else None)
 
     def observe(self, kind: RoundKind, seconds: float) -> None:
         """Note what a round took."""

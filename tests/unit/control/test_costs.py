@@ -122,3 +122,5 @@ def test_what_asking_costs_is_known_by_batch():
         assert costs.shared_seconds(RoundKind(16, width, 16 * width, ("lookup",))) > 1.35
     assert costs.shared_seconds(RoundKind(12, 4, 48, ("lookup",))) > 1.3  # as the nearest
     assert costs.seconds(RoundKind(16, 4, 64, ("other",))) == 1.0
+    together = costs.seconds(RoundKind(16, 4, 64, ("lookup", "other")))
+    assert together == costs.shared_seconds(RoundKind(16, 4, 64, ("lookup",)))
