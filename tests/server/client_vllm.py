@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider.llm import LLM
 
-CONTEXT = 4096
+CONTEXT = 16384
 START_SECONDS = 1200
 WORDS = (
     *("--engine", "vllm", "--drafter", "prompt-lookup:k=3", "--dtype", "float32", "--max-running", "16"),
