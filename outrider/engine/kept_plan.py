@@ -72,6 +72,7 @@ class KeptPlan:
             self._told = []
         self.seq_ids, self.plan, self.asks = seq_ids, plan, plan.asks
         self.is_new, self._rounds = not plan.rounds, plan.rounds
+        self._until = self._until_for_others = 0.0  # those of a plan before it do not count
         self._seconds = time.perf_counter() - began
 
     def move(self, seq_ids: list[int], plan: Plan) -> None:

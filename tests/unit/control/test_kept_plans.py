@@ -161,6 +161,22 @@ def test_a_probe_lasts_as_long_as_it_says(clock: Clock):
     assert planned(Rounds(controller), clock, 12) == [0, 4, 8]
 
 
+def test_a_probe_for_newcomers_does_not_last_as_long_as_the_rest_before_it(clock: Clock):
+    """After half of the rest of others newcomers are planned for: with a probe of four rounds, and then anew."""
+    controller = Scripted()
+    run, rest = Rounds(controller), round(1 / kept_plan.NEWCOMER_SHARE)
+    assert planned(run, clock, rest + 1) == [0]
+    controller.drafts = True
+    plan = controller.plan
+    controller.plan = lambda seq_ids, budgets: replace(plan(seq_ids, budgets), probe=True, rounds=4)
+    newcomers = sequences(9)[7:]
+    asked = controller.asked
+    for _ in range(5):
+        run.propose(newcomers)
+        clock.now += 1
+    assert controller.asked == asked + 2
+
+
 def test_watching_takes_its_share_of_the_time(monkeypatch: pytest.MonkeyPatch, clock: Clock):
     """A watch of one second is followed by 99 without; rounds of 10 seconds, each of them planned."""
     monkeypatch.setattr(drafting, "_WATCHING_SHARE", 0.01)
