@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -81,8 +82,7 @@ class ReadyMark:
 
 def watch_triton(counter: CompileCounter = COUNTER) -> None:
     """Count Triton's compilations from now on; other users of its hook are still called."""
-    from triton import knobs
-
+    knobs: Any = import_module("triton").knobs  # not there on every machine that checks types
     previous: Any = knobs.runtime.jit_post_compile_hook
     if isinstance(previous, _TritonHook) and previous.counter is counter:
         return
