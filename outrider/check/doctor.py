@@ -91,7 +91,11 @@ def _head_of(facts: ModelFacts, folder: Path, *, same: bool) -> HeadSide | None:
 def _unreadable(which: str, error: ConfigError) -> Finding:
     part = "tokenizer" if "tokenizer" in str(error) else "files"
     code = part if which == "draft" else f"{which}-{part}"
-    return Finding(code, "refuse", str(error), f"the {which} cannot be loaded", "mend it, or download it again")
+    what, _, fix = str(error).rpartition("; ")  # errors end with what would work
+    consequence = f"the {which} cannot be loaded"
+    if not what:
+        return Finding(code, "refuse", fix, consequence, "mend it, or download it again")
+    return Finding(code, "refuse", what, consequence, fix)
 
 
 def _memory(report: Report, options: RunOptions) -> Report:

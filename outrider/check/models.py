@@ -18,6 +18,7 @@ CPU = torch.device("cpu")
 AGAIN = "download or save the draft again"
 MAX_SHARE = 0.5
 """Of the target's parameters; a draft with more hardly pays."""
+SMALLER = "take a draft of a tenth of the target's size, or less"
 
 
 def check_model(target: Side, draft: Side) -> tuple[list[Finding], int]:
@@ -119,14 +120,21 @@ def _trained_positions(config: DecoderConfig) -> int:
 
 def _size(target: Side, draft: Side) -> list[Finding]:
     if draft.folder == target.folder:
-        what = "the draft is the target itself"
-        return [Finding("size", "caution", what, "it costs as much as it saves", "take a smaller model")]
+        return [_no_gain("the draft is the target itself", target)]
     share = draft.facts.parameters / max(1, target.facts.parameters)
     what = f"the draft has {100 * share:.0f} % of the target's parameters"
     if share < MAX_SHARE:
         return [Finding("size", "ok", what)]
+    if share >= 1 and draft.facts.size >= target.facts.size:  # one in fewer bits may still be faster
+        return [_no_gain(what, target)]
     costs = "a draft token costs about as much as one of the target: little or nothing is saved"
-    return [Finding("size", "caution", what, costs, "take a draft of a tenth of the target's size, or less")]
+    return [Finding("size", "caution", what, costs, SMALLER)]
+
+
+def _no_gain(what: str, target: Side) -> Finding:
+    costs = "each draft token takes as long as one of the target: nothing can be saved"
+    fix = f"{SMALLER}; `outrider advise {target.name}` measures the drafters that need no model"
+    return Finding("size", "no-gain", what, costs, fix)
 
 
 def _dtype(target: Side, draft: Side) -> list[Finding]:

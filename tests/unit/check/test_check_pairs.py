@@ -140,6 +140,20 @@ def test_a_target_that_cannot_be_read_is_refused_as_such(bench, tmp_path):
     assert report.command == ""
 
 
+def test_a_name_that_is_nothing_is_told_apart_from_a_broken_file(bench):
+    (found,) = check_pair(str(bench.target), "nosuch", QUICK).findings
+    assert "there is no file or folder 'nosuch'" in found.what
+    assert "outrider list" in found.fix
+    assert "download it again" not in found.what + found.fix
+
+
+def test_a_draft_that_gains_nothing_is_not_recommended(bench):
+    run = CliRunner().invoke(app, ["check", str(bench.target), str(bench.target), "--no-smoke", "--device", "cpu"])
+    assert run.exit_code == 1
+    assert "verdict: no gain" in run.output
+    assert "next:" not in run.output
+
+
 def test_text_of_models_is_escaped(bench):
     target, draft = swapped_ids(bench)
     report = check_pair(str(target), str(draft), QUICK, smoke=False)
