@@ -114,14 +114,14 @@ def write_page(name: str, text: str) -> None:
 
 
 def _show(screen: Screen, found: Forecast) -> None:
-    from outrider.plan.page import KINDS, MEANINGS, advice, summary
+    from outrider.plan.page import KINDS, MEANINGS, advice, label, largest_draft, summary
     from outrider.report.numbers import count, memory
 
     screen.out.print(Text(clean(summary(found)), "bold"), soft_wrap=True)
     parts = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     parts.add_column("")
     for model in found.models:
-        parts.add_column(Text(clean(f"{model.role}: {model.name}")), justify="right")
+        parts.add_column(Text(clean(label(model))), justify="right", overflow="fold")
     parts.add_column("", style="dim")
     for kind in KINDS:
         sizes = [int(getattr(model, kind)) for model in found.models]
@@ -134,7 +134,7 @@ def _show(screen: Screen, found: Forecast) -> None:
         screen.say(found.own_name, f": {memory(found.own)}")
     fits = ", ".join(f"{fit.batch} x {count(fit.context)}" for fit in found.largest) or "nothing"
     screen.say("largest batch x context", f": {fits}")
-    screen.say("largest draft model", f": {memory(found.largest_draft)} of weights, in the target's proportions")
+    screen.say("largest draft model", f": {largest_draft(found)}")
     for each in found.notes:
         screen.note(each)
     screen.say("next", f": {advice(found)}")

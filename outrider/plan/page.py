@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from outrider.plan.estimate import ModelMemory
 from outrider.plan.forecast import Forecast
 from outrider.report.numbers import count, memory
@@ -26,8 +28,18 @@ def summary(plan: Forecast) -> str:
         return f"Does not fit in {where}: {plan.problem}."
     return (
         f"Fits in {where}: {memory(plan.at_start)} in use at start, {memory(plan.peak)} at most, with a cache of "
-        f"{count(plan.tokens)} tokens for {plan.max_batch} sequences of up to {count(plan.context)}."
+        f"{count(plan.tokens)} tokens {_sharing(plan)}."
     )
+
+
+def _sharing(plan: Forecast) -> str:
+    """Whose the cache is. A sequence is never longer than the cache."""
+    longest = count(min(plan.context, plan.tokens))
+    if plan.max_batch == 1:
+        return f"for one sequence of up to {longest}"
+    if plan.tokens >= plan.max_batch * plan.context:
+        return f"for {plan.max_batch} sequences of up to {longest}"
+    return f"that at most {plan.max_batch} sequences share, each of up to {longest}"
 
 
 def advice(plan: Forecast) -> str:
@@ -45,22 +57,30 @@ def plan_page(plan: Forecast) -> str:
     """The whole file."""
     parts = [verdict(summary(plan), "good" if plan.fits else "bad"), code(advice(plan))]
     parts += [note(each) for each in plan.notes]
-    per_token = [[m.name, m.role, memory(1024 * m.per_token)] for m in plan.models if m.per_token]
+    per_token = [[label(m), memory(1024 * m.per_token)] for m in plan.models if m.per_token]
     sections = [
         Section("", parts),
         Section("In use at start", [_start_plot(plan), _parts_table(plan)]),
-        Section("Caches", [table(["model", "role", "per 1024 tokens"], per_token)]),
+        Section("Caches", [table(["model", "per 1024 tokens"], per_token)]),
         Section("What fits", [_fit_plot(plan), _fit_table(plan), _draft(plan)]),
     ]
     return page(f"Memory of {plan.target} with {plan.drafter}", sections)
 
 
-def _label(model: ModelMemory) -> str:
-    return f"{model.role}: {model.name}"
+def label(model: ModelMemory) -> str:
+    """Its role and name; of a path the last part."""
+    return f"{model.role}: {Path(model.name).name if Path(model.name).is_absolute() else model.name}"
+
+
+def largest_draft(plan: Forecast) -> str:
+    """In a sentence, without its full stop."""
+    if not plan.largest_draft:
+        return "none fits beside this target and its cache"
+    return f"{memory(plan.largest_draft)} of weights, if its cache is to its weights as the target's are"
 
 
 def _start_plot(plan: Forecast) -> Html:
-    names = ["all", *(_label(model) for model in plan.models)]
+    names = ["all", *(label(model) for model in plan.models)]
     pad = [0] * len(plan.models)
     work = [m.workspace - m.transient for m in plan.models]
     passes = 0 if plan.device == "cpu" else max(m.transient for m in plan.models)
@@ -75,7 +95,7 @@ def _start_plot(plan: Forecast) -> Html:
 
 
 def _parts_table(plan: Forecast) -> Html:
-    head = ["", *(_label(model) for model in plan.models), ""]
+    head = ["", *(label(model) for model in plan.models), ""]
     values = {kind: [int(getattr(model, kind)) for model in plan.models] for kind in KINDS}
     rows = [[kind, *map(memory, values[kind]), MEANINGS[kind]] for kind in KINDS if any(values[kind])]
     caches = [memory(plan.tokens * model.per_token) for model in plan.models]
@@ -96,9 +116,4 @@ def _fit_table(plan: Forecast) -> Html:
 
 
 def _draft(plan: Forecast) -> Html:
-    if not plan.largest_draft:
-        return note("There is no room for a draft model beside this target and its cache.")
-    return note(
-        f"The largest draft model that fits beside this target and its cache has weights of "
-        f"{memory(plan.largest_draft)}, if its cache is to its weights as the target's are."
-    )
+    return note(f"The largest draft model: {largest_draft(plan)}.")

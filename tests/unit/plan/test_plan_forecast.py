@@ -24,6 +24,7 @@ from outrider.native.library import library
 from outrider.plan.estimate import DRIVER, GRAPH, LIBRARIES
 from outrider.plan.facts import read_facts
 from outrider.plan.forecast import PlanOptions, make_forecast
+from outrider.plan.page import summary
 from outrider.testing.synthetic import SHAPES, synthetic_pair
 
 MEMORY = 4 << 30
@@ -197,6 +198,25 @@ def test_the_plan_as_json_and_as_a_page(pair, tmp_path):
     text = page.read_text()
     assert text.count("<svg") == 2
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "").replace("http-equiv", "")
+
+
+def test_headers_name_models_and_no_path_is_cut(pair):
+    run = CliRunner().invoke(app, ["plan", pair[0], "--drafter", f"draft-model:model={pair[1]}", "--memory", "2"])
+    assert "…" not in run.output
+    assert f"draft model: {Path(pair[1]).name}" in run.output
+
+
+def test_no_sequence_is_said_to_be_longer_than_the_cache(pair):
+    small = make_forecast(pair[0], "none", PlanOptions(device="cpu", memory=MEMORY, cache_tokens=64))
+    assert small.context > 64
+    assert summary(small).endswith("a cache of 64 tokens that at most 8 sequences share, each of up to 64.")
+    whole = make_forecast(pair[0], "none", PlanOptions(device="cpu", memory=MEMORY, cache_tokens=64, context=8))
+    assert summary(whole).endswith("a cache of 64 tokens for 8 sequences of up to 8.")
+
+
+def test_no_room_for_a_draft_is_said(pair):
+    run = CliRunner().invoke(app, ["plan", pair[0], "--drafter", "none", "--memory", "1MiB", "--device", "cpu"])
+    assert "largest draft model: none fits" in run.output
 
 
 def test_sizes_of_memory():
