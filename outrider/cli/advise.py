@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -13,7 +14,7 @@ from rich.table import Table
 
 from outrider.cli.options import RuntimeOptions, argument, option
 from outrider.cli.plan import write_page
-from outrider.cli.screen import Screen, progress_bars
+from outrider.cli.screen import Screen, passing_line, progress_bars
 from outrider.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -52,7 +53,12 @@ def advise(given: AdviseOptions, runtime: RuntimeOptions) -> None:
         return
     options = {name: value for name, value in asdict(runtime).items() if value is not None}
     with progress_bars(screen.notes) as progress:
-        advice = _advise(given, options, screen, progress)
+        try:
+            advice = _advise(given, options, screen, progress)
+        except KeyboardInterrupt:
+            kept = "the same command continues from here" if given.out else "with --out FILE it could be continued"
+            screen.note(f"interrupted; {kept}")
+            raise
     if given.html is not None:
         from outrider.advise.page import advice_page
 
@@ -75,8 +81,15 @@ def _advise(given: AdviseOptions, options: dict[str, Any], screen: Screen, progr
     wanted = list(candidates(folder, given.draft))
     # the threads of a CPU are measured anew each time
     kept = Kept(given.out, facts | {"device": facts["device"].partition(",")[0], "scope": repr(scope)})
+    if kept.known:
+        screen.note(f"continuing: {given.out} holds {', '.join(each.drafter for each in kept.known)}")
+    began, show = time.monotonic(), passing_line(screen)
     adviser = Adviser(
-        given.target, scope, options, lambda drafter, what: screen.transient_note(f"{drafter}: {what}"), kept.add
+        given.target,
+        scope,
+        options,
+        lambda drafter, what: show(f"{time.monotonic() - began:.0f} s; now: {drafter}, {what}"),
+        kept.add,
     )
     shipped = shipped_for(folder)
     begun = Advice(given.target, facts, shipped=str(shipped.folder) if shipped else "")
@@ -98,10 +111,13 @@ class Kept:
             return
         try:
             data = json.loads(file.read_text(encoding="utf-8"))
-            if data["of"] == self.digest:
-                self.known = [Measured.from_json(each) for each in data["measured"]]
+            known = [Measured.from_json(each) for each in data["measured"]]
+            same = data["of"] == self.digest
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"--out {file}: not what advise wrote ({error!r}); delete it or name another") from error
+        if not same:
+            raise ConfigError(f"--out {file} holds what was measured with other options or versions; name another file")
+        self.known = known
 
     def add(self, found: Measured) -> None:
         self.known = [each for each in self.known if each.drafter != found.drafter] + [found]

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from outrider.cli.options import option
-from outrider.cli.screen import Screen, clean, progress_bars
+from outrider.cli.screen import Screen, clean, passing_line, progress_bars
 from outrider.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def _costs(given: FleetOptions, model: ServedModel, screen: Screen) -> ServingCo
     with progress_bars(screen.notes) as progress, LLM(model.target, progress=progress, **model.options) as llm:
         room = llm.engine.target.context - DRAFTED_TOKENS
         prompts = read_prompt_ids(llm.tokenizer, given.prompts, given.limit, room)
-        return kept_costs(llm, prompts, outrider_home() / "costs", screen.transient_note)
+        return kept_costs(llm, prompts, outrider_home() / "costs", passing_line(screen))
 
 
 def show_fleet(screen: Screen, plan: FleetPlan) -> None:

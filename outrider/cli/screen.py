@@ -226,22 +226,24 @@ class _RichProgress:
 
 
 def progress_line(screen: Screen, verb: str) -> Callable[[str, int, int], None]:
-    """A function (what is next, parts done, parts in all) that says how far work is, `verb` being "done" or the like.
+    """A function (what is next, parts done, parts in all) that says how far work is. verb: "done" or the like."""
+    began, show = time.monotonic(), passing_line(screen)
+    return lambda what, done, total: show(f"{done} of {total} {verb}, {time.monotonic() - began:.0f} s; now: {what}")
 
-    On a terminal each line replaces the one before; elsewhere there is one now and then.
-    """
-    began, told = time.monotonic(), 0.0
 
-    def tell(what: str, done: int, total: int) -> None:
+def passing_line(screen: Screen) -> Callable[[str], None]:
+    """A function that shows a line: on a terminal it replaces the one before; elsewhere there is one now and then."""
+    told = -TELL_SECONDS
+
+    def show(line: str) -> None:
         nonlocal told
-        line = f"{done} of {total} {verb}, {time.monotonic() - began:.0f} s; now: {what}"
         if screen.notes.is_terminal:
             screen.transient_note(f"{line:<100.100}")
         elif time.monotonic() - told > TELL_SECONDS:
             told = time.monotonic()
             screen.note(line)
 
-    return tell
+    return show
 
 
 @contextmanager

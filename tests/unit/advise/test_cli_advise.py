@@ -76,10 +76,17 @@ def test_an_interrupted_run_continues(pair, prompts, tmp_path, capsys, monkeypat
 
     monkeypatch.setattr(advice, "measure", counted)
     assert run(*words) == 130
+    told = " ".join(capsys.readouterr().err.split())
+    assert "suffix, loading" in told, "on no terminal, too"
+    assert told.endswith("interrupted; the same command continues from here")
     assert [each["drafter"] for each in json.loads(kept.read_text())["measured"]] == ["suffix"]
     assert run(*words) == 0
     assert measured == ["suffix", "prompt-lookup", "prompt-lookup", "layer-skip"], "suffix is not measured again"
-    capsys.readouterr()
+    assert "holds suffix" in capsys.readouterr().err
+    before = kept.read_text()
+    assert run(*words, "--limit", 1) == 2
+    assert "name another file" in " ".join(capsys.readouterr().err.split())
+    assert kept.read_text() == before, "what took minutes is not written over"
     kept.write_text("half")
     assert run(*words) == 2
     assert "delete it" in capsys.readouterr().err
