@@ -15,7 +15,7 @@ GROUPS = {
     "rounding": "How far rounding moves logits",
     "rules": "The rules of verification, enumerated in float64",
     "texts": "Texts with and without speculation, token by token",
-    "sampled": "Sampled texts against the target's law",
+    "sampled": "Sampled texts against the target's distribution",
 }
 NOTES = {
     "rounding": "The same text is read in passes of different shapes. Where the scores of two tokens are closer than "
@@ -54,7 +54,9 @@ def _group_parts(group: str, checks: Seq[Check]) -> list[Html]:
         limit = rows[0].figures["limit"]
         points = [(i + 1.0, min(check.figures["log_e"], 4 * limit)) for i, check in enumerate(rows)]
         marks = [Mark("fails", y=limit)]
-        parts.append(line_plot("Evidence against the target's law", [Line("test", points)], across="test", marks=marks))
+        parts.append(
+            line_plot("Evidence against the target's distribution", [Line("test", points)], across="test", marks=marks)
+        )
     pooled = [check for check in checks if ": all " in check.name]
     if pooled:
         parts.append(_check_table(pooled))
