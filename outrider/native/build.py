@@ -27,7 +27,8 @@ AVX512_FLAGS = (*AVX2_FLAGS, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512d
 AMX_FLAGS = (*AVX512_FLAGS, "-mamx-tile", "-mamx-int8")
 AMX_FILE = "kernels_amx.cpp"
 X86_FILES = {"kernels_avx2.cpp": AVX2_FLAGS, "kernels_avx512.cpp": AVX512_FLAGS, AMX_FILE: AMX_FLAGS}
-ARM_FILES = {"kernels_neon.cpp": (), "kernels_neon_dot.cpp": ("-march=armv8.2-a+dotprod",)}
+ARM_FLAGS = ("-fno-schedule-insns",)  # as on x86: sums of several rows must stay in registers
+ARM_FILES = {"kernels_neon.cpp": ARM_FLAGS, "kernels_neon_dot.cpp": (*ARM_FLAGS, "-march=armv8.2-a+dotprod")}
 """Compiled for instructions that not every processor has; the library asks the processor before it uses them."""
 COMPILERS = ("g++", "clang++", "c++")
 MAX_SECONDS = 300

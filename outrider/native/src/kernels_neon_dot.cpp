@@ -11,7 +11,7 @@ namespace neon_dot {
 #include "vector_neon.h"
 
 constexpr int MAX_ROWS = 4;
-constexpr int MAX_TURNS = 1;  // rows of a block that take turns: as many as there are registers for
+constexpr int MAX_TURNS = 4;  // rows of a block that take turns: as many as there are registers for
 #include "rows.inl"
 
 #include "levels.inl"

@@ -9,30 +9,14 @@ template <int32_t KIND> struct Tile {
     static constexpr int64_t LEVELS = level_bytes(BITS), SIZE = LEVELS + scale_bytes(STYLE), HEADER = header_bytes(STYLE);
 };
 
-template <int BITS> INLINE void unpack(const uint8_t* p, B* g) {
-    if constexpr (BITS == 8) {
-        for (int i = 0; i < 8; i++) g[i] = bytes(p + 64 * i);
-        return;
-    }
-    for (int i = 0; i < 4; i++) {
-        B both = bytes(p + 64 * i);
-        g[i] = low_half(both), g[i + 4] = high_half(both);
-    }
-    if constexpr (BITS == 5) {
-        B high = bytes(p + 256);
-        g[0] = with_bits<0, 1>(g[0], high), g[1] = with_bits<1, 1>(g[1], high);
-        g[2] = with_bits<2, 1>(g[2], high), g[3] = with_bits<3, 1>(g[3], high);
-        g[4] = with_bits<4, 1>(g[4], high), g[5] = with_bits<5, 1>(g[5], high);
-        g[6] = with_bits<6, 1>(g[6], high), g[7] = with_bits<7, 1>(g[7], high);
-    }
-    if constexpr (BITS == 6) {
-        for (int i = 0; i < 2; i++) {
-            B high = bytes(p + 256 + 64 * i);
-            B* part = g + 4 * i;
-            part[0] = with_bits<0, 3>(part[0], high), part[1] = with_bits<2, 3>(part[1], high);
-            part[2] = with_bits<4, 3>(part[2], high), part[3] = with_bits<6, 3>(part[3], high);
-        }
-    }
+// The levels of one group of 4 columns.
+template <int BITS, int GROUP> INLINE B unpack(const uint8_t* p) {
+    if constexpr (BITS == 8) return bytes(p + 64 * GROUP);
+    B both = bytes(p + 64 * (GROUP % 4));
+    B level = GROUP < 4 ? low_half(both) : high_half(both);
+    if constexpr (BITS == 5) level = with_bits<GROUP, 1>(level, bytes(p + 256));
+    if constexpr (BITS == 6) level = with_bits<GROUP % 4 * 2, 3>(level, bytes(p + 256 + 64 * (GROUP / 4)));
+    return level;
 }
 
 struct Scales {

@@ -1,42 +1,41 @@
 // Products of tiles with rows. A block's integer sum is exact; floats are added block by block, in the order of columns.
 
-INLINE int32_t four_at(const int8_t* p) {
-    int32_t four;
-    memcpy(&four, p, 4);
-    return four;
+// Adds the products of one group of columns to each row's sum. Rows take turns, as a sum waits for the one before it.
+template <int BITS, int ROWS, int GROUP> INLINE void dot_group(I* sums, const uint8_t* levels, const Sixteen* x) {
+    B g = unpack<BITS, GROUP>(levels);
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; r++) sums[r] = BITS == 8 ? dot8<GROUP % 4>(sums[r], g, x[r]) : dot<GROUP % 4>(sums[r], g, x[r]);
 }
 
-// Adds the products of half a block to each row's sum. Rows take turns, as a sum waits for the one before it.
-template <int BITS, int ROWS> INLINE void dot_half_block(I* sums, const B* g, const int8_t* x) {
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++)
+template <int BITS, int ROWS, int HALF> INLINE void dot_half_block(I* sums, const uint8_t* levels, const int8_t* q) {
+    Sixteen x[ROWS];
 #pragma GCC unroll 8
-        for (int r = 0; r < ROWS; r++) {
-            int32_t four = four_at(x + r * BLOCK + 4 * i);
-            sums[r] = BITS == 8 ? dot8(sums[r], g[i], four) : dot(sums[r], g[i], four);
-        }
+    for (int r = 0; r < ROWS; r++) x[r] = sixteen(q + r * BLOCK + HALF * BLOCK / 2);
+    dot_group<BITS, ROWS, 4 * HALF>(sums, levels, x), dot_group<BITS, ROWS, 4 * HALF + 1>(sums, levels, x);
+    dot_group<BITS, ROWS, 4 * HALF + 2>(sums, levels, x), dot_group<BITS, ROWS, 4 * HALF + 3>(sums, levels, x);
 }
 
 // The integer sums of a block.
-template <int32_t KIND, int ROWS> INLINE void dot_block(I* totals, const Scales& scales, const B* g, const Rows* rows, int64_t at) {
+template <int32_t KIND, int ROWS>
+INLINE void dot_block(I* totals, const Scales& scales, const uint8_t* levels, const Rows* rows, int64_t at) {
     using T = Tile<KIND>;
-    const int8_t* x = rows->q + at * BLOCK;
+    const int8_t* q = rows->q + at * BLOCK;
     const int32_t* s = rows->sums + 2 * at;
     if constexpr (T::STYLE == SUPER_6) {
         I right[ROWS];
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; r++) totals[r] = set1_i(-T::ZERO * s[2 * r]);
-        dot_half_block<T::BITS, ROWS>(totals, g, x);
+        dot_half_block<T::BITS, ROWS, 0>(totals, levels, q);
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; r++) right[r] = set1_i(-T::ZERO * s[2 * r + 1]);
-        dot_half_block<T::BITS, ROWS>(right, g + 4, x + BLOCK / 2);
+        dot_half_block<T::BITS, ROWS, 1>(right, levels, q);
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; r++) totals[r] = add_i(mul_i(totals[r], scales.sub_d[0]), mul_i(right[r], scales.sub_d[1]));
     } else {
 #pragma GCC unroll 8
-        for (int r = 0; r < ROWS; r++) totals[r] = set1_i(T::BITS == 8 ? rows->zeros[at + r] : -T::ZERO * (s[2 * r] + s[2 * r + 1]));
-        dot_half_block<T::BITS, ROWS>(totals, g, x);
-        dot_half_block<T::BITS, ROWS>(totals, g + 4, x + BLOCK / 2);
+        for (int r = 0; r < ROWS; r++) totals[r] = set1_i(SUM_START + (T::BITS == 8 ? rows->zeros[at + r] : -T::ZERO * (s[2 * r] + s[2 * r + 1])));
+        dot_half_block<T::BITS, ROWS, 0>(totals, levels, q);
+        dot_half_block<T::BITS, ROWS, 1>(totals, levels, q);
     }
 }
 
@@ -54,18 +53,17 @@ INLINE void strip_of_rows(const uint8_t* w, const Rows* rows, int64_t first, int
     for (int64_t b = 0; b < blocks; b++, at += width) {
         w = read_header<KIND>(scales, w, b);
         for (int64_t line = 0; line < T::SIZE; line += 64) __builtin_prefetch(w + PREFETCH_BYTES + line, 0, PREFETCH_HINT);
-        B g[8];
-        unpack<T::BITS>(w, g);
         read_scales<KIND>(scales, w + T::LEVELS);
-        w += T::SIZE;
         constexpr int TURNS = ROWS < MAX_TURNS ? ROWS : MAX_TURNS;
         I totals[TURNS];
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; r++) {
-            if (r % TURNS == 0) dot_block<KIND, TURNS>(totals, scales, g, rows, at + r);
-            sums[r] = fma(to_float(totals[r % TURNS]), mul(scales.d, set1(rows->d[at + r])), sums[r]);
+            if (r % TURNS == 0) dot_block<KIND, TURNS>(totals, scales, w, rows, at + r);
+            F total = T::STYLE == SUPER_6 ? to_float(totals[r % TURNS]) : sum_to_float(totals[r % TURNS]);
+            sums[r] = fma(total, mul(scales.d, set1(rows->d[at + r])), sums[r]);
             if constexpr (T::HAS_MIN) sums[r] = fma(scales.m, set1(rows->d_sums[at + r]), sums[r]);
         }
+        w += T::SIZE;
     }
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++) {

@@ -52,8 +52,8 @@ template <int32_t KIND> INLINE const uint8_t* unpack_block(Scales& scales, const
     using T = Tile<KIND>;
     w = read_header<KIND>(scales, w, b);
     for (int64_t line = 0; line < T::SIZE; line += 64) __builtin_prefetch(w + PREFETCH_BYTES + line, 0, PREFETCH_HINT);
-    B g[8];
-    unpack<T::BITS>(w, g);
+    const B g[8] = {unpack<T::BITS, 0>(w), unpack<T::BITS, 1>(w), unpack<T::BITS, 2>(w), unpack<T::BITS, 3>(w),
+                    unpack<T::BITS, 4>(w), unpack<T::BITS, 5>(w), unpack<T::BITS, 6>(w), unpack<T::BITS, 7>(w)};
     for (int i = 0; i < 8; i++) _mm512_store_si512(out->levels + 64 * i, T::ZERO ? _mm512_sub_epi8(g[i], _mm512_set1_epi8((char)T::ZERO)) : g[i]);
     read_scales<KIND>(scales, w + T::LEVELS);
     store(out->d, scales.d);

@@ -97,6 +97,8 @@ INLINE I set1_i(int32_t v) { return {_mm256_set1_epi32(v), _mm256_set1_epi32(v)}
 INLINE I add_i(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
 INLINE I mul_i(I x, I y) { return {_mm256_mullo_epi32(x.a, y.a), _mm256_mullo_epi32(x.b, y.b)}; }
 INLINE F to_float(I v) { return {_mm256_cvtepi32_ps(v.a), _mm256_cvtepi32_ps(v.b)}; }
+constexpr int32_t SUM_START = 0;
+INLINE F sum_to_float(I v) { return to_float(v); }  // of a sum that began with SUM_START, below 2^22
 
 INLINE B bytes(const uint8_t* p) { return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))}; }
 INLINE B low_half(B v) { return {_mm256_and_si256(v.a, _mm256_set1_epi8(15)), _mm256_and_si256(v.b, _mm256_set1_epi8(15))}; }
@@ -112,16 +114,23 @@ template <int SHIFT, int MASK> INLINE B with_bits(B level, B plane) {
 INLINE __m256i dot_half(__m256i sum, __m256i levels, __m256i four) {
     return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(levels, four), _mm256_set1_epi16(1)));
 }
-INLINE I dot(I sum, B levels, int32_t four) {
-    __m256i x = _mm256_set1_epi32(four);
-    return {dot_half(sum.a, levels.a, x), dot_half(sum.b, levels.b, x)};
+typedef const int8_t* Sixteen;  // of a row
+INLINE Sixteen sixteen(const int8_t* p) { return p; }
+INLINE __m256i four_at(const int8_t* p) {
+    int32_t four;
+    memcpy(&four, p, 4);
+    return _mm256_set1_epi32(four);
+}
+template <int FOUR> INLINE I dot(I sum, B levels, Sixteen x) {
+    __m256i four = four_at(x + 4 * FOUR);
+    return {dot_half(sum.a, levels.a, four), dot_half(sum.b, levels.b, four)};
 }
 // 8-bit levels: their distance from 128, whose size goes on one side and whose sign on the other.
 INLINE __m256i dot8_half(__m256i sum, __m256i levels, __m256i four) {
     __m256i w = _mm256_xor_si256(levels, _mm256_set1_epi8((char)0x80));
     return dot_half(sum, _mm256_abs_epi8(w), _mm256_sign_epi8(four, w));
 }
-INLINE I dot8(I sum, B levels, int32_t four) {
-    __m256i x = _mm256_set1_epi32(four);
-    return {dot8_half(sum.a, levels.a, x), dot8_half(sum.b, levels.b, x)};
+template <int FOUR> INLINE I dot8(I sum, B levels, Sixteen x) {
+    __m256i four = four_at(x + 4 * FOUR);
+    return {dot8_half(sum.a, levels.a, four), dot8_half(sum.b, levels.b, four)};
 }

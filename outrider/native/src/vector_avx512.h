@@ -2,6 +2,7 @@
 #pragma once
 #include <immintrin.h>
 #include <stdint.h>
+#include <string.h>
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -63,6 +64,8 @@ INLINE I set1_i(int32_t v) { return _mm512_set1_epi32(v); }
 INLINE I add_i(I a, I b) { return _mm512_add_epi32(a, b); }
 INLINE I mul_i(I a, I b) { return _mm512_mullo_epi32(a, b); }
 INLINE F to_float(I v) { return _mm512_cvtepi32_ps(v); }
+constexpr int32_t SUM_START = 0;
+INLINE F sum_to_float(I v) { return to_float(v); }  // of a sum that began with SUM_START, below 2^22
 
 INLINE B bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
 INLINE B low_half(B v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }
@@ -72,5 +75,11 @@ template <int SHIFT, int MASK> INLINE B with_bits(B level, B plane) {
     B placed = SHIFT < 4 ? _mm512_slli_epi16(plane, 4 - SHIFT) : _mm512_srli_epi16(plane, SHIFT - 4);
     return _mm512_ternarylogic_epi32(level, placed, _mm512_set1_epi8((char)(MASK << 4)), 0xF8);  // a | (b & c)
 }
-INLINE I dot(I sum, B levels, int32_t four) { return _mm512_dpbusd_epi32(sum, levels, _mm512_set1_epi32(four)); }
-INLINE I dot8(I sum, B levels, int32_t four) { return dot(sum, levels, four); }
+typedef const int8_t* Sixteen;  // of a row
+INLINE Sixteen sixteen(const int8_t* p) { return p; }
+template <int FOUR> INLINE I dot(I sum, B levels, Sixteen x) {
+    int32_t four;
+    memcpy(&four, x + 4 * FOUR, 4);
+    return _mm512_dpbusd_epi32(sum, levels, _mm512_set1_epi32(four));
+}
+template <int FOUR> INLINE I dot8(I sum, B levels, Sixteen x) { return dot<FOUR>(sum, levels, x); }

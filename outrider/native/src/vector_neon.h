@@ -90,6 +90,9 @@ INLINE I set1_i(int32_t v) { I r; EACH(r.v[i] = vdupq_n_s32(v)); return r; }
 INLINE I add_i(I a, I b) { EACH(a.v[i] = vaddq_s32(a.v[i], b.v[i])); return a; }
 INLINE I mul_i(I a, I b) { EACH(a.v[i] = vmulq_s32(a.v[i], b.v[i])); return a; }
 INLINE F to_float(I v) { F r; EACH(r.v[i] = vcvtq_f32_s32(v.v[i])); return r; }
+// Of a sum below 2^22 that began with SUM_START, the bits of 1.5 * 2^23: as a float it is that number more. Converting takes four times as long.
+constexpr int32_t SUM_START = 0x4B400000;
+INLINE F sum_to_float(I v) { F r; EACH(r.v[i] = vsubq_f32(vreinterpretq_f32_s32(v.v[i]), vdupq_n_f32(12582912.0f))); return r; }
 
 INLINE B bytes(const uint8_t* p) { B r; EACH(r.v[i] = vld1q_u8(p + 16 * i)); return r; }
 INLINE B low_half(B v) { EACH(v.v[i] = vandq_u8(v.v[i], vdupq_n_u8(15))); return v; }
@@ -99,20 +102,22 @@ template <int SHIFT, int MASK> INLINE B with_bits(B level, B plane) {
     EACH(level.v[i] = vorrq_u8(level.v[i], vshlq_n_u8(vandq_u8(plane.v[i], vdupq_n_u8(MASK)), 4)));
     return level;
 }
-INLINE int32x4_t dot_quarter(int32x4_t sum, int8x16_t w, int8x16_t x) {
+typedef int8x16_t Sixteen;  // of a row
+INLINE Sixteen sixteen(const int8_t* p) { return vld1q_s8(p); }
+template <int FOUR> INLINE int32x4_t dot_quarter(int32x4_t sum, int8x16_t w, Sixteen x) {
 #ifdef __ARM_FEATURE_DOTPROD
-    return vdotq_s32(sum, w, x);
+    return vdotq_laneq_s32(sum, w, x, FOUR);
 #else
-    int16x8_t low = vmull_s8(vget_low_s8(w), vget_low_s8(x)), high = vmull_s8(vget_high_s8(w), vget_high_s8(x));
+    int8x8_t four = vreinterpret_s8_s32(vdup_laneq_s32(vreinterpretq_s32_s8(x), FOUR));
+    int16x8_t low = vmull_s8(vget_low_s8(w), four), high = vmull_s8(vget_high_s8(w), four);
     return vaddq_s32(sum, vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high)));
 #endif
 }
-INLINE I dot(I sum, B levels, int32_t four) {  // levels of up to 7 bits
-    int8x16_t x = vreinterpretq_s8_s32(vdupq_n_s32(four));
-    EACH(sum.v[i] = dot_quarter(sum.v[i], vreinterpretq_s8_u8(levels.v[i]), x));
+template <int FOUR> INLINE I dot(I sum, B levels, Sixteen x) {  // levels of up to 7 bits
+    EACH(sum.v[i] = dot_quarter<FOUR>(sum.v[i], vreinterpretq_s8_u8(levels.v[i]), x));
     return sum;
 }
-INLINE I dot8(I sum, B levels, int32_t four) {
+template <int FOUR> INLINE I dot8(I sum, B levels, Sixteen x) {
     EACH(levels.v[i] = veorq_u8(levels.v[i], vdupq_n_u8(128)));
-    return dot(sum, levels, four);
+    return dot<FOUR>(sum, levels, x);
 }

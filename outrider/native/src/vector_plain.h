@@ -84,6 +84,8 @@ INLINE I set1_i(int32_t v) { I r; LANES(r.v[i] = v); return r; }
 INLINE I add_i(I a, I b) { LANES(a.v[i] += b.v[i]); return a; }
 INLINE I mul_i(I a, I b) { LANES(a.v[i] *= b.v[i]); return a; }
 INLINE F to_float(I v) { F r; LANES(r.v[i] = (float)v.v[i]); return r; }
+constexpr int32_t SUM_START = 0;
+INLINE F sum_to_float(I v) { return to_float(v); }  // of a sum that began with SUM_START, below 2^22
 
 INLINE B bytes(const uint8_t* p) { B r; memcpy(r.v, p, 64); return r; }
 INLINE B low_half(B v) { for (int i = 0; i < 64; i++) v.v[i] &= 15; return v; }
@@ -92,10 +94,11 @@ template <int SHIFT, int MASK> INLINE B with_bits(B level, B plane) {
     for (int i = 0; i < 64; i++) level.v[i] |= (plane.v[i] >> SHIFT & MASK) << 4;
     return level;
 }
-INLINE I dot(I sum, B levels, int32_t four) {
-    int8_t x[4];
-    memcpy(x, &four, 4);
+typedef const int8_t* Sixteen;  // of a row
+INLINE Sixteen sixteen(const int8_t* p) { return p; }
+template <int FOUR> INLINE I dot(I sum, B levels, Sixteen sixteen) {
+    const int8_t* x = sixteen + 4 * FOUR;
     LANES(sum.v[i] += levels.v[4 * i] * x[0] + levels.v[4 * i + 1] * x[1] + levels.v[4 * i + 2] * x[2] + levels.v[4 * i + 3] * x[3]);
     return sum;
 }
-INLINE I dot8(I sum, B levels, int32_t four) { return dot(sum, levels, four); }
+template <int FOUR> INLINE I dot8(I sum, B levels, Sixteen x) { return dot<FOUR>(sum, levels, x); }
