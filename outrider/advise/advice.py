@@ -45,6 +45,20 @@ class Verified:
     identical: bool
     """All texts are those of plain decoding."""
 
+    @property
+    def gain(self) -> float:
+        """The speed-up to count on: a round with drafts takes as long as a plain one, so no more than its tokens."""
+        return min(self.measured, self.tau)
+
+    @property
+    def gains(self) -> bool:
+        """Whether it is clearly faster than plain decoding."""
+        return self.gain >= MIN_GAIN and self.measured * (1 - self.error) > 1
+
+    @property
+    def told(self) -> str:
+        return f"{self.measured:.2f} x plain decoding (± {self.error:.0%}), {self.tau:.2f} tokens a pass"
+
 
 @dataclass(slots=True)
 class Advice:
@@ -106,7 +120,7 @@ class Adviser:
             advice.verified += self._verify_first(found, lengths[found.drafter])
         decide(advice, self.scope)
         if advice.verified:
-            fastest = advice.chosen or max(advice.verified, key=lambda each: each.measured)
+            fastest = advice.chosen or max(advice.verified, key=lambda each: each.gain)
             advice.verified += self._verify_others(advice.of(fastest.drafter), lengths[fastest.drafter])
         return advice
 
@@ -156,12 +170,12 @@ class Adviser:
 
 
 def decide(advice: Advice, scope: Scope) -> None:
-    """Choose the drafter that was fastest in the first cell, if it gains; say why, or why none."""
+    """Choose the drafter that was fastest in the first cell, if it clearly gains; say why, or why none."""
     first = [each for each in advice.verified if (each.temperature, each.batch) == scope.first]
     sound = [each for each in first if each.identical]
-    best = max(sound, key=lambda each: each.measured, default=None)
-    if best is None or best.measured < MIN_GAIN:
-        advice.reasons = [*_different(first), *why_not(advice, scope)]
+    best = max((each for each in sound if each.gains), key=lambda each: each.gain, default=None)
+    if best is None:
+        advice.reasons = [*_different(first), *_not_clear(sound), *why_not(advice, scope), *_disturbed(first)]
         return
     choice = Choice(advice.target, best.drafter, best.length or 1, advice.shipped)
     advice.chosen, advice.memory = best, drafter_bytes(choice)
@@ -169,11 +183,12 @@ def decide(advice: Advice, scope: Scope) -> None:
     upto = found.break_even(best.temperature)
     top = f"up to a batch of {upto}" if upto else "at no batch that was measured"
     advice.reasons = [
-        f"{best.measured:.2f} x plain decoding at batch {best.batch}, {best.tau:.2f} tokens a pass",
+        f"{best.told}, at batch {best.batch}",
         f"predicted to gain {top}; batches of {', '.join(map(str, found.batches))} were timed",
     ]
     if best.length is None:
         advice.reasons.append("the controller drafts as far as pays in each round, and nothing where nothing pays")
+    advice.reasons += _disturbed(first)
 
 
 def why_not(advice: Advice, scope: Scope) -> list[str]:
@@ -207,6 +222,20 @@ def _different(rows: Seq[Verified]) -> list[str]:
     return [
         f"{name}: some texts differ from plain decoding; `outrider prove` says whether they are ties" for name in names
     ]
+
+
+def _not_clear(rows: Seq[Verified]) -> list[str]:
+    """What the best came to when it was run."""
+    best = max(rows, key=lambda each: each.gain, default=None)
+    return [] if best is None else [f"run beside plain decoding, {best.drafter} came to {best.told}: no clear gain"]
+
+
+def _disturbed(rows: Seq[Verified]) -> list[str]:
+    """Whether times were measured that drafts cannot bring."""
+    beyond = [each for each in rows if each.measured * (1 - each.error) > each.tau]
+    if not beyond:
+        return []
+    return [f"{beyond[0].drafter} cannot be that fast: other programs disturbed the times; run it again without them"]
 
 
 def drafter_bytes(choice: Choice) -> int:

@@ -20,7 +20,8 @@ NOTES = (
     "Predicted: tokens a pass, times what a plain round takes, over what a round with drafts takes, from earlier runs. "
     "Measured: both kinds of decoding in turn on the same prompts, by the rounds in which all sequences of a batch "
     "decode; ± two standard errors.",
-    "The best few were timed until their times were known to 5 %, the others once.",
+    "A length that varies is the controller's choice in each round. No more gain is counted on than tokens a pass.",
+    "The best few were timed until their times were known to 5 %, or for 8 s; the others once.",
 )
 
 
@@ -42,15 +43,24 @@ def chosen(advice: Advice) -> Choice | None:
 
 def configurations(choice: Choice) -> list[tuple[str, str]]:
     """By engine: what it takes, or why it has no such drafter."""
-    return [("Outrider", serve(choice)), *((name, _exported(name, choice)) for name in ENGINES)]
+    return [("Outrider", serve(choice)), *((name, _exported(name, choice)[0]) for name in ENGINES)]
 
 
-def _exported(name: str, choice: Choice) -> str:
+def _exported(name: str, choice: Choice) -> tuple[str, bool]:
+    """What the engine takes, or why it has no such drafter; and whether it is the former."""
     try:
         made = export_to(name, choice)
     except ConfigError as error:
-        return str(error)
-    return f"{made.command}\n{made.config}".strip()
+        return str(error), False
+    return f"{made.command}\n{made.config}".strip(), True
+
+
+def _engine_parts(choice: Choice) -> list[Html]:
+    parts = [paragraph("Outrider"), code(serve(choice))]
+    for name in ENGINES:
+        text, taken = _exported(name, choice)
+        parts += [paragraph(name), code(text) if taken else note(text)]
+    return parts
 
 
 def verified_rows(advice: Advice) -> list[list[str]]:
@@ -73,8 +83,7 @@ def advice_page(advice: Advice) -> str:
         rows = [[name, why] for name, why in advice.unfit.items()]
         sections.append(Section("Do not fit", [table(["drafter", "why"], rows, text=True)]))
     if choice is not None:
-        made = [part for name, text in configurations(choice) for part in (paragraph(name), code(text))]
-        sections.append(Section("For each engine", made))
+        sections.append(Section("For each engine", _engine_parts(choice)))
     facts = [[name, value] for name, value in advice.facts.items()]
     sections.append(Section("Where this was measured", [table(["", ""], facts, text=True)]))
     return page(f"Speculative decoding for {advice.target}", sections)
@@ -91,11 +100,11 @@ def remote_page(counters: Counters, lines: Seq[str], url: str) -> str:
 
 
 def _verified_row(each: Verified) -> list[str]:
-    length = "by the controller" if each.length is None else str(each.length)
+    length = "varies" if each.length is None else str(each.length)
     predicted = "" if each.predicted is None else times(each.predicted)
     same = "the same" if each.identical else "differ"
     place = [each.drafter, length, f"{each.temperature:g}", str(each.batch)]
-    return [*place, predicted, f"{times(each.measured)} ± {share(each.error)}", f"{each.tau:.2f}", same]
+    return [*place, predicted, f"{times(each.measured)} ± {each.error:.0%}", f"{each.tau:.2f}", same]
 
 
 def _plots(advice: Advice) -> list[Html]:

@@ -158,7 +158,9 @@ def _facts(llm: LLM, given: AdviseOptions, scope: Scope) -> dict[str, str]:
     return {
         "target": given.target,
         "weights": llm.loaded.format,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {llm.loaded.threads} threads",
+        "device": torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else f"CPU, threads: {llm.loaded.threads}",
         "prompts": f"{len(scope.prompts)} of {given.prompts or 'the built-in suites'}",
         "max tokens": str(scope.max_tokens),
         "versions": f"outrider {__version__}, torch {torch.__version__}",
@@ -192,8 +194,9 @@ def _show(screen: Screen, advice: Advice, given: AdviseOptions) -> None:
     from outrider.advise.page import chosen, configurations, summary, verified_rows
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("drafter", "length", "temperature", "batch", "predicted", "measured", "τ", "texts"):
-        table.add_column(name, justify="left" if name in ("drafter", "texts") else "right")
+    table.add_column("drafter", overflow="fold")
+    for name in ("length", "temp.", "batch", "predicted", "measured", "τ", "texts"):
+        table.add_column(name, justify="left" if name == "texts" else "right", no_wrap=True)
     for row in verified_rows(advice):
         table.add_row(*row)
     screen.out.print(table)

@@ -151,6 +151,28 @@ def test_no_gain_no_speculation_and_why():
     assert why_not(Advice("t", {}), SCOPE) == ["no drafter fits this target"]
 
 
+def test_a_speed_up_that_its_tokens_cannot_bring_is_not_believed():
+    """Times of a machine that others use: 1.31 x with 1.00 tokens a pass is no gain."""
+    advice = Advice("t", {}, [made(name="prompt-lookup")])
+    advice.verified = [Verified("prompt-lookup", None, 0.0, 1, None, 1.31, 0.06, 1.0, True)]
+    decide(advice, SCOPE)
+    assert advice.chosen is None
+    said = " ".join(advice.reasons)
+    assert "1.31 x plain decoding (± 6%), 1.00 tokens a pass: no clear gain" in said
+    assert "other programs disturbed the times" in said
+
+
+def test_a_speed_up_within_its_error_is_not_believed():
+    advice = Advice("t", {}, [made()])
+    advice.verified = [Verified("draft-model:model=x", 2, 0.0, 1, 1.5, 1.1, 0.14, 2.1, True)]
+    decide(advice, SCOPE)
+    assert advice.chosen is None
+    advice.verified = [Verified("draft-model:model=x", 2, 0.0, 1, 1.5, 1.1, 0.05, 2.1, True)]
+    decide(advice, SCOPE)
+    assert advice.chosen is not None
+    assert "disturbed" not in " ".join(advice.reasons)
+
+
 def test_the_page_holds_what_was_found():
     advice = Advice("t<b>", {"device": "CPU"}, [made(), made(name="suffix", draft=0.0)], {"mtp": "no module"})
     advice.verified = [verified(1.4)]
