@@ -17,8 +17,10 @@ LOOKUP_MATCH = 4
 """Tokens that an n-gram lookup of another engine matches at most, where the choice does not say."""
 TREE_TOP_K = 4
 """Children that SGLang gives a node of a tree."""
-SEEDED = "mode seeded has no counterpart: an answer to a request with a seed is another text there, of the same law"
-FIXED = "Outrider's controller chooses a length in every round; here it is {length} tokens, always"
+SEEDED = (
+    "mode seeded has no counterpart: an answer to a request with a seed is another text there, of the same distribution"
+)
+FIXED = "Outrider's controller chooses a length in every round; here it is {length}, always"
 
 Arguments = dict[str, Any]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,17 @@ from outrider.advise.measured import Measured
 from outrider.core.errors import ConfigError
 
 
-def read_choice(file: Path) -> Choice:
-    """The drafter that was chosen, and its length; "none" where the advice is not to speculate."""
+def read_choice(file: Path, drafter: str = "") -> Choice:
+    """The drafter that was chosen, and its length; "none" where the advice is not to speculate.
+
+    drafter: another one, with the length that promised most for it, where it was measured.
+    """
     data = _read(file)
     if "chosen" not in data:
         raise ConfigError(f"{file} is of an interrupted run of advise; the same command continues it")
     try:
+        if drafter:
+            return _measured(data, drafter) or _instead(read_choice(file), drafter)
         if data["chosen"] is None:
             return Choice(data["target"], "none", 0)
         name, length = data["chosen"]["drafter"], data["chosen"]["length"]
@@ -26,6 +32,20 @@ def read_choice(file: Path) -> Choice:
         return Choice(data["target"], name, best, data.get("shipped", ""), adaptive=length is None)
     except (KeyError, TypeError, StopIteration, ValueError) as error:
         raise _foreign(file, error) from error
+
+
+def _measured(data: dict[str, Any], drafter: str) -> Choice | None:
+    """A drafter with its best length in the first cell; None where it was not measured."""
+    for each in data["measured"]:
+        if each["drafter"] == drafter:
+            found = Measured.from_json(each)
+            best = found.best_length(found.temperatures[0], found.batches[0])
+            return Choice(data["target"], drafter, best, data.get("shipped", ""), adaptive=True)
+    return None
+
+
+def _instead(advised: Choice, drafter: str) -> Choice:
+    return replace(advised, drafter=drafter, length=advised.length or 1)
 
 
 def _read(file: Path) -> dict[str, Any]:

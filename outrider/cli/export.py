@@ -63,6 +63,11 @@ def export(given: ExportOptions) -> None:
     if made.config and given.out is None:
         screen.out.print(Text(clean(f"# config.yaml\n{made.config}")), soft_wrap=True, end="")
     screen.out.print(Text(clean(made.command)), soft_wrap=True)
+    if not made.arguments:
+        screen.note(
+            "the advice is not to speculate, and this drafts nothing; --drafter SPEC exports a drafter all the same"
+        )
+        return
     for each in (*made.notes, f"checked: {checked}"):
         screen.note(each)
 
@@ -71,9 +76,7 @@ def _choice(given: ExportOptions) -> Choice:
     from outrider.advise.saved import read_choice
     from outrider.checkpoints.resolve import resolve
 
-    found = read_choice(given.from_)
-    if given.drafter is not None:
-        found = replace(found, drafter=given.drafter, length=found.length or 1)
+    found = read_choice(given.from_, given.drafter or "")
     target = given.target or (str(resolve("demo")) if found.target == "demo" else found.target)
     return replace(found, target=target, draft=given.draft or "")
 

@@ -206,7 +206,7 @@ def test_what_one_engine_lacks_is_refused_with_what_it_has():
 
 def test_notes_tell_what_differs():
     notes = " ".join(export_to("vllm", Choice("t", "suffix:history=h.json", 5, adaptive=True)).notes)
-    for words in ("mode seeded", "here it is 5 tokens, always", "history=h.json", "arctic-inference"):
+    for words in ("mode seeded", "here it is 5, always", "history=h.json", "arctic-inference"):
         assert words in notes, words
     assert export_to("vllm", Choice("t", "none", 0)).notes == ()
     assert export_to("vllm", Choice("t", "none", 0)).command == "vllm serve t"
@@ -261,6 +261,25 @@ def test_the_length_of_an_adaptive_choice_is_the_best_single_one(saved):
     assert (found.target, found.drafter, found.length, found.adaptive) == ("org/big", "suffix", 2, True)
     assert read_choice(saved(length=3)).length == 3
     assert read_choice(saved(chosen=None)).drafter == "none"
+
+
+def test_another_drafter_has_the_length_that_was_measured_for_it(saved):
+    other = {"drafter": "block", "length": 9, "temperature": 0.0, "batch": 1}
+    whole = advice()
+    first = whole["measured"][0]
+    file = saved(chosen=other, measured=[first | {"drafter": "block"}, first])
+    assert (read_choice(file).drafter, read_choice(file).length) == ("block", 9)
+    found = read_choice(file, "suffix")
+    assert (found.drafter, found.length, found.adaptive) == ("suffix", 2, True)
+    assert read_choice(file, "prompt-lookup").length == 9, "nothing is known of it"
+
+
+def test_an_advice_not_to_speculate_is_told(saved, capsys):
+    assert run("vllm", "--from", saved(chosen=None), "--target", "t") == 0
+    said = capsys.readouterr()
+    assert said.out == "vllm serve t\n"
+    assert "not to speculate" in said.err
+    assert "checked" not in said.err
 
 
 def test_other_files_are_refused(tmp_path, saved):
