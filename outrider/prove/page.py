@@ -27,14 +27,21 @@ NOTES = {
     "total variation, at every token: the smallest that all its simulations showed, on these very texts.",
 }
 MAX_OPEN = 12  # checks that are not folded away
+ANSWERS = {
+    HOLDS: "Lossless: speculation changed no text and no distribution",
+    FAILS: "Not lossless: speculation changed a text or a distribution",
+    INCOMPLETE: "Not proved: nothing speaks against it, and not all could be checked",
+}
+"""By exit code, for those who read one line."""
 TONES: dict[int, Tone] = {HOLDS: "good", FAILS: "bad", INCOMPLETE: "fair"}
 
 
 def proof_page(proof: Proof) -> str:
     """The whole file."""
     title = f"outrider prove: {proof.subject.get('model') or proof.subject.get('url')}"
-    told = [[str(name), str(value)] for name, value in proof.subject.items()]
-    first = [verdict(f"Lossless: {proof.verdict}", TONES[proof.exit_code]), table(["", ""], told, text=True)]
+    told = [[str(name), _told(value)] for name, value in proof.subject.items()]
+    answer = f"{ANSWERS[proof.exit_code]} ({proof.verdict})."
+    first = [verdict(answer, TONES[proof.exit_code]), table(["", ""], told, text=True)]
     first.append(note(f"{len(proof.checks)} checks in {seconds(proof.seconds)}."))
     failing = [check for check in proof.checks if check.status in ("fails", "not checked")]
     sections = [Section("", first)]
@@ -62,8 +69,14 @@ def _group_parts(group: str, checks: Seq[Check]) -> list[Html]:
         parts.append(_check_table(pooled))
     rest = [check for check in checks if check not in pooled]
     shown = _check_table(rest)
-    parts.append(shown if len(rest) <= MAX_OPEN else details(f"all {len(rest)} other checks", [shown]))
+    parts.append(
+        shown if len(rest) <= MAX_OPEN else details(f"all {len(rest)} {'other ' if pooled else ''}checks", [shown])
+    )
     return parts
+
+
+def _told(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _check_table(checks: Seq[Check]) -> Html:

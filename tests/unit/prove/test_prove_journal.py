@@ -89,12 +89,19 @@ def test_the_exit_code_is_0_only_if_everything_holds(states: list[Status], code:
     assert (proof.exit_code, proof.verdict) == (code, verdict)
 
 
+def test_a_page_says_in_its_first_line_what_holds():
+    page = proof_page(Proof({"model": "x", "modes": ["seeded", "distribution"]}, [check("one")], 1.0))
+    assert "Lossless: speculation changed no text and no distribution (holds: all 1 checks)." in page
+    assert "seeded, distribution" in page
+    assert "Not proved" in proof_page(Proof({"model": "x"}, [check("one", "not checked")], 1.0))
+
+
 def test_reports_hold_every_check_and_escape_what_they_are_told():
     proof = Proof({"model": "<i>x</i>"}, [check("one", evidence={"logs": []}, tokens=3), check("two", "fails")], 1.0)
     told = json.loads(json.dumps(proof.as_dict()))
     assert told["verdict"] == "fails"
     assert [each["figures"] for each in told["checks"]] == [{"tokens": 3}, {}]
     page = proof_page(proof)
-    assert "does not hold: 1 of 2 checks fail" in page
+    assert "Not lossless: speculation changed a text or a distribution (does not hold: 1 of 2 checks fail)." in page
     assert "<i>" not in page
     assert page.count("&lt;b&gt;why") == 3  # the one that fails is told first, too
