@@ -48,6 +48,8 @@ def read_prompt_file(path: Path) -> list[BenchPrompt]:
     ConfigError where there are none, and for SPEED-Bench's public files, whose turns are placeholders.
     """
     path = path.expanduser()
+    if not path.exists():
+        raise ConfigError(f"--prompts {path}: there is no such file")
     if path.suffix not in SUFFIXES:
         raise ConfigError(f"--prompts {path}: give a {', '.join(SUFFIXES)} file; `datasets` writes others with to_json")
     try:

@@ -71,7 +71,8 @@ def read_run(path: Path) -> RunFile:
     try:
         rows = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
+        why = (error.strerror if isinstance(error, OSError) else "") or error
+        raise ConfigError(f"{path} cannot be read: {why}") from error
     lines: list[Line] = []
     for number, row in enumerate(rows, 1):
         try:

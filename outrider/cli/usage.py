@@ -63,7 +63,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 def usage_message(error: Any, given: Seq[str]) -> str:
     """One line for an error of click: what is wrong in the given words, and what would work."""
     context = getattr(error, "ctx", None)
-    program = context.command_path if context else "outrider"
+    program = context.command_path if context else " ".join(["outrider", *given[:1]])
     unknown = getattr(error, "option_name", None) if type(error).__name__ == "NoSuchOption" else None
     if unknown is not None:
         real = [name for param in context.command.params for name in param.opts] if context else []
@@ -74,6 +74,8 @@ def usage_message(error: Any, given: Seq[str]) -> str:
     if message.startswith("No such command") and verbs:
         word = next((word for word in given if not word.startswith("-")), "")
         return f"no such command: {word}; {did_you_mean(word, verbs)}see `{program} --help`"
+    if not message:  # of a group without a command, whose help click has printed
+        return f"name one of its commands; see `{program} --help`"
     return f"{message[:1].lower()}{message[1:]}; see `{program} --help`"
 
 

@@ -74,7 +74,7 @@ class Api:
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
-            raise ConfigError(f"--url takes an address such as http://127.0.0.1:8000/v1, got {self.url!r}")
+            raise ConfigError(f"a server's URL is an address such as http://127.0.0.1:8000/v1, got {self.url!r}")
         self.url = self.url.rstrip("/")
         if not self.url.endswith("/v1"):
             self.url += "/v1"

@@ -170,5 +170,5 @@ def test_without_a_switch_a_second_server_is_the_judge(served: Running, tmp_path
 def test_a_server_that_does_not_answer_is_named():
     with pytest.raises(ApiError, match="is the server running there"):
         Api("http://127.0.0.1:9").kind()
-    with pytest.raises(ConfigError, match="takes an address"):
+    with pytest.raises(ConfigError, match="is an address such as"):
         Api("file:///etc/passwd")

@@ -79,6 +79,11 @@ def test_what_is_no_file_of_prompts_is_refused(tmp_path, name, text, said):
         read_prompt_file(tmp_path / name)
 
 
+def test_a_file_that_is_not_there_is_said_to_be_missing(tmp_path):
+    with pytest.raises(ConfigError, match="there is no such file"):
+        read_prompt_file(tmp_path / "nowhere")
+
+
 def test_lines_of_text_and_the_first_of_each_category(tmp_path):
     (tmp_path / "own.txt").write_text("one\n\n two \nthree\n")
     prompts = read_prompt_file(tmp_path / "own.txt")

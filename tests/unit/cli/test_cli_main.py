@@ -84,6 +84,13 @@ def test_a_wrong_word_ends_with_2_and_the_right_one(cli, words, hint):
     assert hint in ran.err
 
 
+def test_an_option_without_its_value_and_a_group_without_a_command_name_the_help_that_helps(cli):
+    assert "see `outrider plan --help`" in cli("plan", "--memory").err
+    bare = cli("train")
+    assert bare.code == 2
+    assert bare.err.strip().endswith("error: name one of its commands; see `outrider train --help`")
+
+
 def test_a_hint_names_only_options_the_command_has(cli):
     assert "--drafter" not in cli("list", "--draft-model", "x").err
 
