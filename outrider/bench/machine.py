@@ -19,6 +19,16 @@ from outrider import __version__
 
 PATH = re.compile(r"(?<![\w/.])(?:/[\w.+@~-]+){2,}")
 """What looks like an absolute path."""
+ARM_CORES = {
+    ("0x41", "0xd08"): "Cortex-A72",
+    ("0x41", "0xd0b"): "Cortex-A76",
+    ("0x41", "0xd0c"): "Neoverse-N1",
+    ("0x41", "0xd40"): "Neoverse-V1",
+    ("0x41", "0xd49"): "Neoverse-N2",
+    ("0x41", "0xd4f"): "Neoverse-V2",
+    ("0xc0", "0xac3"): "Ampere-1",
+}
+"""By implementer and part, as /proc/cpuinfo has them; the names are those of util-linux."""
 LIBRARIES = ("torch", "transformers", "tokenizers", "triton", "numpy")
 
 
@@ -87,5 +97,13 @@ def _cpu_name() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    named = next((line for line in lines if line.startswith("model name")), "")
-    return named.partition(":")[2].strip() or platform.processor() or platform.machine()
+    told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    return told.get("model name") or arm_name(told) or platform.processor() or platform.machine()
+
+
+def arm_name(told: Mapping[str, str]) -> str:
+    """The name of an ARM core, of which Linux tells numbers; empty where it is none. told: of /proc/cpuinfo."""
+    maker, part = told.get("CPU implementer", ""), told.get("CPU part", "")
+    if not maker or not part:
+        return ""
+    return ARM_CORES.get((maker, part), f"ARM core {part} of {maker}")

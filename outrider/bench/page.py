@@ -19,6 +19,7 @@ from outrider.bench.tables import (
     PEER_COLUMNS,
     SERVE_COLUMNS,
     cells_of,
+    fastest,
     interval,
     markdown,
     peer_cells,
@@ -129,6 +130,8 @@ def _versions(run: RunFile) -> str:
 def _parts(run: RunFile) -> Iterator[Html]:
     """Where it was measured, the plots, the table."""
     header, found = run.header, table_of(run)
+    if header["kind"] == "offline":
+        yield from (verdict(f"{told}.", "good" if clear else "fair") for told, clear in fastest(summarize(run)))
     facts: list[list[str]] = [["machine", describe(header)], ["versions", _versions(run)], ["begun", header["began"]]]
     facts += [[name.replace("_", " "), _fact(name, header[name])] for name in FACTS if header.get(name)]
     facts += [[line["kind"], f"{line['version']}, {line['format']}"] for line in run.of("system")]

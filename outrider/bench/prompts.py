@@ -49,7 +49,7 @@ def read_prompt_file(path: Path) -> list[BenchPrompt]:
     """
     path = path.expanduser()
     if not path.exists():
-        raise ConfigError(f"--prompts {path}: there is no such file")
+        raise ConfigError(f"--prompts {path}: No such file or directory")
     if path.suffix not in SUFFIXES:
         raise ConfigError(f"--prompts {path}: give a {', '.join(SUFFIXES)} file; `datasets` writes others with to_json")
     try:

@@ -179,7 +179,7 @@ def short_table(columns: Seq[str], shown: Seq[str], rows: Seq[Seq[str]]) -> Tabl
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
     for heading in shown:
         if heading in columns[:2]:
-            table.add_column(heading, min_width=MIN_WORDS)
+            table.add_column(heading, min_width=MIN_WORDS, overflow="fold")
         else:
             table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
@@ -189,7 +189,11 @@ def short_table(columns: Seq[str], shown: Seq[str], rows: Seq[Seq[str]]) -> Tabl
 
 
 def _print_notes(screen: Screen, run: RunFile, rows: Seq[RowSummary]) -> None:
-    """What does not hold, and what to do next."""
+    """Which drafter is the fastest, what does not hold, and what to do next."""
+    from outrider.bench.tables import fastest
+
+    for told, _ in fastest(rows):
+        screen.note(told, "bold")
     different = sorted({row.row for row in rows if row.identical < row.texts})
     if different:
         named = ", ".join(different)

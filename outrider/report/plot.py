@@ -87,6 +87,8 @@ def line_plot(
     left, right = _bounds(across_values) if not log else _log_bounds(across_values)
     frame = _Frame(top, left, right, ticks[0], ticks[-1], log)
     steps = _powers(left, right) if log else [t for t in _ticks(left, right) if left <= t <= right]
+    if all(float(x).is_integer() for x in across_values):  # nothing lies between two positions
+        steps = [step for step in steps if step.is_integer()]
     parts = [*legend, *_levels(frame, ticks)]
     parts += [_text(frame.x(step), frame.bottom + 15, f"{step:.6g}", "middle") for step in steps]
     parts.append(_text(WIDTH - RIGHT, frame.bottom + 31, across, "end"))

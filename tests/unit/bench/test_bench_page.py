@@ -8,10 +8,11 @@ import re
 import pytest
 from bench_world import FACTS
 
+from outrider.bench.machine import arm_name
 from outrider.bench.page import report_markdown, report_page
 from outrider.bench.record import RunFile, make_header, open_run
 from outrider.bench.summary import summarize
-from outrider.bench.tables import COLUMNS, markdown
+from outrider.bench.tables import COLUMNS, fastest, markdown
 from outrider.cli.main import main
 
 
@@ -90,6 +91,32 @@ def test_a_page_of_two_runs_compares_them_and_escapes_what_they_hold():
     assert "a processor" in found
     assert not re.search(r"https?://(?!www\.w3\.org)", found)
     assert "hold with a chance of 50.0 %, from 2 repetitions" in found
+
+
+def test_the_fastest_is_named_and_clear_only_with_enough_repetitions():
+    told = [text for text, _ in fastest(summarize(offline()))]
+    assert told == [
+        "all: suffix is the fastest drafter, 1.75 [1.50, 2.00] x plain decoding, no certain gain",
+        "all, batch 4: suffix is the fastest drafter, 1.75 [1.50, 2.00] x plain decoding, no certain gain",
+    ]
+    many = open_run(make_header("offline", {"model": "m"}, FACTS | {"command": ""}), None)
+    for repetition in range(5):
+        many.add(line("plain", repetition, 2.0, cell("chat")))
+        many.add(line("suffix", repetition, 1.0, cell("chat")))
+        many.add(line("slow", repetition, 4.0, cell("chat")))
+    assert [clear for _, clear in fastest(summarize(many))] == [True]
+    assert "suffix is the fastest drafter, 2.00 [2.00, 2.00] x plain decoding, a clear gain." in report_page(
+        {"m": many}
+    )
+    slow = [row for row in summarize(many) if row.row != "suffix"]
+    assert fastest(slow)[0][0].endswith("no gain")
+    assert fastest(summarize(offline(identical=1))) == [], "a speed whose text differs is none"
+
+
+def test_the_name_of_an_arm_core():
+    assert arm_name({"CPU implementer": "0x41", "CPU part": "0xd0c"}) == "Neoverse-N1"
+    assert arm_name({"CPU implementer": "0x41", "CPU part": "0xfff"}) == "ARM core 0xfff of 0x41"
+    assert arm_name({"model name": "x"}) == ""
 
 
 def test_texts_that_differ_are_said_first():

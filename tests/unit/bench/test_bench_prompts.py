@@ -80,7 +80,7 @@ def test_what_is_no_file_of_prompts_is_refused(tmp_path, name, text, said):
 
 
 def test_a_file_that_is_not_there_is_said_to_be_missing(tmp_path):
-    with pytest.raises(ConfigError, match="there is no such file"):
+    with pytest.raises(ConfigError, match="No such file"):
         read_prompt_file(tmp_path / "nowhere")
 
 

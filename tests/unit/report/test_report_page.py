@@ -84,6 +84,12 @@ def test_points_lie_to_scale():
     assert y0 > y2, "upwards"
 
 
+def test_between_whole_numbers_nothing_is_marked():
+    plot = line_plot("p", [Line("a", [(1, 0.5), (2, 0.25), (3, 0.1)])], across="position", zero=True)
+    assert "1.5</text>" not in str(plot)
+    assert ">2</text>" in str(plot)
+
+
 def test_doubling_axes_have_equal_steps():
     picture = line_plot("batch", [Line("speed-up", [(1, 2.0), (2, 1.5), (4, 1.0), (8, 0.5)])], across="batch", log=True)
     xs = [float(each) for each in re.findall(r'cx="([^"]+)"', picture)]
