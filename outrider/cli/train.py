@@ -289,7 +289,12 @@ def _say_done(screen: Screen, data: ReportData | None, out: Path) -> None:
     if data.measured is not None:
         screen.say("measured", f": τ {data.measured.tau:.2f}, {data.measured.speedup:.2f} x plain decoding")
     screen.say("report", f": {out / 'report.html'}")
-    screen.say("use it", f": outrider serve {data.target} --drafter {data.drafter}")
+    slower = data.measured is not None and data.measured.speedup <= 1
+    if slower:
+        screen.say(
+            "not faster", ": here plain decoding is as fast or faster; more answers and more steps may change that"
+        )
+    screen.say("try it" if slower else "use it", f": outrider serve {data.target} --drafter {data.drafter}")
 
 
 def _required(name: str, value: str | None) -> Path:

@@ -127,7 +127,9 @@ class TrainScreen(_LiveScreen):
         if self._looks:
             look = self._looks[-1]
             chances = " ".join(f"{chance:.2f}" for chance in look["greedy"])
-            parts.append(f"held out: τ {look['tau']:.2f}, at temperature 1 {look['tau_sampled']:.2f}, {chances}")
+            parts.append(
+                f"held out: τ {look['tau']:.2f}, at temperature 1 {look['tau_sampled']:.2f}, accepted {chances}"
+            )
         return "; ".join(parts)
 
     def _picture(self) -> RenderableType:
