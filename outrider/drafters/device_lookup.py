@@ -25,12 +25,14 @@ from outrider.drafters.base import Drafter, DrafterContext, Evidence, RoundView,
 from outrider.drafters.confidence import BatchConfidence, Integers
 from outrider.drafters.evidence import OpenGuesses
 from outrider.runners.base import Runner
-from outrider.runners.text_store import AnswerRing, LookupRow, TextStore
+from outrider.runners.text_store import COLUMN, AnswerRing, TextStore
 
 MAX_WATCHED = 4
 """Sequences whose texts are looked at where nobody drafts."""
 MAX_WRITTEN = 16_384
 """Max tokens of texts brought to the device in one round: other sequences wait meanwhile."""
+_NOTHING = -2
+"""Equals no token of a continuation, nor its padding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +74,6 @@ class _Text:
     """What is before the text in its row."""
     shift: int
     """The column of the text's first token, were all of it there: of a prediction's row only the answer is."""
-    stop: int
-    """The first column that is not looked at; negative: where the text ends."""
     written: int = 0
     """How many tokens of its row the device has, as far as the host knows."""
     appended: int = -1
@@ -97,18 +97,16 @@ class _Ready(NamedTuple):
     round: int
 
 
-class _Judged(NamedTuple):
-    """A continuation and what came of it."""
+class _Seen(NamedTuple):
+    """What came of a round for which a text's end was looked up."""
 
+    seq: Sequence
     slot: int
-    kind: int
-    """0: of the text itself, 1: of another."""
-    match: int
-    came: int
-    """How many of its tokens did."""
-    missed: int
-    """1 where the next one did not."""
-    wanted: int
+    row: int
+    """Of the lookup."""
+    drafted: bool
+    tokens: tuple[Token, ...]
+    """That were committed."""
 
 
 class DeviceLookup(Drafter):
@@ -133,12 +131,12 @@ class DeviceLookup(Drafter):
         self._confidence = BatchConfidence(max_batch, rules.priors, rules.start)
         self._limits = np.zeros((max_batch, 2, self.max_match + 1), dtype=np.int64)
         self._max_limits = np.array(rules.limits)
-        self._reach = [0] * max_batch
+        self._rows = np.zeros((max_batch, len(COLUMN)), dtype=np.int64)
+        """Of each slot, by `COLUMN`, what is the same in all its lookups."""
+        self._reach = np.zeros(max_batch, dtype=np.int64)
         """How far each slot was lately to be drafted for; halved with every round in which it was not."""
-        self._expected = [0.0] * max_batch
+        self._expected = np.zeros(max_batch)
         """How many tokens each slot's lookups lately expected to be accepted; halved likewise."""
-        self._distance = [0] * max_batch
-        """Of the last place in a prediction from the end of its row."""
         self._answers: deque[tuple[str, list[Token]]] = deque()
         """Finished, and not on the device yet."""
         self._guesses = OpenGuesses()
@@ -146,15 +144,21 @@ class DeviceLookup(Drafter):
     def propose(self, view: RoundView) -> list[Draft] | None:
         if view.state is not None and view.state.tokens is None:
             return None
-        drafts, ready = [EMPTY] * len(view.seqs), self._ready(view, range(len(view.seqs)))
+        asked = (row for row, budget in enumerate(view.budgets) if budget > 0)
+        drafts, ready = [EMPTY] * len(view.seqs), self._ready(view, asked)
         if not ready:
             return drafts
+        slots = np.array([each.text.slot for each in ready])
         budgets = [min(view.budgets[each.row], self.k) for each in ready]
         if view.state is not None:
-            budgets = [min(budget, self._reach[each.text.slot]) for budget, each in zip(budgets, ready, strict=True)]
-        block = self._look_up(view, ready, budgets)
-        slots = [each.text.slot for each in ready]
-        made = self._on_device(block, slots, budgets) if view.state is not None else self._on_host(block, slots)
+            budgets = list(map(min, budgets, self._reach[slots].tolist()))
+        block = self._look_up(view, ready, slots, budgets)
+        if view.state is None:
+            made = self._on_host(block, slots)
+        elif any(budgets):
+            made = self._on_device(block, slots, budgets)
+        else:
+            return drafts
         for each, draft in zip(ready, made, strict=True):
             drafts[each.row] = draft
         return drafts
@@ -164,28 +168,20 @@ class DeviceLookup(Drafter):
             return
         ready = self._ready(view, self._watched(view.seqs))
         if ready:
-            self._look_up(view, ready, [0] * len(ready))
+            self._look_up(view, ready, np.array([each.text.slot for each in ready]), [0] * len(ready))
 
     def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
-        columns, judged = self.store.columns, list[_Judged]()
+        if not self._texts:
+            return
+        seen: dict[HostCopy, list[_Seen]] = {}
         for seq, verdict in zip(seqs, verdicts, strict=True):
             text = self._texts.get(seq.id)
-            entry = text.open.pop(seq.round, None) if text is not None else None
-            if text is None or entry is None:
-                continue
-            block, row, drafted = entry
-            found, slot = block.list()[row], text.slot
-            if not drafted and seq.finish is None:
-                self._guess(seq, found, len(verdict.tokens))
-            self._reach[slot] = max(found[columns.wanted], self._reach[slot] // 2)
-            self._expected[slot] /= 2
-            if found[columns.match]:
-                came, missed = _compare(found[columns.continuations], verdict.tokens)
-                kind = 1 - found[columns.source]
-                judged.append(_Judged(slot, kind, found[columns.match], came, missed, found[columns.wanted]))
-                self._distance[slot] = found[columns.distance]
-        if judged:
-            self._judge(judged)
+            entry = text.open.pop(seq.round, None) if text is not None and text.open else None
+            if text is not None and entry is not None:
+                block, row, drafted = entry
+                seen.setdefault(block, []).append(_Seen(seq, text.slot, row, drafted, verdict.tokens))
+        for block, own in seen.items():
+            self._judge(block.array()[[each.row for each in own]], own)
 
     def take_evidence(self) -> Seq[Evidence]:
         return self._guesses.take()
@@ -244,46 +240,44 @@ class DeviceLookup(Drafter):
             self._free.append(self._texts.pop(idle).slot)
         base = (-1, *seq.prediction, -1) if self.rules.predicted else ()
         shift = len(base) - seq.prompt_len if base else 0
-        text = self._texts[seq.id] = _Text(self._free.pop(), base, shift, len(base) - 1)
+        text = self._texts[seq.id] = _Text(self._free.pop(), base, shift)
         slot = text.slot
         self._reach[slot] = self._expected[slot] = 0
-        self._distance[slot] = len(base) - 1
+        self._rows[slot, : COLUMN.owner] = slot, shift, len(base) - 1, len(base) - 1 if base else 0
         self._confidence.reset(slot)
-        for kind in range(2):
-            self._learn(np.array([slot]), np.array([kind]))
+        self._learn(np.array([slot, slot]), np.arange(2))
         return text
 
-    def _look_up(self, view: RoundView, ready: Seq[_Ready], budgets: Seq[int]) -> HostCopy:
+    def _look_up(self, view: RoundView, ready: Seq[_Ready], slots: Integers, budgets: Seq[int]) -> HostCopy:
         """Launch the lookup of these texts' ends, and note it to be judged when the round is observed."""
-        behind, seqs, owner = view.state is not None, view.seqs, self.ring.owner
-        predicted, rows = self.rules.predicted, list[LookupRow]()
-        for (row, text, length, _), budget in zip(ready, budgets, strict=True):
-            slot = text.slot
-            aim, gain = self._distance[slot] if predicted else 0, 1 + row if behind else 0
-            rows.append(LookupRow(slot, text.shift, text.stop, aim, owner(seqs[row].salt), budget, length, gain))
-        block = self.store.look_up(rows, self._limits[[row.slot for row in rows]], view.state)
+        behind, seqs, owner, rows = view.state is not None, view.seqs, self.ring.owner, self._rows[slots]
+        rows[:, COLUMN.owner] = [owner(seqs[each.row].salt) for each in ready]
+        rows[:, COLUMN.budget], rows[:, COLUMN.length] = budgets, [each.length for each in ready]
+        rows[:, COLUMN.gain] = [1 + each.row for each in ready] if behind else 0
+        block = self.store.look_up(rows, self._limits[slots], view.state)
         ahead = 2 if behind else 1
         for at, (each, budget) in enumerate(zip(ready, budgets, strict=True)):
             each.text.open[each.round + ahead] = block, at, budget > 0
         return block
 
-    def _on_device(self, block: HostCopy, slots: Seq[int], budgets: Seq[int]) -> list[Draft]:
-        name, expected = self.traits.name, self._expected
+    def _on_device(self, block: HostCopy, slots: Integers, budgets: Seq[int]) -> list[Draft]:
+        name, expected = self.traits.name, self._expected[slots].tolist()
         return [
-            Draft(DeviceRow(block, at, count, padded=True), None, None, name, min(expected[slot], count), known=True)
+            Draft(
+                DeviceRow(block, at, count, padded=True), None, None, name, min(expected[at], float(count)), known=True
+            )
             if count
             else EMPTY
-            for at, (slot, count) in enumerate(zip(slots, budgets, strict=True))
+            for at, count in enumerate(budgets)
         ]
 
-    def _on_host(self, block: HostCopy, slots: Seq[int]) -> list[Draft]:
+    def _on_host(self, block: HostCopy, slots: Integers) -> list[Draft]:
         """The drafts themselves; what is known of their matches says how much they expect."""
         found, columns = block.array(), self.store.columns
-        for slot, wanted in zip(slots, found[:, columns.wanted].tolist(), strict=True):
-            self._reach[slot] = wanted
+        self._reach[slots] = found[:, columns.wanted]
         tokens = found[:, columns.drafts]
         counts = (tokens >= 0).sum(1)
-        paths = self._confidence.paths(np.array(slots), 1 - found[:, columns.source], self.max_match, self.k)
+        paths = self._confidence.paths(slots, 1 - found[:, columns.source], self.max_match, self.k)
         expected = _sum_first(paths, found[:, columns.match], counts).tolist()
         return [
             Draft(tuple(tokens[row, :count].tolist()), source=self.traits.name, expected=expected[row])
@@ -292,20 +286,48 @@ class DeviceLookup(Drafter):
             for row, count in enumerate(counts.tolist())
         ]
 
-    def _guess(self, seq: Sequence, found: Seq[int], committed: int) -> None:
-        """Keep what would have been drafted until the text judges it: where nothing was found, a draft of nothing."""
-        columns = self.store.columns
-        tokens = found[columns.continuations][: found[columns.wanted]]
-        self._guesses.note(seq, len(seq.tokens) - committed, tokens)
-
-    def _judge(self, judged: Seq[_Judged]) -> None:
-        """Learn from continuations that the tokens of their round were compared with, drafted or not."""
-        columns = np.fromiter(chain.from_iterable(judged), np.int64).reshape(len(judged), -1).T
-        slots, kinds, matches, came, missed, wanted = columns
+    def _judge(self, found: Integers, seen: Seq[_Seen]) -> None:
+        """Learn from continuations, drafted or not: the tokens of their round say what they were worth."""
+        columns, slots = self.store.columns, np.array([each.slot for each in seen])
+        matches, wanted, continuations = (
+            found[:, columns.match],
+            found[:, columns.wanted],
+            found[:, columns.continuations],
+        )
+        came, missed = _compare(continuations, [each.tokens for each in seen])
+        self._note_guesses(seen, continuations, wanted, came, missed)
+        self._reach[slots] = np.maximum(wanted, self._reach[slots] // 2)
+        self._expected[slots] /= 2
+        some = np.flatnonzero(matches)
+        if not some.size:
+            return
+        if some.size < len(seen):
+            slots, matches, wanted, came, missed, found = (
+                each[some] for each in (slots, matches, wanted, came, missed, found)
+            )
+        kinds = 1 - found[:, columns.source]
+        if self.rules.predicted:
+            self._rows[slots, COLUMN.aim] = found[:, columns.distance]
         self._confidence.judge(slots, kinds, matches, came, missed)
-        worth = _sum_first(self._learn(slots, kinds), matches, wanted).tolist()
-        for each, value in zip(judged, worth, strict=True):
-            self._expected[each.slot] = max(value, self._expected[each.slot])
+        worth = _sum_first(self._learn(slots, kinds), matches, wanted)
+        self._expected[slots] = np.maximum(worth, self._expected[slots])
+
+    def _note_guesses(
+        self, seen: Seq[_Seen], continuations: Integers, wanted: Integers, came: Integers, missed: Integers
+    ) -> None:
+        """Tell what would have been drafted, where nothing was: nothing found is a draft of nothing.
+
+        Where the tokens of the round do not judge it, it is kept until the text does.
+        """
+        judged = zip(seen, wanted.tolist(), came.tolist(), missed.tolist(), strict=True)
+        for row, (each, length, right, wrong) in enumerate(judged):
+            if each.drafted or each.seq.finish is not None:
+                continue
+            if wrong or right >= length:
+                self._guesses.judge(each.seq.id, length, min(right, length))
+            else:
+                tokens, start = continuations[row, :length].tolist(), len(each.seq.tokens) - len(each.tokens)
+                self._guesses.note(each.seq, start, tokens)
 
     def _learn(self, slots: Integers, kinds: Integers) -> NDArray[np.float64]:
         """Set how far these slots are drafted for after a match of each length; returns the probabilities."""
@@ -314,12 +336,15 @@ class DeviceLookup(Drafter):
         return paths
 
 
-def _compare(tokens: Seq[Token], committed: Seq[Token]) -> tuple[int, int]:
-    """How many of a continuation's tokens, padded with negative ones, came, and 1 where the next did not."""
-    for i, (token, came) in enumerate(zip(tokens, committed, strict=False)):
-        if token != came:
-            return i, int(token >= 0)
-    return min(len(tokens), len(committed)), 0
+def _compare(continuations: Integers, committed: Seq[tuple[Token, ...]]) -> tuple[Integers, Integers]:
+    """How many tokens of each continuation, padded with negative ones, came, and 1 where the next did not: [B] both."""
+    counts = list(map(len, committed))
+    most = min(max(counts), continuations.shape[1])
+    tokens = np.array([(*each[:most], *[_NOTHING] * (most - len(each))) for each in committed])
+    came = np.logical_and.accumulate(continuations[:, :most] == tokens, axis=1).sum(1)
+    open_ = came < np.minimum(counts, most)
+    following = continuations[np.arange(len(came)), np.minimum(came, most - 1)]
+    return came, (open_ & (following >= 0)).astype(np.int64)
 
 
 def _sum_first(paths: NDArray[np.float64], matches: Integers, counts: Integers) -> NDArray[np.float64]:

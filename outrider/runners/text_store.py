@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -59,25 +58,30 @@ class AnswerRing:
 
     def add_all(self, answers: Iterable[tuple[str | None, Seq[Token]]]) -> None:
         """Write answers, each as `add` does, in one copy."""
-        columns = [self._enter(salt, answer[max(0, len(answer) - self.size + 1) :]) for salt, answer in answers]
-        written = np.concatenate([np.empty((3, 0), np.int64), *columns], 1)[:, -self.size :]  # each place once
-        if written.size:
+        first, values, owners, sizes = self.head, list[Token](), list[int](), list[int]()
+        for salt, answer in answers:
+            if not answer or self.size < 2:
+                continue
+            kept = answer[max(0, len(answer) - self.size + 1) :]
+            values += kept
+            values.append(NO_TOKEN)
+            sizes.append(len(kept) + 1)
+            owners.append(self._enter(salt, len(kept) + 1))
+        if values:
+            places = (first + np.arange(len(values))) % self.size
+            written = np.stack([places, np.array(values), np.repeat(owners, sizes)])[:, -self.size :]  # each place once
             sent = send(written, self._tokens.device)
             self._tokens[sent[0]] = sent[1].int()
             self._owners[sent[0]] = sent[2].int()
 
-    def _enter(self, salt: str | None, answer: Seq[Token]) -> Integers:
-        """Make room for an answer: the places, tokens and owners to write, int64 [3, tokens]."""
-        if not answer or self.size < 2:
-            return np.empty((3, 0), np.int64)
+    def _enter(self, salt: str | None, size: int) -> int:
+        """Make room for an answer of so many tokens, its separator among them; returns its owner."""
         if salt is not None and salt not in self._ids:
             self._ids[salt], self._next_id = self._next_id, self._next_id + 1
         owner = PUBLIC if salt is None else self._ids[salt]
-        places = (self.head + np.arange(len(answer) + 1)) % self.size
-        values = np.array([*answer, NO_TOKEN])
-        self.head = int(places[-1] + 1) % self.size
-        self._order.append((salt, len(values)))
-        self._used += len(values)
+        self.head = (self.head + size) % self.size
+        self._order.append((salt, size))
+        self._used += size
         self._answers[salt] += 1
         while len(self._order) > self.max_answers or self._used > self.size:
             oldest, size = self._order.popleft()
@@ -87,7 +91,7 @@ class AnswerRing:
                 del self._answers[oldest]
                 if oldest is not None:
                     del self._ids[oldest]
-        return np.stack([places, values, np.full_like(values, owner)])
+        return owner
 
 
 class LookupRow(NamedTuple):
@@ -102,6 +106,10 @@ class LookupRow(NamedTuple):
     length: int
     gain: int
     """1 + its row in the state, 0: the host knows all of it."""
+
+
+COLUMN = LookupRow(*range(len(LookupRow._fields)))
+"""Where each of these is in a row of numbers."""
 
 
 class TextStore:
@@ -128,15 +136,16 @@ class TextStore:
         self._texts.view(-1)[sent[0]] = sent[1].int()
 
     @torch.inference_mode()
-    def look_up(self, texts: Seq[LookupRow], limits: Integers, state: DeviceState | None = None) -> HostCopy:
+    def look_up(self, texts: Integers | Seq[LookupRow], limits: Integers, state: DeviceState | None = None) -> HostCopy:
         """The longest match of each text's end and what followed it, as `kernels.lookup.Found` says. Never waits.
 
+        texts: int64 [B, columns], as `COLUMN` says, or a `LookupRow` each.
         limits int64 [B, 2, 1 + max_match]: max tokens after a match of each length, in its own row and in the ring.
         state: of the round in flight, with tokens: what that gave the texts is written behind them first. On the
         device, what is found stays until the next lookup.
         """
-        rows = np.fromiter(chain.from_iterable(texts), np.int64).reshape(len(texts), -1)  # faster than np.array
-        longest = max(text.length + text.shift for text in texts) + _MARGIN
+        rows = np.asarray(texts, np.int64)
+        longest = int((rows[:, COLUMN.length] + rows[:, COLUMN.shift]).max()) + _MARGIN
         self._make_room(longest)
         gains = None if state is None else _gains(state)
         if self._graphs is not None:

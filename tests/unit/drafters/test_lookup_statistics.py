@@ -8,15 +8,17 @@ import numpy as np
 import torch
 
 from outrider.core.device_row import DeviceRow
-from outrider.core.draft import EMPTY, Draft
+from outrider.core.draft import EMPTY, Draft, Verdict
 from outrider.core.host_copy import HostCopy
 from outrider.core.sampling import SamplingParams
 from outrider.core.sequence import Sequence
-from outrider.drafters.base import DrafterContext, Evidence
+from outrider.drafters.base import DrafterContext, Evidence, RoundView
 from outrider.drafters.confidence import BatchConfidence, Confidence, Continuation, prior_prob
+from outrider.drafters.device_lookup import DeviceLookup, _compare
 from outrider.drafters.evidence import OpenGuesses
 from outrider.drafters.suffix import Suffix, SuffixConfig
 from outrider.runners.text_store import AnswerRing
+from outrider.testing.toy import ToyRunner
 
 K, MATCH = 6, 9
 CPU = torch.device("cpu")
@@ -67,6 +69,74 @@ def test_a_guess_is_judged_once_the_text_decides_it():
     guesses.forget(4)
     seq.tokens.append(1)
     assert guesses.take() == []
+
+
+def test_a_guess_that_is_judged_already_is_told_unless_one_is_open():
+    guesses, seq = OpenGuesses(), text(1, 2)
+    guesses.judge(4, 3, 1)
+    guesses.judge(5, 0, 0)
+    assert guesses.take() == [Evidence(4, 3, 1), Evidence(5, 1, 0)]
+    guesses.note(seq, 2, [5, 6])
+    guesses.judge(4, 3, 1)
+    assert guesses.take() == []
+    seq.tokens.append(6)
+    assert guesses.take() == [Evidence(4, 2, 0)]
+
+
+def test_continuations_are_compared_with_the_tokens_that_came():
+    """As one by one: a continuation ends at its padding, and what is committed may end before it or behind it."""
+    rng = random.Random(7)
+    for _ in range(200):
+        rows = rng.randrange(1, 5)
+        ends = [rng.randrange(K + 1) for _ in range(rows)]
+        tokens = [[rng.randrange(2) for _ in range(end)] + [-1] * (K - end) for end in ends]
+        committed = [tuple(rng.randrange(2) for _ in range(rng.randrange(1, K + 3))) for _ in range(rows)]
+        came, missed = _compare(np.array(tokens), committed)
+        for row in range(rows):
+            right = 0
+            while right < min(K, len(committed[row])) and tokens[row][right] == committed[row][right]:
+                right += 1
+            assert came[row] == right
+            assert missed[row] == (right < ends[row] and right < len(committed[row]))
+
+
+def lookups(max_batch: int) -> tuple[DeviceLookup, ToyRunner]:
+    runner = ToyRunner(50)
+    return DeviceLookup(SuffixConfig().rules(0.1), runner, max_batch), runner
+
+
+def test_only_those_that_may_be_drafted_for_are_looked_up():
+    tried, _ = lookups(3)
+    seqs = [Sequence(i, [1, 2, 3, 1, 2], 5, SamplingParams(), 0) for i in range(3)]
+    drafts = tried.propose(RoundView(seqs, [4, 0, 2]))
+    assert drafts is not None
+    assert [list(draft.tokens) for draft in drafts] == [[3, 1, 2, 3], [], [3, 1]]
+    assert set(tried._texts) == {0, 2}
+    for seq, coming in zip(seqs, ([3, 9], [5], [7]), strict=True):
+        seq.tokens += coming
+        seq.round += 1
+    verdicts = [Verdict((3, 9), (0,)), Verdict((5,)), Verdict((7,))]
+    tried.observe(seqs, drafts, verdicts)
+    assert tried.take_evidence() == []  # both were drafted for
+    first, _, last = tried._confidence._right[[tried._texts[0].slot, tried._free[0], tried._texts[2].slot], 0].sum(1)
+    assert first > last  # of the one a token came, of the other none
+
+
+def test_where_nothing_was_drafted_what_would_have_been_is_told():
+    """Looked at and not asked: one that the next token refutes, one that it leaves open, one where nothing is found."""
+    tried, _ = lookups(3)
+    texts = [[1, 2, 3, 1, 2], [4, 5, 6, 4, 5], [1, 2, 3, 4, 5]]
+    seqs = [Sequence(i, each, 5, SamplingParams(), 0) for i, each in enumerate(texts)]
+    tried.watch(RoundView(seqs, [0, 0, 0]))
+    wanted = int(tried._limits[tried._texts[0].slot, 0, 2])
+    for seq, token in zip(seqs, (9, 6, 7), strict=True):
+        seq.tokens.append(token)
+        seq.round += 1
+    tried.observe(seqs, [EMPTY] * 3, [Verdict((9,)), Verdict((6,)), Verdict((7,))])
+    assert wanted > 1
+    assert tried.take_evidence() == [Evidence(0, wanted, 0), Evidence(2, 1, 0)]
+    seqs[1].tokens.append(4)
+    assert tried.take_evidence() == ([Evidence(1, 2, 2)] if wanted == 2 else [])
 
 
 def test_the_ring_holds_the_newest_answers_whole():
