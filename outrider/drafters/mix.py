@@ -149,23 +149,24 @@ class Mix(Drafter):
         best = [EMPTY] * len(view.seqs)
         values = [0.0] * len(view.seqs)
         winners: list[_Member | None] = [None] * len(view.seqs)
+        predicted = any(seq.prediction for seq in view.seqs)
         for member in self.members:
-            rows = [
-                i
-                for i, (seq, k) in enumerate(zip(view.seqs, view.budgets, strict=True))
-                if k > 0 and self._asks(member, seq, best[i], values[i])
-            ]
+            if member.drafter.traits.needs_prediction and not predicted:
+                continue
+            rows = [i for i, k in enumerate(view.budgets) if k > 0]
+            if not self._always_asks(member):
+                rows = [i for i in rows if self._asks(member, view.seqs[i], best[i], values[i])]
             if not rows:
                 continue
             asked = view
-            if member.drafter.traits.watches:  # at no cost for the others, which stay where they are
-                asked = replace(view, budgets=[k if i in rows else 0 for i, k in enumerate(view.budgets)])
-                rows = list(range(len(view.seqs)))
+            if len(rows) < len(view.seqs) and member.drafter.traits.watches:  # the others stay where they are
+                chosen, rows = {*rows}, list(range(len(view.seqs)))
+                asked = replace(view, budgets=[k if i in chosen else 0 for i, k in enumerate(view.budgets)])
             drafts = member.drafter.propose(asked if len(rows) == len(view.seqs) else asked.take(rows))
             if drafts is None:
                 return None
             for i, draft in zip(rows, drafts, strict=True):
-                if not draft:
+                if draft is EMPTY or not draft:
                     continue
                 if view.state is None:  # else it is not known yet where it starts
                     member.remember(view.seqs[i], draft)
@@ -184,18 +185,28 @@ class Mix(Drafter):
 
     def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
         winners = [self._winners[seq.id].pop(0) if self._winners.get(seq.id) else None for seq in seqs]
+        others = [verdict if not verdict.path else Verdict(verdict.tokens) for verdict in verdicts]
+        predicted = any(seq.prediction for seq in seqs)
         for member in self.members:
             if member.open:
                 for seq in seqs:
                     member.judge(seq)
-            if member.drafter.traits.observes:
-                pairs = zip(drafts, verdicts, winners, strict=True)
-                seen = [(d, v) if winner is member else (EMPTY, Verdict(v.tokens)) for d, v, winner in pairs]
-                member.drafter.observe(seqs, [draft for draft, _ in seen], [verdict for _, verdict in seen])
+            traits = member.drafter.traits
+            if not traits.observes or (traits.needs_prediction and not predicted):
+                continue
+            own = [winner is member for winner in winners]
+            if any(own):
+                seen = [draft if mine else EMPTY for draft, mine in zip(drafts, own, strict=True)]
+                judged = [a if mine else b for a, b, mine in zip(verdicts, others, own, strict=True)]
+                member.drafter.observe(seqs, seen, judged)
+            else:
+                member.drafter.observe(seqs, [EMPTY] * len(seqs), others)
 
     def watch(self, view: RoundView) -> None:
+        predicted = any(seq.prediction for seq in view.seqs)
         for member in self.members:
-            if member.drafter.traits.watches:
+            traits = member.drafter.traits
+            if traits.watches and (predicted or not traits.needs_prediction):
                 member.drafter.watch(view)
 
     def take_evidence(self) -> list[Evidence]:
@@ -210,6 +221,11 @@ class Mix(Drafter):
 
     def take_failures(self, seq_id: int) -> int:
         return sum(member.drafter.take_failures(seq_id) for member in self.members)
+
+    def _always_asks(self, member: _Member) -> bool:
+        """Whether this member is asked for every sequence, whatever others have drafted."""
+        traits = member.drafter.traits
+        return not (traits.runs_model or traits.needs_prediction or self.traits.states_probs)
 
     def _asks(self, member: _Member, seq: Sequence, best: Draft, value: float) -> bool:
         """Whether this member is asked where a draft of this value has been made."""

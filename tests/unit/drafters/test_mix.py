@@ -154,6 +154,20 @@ def test_a_zero_budget_asks_nobody(make):
     assert member.asked == []
 
 
+def test_one_that_needs_a_prediction_sees_no_round_without_one(make):
+    class Watching(Scripted):
+        def watch(self, view):
+            self.asked.append("watched")
+
+    a, b = Watching("a", watches=True), Watching("b", watches=True, needs_prediction=True)
+    mix, plain, predicted = Mix([a, b], 1000), make([0]), make([0], prediction=(5, 6))
+    for seq in (plain, predicted):
+        mix.watch(RoundView([seq], [0]))
+        mix.observe([seq], [EMPTY], [Verdict((1, 2), (0,))])
+    assert (a.asked, b.asked) == (["watched"] * 2, ["watched"])
+    assert (a.seen, b.seen) == ([(EMPTY, Verdict((1, 2)))] * 2, [(EMPTY, Verdict((1, 2)))])
+
+
 def test_forgetting_reaches_every_member_once(make):
     a, b = Scripted("a", draft([1], 0.5, "a")), Scripted("b", runs_model=True)
     mix, seq = Mix([a, b], 1000), make([0])
