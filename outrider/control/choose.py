@@ -95,7 +95,8 @@ def choose_plan(outlooks: Seq[Outlook], costs: RoundCosts, widths: Seq[int] = ()
     for group in _groups(outlooks):
         expected = {i: _expected(outlooks[i]) for i in group}
         most = batch + sum(float(each[:, -1].sum()) for each in expected.values())
-        if most < MIN_GAIN * batch:  # not even if drafts took no time
+        least = min(costs.shared_seconds(RoundKind(batch, 1, batch, (outlooks[i].name,))) for i in group)
+        if most < MIN_GAIN * batch or most < plain.rate * least:  # not even if drafts took no time, or no row more
             continue
         if widths:
             best = _best_padded(outlooks, expected, costs, widths, best)

@@ -11,14 +11,15 @@ import numpy as np
 
 from outrider.control.acceptance import Acceptance, Calibration, Floats
 from outrider.control.choose import Ints, Outlook, Plan, best_plan_of, choose_drafts, choose_plan, plain_plan
-from outrider.control.costs import RoundCosts, RoundKind
+from outrider.control.costs import RoundCosts, RoundKind, size_of
 from outrider.control.decisions import Decisions
 from outrider.control.trials import TRIAL_ROUNDS, Trials
 
 _PROBE_ROUNDS = 5
 """A probe lasts so many rounds where rounds overlap: in the first two, drafters catch up with the text."""
 _PROBE_SEQUENCES = 4
-"""A probe of a draft model, which may have much text to catch up with, is of so many sequences, in turn."""
+"""A probe of a draft model, which may have much text to catch up with, is of so many sequences, in turn; where rounds
+overlap every probe is, since the host's work for each sequence is not hidden there."""
 _PROBE_SHARE = 0.003
 """The share of time that probing may cost."""
 _MIN_PROBE_ROUNDS, _MAX_PROBE_ROUNDS = 16, 4096
@@ -83,6 +84,8 @@ class Controller:
         self._round = self._since_probe = self._since_plain = 0
         self._probe_due = _MIN_PROBE_ROUNDS
         """No probe is thought of before so many rounds without one."""
+        self._sizes: set[int] = set()
+        """Of batches that had rounds without drafts when they were new, to learn what those take."""
         self._probed = [0] * len(members)
         self._asked = [0] * len(members)
         """The round in which each drafter was last asked."""
@@ -92,7 +95,7 @@ class Controller:
         batch = len(seq_ids)
         if not any(budgets):
             return plain_plan(batch, self.costs)
-        if self._since_plain >= _PLAIN_ROUNDS:
+        if self._since_plain >= _PLAIN_ROUNDS or self._is_new_size(batch):
             self._since_plain = 0
             return replace(plain_plan(batch, self.costs), rounds=_PLAIN_SPELL if self.widths else 1)
         if self._visible is not None and len(self.members) == 1:
@@ -106,6 +109,15 @@ class Controller:
         if self._visible is not None:
             plan = self._ask_visible(plan, self._visible, seq_ids, budgets)
         return self._probe(outlooks, plan) or plan
+
+    def _is_new_size(self, batch: int) -> bool:
+        """Whether to find out first what rounds without drafts take: those of another batch tell something else, since
+        the host's work grows with the sequences, and drafts would count for what they are not worth."""
+        size = size_of(batch)
+        if not self.widths or size in self._sizes or not self.costs.borrows_level(batch):
+            return False
+        self._sizes.add(size)
+        return True
 
     def move(self, plan: Plan, before: Seq[int], seq_ids: Seq[int]) -> Plan:
         """A plan for sequences `before`, made one for others: those keep their drafts, newcomers get the most usual."""
@@ -131,6 +143,11 @@ class Controller:
         kind = RoundKind(*plan.kind[:3], tuple(self.members[i].name for i in asked), plan.kind.steps)
         rounds = 0 if self._trials.pays or member not in asked else TRIAL_ROUNDS
         return Plan(kind, lengths, who, plan.tokens, plan.seconds, rounds=rounds, settled=asked == [member])
+
+    @property
+    def reviews(self) -> bool:
+        """Whether drafts are seen, and chosen from, before they are scored."""
+        return self._visible is not None
 
     def review(self, seq_ids: Seq[int], plan: Plan, drafted: Seq[int], expected: Seq[float]) -> list[bool]:
         """Which drafts to score, now that they are known; those of drafters that pay for their budgets always.
@@ -318,7 +335,7 @@ class Controller:
 
     def _probe_budgets(self, outlook: Outlook, member: int) -> Ints:
         able = np.flatnonzero(outlook.budgets)
-        if not outlook.runs_model or len(able) <= _PROBE_SEQUENCES:
+        if not (outlook.runs_model or self.widths) or len(able) <= _PROBE_SEQUENCES:
             return outlook.budgets
         turn = np.roll(able, -_PROBE_SEQUENCES * self._probed[member])[:_PROBE_SEQUENCES]
         chosen = np.zeros_like(outlook.budgets)

@@ -22,6 +22,8 @@ _RECENT_ROUNDS = 8
 """Corrections are running means of about so many rounds."""
 _PRIOR_ROUNDS = 2
 """The time that was expected counts as so many rounds: one stall alone must not rule a kind out."""
+_BORROWED_ROUNDS = 1
+"""That of another batch counts as so many."""
 _HALF_LIFE = 512
 """Rounds after which half of a kind's correction is forgotten, so that it is tried again."""
 _PRICED_ROWS = 8
@@ -114,6 +116,11 @@ class PassTable:
         return rows if self.experts is None else self.experts.distinct(rows)
 
 
+def size_of(batch: int) -> int:
+    """Batches of one size are padded to the same power of two."""
+    return (batch - 1).bit_length()
+
+
 class RoundKind(NamedTuple):
     """Rounds that cost the same."""
 
@@ -161,8 +168,8 @@ class RoundCosts:
         self.limits: PassLimits | None = None
         """What the target's passes are bound by, where that was measured."""
         self._levels: dict[int, _Ratio] = {}
-        """By batch: how much slower rounds without drafts are than was measured, and so everything."""
-        self._last_batch = 0
+        """By `size_of` the batch: how much slower rounds without drafts are than was measured, and so everything."""
+        self._last_size = 0
         self._asking: dict[tuple[str, ...], dict[int, _Ratio]] = {}
         """By drafters and bits of the batch: how much slower than measured rounds are in which they are asked, beside
         the level. What a host does for each sequence is not measured, and a larger batch has more of it."""
@@ -206,8 +213,10 @@ class RoundCosts:
             return
         self._now += 1
         if kind.plain:
-            self._last_batch = kind.batch
-            self._levels.setdefault(kind.batch, _Ratio(self._level(kind.batch))).add(seconds / expected, self._now)
+            prior = _BORROWED_ROUNDS if self.borrows_level(kind.batch) else _PRIOR_ROUNDS
+            size, level = size_of(kind.batch), self._level(kind.batch)
+            self._levels.setdefault(size, _Ratio(level, prior)).add(seconds / expected, self._now)
+            self._last_size = size
             return
         beside_level = min(seconds / (expected * self._level(kind.batch)), _MAX_RATIO)
         asking = self._asking.setdefault(kind.drafters, {}).setdefault(kind.batch.bit_length(), _Ratio(last=self._now))
@@ -218,8 +227,12 @@ class RoundCosts:
         if len(self._kinds) > _MAX_KINDS:
             del self._kinds[min(self._kinds, key=lambda each: self._kinds[each].last)]
 
+    def borrows_level(self, batch: int) -> bool:
+        """Whether rounds without drafts were timed, but none of a batch of this size."""
+        return bool(self._levels) and size_of(batch) not in self._levels
+
     def _level(self, batch: int) -> float:
-        known = self._levels.get(batch) or self._levels.get(self._last_batch)
+        known = self._levels.get(size_of(batch)) or self._levels.get(self._last_size)
         return known.value if known else 1.0
 
     def _measured(self, kind: RoundKind) -> float:

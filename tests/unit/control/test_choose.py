@@ -126,3 +126,16 @@ def test_known_drafts_are_scored_where_that_pays_by_enumeration():
         plain = rate([False] * 4, expected, lengths, costs)
         best = max(rate(mask, expected, lengths, costs) for mask in product((False, True), repeat=4))
         assert rate(kept, expected, lengths, costs) == pytest.approx(best if best > MIN_GAIN * plain else plain)
+
+
+def test_nobody_is_asked_where_asking_takes_longer_than_all_tokens_are_worth():
+    """Rounds of a drafter take three times a plain one: its tokens would have to be three for each."""
+    costs = RoundCosts(PassTable({(2, w): 1.0 for w in (1, 2, 4)}, padded=True))
+    for _ in range(60):
+        costs.observe(RoundKind(2, 1, 2), 1.0)
+        costs.observe(RoundKind(2, 2, 4, ("dear",)), 3.0)
+    good = [[0.99] * 3] * 2
+    assert choose_plan([outlook("dear", good, [1, 1])], costs, (1, 2, 4)) == plain_plan(2, costs)
+    assert choose_plan([outlook("cheap", good, [1, 1])], costs, (1, 2, 4)).kind.drafters == ("cheap",)
+    both = [outlook("dear", good, [3, 3]), outlook("cheap", [[0.5] * 3] * 2, [3, 3])]
+    assert choose_plan(both, costs, (1, 2, 4)).asks

@@ -175,3 +175,31 @@ def test_a_plan_is_moved_to_other_sequences():
     assert moved.tokens == 8.0
     assert moved.seconds == pytest.approx(1.06)
     assert control.move(plain_plan(2, control.costs), [1, 2], [3]) == plain_plan(1, control.costs)
+
+
+def test_a_batch_of_a_new_size_begins_with_rounds_without_drafts():
+    """What they take is known of another size alone, where the host had less to do: five tell it, once a size."""
+    table = PassTable({(b, w): 1.0 for b in (1, 4, 16) for w in WIDTHS}, padded=True)
+    control = Controller([LOOKUP], RoundCosts(table), WIDTHS)
+    assert control.plan([0], [7]).asks  # nothing is known yet: as measured
+    control.note_plain(plain_plan(1, control.costs), [0], 1.0)
+    assert control.plan([0], [7]).asks
+    many = list(range(9))
+    first = control.plan(many, [7] * 9)
+    assert (first.asks, first.rounds) == (False, 5)
+    control.note_plain(first, many, 3.0)
+    assert control.costs.seconds(RoundKind(16, 1, 16)) == pytest.approx(2.0)  # the other size's counts as one round
+    assert control.costs.seconds(RoundKind(1, 1, 1)) == pytest.approx(1.0)
+    assert control.plan(many, [7] * 9).asks
+    assert control.plan([0, 1], [7, 7]).rounds == 5
+    assert control.plan([0, 1], [7, 7]).asks  # whatever came of it
+
+
+def test_where_rounds_overlap_a_probe_is_of_a_few_sequences_in_turn():
+    table = PassTable({(8, w): 1 + 0.02 * (w - 1) for w in WIDTHS}, padded=True)
+    control = Controller([LOOKUP], RoundCosts(table), WIDTHS)
+    control.note_guesses(0, [9] * 400, [7] * 400, [0] * 400)
+    probes = [control.plan(list(range(8)), [7] * 8) for _ in range(2)]
+    asked = [[row for row, n in enumerate(plan.lengths) if n] for plan in probes]
+    assert [plan.probe for plan in probes] == [True, True]
+    assert asked == [[0, 1, 2, 3], [4, 5, 6, 7]]
