@@ -17,6 +17,7 @@ from outrider.core.sequence import Sequence
 from outrider.drafters import grammar
 from outrider.drafters.base import Drafter, RoundView, TargetPass
 from outrider.drafters.guard import GuardedDrafter, legal_nodes
+from outrider.drafters.mix import Mix
 from outrider.engine.kept_plan import Allowance, KeptPlan
 from outrider.runners.base import Runner
 
@@ -63,7 +64,8 @@ class Drafting:
         """controller: of the drafter's parts, in their order, or of the drafter itself."""
         self.runner, self.traits, self.controller = runner, drafter.traits, controller
         parts = (drafter.parts if controller is not None else ()) or (drafter,)
-        self.members = [GuardedDrafter(part, runner.vocab_size) for part in parts]
+        self.members = [part if isinstance(part, Mix) else GuardedDrafter(part, runner.vocab_size) for part in parts]
+        """A mix guards its own members."""
         self._watching = Allowance(_WATCHING_SHARE)
         self._kept = KeptPlan()
         self._rest = self._asked = 0
@@ -135,7 +137,7 @@ class Drafting:
             member.observe(
                 seqs,
                 [draft if mine else EMPTY for draft, mine in zip(drafts, own, strict=True)],
-                [verdict if mine else Verdict(verdict.tokens) for verdict, mine in zip(verdicts, own, strict=True)],
+                [v if mine or not v.path else Verdict(v.tokens) for v, mine in zip(verdicts, own, strict=True)],
             )
         if self.controller is not None and (self._unscored or any(drafts)):
             self._judge(seqs, drafts, verdicts, drafters)
@@ -204,7 +206,7 @@ class Drafting:
 
     def _review(self, seqs: Seq[Sequence], plan: Plan, drafts: list[Draft]) -> list[Draft]:
         """The drafts that are worth scoring. One that was sampled always is: leaving it out would bias the text."""
-        if self.controller is None:
+        if self.controller is None or not self.controller.reviews:
             return drafts
         ids, lengths = [seq.id for seq in seqs], list(map(len, drafts))
         kept = self.controller.review(ids, plan, lengths, [draft.expected for draft in drafts])
@@ -248,7 +250,8 @@ class Drafting:
     def _ask(self, view: RoundView, plan: Plan | None) -> tuple[list[Draft], tuple[int, ...]] | None:
         """The members' drafts, and who had a part in them; None where one needs the round in flight to complete first.
 
-        Those that are not asked may watch, where they can, as often as time allows; others see every round.
+        Those that are not asked may watch, where they can, as often as time allows. Without a controller, others see
+        every round.
         """
         drafts, members = [EMPTY] * len(view.seqs), list[int]()
         for i, member in enumerate(self.members):
@@ -260,7 +263,7 @@ class Drafting:
                     member.watch(view)
                     self._watching.spend(began)
                     members.append(i)
-                elif member.traits.observes and not member.traits.watches:
+                elif plan is None and member.traits.observes and not member.traits.watches:
                     members.append(i)
                 continue
             if plan is not None or member.traits.observes:

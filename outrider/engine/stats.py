@@ -288,6 +288,9 @@ def ends_in_rejection(draft: Draft, verdict: Verdict) -> bool:
 
     Where no token can be chosen after the last accepted one, that one counts as the target's own: no rejection.
     """
+    if draft.parents is None:
+        accepted = len(verdict.path)
+        return accepted < len(draft.tokens) and verdict.tokens[-1] != draft.tokens[accepted]
     drafted = [draft.tokens[node] for node in draft.children(verdict.path[-1] if verdict.path else -1)]
     return bool(drafted) and verdict.tokens[-1] not in drafted
 
