@@ -11,6 +11,7 @@ from outrider.core.errors import ConfigError
 
 TIMEOUT_S = 10.0
 MAX_BYTES = 16 << 20
+KEY_FIX = "set OPENAI_API_KEY to the server's key"
 DRAFTS = "vllm:spec_decode_num_drafts"
 DRAFTED = "vllm:spec_decode_num_draft_tokens"
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
@@ -50,14 +51,20 @@ class Counters:
         return self.drafted / self.drafts if self.drafts else 0.0
 
 
-def read_counters(url: str) -> Counters:
-    """url: of the server, with or without /v1. ConfigError where it cannot be read or counts no drafts."""
+def read_counters(url: str, key: str = "") -> Counters:
+    """url: of the server, with or without /v1. key: sent where there is one. ConfigError where it cannot be read or
+    counts no drafts."""
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"--url takes an address such as http://127.0.0.1:8000; got {url!r}")
     address = f"{url.rstrip('/').removesuffix('/v1')}/metrics"
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    request = urllib.request.Request(address, headers=headers)  # noqa: S310 - the scheme is checked above
     try:
-        with urllib.request.urlopen(address, timeout=TIMEOUT_S) as answer:  # noqa: S310 - the scheme is checked above
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:  # noqa: S310 - the same
             text = answer.read(MAX_BYTES).decode("utf-8", "replace")
+    except urllib.error.HTTPError as error:
+        fix = KEY_FIX if error.code in (401, 403) else "is it a running vLLM or Outrider server?"
+        raise ConfigError(f"{address} answers {error.code}; {fix}") from error
     except (OSError, ValueError, urllib.error.URLError) as error:
         raise ConfigError(f"{address} cannot be read ({error}); is it a running vLLM or Outrider server?") from error
     return parse_counters(text, address)

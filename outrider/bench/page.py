@@ -137,7 +137,10 @@ def _parts(run: RunFile) -> Iterator[Html]:
     facts += [[line["kind"], f"{line['version']}, {line['format']}"] for line in run.of("system")]
     repeats = max(line["repetition"] for line in run.of("measure")) + 1
     level = median_estimate([0.0] * repeats).level
-    facts.append(["intervals", f"hold with a chance of {share(level)}, from {repeats} repetitions"])
+    held = (
+        f"hold with a chance of {share(level)}, from {repeats} repetitions" if repeats > 1 else "none of one repetition"
+    )
+    facts.append(["intervals", held])
     if header["machine"].get("load_average") is not None:
         facts.append(["load of the machine before", f"{header['machine']['load_average']} (average of a minute)"])
     yield table(["", ""], facts, text=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from dataclasses import asdict, dataclass
@@ -36,7 +37,7 @@ class AdviseOptions:
     temperatures: str = option("0,1", "With commas between; the first one decides", metavar="T,T")
     batches: str = option("1,4", "With commas between; the first one decides", metavar="N,N")
     contexts: str = option("1024", "Rounds are also timed behind so many tokens", metavar="N,N")
-    url: str | None = option(None, "Advise for a running vLLM or Outrider, from its counters")
+    url: str | None = option(None, "Advise for a running vLLM or Outrider, from its counters; its key: OPENAI_API_KEY")
     out: Path | None = option(None, "Keep what is measured; continued if it is there", metavar="FILE")  # noqa: RUF009 - a field
     html: str | None = option(None, "Write a page", metavar="FILE")
     json: bool = option(False, "One JSON object on stdout")
@@ -176,7 +177,7 @@ def _advise_url(given: AdviseOptions, screen: Screen) -> None:
                 f"--{name} has no effect with --url, which reads a server's counters and measures nothing"
             )
     url = given.url or ""
-    counters = read_counters(url)
+    counters = read_counters(url, os.environ.get("OPENAI_API_KEY", ""))
     lines = advise_remote(counters)
     if given.html is not None:
         from outrider.advise.page import remote_page

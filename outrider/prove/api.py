@@ -15,6 +15,7 @@ from urllib.request import Request, urlopen
 from outrider.core.errors import ConfigError, OutriderError
 
 TIMEOUT_SECONDS = 300
+KEY_FIX = "set OPENAI_API_KEY to the server's key"
 Body = dict[str, Any]
 
 
@@ -117,6 +118,7 @@ class Api:
                 return json.load(response)
         except HTTPError as error:
             told = error.read(2000).decode(errors="replace")
-            raise ApiError(f"{self.url}{path} answers {error.code}: {told}", error.code) from error
+            fix = f"; {KEY_FIX}" if error.code in (401, 403) else ""
+            raise ApiError(f"{self.url}{path} answers {error.code}: {told}{fix}", error.code) from error
         except (URLError, HTTPException, TimeoutError, ConnectionError, ValueError) as error:
             raise ApiError(f"{self.url}{path} does not answer ({error}); is the server running there?") from error

@@ -1,10 +1,14 @@
 """Advice from the counters of a server."""
 
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
 import pytest
 
 from outrider.advise.remote import Counters, advise_remote, best_length, parse_counters, read_counters
 from outrider.cli.main import main
 from outrider.core.errors import ConfigError
+from outrider.prove.api import Api, ApiError
 
 TEXT = """# HELP vllm:spec_decode_num_drafts_total Number of drafts.
 # TYPE vllm:spec_decode_num_drafts_total counter
@@ -45,7 +49,7 @@ def test_what_is_said():
 
 
 def test_a_server_s_counters_as_lines_and_as_a_page(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("outrider.advise.remote.read_counters", lambda url: parse_counters(TEXT, url))
+    monkeypatch.setattr("outrider.advise.remote.read_counters", lambda url, key: parse_counters(TEXT, url))
     file = tmp_path / "advice.html"
     with pytest.raises(SystemExit) as left:
         main(["advise", "--url", "http://here", "--html", str(file)])
@@ -58,6 +62,31 @@ def test_a_server_s_counters_as_lines_and_as_a_page(tmp_path, capsys, monkeypatc
         main(["advise", "--url", "http://here", "--draft", "x"])
     assert left.value.code == 2
     assert "--draft has no effect with --url" in capsys.readouterr().err
+
+
+class Guarded(BaseHTTPRequestHandler):
+    """Metrics for those who have the key."""
+
+    def do_GET(self):
+        known = self.headers.get("Authorization") == "Bearer right"
+        self.send_response(200 if known else 401)
+        self.end_headers()
+        self.wfile.write(TEXT.encode() if known else b"{}")
+
+    def log_message(self, *said):
+        pass
+
+
+def test_a_server_s_key_is_sent_and_asked_for():
+    with ThreadingHTTPServer(("127.0.0.1", 0), Guarded) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        assert read_counters(url, "right") == parse_counters(TEXT, "here")
+        with pytest.raises(ConfigError, match=r"answers 401; set OPENAI_API_KEY"):
+            read_counters(f"{url}/v1")
+        with pytest.raises(ApiError, match=r"answers 401: .*set OPENAI_API_KEY"):
+            Api(url, "wrong").kind()
+        server.shutdown()
 
 
 def test_bad_addresses_are_told():
