@@ -15,8 +15,9 @@ from outrider.control.costs import RoundCosts, RoundKind, size_of
 from outrider.control.decisions import Decisions
 from outrider.control.trials import TRIAL_ROUNDS, Trials
 
-_PROBE_ROUNDS = 5
-"""A probe lasts so many rounds where rounds overlap: in the first two, drafters catch up with the text."""
+_PROBE_ROUNDS, _SHORT_PROBE = 5, 2
+"""A probe lasts so many rounds where rounds overlap: in the first two, drafters catch up with the text. They are enough
+where it is known what such rounds take."""
 _PROBE_SEQUENCES = 4
 """A probe of a draft model, which may have much text to catch up with, is of so many sequences, in turn; where rounds
 overlap every probe is, since the host's work for each sequence is not hidden there."""
@@ -34,7 +35,7 @@ _FADE_ROUNDS, _FADE_SHARE = 64, 0.08
 one that was bad is tried again."""
 _PRICE_ROUNDS, _MAX_PRICES = 16, 256
 """The price of a kind of round is asked for again after so many; so many are kept."""
-_PROBES_AT_START = 3
+_ROUNDS_AT_START = 3
 """A drafter is tried so many rounds before it is judged."""
 
 
@@ -319,12 +320,14 @@ class Controller:
         if not left_out:
             return None
         at = min(left_out, key=lambda i: self._probed[i])
-        starts = self._probed[at] < _PROBES_AT_START
+        starts = self._probed[at] * (_PROBE_ROUNDS if self.widths else 1) < _ROUNDS_AT_START
         if not starts and self._since_probe < self._probe_due:
             return None
         tried = replace(outlooks[at], budgets=self._probe_budgets(outlooks[at], at))
         probe = best_plan_of([*outlooks[:at], tried, *outlooks[at + 1 :]], at, self.costs, self.widths)
-        rounds = _PROBE_ROUNDS if self.widths else 1
+        rounds = 1
+        if self.widths:
+            rounds = _SHORT_PROBE if self.costs.knows_asking(probe.kind) else _PROBE_ROUNDS
         extra = rounds * max(0.0, 1 - probe.rate / plan.rate)
         self._probe_due = min(int(extra / _PROBE_SHARE), _MAX_PROBE_ROUNDS)
         if not starts and self._since_probe < self._probe_due:

@@ -200,6 +200,11 @@ class RoundCosts:
             found = max(alone, key=lambda ratio: ratio.at(self._now), default=None)
         return 1.0 if found is None else found.at(self._now)
 
+    def knows_asking(self, kind: RoundKind) -> bool:
+        """Whether rounds with these drafters, of such a batch, were timed of late."""
+        known = self._asking.get(kind.drafters, {}).get(kind.batch.bit_length())
+        return known is not None and self._now - known.last < _HALF_LIFE
+
     def _nearest(self, drafters: tuple[str, ...], bits: int) -> _Ratio | None:
         known = self._asking.get(drafters, {})
         return known.get(bits) or (known[min(known, key=lambda each: abs(each - bits))] if known else None)
