@@ -15,6 +15,7 @@ from outrider.kernels.batch import MAX_SEQUENCES, MAX_WIDTH
 from outrider.loading.memory import PAGE_TOKENS, Workload, head_token_bytes
 from outrider.models.config import DecoderConfig
 from outrider.models.heads.config import HeadConfig
+from outrider.models.heads.packed import multiplies_bfloat16
 from outrider.models.rope import INITIAL_LENGTH
 from outrider.native.tensors import BLOCK, Kind
 from outrider.plan.facts import ModelFacts
@@ -162,7 +163,9 @@ def buffer_bytes(config: DecoderConfig, rows: int, size: int) -> int:
 
 def _packed_bytes(form: Format) -> float:
     """What a weight of a head takes beside a packed target: see heads/packed.py."""
-    return BLOCK_BYTES[Kind.INT8] / BLOCK if form.blocks else torch.bfloat16.itemsize
+    if form.blocks:
+        return BLOCK_BYTES[Kind.INT8] / BLOCK
+    return torch.bfloat16.itemsize if multiplies_bfloat16() else torch.int8.itemsize
 
 
 def head_memory(name: str, head: HeadConfig, numbers: int, form: Format, work: Workload) -> ModelMemory:

@@ -14,6 +14,11 @@ from outrider.models.linear import Int8Linear, Linear, LinearOp
 from outrider.native.library import library
 
 
+def multiplies_bfloat16() -> bool:
+    """Whether this CPU does, without converting."""
+    return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
 class PackedLinear(nn.Module):
     """A linear layer that returns rows of the dtype it is given. It cannot be trained or saved."""
 
@@ -28,7 +33,7 @@ class PackedLinear(nn.Module):
         if kernels is not None:
             self._packed = self.blocks = int8_linear(kernels, weight, bias)
             return
-        kind = Linear if torch.ops.mkldnn._is_mkldnn_bf16_supported() else Int8Linear
+        kind = Linear if multiplies_bfloat16() else Int8Linear
         self._packed = kind(weight.bfloat16(), None if bias is None else bias.bfloat16())
 
     def forward(self, x: Tensor) -> Tensor:
