@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,6 +90,9 @@ def peers(options: PeersOptions, runtime: RuntimeOptions) -> None:
     found = summarize_peers(run)
     for why in bench.left_out:
         screen.note(f"left out: {why}", "yellow")
+    formats = {"outrider": loaded.format} | {str(line["kind"]): str(line["format"]) for line in run.of("system")}
+    for remark in remarks({plan.kind for plan in plans}, formats):
+        screen.note(remark, "yellow")
     if options.json:
         told = {**run.header, "systems": run.of("system"), "rows": [row.as_dict() for row in found]}
         sys.stdout.write(json.dumps(told | {"left_out": bench.left_out}, allow_nan=False) + "\n")
@@ -98,6 +102,19 @@ def peers(options: PeersOptions, runtime: RuntimeOptions) -> None:
     rest = "; who wins the others is above" if ours < len(bench.items) else ""
     screen.say(f"outrider wins {ours} of {len(bench.items)} kinds of prompts clearly", rest)
     raise typer.Exit(exit_code)
+
+
+def remarks(tried: Collection[str], formats: Mapping[str, str]) -> list[str]:
+    """What to know of a comparison: engines that were not tried, and formats that are not the same. By engine."""
+    found: list[str] = []
+    missing = [name for name in ("transformers", "vllm", "llama.cpp") if name not in tried]
+    if missing:
+        told = "--python names a Python that has them; llama.cpp reads .gguf files, see --gguf"
+        found.append(f"not compared: {', '.join(missing)}; {told}")
+    if len(set(formats.values())) > 1:
+        named = ", ".join(f"{name} {form}" for name, form in formats.items())
+        found.append(f"the engines compute in different number formats, which have speeds of their own: {named}")
+    return found
 
 
 def peer_plans(options: PeersOptions, loaded: LoadedModel, threads: int | None) -> list[PeerPlan]:

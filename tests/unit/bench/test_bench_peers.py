@@ -11,6 +11,7 @@ from bench_world import FACTS, PROMPTS, pair_folders, quiet  # noqa: F401 - a fi
 from outrider.bench.engines import Engines, load_target
 from outrider.bench.peers import PeerError, PeerPlan, PeersBench, installed, started, summarize_peers
 from outrider.bench.record import RunFile, make_header, open_run, read_run
+from outrider.cli.bench_peers import remarks
 
 
 @pytest.fixture(scope="module")
@@ -99,3 +100,10 @@ def test_who_wins_is_said_only_where_it_is_clear():
     few = {row.system: row.wins for row in summarize_peers(measured({"a": A[:4], "b": [1, 1, 1, 1]}))}
     assert few == {"a": "first, not clearly", "b": ""}  # four repetitions say it with a chance of 87.5 %
     json.dumps([row.as_dict() for row in summarize_peers(measured({"a": [1.0]}))], allow_nan=False)
+
+
+def test_engines_that_were_not_tried_and_other_formats_are_told():
+    assert remarks({"transformers", "vllm", "llama.cpp"}, {"outrider": "float32", "vllm": "float32"}) == []
+    missing, formats = remarks({"transformers"}, {"outrider": "int4", "transformers": "float32"})
+    assert missing.startswith("not compared: vllm, llama.cpp;")
+    assert formats.endswith("outrider int4, transformers float32")
