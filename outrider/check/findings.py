@@ -6,12 +6,11 @@ from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-Level = Literal["ok", "note", "caution", "padding", "option", "cross", "no-gain", "refuse"]
+Level = Literal["ok", "note", "caution", "padding", "option", "cross", "refuse"]
 """ok: checked and sound. note: worth knowing. caution: it works and gains less. padding: it works, and the vocabularies
-are of different lengths. option: it works with an option that the fix names. cross: only as cross-model.
-no-gain: it works, and cannot make the target faster."""
-Verdict = Literal["use", "use with padding", "needs cross-vocabulary", "no gain", "refuse"]
-CODES = {"refuse": 2, "no-gain": 1, "cross": 1, "option": 1}
+are of different lengths. option: it works with an option that the fix names. cross: only as cross-model."""
+Verdict = Literal["use", "use with padding", "needs cross-vocabulary", "refuse"]
+CODES = {"refuse": 2, "cross": 1, "option": 1}
 """Exit codes by the worst level; 0 for others."""
 
 
@@ -64,21 +63,19 @@ class Report:
     def verdict(self) -> Verdict:
         if self.has("refuse"):
             return "refuse"
-        if self.has("no-gain"):
-            return "no gain"
         if self.has("cross"):
             return "needs cross-vocabulary"
         return "use with padding" if self.has("padding") else "use"
 
     @property
     def exit_code(self) -> int:
-        """0: use it as it is; 1: it needs an option or cross-model, or gains nothing; 2: it cannot draft here."""
+        """0: use it as it is; 1: it needs an option or cross-model; 2: it cannot draft for this target."""
         return max((CODES.get(finding.level, 0) for finding in self.findings), default=0)
 
     @property
     def command(self) -> str:
-        """What to run next; empty where the pair should not be used."""
-        if self.verdict in ("refuse", "no gain"):
+        """What to run next; empty where the pair is refused."""
+        if self.verdict == "refuse":
             return ""
         return " ".join(["outrider serve", self.target, "--drafter", self.drafter, *self.options])
 

@@ -7,15 +7,13 @@ from outrider.report.numbers import count, seconds
 from outrider.report.page import Html, Section, Tone, code, join, note, page, strong, table, verdict
 from outrider.report.plot import Bars, bar_plot
 
-ORDER = ("refuse", "no-gain", "cross", "option", "padding", "caution", "note", "ok")
+ORDER = ("refuse", "cross", "option", "padding", "caution", "note", "ok")
 """Levels, the gravest first."""
-TONES: dict[str, Tone] = {"use": "good", "use with padding": "good", "needs cross-vocabulary": "fair"}
-TONES |= {"no gain": "bad", "refuse": "bad"}
+TONES: dict[str, Tone] = {"use": "good", "use with padding": "good", "needs cross-vocabulary": "fair", "refuse": "bad"}
 MEANINGS = {
     "use": "The draft can be used as it is.",
     "use with padding": "The draft can be used; the vocabularies are of different lengths, which is taken care of.",
     "needs cross-vocabulary": "The vocabularies differ: the draft can be used through cross-model, which maps them.",
-    "no gain": "The draft works, and cannot make this target faster: it costs as much as the target itself.",
     "refuse": "The draft cannot be used with this target.",
 }
 

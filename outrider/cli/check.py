@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from outrider.check.findings import Report
 
 STYLES = {"ok": "#1f9d3a", "note": "dim", "caution": "#b8860b", "padding": "#3b82f6"}
-STYLES |= {"option": "#b8860b", "cross": "#b8860b", "no-gain": "red", "refuse": "red"}
+STYLES |= {"option": "#b8860b", "cross": "#b8860b", "refuse": "red"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +47,7 @@ def check(given: CheckCommand) -> None:
     """Tell whether a draft model or a drafting head can draft for a target, and what to do about what is wrong.
 
     Vocabularies, templates, limits, kinds and sizes are compared, then both are loaded and draft for ten
-    seconds. The exit code is 0 to use it as it is, 1 where it needs an option or cross-model or gains nothing, 2 to
-    refuse.
+    seconds. The exit code is 0 to use it as it is, 1 where it needs an option or cross-model, 2 to refuse.
     """
     from outrider.check.doctor import check_pair
     from outrider.check.page import check_page

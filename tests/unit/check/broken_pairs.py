@@ -436,12 +436,11 @@ class Case:
 
     @property
     def expected_exit(self) -> int:
-        implied = {"refuse": 2, "no gain": 1, "needs cross-vocabulary": 1}.get(self.verdict, 0)
+        implied = {"refuse": 2, "needs cross-vocabulary": 1}.get(self.verdict, 0)
         return implied if self.exit_code < 0 else self.exit_code
 
 
 USE, PAD, CROSS, REFUSE = "use", "use with padding", "needs cross-vocabulary", "refuse"
-NO_GAIN = "no gain"
 BROKEN = [
     Case(swapped_ids, CROSS, "token-ids"),
     Case(shifted_ids, CROSS, "token-ids"),
@@ -463,8 +462,8 @@ BROKEN = [
     Case(pickled_weights, REFUSE, "files"),
     Case(broken_config, REFUSE, "files"),
     Case(broken_tokenizer, REFUSE, "tokenizer"),
-    Case(draft_larger_than_target, NO_GAIN, "size"),
-    Case(target_itself, NO_GAIN, "size"),
+    Case(draft_larger_than_target, USE, "size"),
+    Case(target_itself, USE, "size"),
     Case(recurrent_draft, REFUSE, "state"),
     Case(quantized_draft, USE, "fallback"),
     Case(restricted_licence, USE, "licence"),
