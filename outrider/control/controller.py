@@ -35,8 +35,8 @@ _FADE_ROUNDS, _FADE_SHARE = 64, 0.08
 one that was bad is tried again."""
 _PRICE_ROUNDS, _MAX_PRICES = 16, 256
 """The price of a kind of round is asked for again after so many; so many are kept."""
-_ROUNDS_AT_START = 3
-"""A drafter is tried so many rounds before it is judged."""
+_PROBES_AT_START, _DRAFTS_AT_START = 3, 12
+"""A drafter is tried so often before it is judged, or until so many of its drafts are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +320,7 @@ class Controller:
         if not left_out:
             return None
         at = min(left_out, key=lambda i: self._probed[i])
-        starts = self._probed[at] * (_PROBE_ROUNDS if self.widths else 1) < _ROUNDS_AT_START
+        starts = self._probed[at] < _PROBES_AT_START and self.acceptance[at].drafts < _DRAFTS_AT_START
         if not starts and self._since_probe < self._probe_due:
             return None
         tried = replace(outlooks[at], budgets=self._probe_budgets(outlooks[at], at))

@@ -212,3 +212,17 @@ def test_where_rounds_overlap_a_probe_is_of_a_few_sequences_in_turn():
     assert [plan.rounds for plan in probes[:2]] == [5, 2]  # what it takes is known then
     assert all(plan.rounds in (2, 5) for plan in probes)
     assert sum(plan.rounds for plan in probes) < 0.01 * 4000
+
+
+@pytest.mark.parametrize(("batch", "probes"), [(1, 3), (4, 1)])
+def test_a_drafter_is_tried_at_start_until_enough_is_known_of_it(batch: int, probes: int):
+    """Probes of five rounds in a row, of which nothing stands, before any is due by its cost."""
+    table = PassTable({(b, w): 2.0 * w - 1 for b in (1, 4) for w in WIDTHS}, padded=True)
+    control, ids = Controller([LOOKUP], RoundCosts(table), WIDTHS), list(range(batch))
+    tried = 0
+    for _ in range(8):
+        plan = control.plan(ids, [7] * batch)
+        tried += plan.probe
+        for _ in range(max(1, plan.rounds)):
+            control.note(ids, ids, plan, plan.lengths, [0] * batch)
+    assert tried == probes
