@@ -141,6 +141,7 @@ def _prove_url(options: ProveOptions, drafting: ProveDraftingOptions, screen: Sc
     if drafting.drafter or drafting.speculative_config:
         raise ConfigError("--drafter and --speculative-config choose a drafter of MODEL; a server at --url has its own")
     from outrider import __version__
+    from outrider.prove.api import ApiError
     from outrider.prove.remote import RemoteProof, RemoteSettings
     from outrider.prove.settings import read_prompt_file
 
@@ -168,8 +169,11 @@ def _prove_url(options: ProveOptions, drafting: ProveDraftingOptions, screen: Sc
     }
     folder = _folder(options, subject)
     journal = _journal(folder, subject)
-    proof = RemoteProof(settings, journal)
-    return _run(list(proof.tasks()), journal, subject | proof.told, screen), folder
+    try:
+        proof = RemoteProof(settings, journal)
+        return _run(list(proof.tasks()), journal, subject | proof.told, screen), folder
+    except ApiError as error:  # no check failed: exit code 2
+        raise ConfigError(str(error)) from error
 
 
 def _folder(options: ProveOptions, identity: dict[str, Any]) -> Path:

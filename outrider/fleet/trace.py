@@ -89,11 +89,13 @@ def _generate(name: str, kind: str, options: str) -> Trace:
         unknown = given.keys() - {first, "prompt", "output", "count", "seed"}
         if unknown:
             raise ValueError(f"no option {', '.join(sorted(unknown))}")
+        if missing := {first, "prompt", "output"} - given.keys():
+            raise ValueError(f"without {', '.join(sorted(missing))}")
         load, count, seed = float(given[first]), int(given.get("count", 500)), int(given.get("seed", 0))
         prompt, output = _range(given["prompt"]), _range(given["output"])
         if load <= 0 or count < 1 or (kind == "closed" and load != int(load)):
             raise ValueError(f"{first}={load:g}, count={count}")
-    except (ValueError, KeyError) as error:
+    except ValueError as error:
         raise ConfigError(f"--fleet {name}: {error}; generators are {GENERATORS}") from error
     draw, now, made = random.Random(seed), 0.0, list[Arrival]()
     for _ in range(count):

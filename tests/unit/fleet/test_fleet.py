@@ -195,6 +195,8 @@ def test_generators():
     ):
         with pytest.raises(ConfigError, match="poisson:rate=2"):
             read_trace(wrong)
+    with pytest.raises(ConfigError, match="without output, prompt"):
+        read_trace("poisson:rate=5")
     for wrong in ("0", "a", "1,99999999"):
         with pytest.raises(ConfigError, match="--replicas"):
             parse_replicas(wrong)
