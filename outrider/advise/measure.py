@@ -26,7 +26,7 @@ TIMED_TOKENS = 24
 """Of a text whose rounds are timed behind a long prompt."""
 MAX_ERROR = 0.05
 """Ratios of times are measured again until they are known to this share."""
-MIN_REPEATS, MAX_REPEATS = 2, 8
+MIN_REPEATS, MAX_REPEATS = 3, 8
 MAX_SECONDS = 8.0
 """No further repetition is begun after so long."""
 Tell = Callable[[str], None]
