@@ -19,6 +19,7 @@ from outrider.checkpoints.resolve import resolve
 from outrider.cli.main import main
 from outrider.core.errors import ConfigError
 from outrider.drafters.shipped import shipped_heads
+from outrider.models.heads.packed import multiplies_bfloat16
 
 pytestmark = pytest.mark.vllm
 # In vLLM's Python: its own configuration of the target and the head. vLLM's CPU backend itself runs no DSpark head.
@@ -95,6 +96,7 @@ def advice(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "advise.json"
 
 
+@pytest.mark.skipif(not multiplies_bfloat16(), reason="vLLM's own default, bfloat16, ends its worker on this processor")
 @pytest.mark.parametrize("drafter", ["prompt-lookup", "suffix", "draft-model"])
 @pytest.mark.parametrize("with_file", [False, True], ids=["words", "file"])
 def test_an_exported_command_starts_vllm(advice: Path, python: str, tmp_path: Path, capsys, drafter, with_file):
