@@ -60,6 +60,8 @@ class Traits:
     """It drafts nothing for a sequence without one, and need not be asked."""
     states_probs: bool = False
     """In mode `distribution` its drafts carry the distributions they were sampled from."""
+    guards_itself: bool = False
+    """Nothing that it is made of can make it fail: it is asked without a guard around it."""
     loads: tuple[ModelLoaded, ...] = ()
 
 

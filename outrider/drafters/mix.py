@@ -82,6 +82,7 @@ def _traits_of(members: Seq[Traits]) -> Traits:
         uses_prediction=any(each.uses_prediction for each in members),
         needs_prediction=all(each.needs_prediction for each in members),
         states_probs=any(each.states_probs for each in members),
+        guards_itself=True,
         loads=tuple(model for each in members for model in each.loads),
     )
 

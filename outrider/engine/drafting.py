@@ -17,7 +17,6 @@ from outrider.core.sequence import Sequence
 from outrider.drafters import grammar
 from outrider.drafters.base import Drafter, RoundView, TargetPass
 from outrider.drafters.guard import GuardedDrafter, legal_nodes
-from outrider.drafters.mix import Mix
 from outrider.engine.kept_plan import Allowance, KeptPlan
 from outrider.runners.base import Runner
 
@@ -64,8 +63,9 @@ class Drafting:
         """controller: of the drafter's parts, in their order, or of the drafter itself."""
         self.runner, self.traits, self.controller = runner, drafter.traits, controller
         parts = (drafter.parts if controller is not None else ()) or (drafter,)
-        self.members = [part if isinstance(part, Mix) else GuardedDrafter(part, runner.vocab_size) for part in parts]
-        """A mix guards its own members."""
+        self.members = [
+            part if part.traits.guards_itself else GuardedDrafter(part, runner.vocab_size) for part in parts
+        ]
         self._watching = Allowance(_WATCHING_SHARE)
         self._kept = KeptPlan()
         self._rest = self._asked = 0

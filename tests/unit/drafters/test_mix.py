@@ -234,6 +234,7 @@ def test_traits_are_those_of_the_members():
         states_probs=True,
         uses_prediction=True,
         taps=(3, 7),
+        guards_itself=True,  # its members are guarded
     )
     both = Mix([a, Scripted("c", **model)], 9).traits
     assert both.runs_model
