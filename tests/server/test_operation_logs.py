@@ -177,6 +177,7 @@ def test_lines_to_read_and_lines_to_parse(capsys: pytest.CaptureFixture[str]):
     try:
         for form in ("json", "text"):
             stream = io.StringIO()
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # as another server in the process may have
             set_up_logs(form, stream=stream)
             log_event(
                 "request", id="a", seconds=0.25, drafters={"suffix": {"drafts": 1}}, note='two "words"\nand a line'

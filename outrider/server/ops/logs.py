@@ -81,5 +81,6 @@ def set_up_logs(
         logger.setLevel(logging.INFO if name == LOGGER.name else logging.WARNING)
     errors = logging.getLogger("uvicorn.error")
     errors.handlers, errors.propagate = [], True
+    errors.setLevel(logging.NOTSET)  # that of uvicorn, whatever another server in this process has set
     access = logging.getLogger("uvicorn.access")
     access.handlers, access.propagate, access.disabled = [], False, True
