@@ -47,7 +47,7 @@ class Verified:
 
     @property
     def gain(self) -> float:
-        """The speed-up to count on: a round with drafts takes as long as a plain one, so no more than its tokens."""
+        """The speed-up to count on: a round with drafts takes at least as long as a plain one, so no more than τ."""
         return min(self.measured, self.tau)
 
     @property

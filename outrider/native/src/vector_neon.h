@@ -90,7 +90,8 @@ INLINE I set1_i(int32_t v) { I r; EACH(r.v[i] = vdupq_n_s32(v)); return r; }
 INLINE I add_i(I a, I b) { EACH(a.v[i] = vaddq_s32(a.v[i], b.v[i])); return a; }
 INLINE I mul_i(I a, I b) { EACH(a.v[i] = vmulq_s32(a.v[i], b.v[i])); return a; }
 INLINE F to_float(I v) { F r; EACH(r.v[i] = vcvtq_f32_s32(v.v[i])); return r; }
-// Of a sum below 2^22 that began with SUM_START, the bits of 1.5 * 2^23: as a float it is that number more. Converting takes four times as long.
+// Of a sum below 2^22 that began with SUM_START, the bits of 1.5 * 2^23: read as a float it is that number too large.
+// A conversion takes four times as long.
 constexpr int32_t SUM_START = 0x4B400000;
 INLINE F sum_to_float(I v) { F r; EACH(r.v[i] = vsubq_f32(vreinterpretq_f32_s32(v.v[i]), vdupq_n_f32(12582912.0f))); return r; }
 
