@@ -1,7 +1,7 @@
 """Whether `auto` is ever slower than plain decoding, and how near the best fixed choice it comes.
 
     python benchmarks/auto.py TARGET [--auto auto:model=DRAFT] [--fixed suffix draft-model:model=DRAFT,k=4]
-        [--kinds chat code ... | --sets FILE ...] [--batches 1 4 16 64] [--temperatures 0 1] [--threads 1]
+        [--kinds chat code ... | --sets FILE ...] [--batches 1 4 16 64] [--temperatures 0 1] [--repeats 4] [--threads 1]
 
 Prompts of five kinds, made up here, each seen for the first time: chat, code, summary, copy (edits of a given text) and
 random tokens. `--sets`: prompts of files instead, as `outrider train collect` reads them; their answers end by
@@ -160,7 +160,7 @@ class Table:
         params = SamplingParams(
             max_tokens=self.given.tokens, temperature=temperature, seed=1, ignore_eos=not self.given.sets
         )
-        repeats = max(1, self.given.texts // batch)
+        repeats = max(self.given.repeats, self.given.texts // batch)
         found: dict[str, list[Run]] = {name: [] for name in self.llms}
         for _ in range(repeats):
             chosen = [next(self.sources[kinds[i % len(kinds)]]) for i in range(batch)]
@@ -208,6 +208,7 @@ def main() -> None:
     parser.add_argument(
         "--texts", type=int, default=4, help="texts of a cell, at least; more than the batch: one after the other"
     )
+    parser.add_argument("--repeats", type=int, default=1, help="batches of a cell, at least, each of other prompts")
     parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--threads", type=int, help="of a CPU; by default as many as are fastest")
     parser.add_argument("--seed", type=int, default=0)
