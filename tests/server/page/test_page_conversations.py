@@ -68,12 +68,38 @@ def test_key_is_asked_for_and_kept_in_the_tab(page: Page, server: Scripted) -> N
     assert page.run("document.cookie") == ""
 
 
+def dot(page: Page) -> str:
+    """What the mark beside the server's state shows."""
+    shown = page.run("getComputedStyle(document.querySelector('#server .dot')).backgroundColor")
+    colours = {"--accepted": "green", "--error": "red"}
+    for name, word in colours.items():
+        page.run(f"document.body.style.setProperty('outline-color', 'var({name})')")
+        if shown == page.run("getComputedStyle(document.body).outlineColor"):
+            return word
+    return "hollow" if shown == "rgba(0, 0, 0, 0)" else shown
+
+
+def test_the_server_s_mark_is_green_only_once_it_has_answered(
+    page: Page, server: Scripted, altered: Callable[[str], None]
+) -> None:
+    assert (page.text("#fact-server"), dot(page)) == ("ready", "green")
+    server.key = "open-sesame"
+    page.load()
+    assert dot(page) == "red"
+    altered("window.fetch = () => new Promise(() => {})")
+    page.driver.get(page.address)
+    page.wait(lambda: page.one(".example").is_displayed())
+    assert (page.text("#fact-server"), dot(page)) == ("connecting", "hollow")
+
+
 def test_a_server_that_is_loading_is_waited_for(page: Page, server: Scripted) -> None:
     server.loading = True
     page.load()
     page.wait(lambda: "not ready" in page.text("#fact-server"))
+    assert dot(page) == "hollow"
     server.loading = False
     page.wait(lambda: page.text("#fact-server") == "ready")
+    assert dot(page) == "green"
     assert (page.text("#fact-model"), page.text("#fact-drafter")) == ("scripted", "suffix")
 
 

@@ -158,7 +158,7 @@ async function tellState(error) {
   refused = wrong?.status === 401;
   const state = wrong ? words(wrong) : "ready";
   if ($("fact-server").textContent !== state) $("fact-server").textContent = state; // announced when it changes
-  $("server").classList.toggle("bad", wrong !== null);
+  $("server").className = `server ${!wrong ? "ready" : wrong.status === 503 ? "" : "bad"}`; // 503: it loads
 }
 
 $("log").addEventListener("click", (event) => {
