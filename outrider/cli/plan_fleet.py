@@ -80,15 +80,18 @@ def _costs(given: FleetOptions, model: ServedModel, screen: Screen) -> ServingCo
 
 
 def show_fleet(screen: Screen, plan: FleetPlan) -> None:
-    from outrider.fleet.page import HEAD, NOTES, SHORT, rows_of, summary
+    from outrider.fleet.page import LONG, NOTES, columns_of, how_full, summary
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for name in SHORT:
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in rows_of(plan):
-        table.add_row(*(cell for name, cell in zip(HEAD, row, strict=True) if name in SHORT))
+    head, rows = columns_of(plan)
+    for name in head:
+        if name not in LONG:
+            table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(cell for name, cell in zip(head, row, strict=True) if name not in LONG))
     screen.out.print(table)
     screen.out.print(Text(clean(summary(plan)), "bold"), soft_wrap=True)
     if plan.costs.what:
         screen.note(f"costs of {plan.costs.what}")
+    screen.note(how_full(plan))
     screen.note(NOTES[0])

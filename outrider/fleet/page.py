@@ -7,15 +7,19 @@ from outrider.report.numbers import count, digits, seconds, share
 from outrider.report.page import Html, Section, note, page, paragraph, table, verdict
 from outrider.report.plot import Line, Mark, line_plot
 
-HEAD = ("replicas", "drafts", "tok/s", "req/s", "busy", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "p50", "p99")
-HEAD = (*HEAD, "holds")  # p50 and p99 alone are of whole requests
-SHORT = ("replicas", "drafts", "tok/s", "busy", "TTFT p99", "TPOT p99", "p99", "holds")
-"""Those that a terminal has room for."""
+HEAD = ("replicas", "drafts", "tok/s", "computing", "batch", "wait p99", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99")
+HEAD = (*HEAD, "p50", "p99", "holds")  # p50 and p99 alone are of whole requests
+LONG = ("computing", "TTFT p50", "TPOT p50", "p50")
+"""Those that a terminal has no room for."""
+COMPUTING = (
+    "Computing: the share of the time in which a replica has a round under way; in the rest it has no request. Near "
+    "100 % is usual and neither good nor bad: further requests join the rounds. Far below it, fewer replicas may do."
+)
 NOTES = (
     "Replayed, not run: rounds take what was measured by batch and context, requests go to the replica with the fewest "
     "under way, and no time of a network or a balancer is counted.",
-    "TTFT: to the first token. TPOT: a token after the first, the mean over a request. Busy: the share of time that "
-    "rounds take.",
+    "TTFT: to the first token. TPOT: a token after the first, the mean over a request. p50 and p99: half of the "
+    "requests, and 99 of 100, take no longer; alone they are of whole requests.",
     "Each sequence gains the mean tokens of a round: percentiles of TPOT are narrower than where acceptance varies.",
 )
 
@@ -33,9 +37,10 @@ def summary(plan: FleetPlan) -> str:
     ]
     if not bounds:
         best = max(plan.rows, key=lambda each: each.output_throughput)
-        return (
+        first = (
             f"{count(best.replicas)} {_plural(best.replicas)}: {digits(best.output_throughput)} output tokens a second"
         )
+        return f"{first}; --ttft-ms, --tpot-ms or --latency-ms name what must hold, and find how many it takes"
     told = [
         f"{_plural(2)} {'with' if on else 'without'} drafts: {'no number holds it' if found is None else count(found)}"
         for on, found in plan.needed.items()
@@ -43,8 +48,18 @@ def summary(plan: FleetPlan) -> str:
     return f"{', '.join(bounds)}: {'; '.join(told)}"
 
 
-def rows_of(plan: FleetPlan) -> list[list[str]]:
-    return [_row(each) for each in plan.rows]
+def how_full(plan: FleetPlan) -> str:
+    """What the figures of a replica's load mean."""
+    return (
+        f"Batch: sequences that a replica has at once, the mean, of at most {count(plan.costs.max_batch)}. Wait: "
+        "before it begins with a request. A wait far above a round's time says that replicas are full: add one."
+    )
+
+
+def columns_of(plan: FleetPlan) -> tuple[list[str], list[list[str]]]:
+    """The head of the table and its rows; without goals there is nothing to hold."""
+    width = len(HEAD) if plan.goals.any else len(HEAD) - 1
+    return list(HEAD[:width]), [_row(each)[:width] for each in plan.rows]
 
 
 def fleet_page(plan: FleetPlan) -> str:
@@ -59,10 +74,14 @@ def fleet_page(plan: FleetPlan) -> str:
     )
     sections = [
         Section("", [verdict(summary(plan), "good" if held else "bad"), paragraph(told)]),
-        Section("By number of replicas", [table(HEAD, rows_of(plan)), *_plots(plan), *map(note, NOTES)]),
+        Section("By number of replicas", [*_table(plan), *_plots(plan), *map(note, NOTES)]),
         Section("What a replica's work takes", [paragraph(plan.costs.what), _cost_table(plan)]),
     ]
     return page(f"Replicas for {plan.trace.name}", sections)
+
+
+def _table(plan: FleetPlan) -> list[Html]:
+    return [table(*columns_of(plan)), note(how_full(plan)), note(COMPUTING)]
 
 
 def _row(each: Figures) -> list[str]:
@@ -70,7 +89,8 @@ def _row(each: Figures) -> list[str]:
     times = [seconds(table[at] / 1e3) for table in tables for at in (50, 99)]
     holds = "" if each.holds is None else "yes" if each.holds else "no"
     first = [count(each.replicas), "on" if each.speculate else "off", digits(each.output_throughput)]
-    return [*first, digits(each.request_throughput), share(each.utilisation), *times, holds]
+    load = [share(each.utilisation), digits(each.batch), seconds(each.wait_ms[99] / 1e3)]
+    return [*first, *load, *times, holds]
 
 
 def _plots(plan: FleetPlan) -> list[Html]:

@@ -32,6 +32,8 @@ class Served:
     """Prompt tokens read."""
     done: float = 0.0
     """Output tokens, 0 until the prompt is read."""
+    joined: float = 0.0
+    """When a replica began with it."""
     first: float = 0.0
     """When its first token came."""
     end: float = 0.0
@@ -39,6 +41,10 @@ class Served:
     @property
     def context(self) -> float:
         return self.read + self.done
+
+    @property
+    def wait(self) -> float:
+        return self.joined - self.arrival
 
     @property
     def ttft(self) -> float:
@@ -100,6 +106,8 @@ class Replica:
     held: int = 0
     """Tokens of cache that are promised to those that run."""
     busy: float = 0.0
+    sequence_seconds: float = 0.0
+    """`busy`, counted for every sequence that took part."""
     version: int = 0
     """Of the rounds under way, which an arrival may cut short."""
     machine: SharedMachine | None = None
@@ -110,7 +118,7 @@ class Replica:
 
     def start(self, now: float, busy: int) -> float:
         """Begin the next rounds; when they end. busy: replicas that have rounds under way, with this one."""
-        self._admit()
+        self._admit(now)
         self.began, self.version, self.rounds = now, self.version + 1, 1
         if not self.chunks:
             tokens = self.prices.tokens[len(self.decoding)]
@@ -148,6 +156,7 @@ class Replica:
     def finish(self, now: float) -> list[Served]:
         """Complete the rounds under way; those that ended."""
         self.busy += now - self.began
+        self.sequence_seconds += (now - self.began) * (len(self.decoding) + len(self.reading))
         gained = self.rounds * self.prices.tokens[len(self.decoding)]
         for each in self.decoding:
             each.done += gained
@@ -169,7 +178,7 @@ class Replica:
         self.rounds, self.chunks = 0, []
         return ended
 
-    def _admit(self) -> None:
+    def _admit(self, now: float) -> None:
         """Choose what of prompts is read: those begun first, then waiting ones as far as batch and cache have room."""
         costs = self.prices.costs
         spare = max(1, costs.max_round_tokens - len(self.decoding))
@@ -183,6 +192,7 @@ class Replica:
             if self.held and self.held + more > costs.cache_tokens:
                 break
             self.held += more
+            each.joined = now
             self.reading.append(self.waiting.popleft())
             self.chunks.append(min(each.prompt, spare))
             spare -= self.chunks[-1]
@@ -197,6 +207,13 @@ class Run:
     served: tuple[Served, ...]
     busy: float
     """Seconds of rounds, of all replicas together."""
+    sequence_seconds: float
+    """The same, of each round as often as it has sequences."""
+
+    @property
+    def batch(self) -> float:
+        """Sequences in a round, the mean over the time that rounds take."""
+        return self.sequence_seconds / self.busy
 
     @property
     def seconds(self) -> float:
@@ -256,4 +273,5 @@ def simulate(
             heappush(ends, (start(replica, now), at, replica.version))
         for _ in range(min(len(ended), len(coming))):  # of clients that ask one after another
             arrive(coming.popleft(), now)
-    return Run(replicas, speculate, tuple(served), sum(each.busy for each in fleet))
+    busy, sequences = sum(each.busy for each in fleet), sum(each.sequence_seconds for each in fleet)
+    return Run(replicas, speculate, tuple(served), busy, sequences)

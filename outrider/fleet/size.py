@@ -44,6 +44,10 @@ class Figures:
     request_throughput: float
     utilisation: float
     """Share of the time in which a replica has a round under way."""
+    batch: float
+    """Sequences in a round, the mean over the time that rounds take."""
+    wait_ms: dict[int, float]
+    """Before a replica begins with a request."""
     ttft_ms: dict[int, float]
     tpot_ms: dict[int, float]
     latency_ms: dict[int, float]
@@ -140,6 +144,8 @@ def figures_of(run: Run, goals: Goals) -> Figures:
         tokens / run.seconds,
         len(run.served) / run.seconds,
         run.busy / run.seconds / run.replicas,
+        run.batch,
+        _milliseconds([each.wait for each in run.served]),
         ttft,
         tpot,
         latency,

@@ -10,6 +10,7 @@ from outrider.cli.main import main
 from outrider.core.errors import ConfigError
 from outrider.fleet.costs import RoundCost, ServingCosts, interpolate, read_costs
 from outrider.fleet.measure import kept_costs, measure_costs
+from outrider.fleet.page import fleet_page
 from outrider.fleet.simulate import SharedMachine, simulate
 from outrider.fleet.size import Goals, fewest, make_plan, parse_replicas
 from outrider.fleet.trace import Arrival, Trace, closed_loop, read_trace
@@ -93,7 +94,7 @@ def test_rounds_in_one_step_are_those_one_by_one(speculate, clients):
         key = lambda each: (each.arrival, each.prompt, each.output)  # noqa: E731
         for a, b in zip(sorted(steps.served, key=key), sorted(single.served, key=key), strict=True):
             assert (a.first, a.end) == pytest.approx((b.first, b.end), abs=1e-6)
-        assert steps.busy == pytest.approx(single.busy)
+        assert (steps.busy, steps.batch) == pytest.approx((single.busy, single.batch))
 
 
 def test_a_request_goes_where_the_fewest_are_under_way():
@@ -103,6 +104,28 @@ def test_a_request_goes_where_the_fewest_are_under_way():
     ends = sorted(each.end for each in run.served)
     assert ends == pytest.approx([0.5, 0.5, 1.0])
     assert run.busy == pytest.approx(1.5)
+    # the third waits until one of the others ends; nobody shares a round
+    assert sorted(each.wait for each in run.served) == pytest.approx([0, 0, 0.499])
+    assert run.batch == pytest.approx(1)
+
+
+def test_the_batch_is_the_mean_over_the_time_of_rounds():
+    # 10 ms of one that reads; 10 of its round beside another's prompt; 4 of two at 12 ms, one of which ends; 4 at 10 ms
+    run = simulate(trace((0.0, 10, 10), (0.005, 10, 5)), COSTS, 1, speculate=False)
+    assert run.busy == pytest.approx(0.010 + 0.010 + 4 * 0.012 + 4 * 0.010)
+    assert run.batch == pytest.approx((0.010 + 2 * (0.010 + 4 * 0.012) + 4 * 0.010) / run.busy)
+    (row,) = make_plan(trace((0.0, 10, 10), (0.005, 10, 5)), replace(COSTS, speculative=()), Goals()).rows
+    assert row.batch == run.batch
+    assert row.wait_ms[99] == pytest.approx(1e3 * max(each.wait for each in run.served), rel=0.02)
+
+
+def test_a_page_says_what_computing_and_the_batch_mean_and_holds_a_column_for_goals_only():
+    load = read_trace("poisson:rate=20,prompt=20,output=20,count=100,seed=3")
+    told = fleet_page(make_plan(load, COSTS, Goals(), [1]))
+    for words in ("the mean, of at most 4.", "replicas are full: add one", "neither good nor bad", "--ttft-ms"):
+        assert words in told, words
+    assert "<th>holds</th>" not in told
+    assert "<th>holds</th>" in fleet_page(make_plan(load, COSTS, Goals(ttft_ms=100)))
 
 
 def test_clients_ask_one_after_another():
