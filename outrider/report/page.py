@@ -11,19 +11,28 @@ Tone = Literal["good", "fair", "bad"]
 
 # Nothing but the page's own styles: a page makes no request, and text that got in unescaped could run nothing.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+# What is wider than the window scrolls, and a shadow lies at each edge behind which there is more of it: shadows stay
+# at the edges, and covers that scroll with the content hide them at its ends.
 STYLE = """
-:root { color-scheme: light dark; --line: #8884; --soft: #8881; --good: #1f9d3a; --fair: #b8860b; --bad: #dc2626 }
+:root { color-scheme: light dark; --line: #8884; --good: #1f9d3a; --fair: #b8860b; --bad: #dc2626;
+  --soft: color-mix(in srgb, Canvas, #888 7%); --edge: #888c }
 * { box-sizing: border-box }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
 h1 { font-size: 1.6rem; line-height: 1.25 } h2 { font-size: 1.15rem; margin-top: 2rem }
 h1, h2, p, summary { overflow-wrap: anywhere } td { overflow-wrap: break-word }
-.wide { overflow-x: auto; margin: .5rem 0 1.25rem }
+.wide { margin: .5rem 0 1.25rem }
+.wide, pre { overflow-x: auto; --ground: Canvas; --cover: linear-gradient(var(--ground) 0 0) }
+.wide, pre { background-repeat: no-repeat; background-attachment: local, local, scroll, scroll;
+  background-image: var(--cover), var(--cover), linear-gradient(to right, var(--edge), transparent),
+    linear-gradient(to left, var(--edge), transparent);
+  background-position: left, right, left, right; background-size: 1.2rem 100% }
 svg { display: block; margin: 1rem 0; max-width: 100%; height: auto }
 table { border-collapse: collapse } td, th { padding: .25rem .9rem .25rem 0; text-align: right; vertical-align: top }
 td:first-child, th:first-child, td.told, table.text td, table.text th { text-align: left }
+table:not(.text) td:not(:first-child, .told) { white-space: nowrap }
 th { font-weight: 600 } tr + tr { border-top: 1px solid var(--line) } table { font-variant-numeric: tabular-nums }
 code, pre { font: 13px/1.5 ui-monospace, monospace }
-pre { padding: .6rem .8rem; background: var(--soft); overflow-x: auto; border-radius: 4px }
+pre { padding: .6rem .8rem; --ground: var(--soft); background-color: var(--soft); border-radius: 4px }
 .note, .told { opacity: .75 } details { margin: .4rem 0 } .prompt { white-space: pre-wrap; opacity: .75 }
 .verdict { font-size: 1.1rem; padding: .7rem 1rem; border-left: 4px solid; background: var(--soft) }
 .good { border-color: var(--good) } .fair { border-color: var(--fair) } .bad { border-color: var(--bad) }
