@@ -45,6 +45,7 @@ from outrider.drafters.prediction import PredictionConfig
 from outrider.drafters.suffix import SuffixConfig
 from outrider.engine.drafting import Proposal
 from outrider.engine.engine import Engine
+from outrider.engine.rehearsal import rehearse
 from outrider.engine.request import EngineLimits, Request
 from outrider.models.heads.block import BlockHead
 from outrider.models.heads.config import HeadConfig
@@ -84,6 +85,8 @@ class Rounds:
         controller = Meter(target, batch, None, ()).controller(drafter)
         limits = EngineLimits(max_batch=batch, max_round_tokens=2048)
         verifier = make_verifier("seeded")
+        if controller is not None:
+            rehearse(target, drafter, verifier, pair.tokenizer, limits, controller)
         self.engine = Engine(target, drafter, verifier, pair.tokenizer, limits=limits, controller=controller)
         self.rng, self.kind, self.plans = random.Random(0), "", 0
         self._watch(controller, ask)

@@ -37,6 +37,7 @@ from outrider.engine.engine import Engine
 from outrider.engine.events import Event
 from outrider.engine.prepare import LateWork, ReadyMark, prepare, start_up
 from outrider.engine.progress_line import is_shown
+from outrider.engine.rehearsal import rehearse
 from outrider.engine.request import EngineLimits, Request, encode_prediction, validate_request
 from outrider.engine.results import Comparison, Result
 from outrider.engine.scoring import Scoring
@@ -154,6 +155,9 @@ class LLM:
             self.drafter = config.build(context)
             target.tap(self.drafter.traits.taps)
             prepare(target, self.drafter, verifier, self.tokenizer, limits, progress)
+            controller = meter.controller(self.drafter) if meter else None
+            if controller is not None:
+                rehearse(target, self.drafter, verifier, self.tokenizer, limits, controller)
             self.engine = engine = Engine(
                 target,
                 self.drafter,
@@ -161,7 +165,7 @@ class LLM:
                 self.tokenizer,
                 eos_ids=self.tokenizer.eos_ids,
                 limits=limits,
-                controller=meter.controller(self.drafter) if meter else None,
+                controller=controller,
             )
         self._ready = ReadyMark(target.device)
         self.closed = False

@@ -210,6 +210,10 @@ class Controller:
             chosen.lengths[(self.members[plan.drafters[row]].name if length else "", length)] += 1
             chosen.saved += accepted[row] * plain - extra
 
+    def plain_rate(self, batch: int) -> float:
+        """Tokens a second of plain decoding."""
+        return batch / self._price(RoundKind(batch, 1, batch))[0]
+
     def _price(self, kind: RoundKind) -> tuple[float, float]:
         """Seconds of a round without drafts, and how many more this kind takes; not asked for in every round."""
         known = self._prices.get(kind)

@@ -140,23 +140,24 @@ class RoundKind(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Ratio:
-    """A running mean of measured over expected seconds."""
+class _Mean:
+    """A running mean of what rounds tell."""
 
-    value: float = 1.0
+    value: float
     count: int = _PRIOR_ROUNDS
     last: int = 0
     """The round of the last one."""
+    start: float = 0.0
+    """What it was before any: what is not seen for long leans on that again."""
 
     def at(self, now: int) -> float:
-        """The mean, leaning on 1 the longer ago the last one was."""
-        return 1 + (self.value - 1) * 0.5 ** ((now - self.last) / _HALF_LIFE)
+        """The mean, leaning on the start the longer ago the last one was."""
+        return self.start + (self.value - self.start) * 0.5 ** ((now - self.last) / _HALF_LIFE)
 
-    def add(self, ratio: float, now: int) -> None:
+    def add(self, told: float, now: int) -> None:
         self.last = now
         self.count += 1
-        ratio = min(max(ratio, 1 / _MAX_RATIO), _MAX_RATIO)
-        self.value += (ratio - self.value) / min(self.count, _RECENT_ROUNDS)
+        self.value += (told - self.value) / min(self.count, _RECENT_ROUNDS)
 
 
 class RoundCosts:
@@ -167,14 +168,14 @@ class RoundCosts:
         self.target, self.drafters = target, dict(drafters or {})
         self.limits: PassLimits | None = None
         """What the target's passes are bound by, where that was measured."""
-        self._levels: dict[int, _Ratio] = {}
+        self._levels: dict[int, _Mean] = {}
         """By `size_of` the batch: how much slower rounds without drafts are than was measured, and so everything."""
         self._last_size = 0
-        self._asking: dict[tuple[str, ...], dict[int, _Ratio]] = {}
-        """By drafters and bits of the batch: how much slower than measured rounds are in which they are asked, beside
-        the level. What a host does for each sequence is not measured, and a larger batch has more of it."""
-        self._kinds: dict[RoundKind, _Ratio] = {}
-        """Of rounds with drafts, beside both."""
+        self._asking: dict[tuple[str, ...], dict[int, _Mean]] = {}
+        """By drafters and `size_of` the batch: seconds that rounds in which they are asked take beyond their passes. It
+        is the host's work for the most part, which is no more for wider passes, and more for more sequences."""
+        self._kinds: dict[RoundKind, _Mean] = {}
+        """Of rounds with drafts: how much slower they are than all that says."""
         self._now = 0
         """Rounds noted so far."""
 
@@ -185,29 +186,35 @@ class RoundCosts:
 
     def shared_seconds(self, kind: RoundKind) -> float:
         """The same without what is known of this very kind: more rows never take less."""
-        ratio = self._asking_ratio(kind) if kind.drafters else 1.0
-        return self._measured(kind) * self._level(kind.batch) * ratio
+        extra = self._asking_seconds(kind.drafters, size_of(kind.batch)) if kind.drafters else 0.0
+        return self._measured(kind) * self._level(kind.batch) + extra
 
-    def _asking_ratio(self, kind: RoundKind) -> float:
-        """Of rounds with these drafters, at this batch or the nearest at which they were asked.
+    def _asking_seconds(self, drafters: tuple[str, ...], size: int) -> float:
+        """What asking these drafters takes; if they never were asked together, what it takes to ask each."""
+        known = self._nearest(drafters, size)
+        if known is not None:
+            return max(0.0, known.at(self._now))
+        return sum(self._asking_seconds((name,), size) for name in drafters) if len(drafters) > 1 else 0.0
 
-        If they never were together, that of the one which costs most.
-        """
-        bits = kind.batch.bit_length()
-        found = self._nearest(kind.drafters, bits)
-        if found is None and len(kind.drafters) > 1:
-            alone = filter(None, (self._nearest((name,), bits) for name in kind.drafters))
-            found = max(alone, key=lambda ratio: ratio.at(self._now), default=None)
-        return 1.0 if found is None else found.at(self._now)
+    def _nearest(self, drafters: tuple[str, ...], size: int) -> _Mean | None:
+        """Of a batch of this size, or the nearest at which they were asked."""
+        known = self._asking.get(drafters)
+        if not known:
+            return None
+        return known.get(size) or known[min(known, key=lambda each: abs(each - size))]
 
     def knows_asking(self, kind: RoundKind) -> bool:
-        """Whether rounds with these drafters, of such a batch, were timed of late."""
-        known = self._asking.get(kind.drafters, {}).get(kind.batch.bit_length())
-        return known is not None and self._now - known.last < _HALF_LIFE
+        """Whether rounds with these drafters, of such a batch, were timed."""
+        return size_of(kind.batch) in self._asking.get(kind.drafters, {})
 
-    def _nearest(self, drafters: tuple[str, ...], bits: int) -> _Ratio | None:
-        known = self._asking.get(drafters, {})
-        return known.get(bits) or (known[min(known, key=lambda each: abs(each - bits))] if known else None)
+    def start_with(self, kind: RoundKind, seconds: float) -> None:
+        """Take what rounds of this kind took at the start for what such rounds take, until others tell more."""
+        expected, size = self._measured(kind), size_of(kind.batch)
+        if kind.plain:
+            self._levels[size], self._last_size = _Mean(seconds / expected, _RECENT_ROUNDS), size
+        else:
+            extra = max(0.0, seconds - expected * self._level(kind.batch))
+            self._asking.setdefault(kind.drafters, {})[size] = _Mean(extra, _RECENT_ROUNDS, self._now, extra)
 
     def observe(self, kind: RoundKind, seconds: float) -> None:
         """Note what a round took."""
@@ -220,15 +227,20 @@ class RoundCosts:
         if kind.plain:
             prior = _BORROWED_ROUNDS if self.borrows_level(kind.batch) else _PRIOR_ROUNDS
             size, level = size_of(kind.batch), self._level(kind.batch)
-            self._levels.setdefault(size, _Ratio(level, prior)).add(seconds / expected, self._now)
+            ratio = min(max(seconds / expected, 1 / _MAX_RATIO), _MAX_RATIO)
+            self._levels.setdefault(size, _Mean(level, prior)).add(ratio, self._now)
             self._last_size = size
-            return
-        beside_level = min(seconds / (expected * self._level(kind.batch)), _MAX_RATIO)
-        asking = self._asking.setdefault(kind.drafters, {}).setdefault(kind.batch.bit_length(), _Ratio(last=self._now))
-        own = self._kinds.setdefault(kind, _Ratio(last=self._now))
+        else:
+            self._observe_drafted(kind, seconds, expected * self._level(kind.batch))
+
+    def _observe_drafted(self, kind: RoundKind, seconds: float, passes: float) -> None:
+        """passes: what its passes should have taken."""
+        seconds = min(max(seconds, passes / _MAX_RATIO), passes * _MAX_RATIO)
+        asking = self._asking.setdefault(kind.drafters, {}).setdefault(size_of(kind.batch), _Mean(0.0, last=self._now))
+        own = self._kinds.setdefault(kind, _Mean(1.0, last=self._now, start=1.0))
         asking.value, own.value = asking.at(self._now), own.at(self._now)
-        asking.add(beside_level / own.value, self._now)
-        own.add(beside_level / asking.value, self._now)  # what the first does not explain
+        asking.add(seconds / own.value - passes, self._now)
+        own.add(seconds / (passes + max(0.0, asking.value)), self._now)  # what the first does not explain
         if len(self._kinds) > _MAX_KINDS:
             del self._kinds[min(self._kinds, key=lambda each: self._kinds[each].last)]
 

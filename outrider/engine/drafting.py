@@ -159,7 +159,8 @@ class Drafting:
         rows = [row for row, seq_id in enumerate(seq_ids) if seq_id in verdicts]
         self.controller.note(seq_ids, rows, proposal.plan, drafted, accepted, proposal.asking)
         self.controller.note_seconds(proposal.plan, drafted, max(0.0, seconds - proposal.asking))
-        self._kept.note_seconds(proposal.plan, seconds)
+        tokens, plain_rate = len(seq_ids) + sum(accepted), self.controller.plain_rate(len(seq_ids))
+        self._kept.note(proposal.plan, tokens, seconds, plain_rate)
         for i, member in enumerate(self.members):
             if not member.traits.watches or i not in proposal.members:
                 continue

@@ -14,8 +14,8 @@ SETTLED_SHARE = 0.004
 RESTING_SHARE, NEWCOMER_SHARE = 0.0025, 0.005
 """The share of planning and asking where nobody drafts: for the same sequences, and for others."""
 
-_FIRST_ROUNDS, _MAX_SLOWER = 4, 1.1
-"""A plan with drafts whose first rounds take so much longer than it expects is made anew."""
+_FIRST_ROUNDS = 4
+"""After so many rounds of a plan with drafts, twice as many and so on, it is asked whether they were worth it."""
 
 _BRIEF_ROUNDS = 4
 """A plan that holds for fewer rounds is brief."""
@@ -55,8 +55,10 @@ class KeptPlan:
         """What it took to make."""
         self.is_brief = True
         """It holds for a few rounds, so that what a drafter states of a draft counts for the next plan."""
-        self._told: list[float] = []
-        """What the first rounds took that went by it, or by one alike before it, over what it expects."""
+        self._tried, self._due = 0, _FIRST_ROUNDS
+        """Rounds with drafts that went by it, or by one alike before it, and after how many they are judged."""
+        self._gain = 0.0
+        """The tokens that they brought, less those of plain decoding in the same time."""
 
     def holds_for(self, seq_ids: list[int]) -> bool:
         """Whether the next round, of these sequences, goes by it."""
@@ -69,7 +71,7 @@ class KeptPlan:
     def begin(self, seq_ids: list[int], plan: Plan, began: float) -> None:
         """A new plan for these sequences, begun at that time."""
         if self.plan is None or plan.lengths != self.plan.lengths:
-            self._told = []
+            self._tried, self._due, self._gain = 0, _FIRST_ROUNDS, 0.0
         self.seq_ids, self.plan, self.asks = seq_ids, plan, plan.asks
         self.is_new, self._rounds = not plan.rounds, plan.rounds
         self._until = self._until_for_others = 0.0  # those of a plan before it do not count
@@ -79,14 +81,19 @@ class KeptPlan:
         """The same plan for other sequences."""
         self.seq_ids, self.plan, self.asks = seq_ids, plan, plan.asks
 
-    def note_seconds(self, plan: Plan, seconds: float) -> None:
-        """Note what a round of this plan took; 0 says nothing. A plan with drafts ends if its first rounds take longer.
+    def note(self, plan: Plan, tokens: int, seconds: float, plain_rate: float) -> None:
+        """Note what a round of this plan brought and took; 0 seconds: that says nothing, and it took what was expected.
 
-        What they took is known by then to whoever makes the next.
+        A plan with drafts ends where its rounds brought less than plain decoding would have at its rate, in tokens a
+        second. What they told is known by then to whoever makes the next.
         """
-        if seconds and self.asks and len(self._told) < _FIRST_ROUNDS and plan.lengths == cast(Plan, self.plan).lengths:
-            self._told.append(seconds / plan.seconds)
-            if len(self._told) == _FIRST_ROUNDS and sum(self._told) > _MAX_SLOWER * _FIRST_ROUNDS:
+        if not self.asks or plan.lengths != cast(Plan, self.plan).lengths:
+            return
+        self._tried += 1
+        self._gain += tokens - plain_rate * (seconds or plan.seconds)
+        if self._tried >= self._due:
+            self._due *= 2
+            if self._gain < 0:
                 self._until = self._until_for_others = 0.0
 
     def use(self, began: float) -> None:

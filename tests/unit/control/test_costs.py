@@ -106,6 +106,30 @@ def test_kinds_never_seen_are_as_slow_as_others_of_their_drafters():
     assert costs.seconds(stranger) == pytest.approx(1.2, rel=0.02)
 
 
+def test_what_rounds_took_at_the_start_counts_until_others_tell_more():
+    """Asking takes 2 seconds of the host for four sequences, whatever the width; it is never forgotten."""
+    costs = RoundCosts(PassTable({(4, 1): 1.0, (4, 4): 1.5, (4, 8): 2.0}, padded=True))
+    plain, asked, wider = RoundKind(4, 1, 4), RoundKind(4, 4, 16, ("lookup",)), RoundKind(4, 8, 32, ("lookup",))
+    costs.start_with(plain, 2.0)
+    costs.start_with(asked, 5.0)
+    assert costs.knows_asking(wider)
+    for rounds in (0, 4000):
+        run(costs, rounds, lambda _: 2.0, kinds=(plain,))
+        found = [costs.seconds(kind) for kind in (plain, asked, wider)]
+        assert found == pytest.approx([2.0, 5.0, 6.0])
+    run(costs, 20, lambda _: 4.0, kinds=(asked,))
+    assert 3.9 < costs.seconds(asked) < 4.1
+    run(costs, 4000, lambda _: 2.0, kinds=(plain,))
+    assert costs.seconds(asked) == pytest.approx(5.0, rel=0.01)
+
+
+def test_drafters_that_were_never_asked_together_take_as_long_as_one_after_the_other():
+    costs = RoundCosts(PassTable({(1, w): 1.0 for w in (1, 4)}, padded=True))
+    for name, seconds in (("lookup", 1.5), ("head", 1.25)):
+        costs.start_with(RoundKind(1, 4, 4, (name,)), seconds)
+    assert costs.seconds(RoundKind(1, 4, 4, ("lookup", "head"))) == pytest.approx(1.75)
+
+
 def test_a_pass_timed_in_a_stall_costs_no_more_than_a_larger_one():
     table = PassTable({(1, 1): 1.0, (1, 2): 5.0, (2, 2): 1.5, (1, 8): 2.5})
     assert [table.rows_seconds(n) for n in (1, 2, 3, 4, 8)] == pytest.approx([1.0, 1.5, 1.5, 1.5, 2.5])

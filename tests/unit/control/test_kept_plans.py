@@ -72,18 +72,20 @@ def sequences(count: int) -> list[Sequence]:
 class Rounds:
     """Proposes rounds, each accounted for once the next one is proposed, as where rounds overlap."""
 
-    def __init__(self, controller: Scripted, *, overlap: bool = True) -> None:
+    def __init__(self, controller: Scripted, tokens: int = 4, *, overlap: bool = True) -> None:
+        """tokens: that a round of two sequences brings."""
         runner: Any = ToyRunner(8)
         runner.asynchronous = overlap
         self.controller, self.drafter = controller, Watcher()
         self.drafting = Drafting(self.drafter, runner, controller)
         self.before: tuple[Proposal, list[int]] | None = None
+        self.verdict = Verdict((1,) * (tokens // 2), tuple(range(tokens // 2 - 1)))
 
     def propose(self, seqs: Seq[Sequence]) -> Proposal:
         proposal = cast(Proposal, self.drafting.propose(RoundView(seqs, [1] * len(seqs))))
         if self.before is not None:
             done, ids = self.before
-            self.drafting.account(done, {i: Verdict((1,)) for i in ids}, ids, 1.0)
+            self.drafting.account(done, dict.fromkeys(ids, self.verdict), ids, 1.0)
         self.before = proposal, [seq.id for seq in seqs]
         return proposal
 
@@ -148,10 +150,12 @@ def test_planning_drafts_takes_its_share_of_the_time(settled: bool, share: float
     assert np.diff(made).tolist() == [1 / share] * (len(made) - 1)
 
 
-def test_a_plan_whose_first_rounds_take_longer_than_it_expects_is_made_anew(clock: Clock):
-    """In the eighth round the host knows what four took, after two. One that is made again all the same holds."""
-    run = Rounds(Scripted(drafts=True, seconds=0.8))
-    assert planned(run, clock, 100) == [0, 7, 57]
+@pytest.mark.parametrize(("tokens", "made"), [(2, [0, 5, 9]), (4, [0])])
+def test_a_plan_that_brings_less_than_plain_decoding_is_made_anew(tokens: int, made: list[int], clock: Clock):
+    """Rounds of a second, plain ones of 0.7: two tokens in each are too few. After four rounds that is known, and after
+    eight again of the same plan, made anew; all the while it may hold for 50."""
+    run = Rounds(Scripted(drafts=True, seconds=0.7), tokens)
+    assert planned(run, clock, 16) == made
 
 
 def test_a_probe_lasts_as_long_as_it_says(clock: Clock):

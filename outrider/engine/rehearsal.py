@@ -1,0 +1,109 @@
+"""Rounds at start that tell what asking drafters takes, at every size of batch, where rounds overlap.
+
+A pass's own time says little of that: the host works for every sequence meanwhile, and small models leave it no time
+for it. So no plan is made later whose cost nobody knows. The rounds are those of an engine of its own on the same model
+and drafters.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
+from statistics import median
+
+from outrider.control.choose import Plan, plain_plan
+from outrider.control.controller import Controller
+from outrider.control.costs import RoundKind
+from outrider.core.sampling import SamplingParams
+from outrider.drafters.base import Drafter
+from outrider.engine.engine import Engine
+from outrider.engine.request import EngineLimits, Request
+from outrider.engine.text import Detokenizer
+from outrider.runners.base import Runner
+from outrider.verify.base import Verifier
+
+SECONDS = 1.5
+"""No batch of another size is begun after so long."""
+_ROUNDS = 9
+"""Of each kind: the first and the last ones tell nothing, since others are beside them."""
+_LENGTH = 3
+"""Tokens asked for: what drafters take the host hardly depends on it."""
+_PROMPT = 20
+
+
+class _Script(Controller):
+    """Plans rounds without drafts, then such of each drafter, and notes what they take."""
+
+    def __init__(self, controller: Controller) -> None:
+        super().__init__(controller.members, controller.costs, controller.widths)
+        self.took: dict[RoundKind, list[float]] = {}
+        self.left = [-1, *range(len(self.members))]
+        """Whose rounds are still to come; -1: without drafts."""
+
+    def plan(self, seq_ids: Seq[int], budgets: Seq[int]) -> Plan:
+        batch, who = len(seq_ids), self.left.pop(0) if self.left else -1
+        plain = plain_plan(batch, self.costs)
+        if who < 0:
+            return Plan(plain.kind, plain.lengths, plain.drafters, plain.tokens, plain.seconds, rounds=_ROUNDS)
+        member = self.members[who]
+        length = next((n for n in member.lengths if n >= _LENGTH), min(_LENGTH, member.max_tokens))
+        lengths = [min(length, budget) for budget in budgets]
+        kind = RoundKind(batch, 1 + max(lengths), batch + sum(lengths), (member.name,), length * member.runs_model)
+        kind = self.costs.padded_kind(kind, self.widths)
+        asked = [who if n else -1 for n in lengths]
+        return Plan(kind, lengths, asked, float(batch), self.costs.seconds(kind), rounds=_ROUNDS)
+
+    def note_plain(self, plan: Plan, seq_ids: object, seconds: float) -> None:
+        self._note_took(plan.kind, seconds)
+
+    def note_seconds(self, plan: Plan, drafted: Seq[int], seconds: float) -> None:
+        self._note_took(self._kind(plan, drafted), seconds)
+
+    def _note_took(self, kind: RoundKind, seconds: float) -> None:
+        if seconds > 0:
+            self.took.setdefault(kind, []).append(seconds)
+
+
+def rehearse(
+    target: Runner,
+    drafter: Drafter,
+    verifier: Verifier,
+    tokenizer: Detokenizer,
+    limits: EngineLimits,
+    controller: Controller,
+) -> None:
+    """Let the controller know what rounds take with each of its drafters, where the target's rounds overlap."""
+    if not target.asynchronous:
+        return
+    end = time.perf_counter() + SECONDS
+    for batch in (1 << i for i in range(limits.max_batch.bit_length())):
+        if time.perf_counter() > end:
+            return
+        script = _Script(controller)
+        engine = Engine(target, drafter, verifier, tokenizer, limits=limits, controller=script)
+        for _ in _steps(engine, batch, script):
+            pass
+        _tell(controller, script.took)
+
+
+def _steps(engine: Engine, batch: int, script: _Script) -> Iterator[None]:
+    """The rounds of so many texts, until all kinds are done."""
+    target = engine.target
+    tokens = min(target.context - _PROMPT, (1 + len(script.members)) * (_ROUNDS + 2) * (1 + _LENGTH))
+    prompt = tuple(i % min(13, target.vocab_size) for i in range(_PROMPT))
+    params = SamplingParams(max_tokens=tokens, ignore_eos=True, seed=1)
+    ids = [i for _ in range(batch) for i in engine.submit(Request(prompt=prompt, params=params, salt="start-up"))]
+    spare = _ROUNDS + 2
+    while engine.busy and spare:
+        spare -= not script.left
+        engine.step()
+        yield
+    for seq_id in ids:
+        engine.cancel(seq_id)
+
+
+def _tell(controller: Controller, took: Mapping[RoundKind, Seq[float]]) -> None:
+    """What rounds took: those without drafts first, since others count beside them; of a drafter's, the narrowest."""
+    for kind in sorted(took, key=lambda each: (not each.plain, -each.rows)):
+        controller.costs.start_with(kind, median(took[kind]))
