@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
@@ -18,6 +17,8 @@ class DeviceRow(Sequence[int]):
     padded: only the device knows how many there are. Of the `count` numbers those at the end may be negative,
     which is no token: no choice of the target equals it.
     """
+
+    __slots__ = ("_count", "block", "padded", "row")
 
     def __init__(self, block: HostCopy, row: int, count: int, *, padded: bool = False) -> None:
         self.block, self.row, self.padded, self._count = block, row, padded, count
@@ -42,8 +43,7 @@ class DeviceRow(Sequence[int]):
         return tuple(takewhile(lambda number: number >= 0, self)) if self.padded else self
 
 
-@dataclass(frozen=True, slots=True)
-class ConfidenceRow:
+class ConfidenceRow(NamedTuple):
     """How likely each token of a draft is accepted where those before it are, as its drafter states it.
 
     One row of a block [rows, tokens]; tokens that the draft was cut by are told of, too.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -126,8 +127,7 @@ def accepted_by(draft: Draft, text: Seq[Token]) -> int | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What the target made of a draft: the accepted tokens, then one of its own."""
 
     tokens: tuple[Token, ...]

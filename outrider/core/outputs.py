@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from outrider.core.sampling import Token
 
@@ -21,8 +21,7 @@ class TokenLogprob:
     """The most likely tokens at that position, best first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Provenance:
+class Provenance(NamedTuple):
     """Where a token came from: an accepted draft token, a recovered token, a bonus token, or plain decoding."""
 
     origin: Origin

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, fields
 from operator import attrgetter
-from typing import Literal, Protocol, Self, overload
+from typing import Literal, NamedTuple, Protocol, Self, overload
 
 from torch import Tensor
 
@@ -211,8 +211,7 @@ for _name in (field.name for field in fields(Sequence) if field.name not in ("to
     setattr(SequenceView, _name, property(attrgetter(f"_seq.{_name}")))
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """One sequence's part of a pass: text to read, then a draft to score.
 
     `start` tokens are in the cache already. Logits come back for the last text token

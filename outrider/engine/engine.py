@@ -198,7 +198,7 @@ class Engine:
         if event.finish is None:
             return event
         self.stats.add(outcome.live.stats)
-        return replace(event, stats=outcome.live.stats)
+        return event._replace(stats=outcome.live.stats)
 
     def submit(self, request: Request | CheckedRequest) -> list[int]:
         """Queue a request; returns a sequence id for each of its n texts. RequestError if it cannot be served."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,8 +18,7 @@ from outrider.engine.text import TextStream
 from outrider.verify.logprobs import token_logprobs
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """What one round added to one sequence."""
 
     seq_id: int
@@ -75,7 +74,7 @@ def describe(outcome: Outcome) -> Event:
         if outcome.error is None:
             return event
         fault = "model" if isinstance(outcome.error, ModelError) else "request"
-        return replace(event, error=str(outcome.error), at_fault=fault)
+        return event._replace(error=str(outcome.error), at_fault=fault)
     pieces = outcome.pieces or detokenize(seq, kept, live.text)
     cut = len(kept) < len(verdict.tokens)
     live.stats.count(outcome.draft, Verdict(kept, verdict.path[: len(kept)]) if cut else verdict)

@@ -49,7 +49,7 @@ class Result:
             "stop_reason": self.stop_reason,
             "seed": self.seed,
             "logprobs": [asdict(each) for each in self.logprobs],
-            "provenance": [asdict(each) for each in self.provenance],
+            "provenance": [each._asdict() for each in self.provenance],
             "stats": self.stats.as_dict(),
             "error": self.error,
             "others": [other.as_dict() for other in self.others],

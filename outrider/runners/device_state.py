@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -59,7 +59,7 @@ class DeviceState:
 def resolve_spans(spans: Seq[Span], after: DeviceState) -> list[Span]:
     """The spans with the start and the token of `after`, read on the host: for a runner that waits."""
     known = zip(spans, after.lengths.tolist(), after.last.tolist(), strict=True)
-    return [replace(span, start=length - 1, tokens=(last[1],)) for span, length, last in known]
+    return [span._replace(start=length - 1, tokens=(last[1],)) for span, length, last in known]
 
 
 def row_positions(spans: Seq[Span]) -> Tensor:

@@ -123,7 +123,7 @@ class GraphRunner:
             piece = min(WIDTHS[-1], len(span.tokens) - 1)
             read = self.score([Span(span.seq_id, span.start, span.tokens[:piece], wanted=False)])
             features += [each.clone() for each in read.features or ()]
-            span = replace(span, start=span.start + piece, tokens=span.tokens[piece:])
+            span = span._replace(start=span.start + piece, tokens=span.tokens[piece:])
         return span, features
 
     def check_width(self, width: int) -> None:

@@ -277,7 +277,7 @@ class NativeRunner(Runner):
         parts = list(logits.split([span.rows for span in spans]))
         for i in broken:
             parts[i] = torch.full_like(parts[i], float("nan"))
-            parts[i][:1] = self._forward([replace(spans[i], draft=EMPTY)])[0]
+            parts[i][:1] = self._forward([spans[i]._replace(draft=EMPTY)])[0]
         return torch.cat(parts)
 
     def keep(self, span: Span, path: Seq[int], *, compacted: bool = False, trim: bool = True) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 
 import pytest
 import torch
@@ -268,7 +267,7 @@ def test_passes_captured_before_room_was_made_for_more_keep_theirs():
     assert graphs is not None
     spans = many_texts(target)
     list(target.capture(2, 2))
-    few = [replace(span, draft=EMPTY) for span in spans[:2]]
+    few = [span._replace(draft=EMPTY) for span in spans[:2]]
     first, made = target.score(few).logits, graphs.captured_pass(BatchShape(2, 1))[0]
     list(target.capture(MANY, 5))
     assert graphs._buffers is not made.buffers

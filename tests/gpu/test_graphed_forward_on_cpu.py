@@ -135,7 +135,7 @@ def test_prompts_are_read_as_by_a_plain_pass(target: NativeRunner, kept: bool):
                     torch.tensor([table[p // 16] * 16 + p % 16 for p in range(len(text))]) for table in pages[i::3]
                 ]
                 torch.testing.assert_close(cache[:, slots[1]], cache[:, slots[0]], rtol=1e-4, atol=1e-4)
-    drafting = replace(spans(3)[0], draft=Draft((1, 2)))
+    drafting = spans(3)[0]._replace(draft=Draft((1, 2)))
     assert graphs.prompts.score([drafting]) is None
     many = [Span(3, 0, (1,), wanted=False)] * 5
     assert graphs.prompts.score(many) is None  # too many texts for 64 rows
@@ -146,7 +146,7 @@ def test_padding_of_a_draft_is_scored_and_never_accepted(target: NativeRunner):
     block = HostCopy(torch.tensor([[5, -1, -1], [-1, -1, -1], [7, 0, 8]]))
     drafts = [Draft(DeviceRow(block, row, 3, padded=True), known=True) for row in range(3)]
     spans, plain = read(target, 3, [Draft((5, 0, 0)), Draft((0, 0, 0)), Draft((7, 0, 8))])
-    got = target.score([replace(span, draft=draft) for span, draft in zip(spans, drafts, strict=True)])
+    got = target.score([span._replace(draft=draft) for span, draft in zip(spans, drafts, strict=True)])
     torch.testing.assert_close(got.logits, plain, rtol=1e-4, atol=1e-4)
     choices = [[5, 0, 0, 9], [0, 0, 0, 9], [7, 0, 8, 9]]
     state = target.advance(got, torch.tensor(choices).flatten())
@@ -188,7 +188,7 @@ def test_a_pass_makes_the_choices_that_the_verifier_makes_of_its_logits(target: 
     verifier = SeededVerifier()
     draws = verifier.draws(seqs)
     assert draws is not None
-    spans = [replace(span, draft=draft) for span, draft in zip(spans, drafts, strict=True)]
+    spans = [span._replace(draft=draft) for span, draft in zip(spans, drafts, strict=True)]
     got = target.score_and_choose(spans, None, draws)
     assert [*graphs.captured] == [BatchShape(4, 4, packed=8 if packed else 0)]
     torch.testing.assert_close(got.logits, plain, rtol=1e-4, atol=1e-4)
@@ -260,7 +260,7 @@ def test_trees_are_scored_accepted_and_followed_as_on_the_plain_path(
         scores.append(runner.score(spans))
         states.append(runner.advance(scores[-1], torch.tensor(CHOICES)))
         scores[-1] = copied(scores[-1])
-        unknown = [replace(span, start=0, tokens=(0,), draft=draft) for span, draft in zip(spans, BEHIND, strict=True)]
+        unknown = [span._replace(start=0, tokens=(0,), draft=draft) for span, draft in zip(spans, BEHIND, strict=True)]
         behind.append(copied(runner.score(unknown, states[-1])))
     assert [shape.packed for shape in replayed] == [packed] * 2
     for one, other in (scores, behind):
@@ -393,7 +393,7 @@ def test_a_round_behind_another_knows_its_positions_where_it_is_scored_in_halves
     state = target.advance(target.score(spans), torch.tensor([7, 8, 9]))
     drafts = [Draft((5, 6, 7)), Draft((8, 9), (-1, -1)), EMPTY]
     known = [Span(i, s.start + 1, (7 + i,), draft) for i, (s, draft) in enumerate(zip(spans, drafts, strict=True))]
-    halves = target.score([replace(span, start=0, tokens=(0,)) for span in known], state)
+    halves = target.score([span._replace(start=0, tokens=(0,)) for span in known], state)
     assert halves.handle is None
     assert halves.positions is not None
     assert halves.positions().tolist() == [5, 6, 7, 8, 10, 11, 11, 15]

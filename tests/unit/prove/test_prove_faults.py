@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +156,7 @@ class SiblingsPrefix(FewLetters):
     """Scores the children of a second child as if they followed the first."""
 
     def score(self, spans: Any, after: Any = None) -> Any:
-        return super().score([replace(span, draft=_mixed_up(span.draft)) for span in spans], after)
+        return super().score([span._replace(draft=_mixed_up(span.draft)) for span in spans], after)
 
 
 class _MixedUp(Draft):
