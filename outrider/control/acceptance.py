@@ -22,8 +22,10 @@ Floats = NDArray[np.float64]
 
 _REQUEST_DECAY = 0.9
 """A request's figures remember about ten drafts."""
-_DRAFTER_DECAY = 0.998
-"""A drafter's figures remember about 500."""
+_DRAFTER_DECAY = 0.985
+"""A drafter's figures remember about 67: texts that come together are alike, and others come after them."""
+_LONG_DECAY = 0.998
+"""What confidences and expectations are worth is known of about 500."""
 _FIRST_RATE, _FIRST_WEIGHT = 0.75, 4.0
 """What is assumed of a drafter before it has drafted, and the number of drafts that this counts as."""
 _PRIOR_WEIGHT = 3.0
@@ -48,6 +50,8 @@ class Acceptance:
         self._all_accepted = np.zeros(self.max_tokens)
         self.drafts = 0
         """How many drafts were noted."""
+        self._first_weight = _FIRST_WEIGHT
+        """What was assumed at first counts as so many drafts: as all that is old, less with every one noted."""
         self._stated = np.zeros((0, self.max_tokens))  # confidences of the last draft, [rows, max_tokens]; NaN: none
         self.states = False
         """Whether the drafter has ever stated a confidence."""
@@ -70,8 +74,10 @@ class Acceptance:
         self._reached[rows] = self._reached[rows] * _REQUEST_DECAY + reached
         self._accepted[rows] = self._accepted[rows] * _REQUEST_DECAY + came
         decay = _DRAFTER_DECAY ** len(seq_ids)
-        self._all_reached = self._all_reached * decay + reached.sum(0)
-        self._all_accepted = self._all_accepted * decay + came.sum(0)
+        ages = _DRAFTER_DECAY ** np.arange(len(seq_ids) - 1, -1, -1)  # as if one came after the other
+        self._all_reached = self._all_reached * decay + ages @ reached
+        self._all_accepted = self._all_accepted * decay + ages @ came
+        self._first_weight *= decay
 
     def _note_one(self, row: int, length: int, accepted: int) -> None:
         """As `note` for one draft: what most rounds of a single request have."""
@@ -84,6 +90,7 @@ class Acceptance:
             sums[:count] += 1
             all_sums *= _DRAFTER_DECAY
             all_sums[:count] += 1
+        self._first_weight *= _DRAFTER_DECAY
 
     def note_stated(self, seq_ids: Seq[int], stated: Floats, lengths: Seq[int], accepted: Seq[int]) -> None:
         """Note the confidences [sequences, max_tokens] that were stated of drafts, NaN where none was; before `note`.
@@ -102,8 +109,8 @@ class Acceptance:
         prior, sums, times = self._rates(), self._sum_stated.tolist(), self._times_stated.tolist()
         came, reached = self._accepted[row].tolist(), self._reached[row].tolist()
         products = squares = 0.0
-        self._sum_stated *= _DRAFTER_DECAY
-        self._times_stated *= _DRAFTER_DECAY
+        self._sum_stated *= _LONG_DECAY
+        self._times_stated *= _LONG_DECAY
         for j, told in enumerate(self._stated[row, : min(length, accepted + 1)].tolist()):
             if told != told:  # NaN
                 continue
@@ -113,8 +120,8 @@ class Acceptance:
             squares += before * before
             self._sum_stated[j] += told
             self._times_stated[j] += 1
-        self._products = self._products * _DRAFTER_DECAY + products
-        self._squares = (self._squares - _SLOPE_WEIGHT) * _DRAFTER_DECAY + squares + _SLOPE_WEIGHT
+        self._products = self._products * _LONG_DECAY + products
+        self._squares = (self._squares - _SLOPE_WEIGHT) * _LONG_DECAY + squares + _SLOPE_WEIGHT
         self._stated[row] = stated
 
     def _note_all_stated(
@@ -125,7 +132,7 @@ class Acceptance:
         right = np.asarray(accepted)[:, None]
         reached = (place < np.asarray(lengths)[:, None]) & (place <= right) & ~np.isnan(self._stated[rows])
         before, unexplained = self._deviations(rows), (place < right) - self._own_rates(seq_ids)
-        decay = _DRAFTER_DECAY ** len(seq_ids)
+        decay = _LONG_DECAY ** len(seq_ids)
         self._products = self._products * decay + float((unexplained * before)[reached].sum())
         self._squares = (self._squares - _SLOPE_WEIGHT) * decay + float((before**2)[reached].sum()) + _SLOPE_WEIGHT
         self._sum_stated = self._sum_stated * decay + np.where(reached, self._stated[rows], 0.0).sum(0)
@@ -163,6 +170,7 @@ class Acceptance:
         """Forget a share of all that was noted: a drafter that was not tried for long is judged anew."""
         for sums in (self._reached, self._accepted, self._all_reached, self._all_accepted):
             sums *= 1 - share
+        self._first_weight += share * (_FIRST_WEIGHT - self._first_weight)
 
     def _own_rates(self, seq_ids: Seq[int]) -> Floats:
         """[sequences, max_tokens]: the rates of each request, which leans on the drafter's."""
@@ -177,10 +185,11 @@ class Acceptance:
     def _rates(self) -> list[float]:
         """[max_tokens]: the drafter's rate at each position; one that few drafts reached leans on the one before."""
         rates: list[float] = []
-        before = _FIRST_RATE
+        before, weight = _FIRST_RATE, self._first_weight
         for came, reached in zip(self._all_accepted.tolist(), self._all_reached.tolist(), strict=True):
-            before = (came + _FIRST_WEIGHT * before) / (reached + _FIRST_WEIGHT)
+            before = (came + weight * before) / (reached + weight)
             rates.append(before)
+            weight = _FIRST_WEIGHT
         return rates
 
     def forget(self, seq_id: int) -> None:
@@ -212,7 +221,7 @@ class Calibration:
 
     def note(self, seq_id: int, expected: float, accepted: int) -> None:
         for sums, decay in (
-            (self._all, _DRAFTER_DECAY),
+            (self._all, _LONG_DECAY),
             (self._requests.setdefault(seq_id, [0.0, 0.0]), _REQUEST_DECAY),
         ):
             sums[0] = sums[0] * decay + accepted

@@ -91,19 +91,21 @@ def choose_plan(outlooks: Seq[Outlook], costs: RoundCosts, widths: Seq[int] = ()
     ones the first is asked.
     """
     batch = len(outlooks[0].budgets)
-    best = plain = plain_plan(batch, costs)
+    plain = plain_plan(batch, costs)
+    best = replace(plain, tokens=MIN_GAIN * plain.tokens)
+    all_expected = [_expected(outlook) for outlook in outlooks]
     for group in _groups(outlooks):
-        expected = {i: _expected(outlooks[i]) for i in group}
+        expected = {i: all_expected[i] for i in group}
         most = batch + sum(float(each[:, -1].sum()) for each in expected.values())
-        least = min(costs.shared_seconds(RoundKind(batch, 1, batch, (outlooks[i].name,))) for i in group)
-        if most < MIN_GAIN * batch or most < plain.rate * least:  # not even if drafts took no time, or no row more
+        asking = min(costs.asking_seconds((outlooks[i].name,), batch) for i in group)
+        if most < best.rate * (plain.seconds + asking):  # not even if drafts took no row more
             continue
         if widths:
             best = _best_padded(outlooks, expected, costs, widths, best)
-            best = max((best, *_packed_plans(outlooks, expected, costs, widths)), key=lambda plan: plan.rate)
+            best = _best_packed(outlooks, expected, costs, widths, best)
         else:
             best = _longest_paying(outlooks, expected, costs, best)
-    return best if best.rate >= MIN_GAIN * plain.rate else plain
+    return best if best.asks else plain
 
 
 def best_plan_of(outlooks: Seq[Outlook], drafter: int, costs: RoundCosts, widths: Seq[int] = ()) -> Plan:
@@ -166,6 +168,8 @@ def _best_padded(
         worth = [table[min(length, len(table) - 1)] for table in tables]  # [drafters][sequences]
         top = worth[0] if len(worth) == 1 else list(map(max, *worth))
         tokens, width = batch + sum(top), next(w for w in widths if w > length)
+        if tokens <= best.rate * costs.pass_seconds(batch, width, batch * width):  # whatever drafts take
+            continue
         by = [0] * batch if len(worth) == 1 else list(map(tuple.index, zip(*worth, strict=True), top))
         own = [min(length, budgets[i][row]) for row, i in enumerate(by)]
         who = [group[i] if n else -1 for i, n in zip(by, own, strict=True)]
@@ -224,29 +228,35 @@ def _longest_paying(outlooks: Seq[Outlook], expected: Mapping[int, Floats], cost
     return Plan(found[1], own, [by if n else -1 for by, n in zip(drafters, own, strict=True)], *found[2:])
 
 
-def _packed_plans(
-    outlooks: Seq[Outlook], expected: Mapping[int, Floats], costs: RoundCosts, widths: Seq[int]
-) -> Iterator[Plan]:
-    """Plans of as many draft tokens as packed passes take, wherever they are likeliest to survive.
+def _best_packed(
+    outlooks: Seq[Outlook], expected: Mapping[int, Floats], costs: RoundCosts, widths: Seq[int], best: Plan
+) -> Plan:
+    """The best of this plan and those of as many draft tokens as packed passes take, wherever they may survive.
 
     Also none longer than each length that a model drafts, since a step costs as much for few sequences.
     """
     batch = len(outlooks[0].budgets)
     room = [rows - batch for rows in costs.target.packed_rows(batch)]
     if not room:
-        return
+        return best
     who, gains = _gains(outlooks, expected)
     drafters = who.tolist()
     most = min(gains.shape[1], widths[-1] - 1)
     for longest in sorted({most, *(n for i in expected for n in outlooks[i].lengths if n < most)}):
         likeliest, worth = _likeliest(gains[:, :longest])
-        tokens = batch + worth.cumsum()
-        for count in sorted({min(n, len(likeliest)) for n in room} - {0}):
+        sums = worth.cumsum().tolist()
+        for count in sorted({min(n, len(sums)) for n in room} - {0}):
+            tokens = batch + sums[count - 1]
+            if tokens <= best.rate * costs.pass_seconds(batch, 1, batch + count):  # whatever drafts take
+                continue
             lengths = np.bincount(likeliest[:count], minlength=batch).tolist()
             asked = [i if n else -1 for i, n in zip(drafters, lengths, strict=True)]
             drafting = _drafting(outlooks, asked, lengths)
             kind = costs.padded_kind(RoundKind(batch, 1 + max(lengths), batch + count, *drafting), widths)
-            yield Plan(kind, lengths, asked, float(tokens[count - 1]), costs.seconds(kind))
+            seconds = costs.seconds(kind)
+            if tokens > best.rate * seconds:
+                best = Plan(kind, lengths, asked, tokens, seconds)
+    return best
 
 
 def _padded(expected: Floats, outlooks: Seq[Outlook]) -> Floats:
@@ -254,7 +264,7 @@ def _padded(expected: Floats, outlooks: Seq[Outlook]) -> Floats:
     most = max(each.survival.shape[1] for each in outlooks) + 1
     if expected.shape[1] == most:
         return expected
-    return np.pad(expected, ((0, 0), (0, most - expected.shape[1])), mode="edge")
+    return np.concatenate((expected, np.repeat(expected[:, -1:], most - expected.shape[1], axis=1)), axis=1)
 
 
 def _drafting(outlooks: Seq[Outlook], who: Seq[int], lengths: Seq[int]) -> tuple[tuple[str, ...], int]:

@@ -186,15 +186,18 @@ class RoundCosts:
 
     def shared_seconds(self, kind: RoundKind) -> float:
         """The same without what is known of this very kind: more rows never take less."""
-        extra = self._asking_seconds(kind.drafters, size_of(kind.batch)) if kind.drafters else 0.0
-        return self._measured(kind) * self._level(kind.batch) + extra
+        return self._measured(kind) * self._level(kind.batch) + self.asking_seconds(kind.drafters, kind.batch)
 
-    def _asking_seconds(self, drafters: tuple[str, ...], size: int) -> float:
+    def pass_seconds(self, batch: int, width: int, rows: int) -> float:
+        """The same of the target's pass alone."""
+        return self.target.pass_seconds(batch, width, rows) * self._level(batch)
+
+    def asking_seconds(self, drafters: tuple[str, ...], batch: int) -> float:
         """What asking these drafters takes; if they never were asked together, what it takes to ask each."""
-        known = self._nearest(drafters, size)
+        known = self._nearest(drafters, size_of(batch))
         if known is not None:
             return max(0.0, known.at(self._now))
-        return sum(self._asking_seconds((name,), size) for name in drafters) if len(drafters) > 1 else 0.0
+        return sum(self.asking_seconds((name,), batch) for name in drafters) if len(drafters) > 1 else 0.0
 
     def _nearest(self, drafters: tuple[str, ...], size: int) -> _Mean | None:
         """Of a batch of this size, or the nearest at which they were asked."""
