@@ -223,7 +223,7 @@ def _write_reports(proof: Proof, folder: Path) -> None:
 
 
 def _print_proof(screen: Screen, proof: Proof, folder: Path) -> None:
-    """The groups with their counts, whatever does not hold, the power, the verdict, and what to do next."""
+    """The groups with their counts, whatever does not hold, the verdict with the power, and what to do next."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for heading in ("", "checks", "hold", "ties", "fail", "not checked"):
         table.add_column(heading, justify="left" if not heading else "right")
@@ -238,10 +238,7 @@ def _print_proof(screen: Screen, proof: Proof, folder: Path) -> None:
         screen.out.print(line, soft_wrap=True)
     if len(shown) > SHOWN_CHECKS:
         screen.out.print(f"and {len(shown) - SHOWN_CHECKS} more, in the report")
-    for check in proof.checks:
-        if "all rows together" in check.name and check.status == "holds":
-            screen.note(f"{check.name}: {check.detail}")
-    screen.say(proof.verdict, f"\nreport: {folder / 'report.html'}")
+    screen.say(proof.headline, f"\nreport: {folder / 'report.html'}")
     screen.note(_next_step(proof))
 
 

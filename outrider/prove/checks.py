@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 Status = Literal["holds", "tie", "fails", "not checked"]
 EVIDENCE = "evidence"
 """Of the figures, those that other checks are made of."""
+POOLED = "pooled_mode"
+"""The figure of tests over all rows of a mode (or a server): which one."""
 HOLDS, FAILS, INCOMPLETE = 0, 1, 3  # exit codes; 2 is bad input
 
 
@@ -55,13 +58,44 @@ class Proof:
         within = f", {ties} of them up to ties within rounding" if ties else ""
         return f"holds: all {len(self.checks)} checks{within}"
 
+    @property
+    def headline(self) -> str:
+        """The verdict and, where nothing fails, how much that says."""
+        return " ".join([f"{self.verdict}.", *([] if self.exit_code == FAILS else self.shown)])
+
+    @property
+    def shown(self) -> list[str]:
+        """What was compared and found the same, and how small a fault would have been seen: a sentence each."""
+        same = [c.figures["tokens"] for c in self.checks if c.status == "holds" and "tokens" in c.figures]
+        sentences = [f"{len(same):,} texts of {sum(same):,} tokens are the same, token by token."] if same else []
+        pooled = [check for check in self.checks if POOLED in check.figures and check.status == "holds"]
+        modes = dict.fromkeys(check.figures[POOLED] for check in pooled)
+        sentences += [_power(mode, [c for c in pooled if c.figures[POOLED] == mode]) for mode in modes]
+        return sentences if modes else [*sentences, "No sampled texts were compared with the target's distribution."]
+
     def as_dict(self) -> dict[str, Any]:
         return {
             "verdict": {HOLDS: "holds", FAILS: "fails", INCOMPLETE: "incomplete"}[self.exit_code],
+            "shown": self.shown,
             "subject": self.subject,
             "checks": [asdict(check) | {"figures": _shown(check)} for check in self.checks],
             "seconds": self.seconds,
         }
+
+
+def _power(mode: str, tests: Seq[Check]) -> str:
+    """How small a fault the pooled tests of a mode would have seen."""
+    seen: dict[str, float] = {}
+    for check in tests:
+        bias, towards = check.figures["visible_bias"], check.figures["towards"]
+        if bias is not None:
+            seen[towards] = min(bias, seen.get(towards, bias))
+    compared = max(check.figures["compared"] for check in tests)
+    sampled = f"{compared:,} sampled tokens ({mode})"
+    if not seen:
+        return f"{sampled} are too few to show a fault of any size; raise --draws."
+    moved = ", or ".join(f"{100 * bias:.1f} % to {towards}" for towards, bias in seen.items())
+    return f"In {sampled} a fault that moves probability, {moved}, would have shown; a smaller one may not have."
 
 
 def _shown(check: Check) -> dict[str, Any]:

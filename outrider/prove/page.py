@@ -28,9 +28,9 @@ NOTES = {
 }
 MAX_OPEN = 12  # checks that are not folded away
 ANSWERS = {
-    HOLDS: "Lossless: speculation changed no text and no distribution",
-    FAILS: "Not lossless: speculation changed a text or a distribution",
-    INCOMPLETE: "Not proved: nothing speaks against it, and not all could be checked",
+    HOLDS: "No change by speculation was found",
+    FAILS: "Not lossless, speculation changed a text or a distribution",
+    INCOMPLETE: "Not proved, nothing speaks against it and not all could be checked",
 }
 """By exit code, for those who read one line."""
 TONES: dict[int, Tone] = {HOLDS: "good", FAILS: "bad", INCOMPLETE: "fair"}
@@ -40,7 +40,7 @@ def proof_page(proof: Proof) -> str:
     """The whole file."""
     title = f"outrider prove: {proof.subject.get('model') or proof.subject.get('url')}"
     told = [[str(name), _told(value)] for name, value in proof.subject.items()]
-    answer = f"{ANSWERS[proof.exit_code]} ({proof.verdict})."
+    answer = join(strong(ANSWERS[proof.exit_code]), f": {proof.headline}")
     first = [verdict(answer, TONES[proof.exit_code]), table(["", ""], told, text=True)]
     first.append(note(f"{len(proof.checks)} checks in {seconds(proof.seconds)}."))
     failing = [check for check in proof.checks if check.status in ("fails", "not checked")]

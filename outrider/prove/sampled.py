@@ -19,7 +19,7 @@ from outrider.core.sampling import SamplingParams, Token
 from outrider.core.sequence import Sequence
 from outrider.engine.results import Result
 from outrider.llm import LLM
-from outrider.prove.checks import EVIDENCE, Check
+from outrider.prove.checks import EVIDENCE, POOLED, Check
 from outrider.prove.evalues import (
     DRAFTED_ALTERNATIVES,
     LIKELY_ALTERNATIVES,
@@ -44,6 +44,7 @@ TESTS = {
     "draws of the draft": LIKELY_ALTERNATIVES,
 }
 """The tests, and how many alternatives each bets on."""
+LIKELIEST = "the likeliest token"
 TOWARDS = {"drafted tokens": "drafted tokens", "draws of the draft": "the likeliest draft token"}
 """What a bias favours in simulations, by test; in others, the likeliest token."""
 
@@ -184,11 +185,13 @@ class LawBets:
 
 def pool_rows(mode: str, rows: Seq[Check], limit: float) -> list[Check]:
     """The tests over all rows of options together, where small biases add up; and over all rows with each option."""
-    checks = [
-        _test_check(f"{mode}: all rows together, {test}", test, pooled, limit)
-        for test in TESTS
-        if (pooled := _pooled(test, rows)).draws  # no draft may state probabilities; seeded drafts may know the noise
-    ]
+    checks: list[Check] = []
+    for test in TESTS:
+        pooled = _pooled(test, rows)
+        if pooled.draws:  # no draft may state probabilities; seeded drafts may know the noise
+            check = _test_check(f"{mode}: all rows together, {test}", test, pooled, limit)
+            favoured = TOWARDS.get(test, LIKELIEST)
+            checks.append(replace(check, figures=check.figures | {POOLED: mode, "towards": favoured}))
     for option in dict.fromkeys(each for row in rows for each in row.figures["options"]):
         own = [row for row in rows if option in row.figures["options"]]
         both = _pooled("text", own).beside(_pooled("likely and rare tokens", own))
@@ -231,7 +234,7 @@ def _test_check(name: str, test: str, found: LawTest, limit: float) -> Check:
 
 def describe(test: str, found: LawTest, limit: float) -> str:
     """What a test found, and what it would have found."""
-    bias, favoured = found.visible_bias(limit), TOWARDS.get(test, "the likeliest token")
+    bias, favoured = found.visible_bias(limit), TOWARDS.get(test, LIKELIEST)
     shown = "too few to show a bias" if bias is None else f"a bias of {bias:.3f} towards {favoured} would show"
     return f"{found.draws} tokens compared; log evidence {found.log_e:.1f}, fails at {limit:.1f}; {shown}"
 

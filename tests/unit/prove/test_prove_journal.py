@@ -90,10 +90,39 @@ def test_the_exit_code_is_0_only_if_everything_holds(states: list[Status], code:
 
 
 def test_a_page_says_in_its_first_line_what_holds():
-    page = proof_page(Proof({"model": "x", "modes": ["seeded", "distribution"]}, [check("one")], 1.0))
-    assert "Lossless: speculation changed no text and no distribution (holds: all 1 checks)." in page
+    page = proof_page(Proof({"model": "x", "modes": ["seeded", "distribution"]}, [check("one", tokens=24)], 1.0))
+    assert "<b>No change by speculation was found</b>: holds: all 1 checks. 1 texts of 24 tokens are the same" in page
     assert "seeded, distribution" in page
     assert "Not proved" in proof_page(Proof({"model": "x"}, [check("one", "not checked")], 1.0))
+
+
+def pooled(mode: str, towards: str, bias: float | None, status: Status = "holds", compared: int = 1500) -> Check:
+    return check("all", status, pooled_mode=mode, towards=towards, visible_bias=bias, compared=compared, limit=9.0)
+
+
+def test_the_headline_says_how_small_a_fault_would_have_shown():
+    texts = [check("one", tokens=1000), check("two", tokens=500), check("three", "tie", tokens=24), check("drafts")]
+    likely, drafted = "the likeliest token", "drafted tokens"
+    rows = [
+        pooled("seeded", likely, None, compared=40),
+        pooled("seeded", likely, None, compared=40),
+        pooled("distribution", likely, 0.09),
+        pooled("distribution", likely, 0.061),
+        pooled("distribution", drafted, 0.03, compared=700),
+        pooled("distribution", "the likeliest draft token", None, compared=20),
+    ]
+    proof = Proof({"model": "x"}, [*texts, *rows], 1.0)
+    assert proof.headline == (
+        "holds: all 10 checks, 1 of them up to ties within rounding. "
+        "2 texts of 1,500 tokens are the same, token by token. "
+        "40 sampled tokens (seeded) are too few to show a fault of any size; raise --draws. "
+        "In 1,500 sampled tokens (distribution) a fault that moves probability, 6.1 % to the likeliest token, or "
+        "3.0 % to drafted tokens, would have shown; a smaller one may not have."
+    )
+    assert proof.as_dict()["shown"] == proof.shown
+    assert "No sampled texts were compared" in Proof({"model": "x"}, texts, 1.0).headline
+    failed = Proof({"model": "x"}, [*texts, pooled("seeded", likely, 0.1, "fails")], 1.0)
+    assert failed.headline == "does not hold: 1 of 5 checks fail."
 
 
 def test_reports_hold_every_check_and_escape_what_they_are_told():
@@ -102,6 +131,8 @@ def test_reports_hold_every_check_and_escape_what_they_are_told():
     assert told["verdict"] == "fails"
     assert [each["figures"] for each in told["checks"]] == [{"tokens": 3}, {}]
     page = proof_page(proof)
-    assert "Not lossless: speculation changed a text or a distribution (does not hold: 1 of 2 checks fail)." in page
+    assert (
+        "<b>Not lossless, speculation changed a text or a distribution</b>: does not hold: 1 of 2 checks fail.<" in page
+    )
     assert "<i>" not in page
     assert page.count("&lt;b&gt;why") == 3  # the one that fails is told first, too
