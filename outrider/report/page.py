@@ -25,7 +25,8 @@ h1, h2, p, summary { overflow-wrap: anywhere } td { overflow-wrap: break-word }
 .wide, pre { background-repeat: no-repeat; background-attachment: local, local, scroll, scroll;
   background-image: var(--cover), var(--cover), linear-gradient(to right, var(--edge), transparent),
     linear-gradient(to left, var(--edge), transparent);
-  background-position: left, right, left, right; background-size: 1.2rem 100% }
+  background-position: left, right, left, right; --less: calc(100% - 2px); /* covers may end within a pixel */
+  background-size: 1.2rem 100%, 1.2rem 100%, 1.2rem var(--less), 1.2rem var(--less) }
 svg { display: block; margin: 1rem 0; max-width: 100%; height: auto }
 table { border-collapse: collapse } td, th { padding: .25rem .9rem .25rem 0; text-align: right; vertical-align: top }
 td:first-child, th:first-child, td.told, table.text td, table.text th { text-align: left }
