@@ -58,8 +58,8 @@ class HostCopy:
     def chances(self) -> np.ndarray[Any, np.dtype[np.float64]]:
         """The same as numbers from 0 to 1; NaN counts as 0."""
         if self._chances is None:
-            stated = self.array().astype(np.float64)
-            self._chances = np.where(stated > 0, np.minimum(stated, 1.0), 0.0)
+            stated = np.fmax(self.array(), 0.0, dtype=np.float64)  # which is 0 where the other is NaN
+            self._chances = np.fmin(stated, 1.0, out=stated)
         return self._chances
 
     def _take(self, buffer: _Buffer) -> np.ndarray:

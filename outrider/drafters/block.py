@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 from torch import Tensor
 
 from outrider.core.device_row import ConfidenceRow
@@ -129,17 +130,18 @@ class Block(HeadDrafter[BlockRunner]):
         self._markov = None if markov is None else (markov.markov_w1.weight.detach(), markov.markov_w2.weight.detach())
         super().__init__(levels)
         self.lengths = (self.traits.max_tokens,)
-        self._confidences: dict[int, list[ConfidenceRow]] = {}
-        """Of each sequence's last two drafts, the older first."""
+        self._confidences: dict[int, tuple[ConfidenceRow | None, ConfidenceRow]] = {}
+        """Of each sequence's last two drafts, the older first; None where there was but one."""
 
     def make(self, view: RoundView) -> HeadDraft:
         return self.runner.draft(view.seqs, view.state, max(view.budgets))
 
     def propose(self, view: RoundView) -> Seq[Draft]:
-        drafts = super().propose(view)
+        drafts, told = super().propose(view), self._confidences
         for seq, draft in zip(view.seqs, drafts, strict=True):
             if draft.confidence is not None:
-                self._confidences[seq.id] = [*self._confidences.get(seq.id, [])[-1:], draft.confidence]
+                _, before = told.get(seq.id, (None, None))
+                told[seq.id] = before, draft.confidence
         return drafts
 
     def expected(self, seqs: Seq[Sequence], *, ahead: bool) -> list[float]:
@@ -150,15 +152,14 @@ class Block(HeadDrafter[BlockRunner]):
         sums: dict[HostCopy, list[float]] = {}
         expected: list[float] = []
         for seq in seqs:
-            known = self._confidences.get(seq.id, [])
-            known = known[:-1] if ahead else known  # the last one may still be computed
-            if not known:
+            older, last = self._confidences.get(seq.id, (None, None))
+            known = older if ahead else last  # the last one may still be computed
+            if known is None:
                 expected.append(self._accepted.value)
                 continue
-            block = known[-1].block
-            if block not in sums:
-                sums[block] = block.chances().cumprod(1).sum(1).tolist()
-            expected.append(sums[block][known[-1].row])
+            if known.block not in sums:
+                sums[known.block] = np.add.reduce(np.multiply.accumulate(known.block.chances(), 1), 1).tolist()
+            expected.append(sums[known.block][known.row])
         return expected
 
     def forget(self, seq: Sequence) -> None:

@@ -222,7 +222,8 @@ def _is_row_of_copy(told: Any) -> bool:
     if type(told) is not ConfidenceRow or type(told.block) is not HostCopy or type(told.row) is not int:
         return False
     block = told.block.tokens
-    return block.ndim == 2 and block.is_floating_point() and 0 <= told.row < len(block)
+    shape = block.shape
+    return len(shape) == 2 and block.is_floating_point() and 0 <= told.row < shape[0]
 
 
 def _is_row(draft: Draft, values: object) -> bool:

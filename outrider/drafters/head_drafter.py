@@ -67,21 +67,24 @@ def drafts_of(made: HeadDraft, view: RoundView, name: str, expected: Seq[float])
 
     name: the drafter's. expected: how many tokens of each draft should be accepted.
     """
-    tokens, nodes = HostCopy(made.tokens), made.tokens.shape[1]
+    tokens, nodes, probs = HostCopy(made.tokens), made.tokens.shape[1], made.probs
     parents = None if made.parents is None else HostCopy(made.parents)
     confidence = None if made.confidence is None else HostCopy(made.confidence)
-    return [
-        Draft(
-            DeviceRow(tokens, at, nodes),
-            None if parents is None else DeviceRow(parents, at, nodes),
-            None if made.probs is None or seq.params.greedy else made.probs[at],
-            name,
-            min(expected[at], nodes),
-            known=True,
-            confidence=None if confidence is None else ConfidenceRow(confidence, at),
-        ).first_nodes(view.budgets[at])
-        for at, seq in enumerate(view.seqs)
-    ]
+    drafts: list[Draft] = []
+    for at, budget in enumerate(view.budgets):
+        count = min(nodes, budget)
+        drafts.append(
+            Draft(
+                DeviceRow(tokens, at, count),
+                None if parents is None else DeviceRow(parents, at, count),
+                None if probs is None or view.seqs[at].params.greedy else probs[at, :count],
+                name,
+                min(expected[at], nodes),
+                True,
+                None if confidence is None else ConfidenceRow(confidence, at),
+            )
+        )
+    return drafts
 
 
 def native_target(name: str, context: DrafterContext) -> NativeRunner:

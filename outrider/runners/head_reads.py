@@ -36,11 +36,11 @@ class _Read:
 
     pages: list[int]
     """Its own list in the pool: another one where it was closed and opened again."""
-    length: int
+    length: int = 0
     """Positions that were read, at least."""
-    round: int
+    round: int = 0
     """Of the sequence, when it was asked."""
-    ahead: bool
+    ahead: bool = False
     """The host was a round behind."""
     marked: int = 0
     """Pages that are marked as read."""
@@ -63,20 +63,25 @@ class HeadReads:
         """
         if state is None:
             return [0] * len(seqs)
-        drafted = [self.width - 1] * len(seqs) if state.drafted is None else state.drafted
-        return [1 + self._accepts(seq, count) for seq, count in zip(seqs, drafted, strict=True)]
+        most = self.width - 1
+        drafted = [most] * len(seqs) if state.drafted is None else state.drafted
+        return [
+            1 + (most if count > most and self._drafted_for(seq) else count)
+            for seq, count in zip(seqs, drafted, strict=True)
+        ]
 
-    def _accepts(self, seq: Sequence, drafted: int) -> int:
+    def _drafted_for(self, seq: Sequence) -> bool:
+        """Whether the draft in flight is this head's."""
         read = self._texts.get(seq.id)
-        asked = read is not None and read.round + read.ahead == seq.round
-        return min(drafted, self.width - 1) if asked else drafted
+        return read is not None and read.round + read.ahead == seq.round
 
     def unread(self, seq: Sequence, gained: int) -> Unread:
         """What is read before this text is drafted for. gained: tokens that it may have beyond those the host knows."""
-        known, read = len(seq.tokens) - self._behind, self._texts.get(seq.id)
-        end = known if gained else len(seq.tokens) - 1
-        if read is None or read.pages is not self.pool.table(seq.id):
-            start = self._marked(self.pool.table(seq.id)) * self.pool.size
+        length, pages, read = len(seq.tokens), self.pool.table(seq.id), self._texts.get(seq.id)
+        known = length - self._behind
+        end = known if gained else length - 1
+        if read is None or read.pages is not pages:
+            start = self._marked(pages) * self.pool.size
         elif gained and read.ahead and seq.round == read.round + 1:
             start = known  # what the host knows now is what the device knew then
         else:
@@ -88,10 +93,14 @@ class HeadReads:
         """All of it was read, and drafted for."""
         pages, read = self.pool.table(seq.id), self._texts.get(seq.id)
         length = len(seq.tokens) - self._behind + (gained > 0)
-        marked = 0 if read is None or read.pages is not pages else read.marked
-        for page in pages[marked : length // self.pool.size]:
-            self._marks[page] = self.pool.writes[page]
-        self._texts[seq.id] = _Read(pages, length, seq.round, gained > 0, max(marked, length // self.pool.size))
+        whole = length // self.pool.size
+        if read is None or read.pages is not pages:
+            read = self._texts[seq.id] = _Read(pages)
+        if whole > read.marked:
+            for page in pages[read.marked : whole]:
+                self._marks[page] = self.pool.writes[page]
+            read.marked = whole
+        read.length, read.round, read.ahead = length, seq.round, gained > 0
 
     def forget(self, seq: Sequence) -> None:
         self._texts.pop(seq.id, None)
@@ -110,8 +119,9 @@ def ready_texts(model: PagedModel, seqs: Seq[Sequence], gained: Seq[int], width:
     pool, most = model.pool, model.tables.width
     ready: list[int] = []
     for i, (seq, gain) in enumerate(zip(seqs, gained, strict=True)):
-        decodes = gain > 0 or seq.cached == len(seq.tokens) - 1
-        end = min(len(seq.tokens) + gain, seq.limit) - 1 + rows
+        length = len(seq.tokens)
+        decodes = gain > 0 or seq.cached == length - 1
+        end = min(length + gain, seq.limit) - 1 + rows
         if decodes and gain <= width and -(-end // pool.size) <= most and pool.reserve(seq.id, end):
             ready.append(i)
     return ready
