@@ -34,6 +34,8 @@ class DeviceRow(Sequence[int]):
     @overload
     def __getitem__(self, index: slice) -> Sequence[int]: ...
     def __getitem__(self, index: int | slice) -> int | Sequence[int]:
+        if isinstance(index, int) and 0 <= index < self._count:
+            return self.block.list()[self.row][index]
         if isinstance(index, slice) and index.start in (None, 0) and index.step in (None, 1):
             return DeviceRow(self.block, self.row, len(range(self._count)[index]), padded=self.padded)
         return self.block.list()[self.row][: self._count][index]

@@ -91,7 +91,7 @@ class Draft:
 
     def without_padding(self) -> Draft:
         """The draft as the device made it. Waits for it where its tokens are padded."""
-        if not isinstance(self.tokens, DeviceRow) or not self.tokens.padded:
+        if not self.tokens or not isinstance(self.tokens, DeviceRow) or not self.tokens.padded:
             return self
         tokens = self.tokens.without_padding()
         return replace(self, tokens=tokens) if tokens else EMPTY

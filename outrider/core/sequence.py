@@ -226,7 +226,7 @@ class Span(NamedTuple):
 
     @property
     def width(self) -> int:
-        return len(self.tokens) + len(self.draft)
+        return len(self.tokens) + len(self.draft.tokens)
 
     @property
     def rows(self) -> int:

@@ -128,26 +128,23 @@ def detokenize(seq: Sequence, kept: tuple[Token, ...], stream: TextStream) -> tu
 
 def provenance_of(draft: Draft, verdict: Verdict, round_: int) -> tuple[Provenance, ...]:
     """Where each token of the verdict came from."""
-    if not draft.tokens:
+    drafted, source = len(draft.tokens), draft.source
+    if not drafted:
         return (Provenance("plain", "", 0, round_, 0),)
-    accepted = tuple(
-        Provenance("accepted", draft.source, i, round_, len(draft), prob)
-        for i, prob in enumerate(_stated(draft, verdict))
-    )
-    if ends_in_rejection(draft, verdict):
-        last = Provenance("recovered", draft.source, verdict.accepted, round_, len(draft))
-    else:
-        last = Provenance("bonus", draft.source, verdict.accepted, round_, len(draft))
-    return (*accepted, last)
-
-
-def _stated(draft: Draft, verdict: Verdict) -> list[float | None]:
-    """The drafter's own probability of each accepted token."""
     if draft.probs is None:
-        return [None] * verdict.accepted
+        told = [Provenance("accepted", source, i, round_, drafted) for i in range(len(verdict.path))]
+    else:
+        stated = enumerate(_stated(draft.probs, verdict))
+        told = [Provenance("accepted", source, i, round_, drafted, prob) for i, prob in stated]
+    last = "recovered" if ends_in_rejection(draft, verdict) else "bonus"
+    return (*told, Provenance(last, source, len(verdict.path), round_, drafted))
+
+
+def _stated(probs: Tensor, verdict: Verdict) -> list[float]:
+    """The drafter's own probability of each accepted token, of probs [nodes, vocab]."""
     nodes = list(verdict.path)
-    tokens = torch.tensor(verdict.tokens[: len(nodes)], dtype=torch.int64, device=draft.probs.device)
-    return draft.probs[nodes].gather(-1, tokens[:, None])[:, 0].tolist()
+    tokens = torch.tensor(verdict.tokens[: len(nodes)], dtype=torch.int64, device=probs.device)
+    return probs[nodes].gather(-1, tokens[:, None])[:, 0].tolist()
 
 
 def logprobs_of(top: int, verdict: Verdict, kept: tuple[Token, ...], logits: Tensor) -> tuple[TokenLogprob, ...]:

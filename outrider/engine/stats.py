@@ -59,19 +59,20 @@ class Tally:
 
     def add_round(self, one: _DraftedRound) -> None:
         """Add a round that had a draft."""
-        depth, accepted = one.depth, one.accepted
+        drafted, depth, accepted, emitted, rejected = one
         self.rounds += 1
-        self.drafted += one.drafted
+        self.drafted += drafted
         self.accepted += accepted
-        self.emitted += one.emitted
-        self.rejected += one.rejected
-        while len(self.drafted_at) < depth:
-            self.drafted_at.append(0)
-            self.accepted_at.append(0)
+        self.emitted += emitted
+        self.rejected += rejected
+        drafted_at, accepted_at = self.drafted_at, self.accepted_at
+        while len(drafted_at) < depth:
+            drafted_at.append(0)
+            accepted_at.append(0)
         for i in range(depth):
-            self.drafted_at[i] += 1
+            drafted_at[i] += 1
         for i in range(accepted):
-            self.accepted_at[i] += 1
+            accepted_at[i] += 1
 
     def add(self, other: Tally) -> None:
         for name in ("rounds", "drafted", "accepted", "rejected", "emitted"):
