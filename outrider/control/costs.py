@@ -32,6 +32,8 @@ _MAX_KINDS = 4096
 """Kinds whose corrections are kept; the longest unseen is dropped."""
 _MAX_RATIO = 8.0
 """A round slower than expected by more than this, or faster, counts as by this: a stall says nothing of its kind."""
+_MAX_STEP = 2.0
+"""One without drafts that is slower than the level by more than this counts as by this: drafts are judged by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,9 +230,9 @@ class RoundCosts:
             return
         self._now += 1
         if kind.plain:
-            prior = _BORROWED_ROUNDS if self.borrows_level(kind.batch) else _PRIOR_ROUNDS
-            size, level = size_of(kind.batch), self._level(kind.batch)
-            ratio = min(max(seconds / expected, 1 / _MAX_RATIO), _MAX_RATIO)
+            size, level, borrows = size_of(kind.batch), self._level(kind.batch), self.borrows_level(kind.batch)
+            prior, most = (_BORROWED_ROUNDS, _MAX_RATIO) if borrows else (_PRIOR_ROUNDS, _MAX_STEP * level)
+            ratio = min(max(seconds / expected, 1 / _MAX_RATIO), most)
             self._levels.setdefault(size, _Mean(level, prior)).add(ratio, self._now)
             self._last_size = size
         else:

@@ -78,6 +78,11 @@ class Drafting:
         """Whether a round can be launched behind another, were it only one without drafts."""
         return self.traits.drafts_ahead or self.controller is not None
 
+    @property
+    def max_draft(self) -> int:
+        """Max tokens drafted in the round behind one in flight; 0 where it is known that nobody is asked."""
+        return 0 if self._kept.rests else self.traits.max_tokens
+
     def propose(self, view: RoundView) -> Proposal | None:
         """A draft for each sequence; None, only where `view.state` is given: the round in flight comes first."""
         forced: list[Draft] | None = None
@@ -150,17 +155,18 @@ class Drafting:
         """
         if self.controller is None or proposal.plan is None:
             return
-        seconds = seconds if self._tells(proposal) else 0.0
+        told = seconds if self._tells(proposal) else 0.0
         if not proposal.members:
-            self.controller.note_plain(proposal.plan, verdicts, seconds)
+            self.controller.note_plain(proposal.plan, verdicts, told)
             return
         drafted = proposal.lengths
         accepted = [verdicts[i].accepted if i in verdicts and n else 0 for i, n in zip(seq_ids, drafted, strict=True)]
         rows = [row for row, seq_id in enumerate(seq_ids) if seq_id in verdicts]
         self.controller.note(seq_ids, rows, proposal.plan, drafted, accepted, proposal.asking)
-        self.controller.note_seconds(proposal.plan, drafted, max(0.0, seconds - proposal.asking))
+        self.controller.note_seconds(proposal.plan, drafted, max(0.0, told - proposal.asking))
         tokens, plain_rate = len(seq_ids) + sum(accepted), self.controller.plain_rate(len(seq_ids))
-        self._kept.note(proposal.plan, tokens, seconds, plain_rate)
+        took = seconds if proposal.plan.probe else told  # what catching up takes is in vain if a probe was
+        self._kept.note(proposal.plan, tokens, took or proposal.plan.seconds, plain_rate)
         for i, member in enumerate(self.members):
             if not member.traits.watches or i not in proposal.members:
                 continue
@@ -194,9 +200,9 @@ class Drafting:
         """The controller's plan, or the last one while it holds."""
         if self.controller is None:
             return None
-        if not any(view.budgets):  # prompts are read, say
-            return plain_plan(len(view.seqs), self.controller.costs)
         ids, kept = [seq.id for seq in view.seqs], self._kept
+        if not any(view.budgets):  # nobody is asked, or prompts are read
+            return kept.rest_of(ids) or plain_plan(len(ids), self.controller.costs)
         if not kept.holds_for(ids):
             began = time.perf_counter()
             kept.begin(ids, self.controller.plan(ids, view.budgets), began)

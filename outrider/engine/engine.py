@@ -46,6 +46,7 @@ class Engine:
         limits = limits or EngineLimits()
         self.target, self.drafter, self.verifier, self.tokenizer = target, drafter, verifier, tokenizer
         self.drafting = Drafting(drafter, target, controller)
+        drafter.compared = controller is not None
         self._limits = None if controller is None else controller.costs.limits
         self.eos_ids = frozenset(eos_ids)
         self.scheduler = Scheduler(target, max_batch=limits.max_batch, max_round_tokens=limits.max_round_tokens)
@@ -116,16 +117,15 @@ class Engine:
 
     def _schedule(self, after: InFlightRound | None) -> tuple[list[ScheduledSequence], DeviceState | None]:
         """Who takes part, and where the device has them already, if a round in flight comes first."""
-        max_draft = self.drafting.traits.max_tokens
         if after is None:
-            scheduled = self.scheduler.next_round(max_draft)
+            scheduled = self.scheduler.next_round(self.drafting.traits.max_tokens)
             for seq in self.scheduler.preempted:
                 self._live[seq.id].stats.preemptions += 1
             return scheduled, None
         if after.state is None or not after.can_be_followed or not self.drafting.plans_ahead:
             return [], None
         rows = [i for i, each in enumerate(after.scheduled) if each.seq.id in self._live]
-        scheduled = self.scheduler.next_round_after([after.scheduled[i] for i in rows], max_draft)
+        scheduled = self.scheduler.next_round_after([after.scheduled[i] for i in rows], self.drafting.max_draft)
         return scheduled, after.state.take(rows) if scheduled else None
 
     def _propose(self, scheduled: list[ScheduledSequence], state: DeviceState | None) -> Proposal | None:

@@ -6,13 +6,16 @@ import time
 from typing import cast
 
 from outrider.control.choose import Plan
+from outrider.control.costs import size_of
 
 ASKING_SHARE = 0.02
 """The share of the time that planning may take where drafts are made."""
 SETTLED_SHARE = 0.004
 """The same where only a drafter is asked whose drafts are seen before they are scored."""
-RESTING_SHARE, NEWCOMER_SHARE = 0.0025, 0.005
-"""The share of planning and asking where nobody drafts: for the same sequences, and for others."""
+RESTING_SHARE = 0.008
+"""The share of all that was in vain where nobody drafts: planning, watching, probes, and drafts that did not pay."""
+_MAX_REST = 2.0
+"""Seconds that nobody is asked for at most, whatever was in vain before."""
 
 _FIRST_ROUNDS = 4
 """After so many rounds of a plan with drafts, twice as many and so on, it is asked whether they were worth it."""
@@ -49,8 +52,14 @@ class KeptPlan:
         """As `Plan.asks`."""
         self._rounds = 0
         """It holds for so many rounds more, however long they take."""
-        self._until = self._until_for_others = 0.0
-        """When it ends: for the same sequences, and where there are others."""
+        self._until = 0.0
+        """When it ends."""
+        self._rests: dict[int, float] = {}
+        """By `size_of` a batch: until when newcomers are not asked for in one, where nobody drafts."""
+        self._spent = 0.0
+        """Seconds that were in vain since the last rest began."""
+        self._others = False
+        """There are sequences that it was not made for."""
         self._seconds = 0.0
         """What it took to make."""
         self.is_brief = True
@@ -60,41 +69,67 @@ class KeptPlan:
         self._gain = 0.0
         """The tokens that they brought, less those of plain decoding in the same time."""
 
+    @property
+    def rests(self) -> bool:
+        """Whether it is known that nobody is asked in the next round."""
+        if self.plan is None or self.asks or self.is_new or self._others:
+            return False
+        return self._rounds > 0 or time.perf_counter() < self._until
+
+    def rest_of(self, seq_ids: list[int]) -> Plan | None:
+        """The plan for these sequences, nobody being asked; None where it was made for others, who are seen to soon."""
+        self._others = self._others or seq_ids != self.seq_ids
+        return None if self._others or self.asks else self.plan
+
     def holds_for(self, seq_ids: list[int]) -> bool:
         """Whether the next round, of these sequences, goes by it."""
         if self.plan is None:
             return False
         if self.is_new or self._rounds:
             return True
-        return time.perf_counter() < (self._until if seq_ids == self.seq_ids else self._until_for_others)
+        until = self._until
+        if not self.asks and seq_ids != self.seq_ids and not {*seq_ids} <= {*self.seq_ids}:
+            until = self._rests.get(size_of(len(seq_ids)), 0.0)
+        return time.perf_counter() < until
 
     def begin(self, seq_ids: list[int], plan: Plan, began: float) -> None:
         """A new plan for these sequences, begun at that time."""
         if self.plan is None or plan.lengths != self.plan.lengths:
             self._tried, self._due, self._gain = 0, _FIRST_ROUNDS, 0.0
-        self.seq_ids, self.plan, self.asks = seq_ids, plan, plan.asks
+        self.seq_ids, self.plan, self.asks, self._others = seq_ids, plan, plan.asks, False
         self.is_new, self._rounds = not plan.rounds, plan.rounds
-        self._until = self._until_for_others = 0.0  # those of a plan before it do not count
+        self._until = 0.0  # that of a plan before it does not count
         self._seconds = time.perf_counter() - began
+        self._spent += self._seconds
 
     def move(self, seq_ids: list[int], plan: Plan) -> None:
         """The same plan for other sequences."""
-        self.seq_ids, self.plan, self.asks = seq_ids, plan, plan.asks
+        self.seq_ids, self.plan, self.asks, self._others = seq_ids, plan, plan.asks, False
+        if not plan.asks:
+            self._until = self._rests.get(size_of(len(seq_ids)), self._until)
 
     def note(self, plan: Plan, tokens: int, seconds: float, plain_rate: float) -> None:
-        """Note what a round of this plan brought and took; 0 seconds: that says nothing, and it took what was expected.
+        """Note what a round of this plan brought and took.
 
         A plan with drafts ends where its rounds brought less than plain decoding would have at its rate, in tokens a
         second. What they told is known by then to whoever makes the next.
         """
+        gain = tokens - plain_rate * seconds
+        if plan.probe:
+            self._spent += max(0.0, -gain / plain_rate)
         if not self.asks or plan.lengths != cast(Plan, self.plan).lengths:
             return
         self._tried += 1
-        self._gain += tokens - plain_rate * (seconds or plan.seconds)
-        if self._tried >= self._due:
-            self._due *= 2
-            if self._gain < 0:
-                self._until = self._until_for_others = 0.0
+        self._gain += gain
+        if self._tried < self._due:
+            return
+        self._due *= 2
+        if self._gain < 0:
+            self._until = 0.0
+            self._spent -= 0.0 if plan.probe else self._gain / plain_rate
+        else:
+            self._spent = 0.0
+        self._gain = 0.0
 
     def use(self, began: float) -> None:
         """A round goes by the plan; that was begun at this time, and whoever was to be asked is asked."""
@@ -104,14 +139,15 @@ class KeptPlan:
         self.is_new = False
         plan, now = cast(Plan, self.plan), time.perf_counter()
         if plan.probe:
-            self._until = self._until_for_others = now
+            self._until = now
         elif plan.asks:
             share = SETTLED_SHARE if plan.settled else ASKING_SHARE
-            self._until = self._until_for_others = now + _rest(self._seconds, share)
+            self._until = now + _rest(self._seconds, share)
             self.is_brief = self._until - now < _BRIEF_ROUNDS * plan.seconds
         else:
-            self._until = now + _rest(now - began, RESTING_SHARE)
-            self._until_for_others = now + _rest(now - began, NEWCOMER_SHARE)
+            spent = self._spent + max(0.0, now - began - self._seconds)  # watching
+            self._until = self._rests[size_of(len(self.seq_ids))] = now + min(_rest(spent, RESTING_SHARE), _MAX_REST)
+            self._spent = 0.0
 
 
 def _rest(seconds: float, share: float) -> float:

@@ -91,6 +91,16 @@ def test_one_stall_does_not_rule_a_kind_out_and_corrections_fade():
     assert costs.seconds(DRAFTED) == pytest.approx(2.0, rel=0.02)
 
 
+def test_a_stall_of_a_round_without_drafts_makes_drafts_no_cheaper():
+    """Such rounds are what drafts are judged by: one that takes 50 times as long counts as twice as long."""
+    costs = RoundCosts(PassTable({(1, 1): 1.0, (1, 8): 2.0}))
+    run(costs, 20, lambda _: 1.0, kinds=(PLAIN,))
+    costs.observe(PLAIN, 50.0)
+    assert costs.seconds(PLAIN) == pytest.approx(1.125)
+    run(costs, 40, lambda _: 4.0, kinds=(PLAIN,))  # it is slower for good
+    assert costs.seconds(PLAIN) == pytest.approx(4.0, rel=0.05)
+
+
 def test_rounds_that_say_nothing_are_ignored():
     costs = RoundCosts(PassTable({(1, 1): 1.0}))
     costs.observe(PLAIN, 0.0)

@@ -20,6 +20,7 @@ from outrider.core.sequence import Sequence
 from outrider.drafters.base import Drafter, RoundView, Traits
 from outrider.engine import drafting, kept_plan
 from outrider.engine.drafting import Drafting, Proposal
+from outrider.engine.kept_plan import KeptPlan
 from outrider.testing.toy import ToyRunner
 
 WIDTHS = (1, 2, 4)
@@ -125,19 +126,82 @@ def planned(run: Rounds, clock: Clock, rounds: int, *, newcomers: bool = False) 
     return found
 
 
-@pytest.mark.parametrize(("newcomers", "share"), [(False, kept_plan.RESTING_SHARE), (True, kept_plan.NEWCOMER_SHARE)])
-def test_where_nobody_drafts_deciding_takes_a_small_share_of_the_time(newcomers: bool, share: float, clock: Clock):
+@pytest.fixture
+def long_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_plan, "_MAX_REST", 1e9)
+
+
+@pytest.mark.parametrize("newcomers", [False, True])
+def test_where_nobody_drafts_deciding_takes_a_small_share_of_the_time(newcomers: bool, clock: Clock, long_rests: None):
     run = Rounds(Scripted())
     made = planned(run, clock, 1200, newcomers=newcomers)
-    assert np.diff(made).tolist() == [1 / share] * (len(made) - 1)
-    assert len(made) == 1200 * share
+    assert np.diff(made).tolist() == [1 / kept_plan.RESTING_SHARE] * (len(made) - 1)
+    assert len(made) == 1 + 1199 // (1 / kept_plan.RESTING_SHARE)
     assert run.drafter.watched == len(made)
 
 
-def test_what_watching_takes_is_part_of_it(clock: Clock):
+def test_no_rest_is_longer_than_so_long(clock: Clock, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(kept_plan, "_MAX_REST", 50.0)
+    made = planned(Rounds(Scripted()), clock, 200)
+    assert np.diff(made).tolist() == [51.0] * 3
+
+
+def test_a_rest_is_of_one_size_of_batch(clock: Clock, long_rests: None):
+    """Newcomers in a batch of another size are planned for at once, and then rest for as long; who is left is not."""
+    run, seqs = Rounds(Scripted()), sequences(8)
+    asked = list[int]()
+    for ids in ((0, 1), (0, 1), (1,), (2, 3), (2, 3, 4), (2, 3, 5), (5, 6), (5, 6, 7)):
+        before = run.controller.asked
+        run.propose([seqs[i] for i in ids])
+        asked.append(run.controller.asked - before)
+        run.controller.plan = clock.takes(1.0, Scripted.plan.__get__(run.controller))
+        clock.now += 1
+    assert asked == [1, 1, 0, 0, 1, 0, 0, 0]
+
+
+def test_the_engine_computes_no_budgets_while_nobody_is_asked(clock: Clock, long_rests: None):
+    """Nor are sequences planned for then; newcomers are, in the round after the first."""
+    run, seqs = Rounds(Scripted()), sequences(5)
+    run.controller.plan = clock.takes(1.0, run.controller.plan)
+    drafting = run.drafting
+    assert drafting.max_draft == 1  # nothing is known yet
+    run.propose(seqs[:2])
+    assert drafting.max_draft == 0
+
+    def round_of(own: Seq[Sequence]) -> Plan:
+        view = RoundView(own, [drafting.max_draft] * len(own))
+        return cast(Plan, cast(Proposal, drafting.propose(view)).plan)
+
+    assert round_of(seqs[:2]) is round_of(seqs[:2])
+    assert (len(round_of(seqs[2:]).lengths), drafting.max_draft, run.controller.asked) == (3, 1, 1)
+    round_of(seqs[2:])
+    assert (drafting.max_draft, run.controller.asked) == (0, 2)
+    clock.now += 1 / kept_plan.RESTING_SHARE
+    assert drafting.max_draft == 1
+
+
+def test_what_watching_takes_is_part_of_it(clock: Clock, long_rests: None):
     run = Rounds(Scripted())
     run.drafter.watch = clock.takes(2.0, run.drafter.watch)
-    assert np.diff(planned(run, clock, 3000)).tolist() == [3 / kept_plan.RESTING_SHARE] * 2
+    assert np.diff(planned(run, clock, 1000)).tolist() == [3 / kept_plan.RESTING_SHARE] * 2
+
+
+@pytest.mark.parametrize(("probe", "tokens", "in_vain"), [(True, 2, 4.0), (False, 2, 4.0), (False, 5, 0.0)])
+def test_drafts_in_vain_are_part_of_it_too(
+    probe: bool, tokens: int, in_vain: float, clock: Clock, long_rests: None
+) -> None:
+    """Four rounds of two seconds, in which plain decoding brings four tokens; what pays makes up for all before it."""
+    kept, controller = KeptPlan(), Scripted(drafts=True)
+    began = clock.now
+    clock.now += 1  # it takes a second to plan
+    kept.begin([0, 1], replace(controller.plan([0, 1], [1, 1]), probe=probe, rounds=4), began)
+    for _ in range(4):
+        kept.use(clock.now)
+        kept.note(cast(Plan, kept.plan), tokens, 2.0, 2.0)
+    kept.begin([0, 1], plain_plan(2, controller.costs), clock.now)
+    kept.use(clock.now)
+    spent = in_vain + (1.0 if in_vain else 0.0)
+    assert kept._until - clock.now == pytest.approx(spent / kept_plan.RESTING_SHARE - spent)
 
 
 @pytest.mark.parametrize(("settled", "share"), [(False, kept_plan.ASKING_SHARE), (True, kept_plan.SETTLED_SHARE)])
@@ -165,18 +229,18 @@ def test_a_probe_lasts_as_long_as_it_says(clock: Clock):
     assert planned(Rounds(controller), clock, 12) == [0, 4, 8]
 
 
-def test_a_probe_for_newcomers_does_not_last_as_long_as_the_rest_before_it(clock: Clock):
-    """After half of the rest of others newcomers are planned for: with a probe of four rounds, and then anew."""
+def test_a_probe_after_a_rest_does_not_last_as_long_as_that(clock: Clock, long_rests: None):
+    """Where it ends, all are planned for: with a probe of four rounds, and then anew."""
     controller = Scripted()
-    run, rest = Rounds(controller), round(1 / kept_plan.NEWCOMER_SHARE)
-    assert planned(run, clock, rest + 1) == [0]
+    run, rest = Rounds(controller), round(1 / kept_plan.RESTING_SHARE)
+    assert planned(run, clock, rest) == [0]
     controller.drafts = True
     plan = controller.plan
     controller.plan = lambda seq_ids, budgets: replace(plan(seq_ids, budgets), probe=True, rounds=4)
-    newcomers = sequences(9)[7:]
     asked = controller.asked
+    clock.now += 1
     for _ in range(5):
-        run.propose(newcomers)
+        run.propose(sequences(2))
         clock.now += 1
     assert controller.asked == asked + 2
 
