@@ -71,25 +71,33 @@ def advise(given: AdviseOptions, runtime: RuntimeOptions) -> None:
 
 
 def _advise(given: AdviseOptions, options: dict[str, Any], screen: Screen, progress: Any) -> Advice:
-    from outrider.advise.advice import Advice, Adviser
+    from outrider.advise.advice import VERIFIED, Advice, Adviser
     from outrider.advise.candidates import candidates
+    from outrider.advise.duration import expected_seconds, probe
+    from outrider.checkpoints.resolve import resolve
     from outrider.drafters.shipped import shipped_for
     from outrider.llm import LLM
 
+    resolve(given.target, progress=progress)  # fetched first: the time of loading is counted below
+    opened = time.monotonic()
     with LLM(given.target, drafter="none", progress=progress, **options) as llm:
+        loading = time.monotonic() - opened
         scope, folder = _scope(given, llm), llm.loaded.folder
-        facts = _facts(llm, given, scope)
+        facts, paces = _facts(llm, given, scope), probe(llm, scope)
     wanted = list(candidates(folder, given.draft))
     # the threads of a CPU are measured anew each time
     kept = Kept(given.out, facts | {"device": facts["device"].partition(",")[0], "scope": repr(scope)})
     if kept.known:
         screen.note(f"continuing: {given.out} holds {', '.join(each.drafter for each in kept.known)}")
+    left = [each for each in wanted if each.drafter not in {known.drafter for known in kept.known}]
+    about = _rounded(expected_seconds(scope, paces, loading, left, min(VERIFIED, len(wanted))))
+    screen.note(f"{len(wanted)} drafters are tried, and the best {VERIFIED} run beside plain decoding: takes {about}")
     began, show = time.monotonic(), passing_line(screen)
     adviser = Adviser(
         given.target,
         scope,
         options,
-        lambda drafter, what: show(f"{time.monotonic() - began:.0f} s; now: {drafter}, {what}"),
+        lambda drafter, what: show(f"{time.monotonic() - began:.0f} s, of {about}; now: {drafter}, {what}"),
         kept.add,
     )
     shipped = shipped_for(folder)
@@ -212,6 +220,13 @@ def _show(screen: Screen, advice: Advice, given: AdviseOptions) -> None:
         screen.say(name, f": {text.strip()}")
     if given.html is None:
         screen.note("--html FILE writes all of it as a page, with plots")
+
+
+def _rounded(expected: float) -> str:
+    """A guess in words: no more digits than it is worth."""
+    if expected < 90:
+        return f"about {max(1, round(expected / 10)) * 10} s"
+    return f"about {round(expected / 60)} min"
 
 
 def _whole(name: str, text: str, low: int, high: int) -> tuple[int, ...]:

@@ -1,6 +1,7 @@
 """The whole command on a tiny target with a draft model that agrees with it."""
 
 import json
+import re
 
 import pytest
 
@@ -47,7 +48,11 @@ def test_a_target_and_a_draft(pair, prompts, tmp_path, capsys):
     page, kept = tmp_path / "advice.html", tmp_path / "advice.json"
     words = (target, "--draft", draft, "--prompts", prompts, *SMALL, "--out", kept, "--html", page, "--json")
     assert run(*words) == 0
-    found = json.loads(capsys.readouterr().out)
+    told = capsys.readouterr()
+    assert re.match(
+        r"3 drafters are tried, and the best 2 run beside plain decoding: takes about \d+ (s|min)\n", told.err
+    )
+    found = json.loads(told.out)
     names = [each["drafter"] for each in found["measured"]]
     assert names == ["suffix", "prompt-lookup", f"draft-model:model={draft}"]
     model = found["measured"][2]

@@ -1,0 +1,62 @@
+"""About how long an advice will take: from two short plain runs, before anything is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from statistics import mean
+
+from outrider.advise.candidates import Candidate
+from outrider.advise.measure import MAX_REPEATS, MAX_SECONDS, MIN_REPEATS, TIMED_LENGTHS, TIMED_TOKENS, Runs, Scope
+from outrider.llm import LLM
+
+PROBE_TOKENS = 8
+TREE_LENGTHS = 2
+"""A tree is timed beside plain decoding alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Of plain decoding, in one batch."""
+
+    prompt: float
+    """Seconds until its prompts are read."""
+    round: float
+    """Seconds of a round."""
+
+    def seconds(self, tokens: int) -> float:
+        return self.prompt + tokens * self.round
+
+
+def probe(llm: LLM, scope: Scope) -> dict[int, Pace]:
+    """The pace of each batch, of a few tokens. The first run pays for what later ones find ready."""
+    found: dict[int, Pace] = {}
+    for batch in (scope.batches[0], *scope.batches):
+        runs = Runs(llm, scope.groups(batch)[:1], scope.temperatures[0], PROBE_TOKENS, ignore_eos=True)
+        runs.repeat((0,), 1)
+        whole, round_seconds = runs.done[0][0][0].total_seconds, runs.times(0).total
+        found[batch] = Pace(max(0.0, whole - PROBE_TOKENS * round_seconds), round_seconds)
+    return found
+
+
+def expected_seconds(
+    scope: Scope, paces: dict[int, Pace], loading: float, wanted: Seq[Candidate], verified: int
+) -> float:
+    """Of measuring these candidates, and verifying so many. loading: seconds of opening the target once.
+
+    Rounds with drafts are taken to bring as many tokens a second as plain ones do.
+    """
+    cells = [len(scope.groups(batch)) * paces[batch].seconds(scope.max_tokens) for _, batch in scope.cells]
+    first = paces[scope.batches[0]]
+    reading = first.prompt / mean(map(len, scope.prompts))
+    behind = sum(context * reading + TIMED_TOKENS * first.round for context in scope.contexts)
+    lengths = sum(TREE_LENGTHS if each.tree else len(TIMED_LENGTHS) for each in wanted)
+    # the best: all cells again, the first with its length and as the controller drafts; the fastest in the others
+    again = verified * (sum(map(_repeated, cells)) + 2 * _repeated(cells[0])) + sum(map(_repeated, cells[1:]))
+    return lengths * (sum(cells) + behind) + again + loading * (len(wanted) + 2 * verified + 1)
+
+
+def _repeated(cell: float) -> float:
+    """Of a cell that is timed with and without drafts until its times are known well."""
+    once = 2 * cell
+    return max(MIN_REPEATS * once, min(MAX_REPEATS * once, MAX_SECONDS))
