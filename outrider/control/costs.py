@@ -218,8 +218,11 @@ class RoundCosts:
         if kind.plain:
             self._levels[size], self._last_size = _Mean(seconds / expected, _RECENT_ROUNDS), size
         else:
+            known = self._asking.setdefault(kind.drafters, {})
             extra = max(0.0, seconds - expected * self._level(kind.batch))
-            self._asking.setdefault(kind.drafters, {})[size] = _Mean(extra, _RECENT_ROUNDS, self._now, extra)
+            known[size] = _Mean(extra, _RECENT_ROUNDS, self._now, extra)
+            for smaller in (known[each] for each in known if each < size):  # it was disturbed if it took longer
+                smaller.value, smaller.start = min(smaller.value, extra), min(smaller.start, extra)
 
     def observe(self, kind: RoundKind, seconds: float) -> None:
         """Note what a round took."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
-from statistics import median
 
 from outrider.control.choose import Plan, plain_plan
 from outrider.control.controller import Controller
@@ -23,9 +22,9 @@ from outrider.engine.text import Detokenizer
 from outrider.runners.base import Runner
 from outrider.verify.base import Verifier
 
-SECONDS = 1.5
+SECONDS = 2.0
 """No batch of another size is begun after so long."""
-_ROUNDS = 9
+_ROUNDS = 16
 """Of each kind: the first and the last ones tell nothing, since others are beside them."""
 _LENGTH = 3
 """Tokens asked for: what drafters take the host hardly depends on it."""
@@ -77,7 +76,8 @@ def rehearse(
     if not target.asynchronous:
         return
     end = time.perf_counter() + SECONDS
-    for batch in (1 << i for i in range(limits.max_batch.bit_length())):
+    batches = [1 << i for i in range(limits.max_batch.bit_length())]
+    for batch in (1, *batches):  # the first rounds of all are slower
         if time.perf_counter() > end:
             return
         script = _Script(controller)
@@ -104,6 +104,10 @@ def _steps(engine: Engine, batch: int, script: _Script) -> Iterator[None]:
 
 
 def _tell(controller: Controller, took: Mapping[RoundKind, Seq[float]]) -> None:
-    """What rounds took: those without drafts first, since others count beside them; of a drafter's, the narrowest."""
-    for kind in sorted(took, key=lambda each: (not each.plain, -each.rows)):
-        controller.costs.start_with(kind, median(took[kind]))
+    """What rounds took: those without drafts first, since others count beside them; of a drafter's, the most usual.
+
+    Of each the first quartile counts. What else the host does makes rounds slower, and the one after such a round
+    seems quick; what seems too dear is not tried again.
+    """
+    for kind in sorted(took, key=lambda each: (not each.plain, len(took[each]))):
+        controller.costs.start_with(kind, sorted(took[kind])[len(took[kind]) // 4])

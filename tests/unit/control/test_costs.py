@@ -133,6 +133,14 @@ def test_what_rounds_took_at_the_start_counts_until_others_tell_more():
     assert costs.seconds(asked) == pytest.approx(5.0, rel=0.01)
 
 
+def test_asking_for_fewer_sequences_takes_no_longer_at_the_start():
+    costs = RoundCosts(PassTable({(b, w): 1.0 for b in (1, 2, 4) for w in (1, 4)}, padded=True))
+    for batch, seconds in ((1, 3.0), (2, 1.5), (4, 2.0)):
+        costs.start_with(RoundKind(batch, 4, 4 * batch, ("lookup",)), seconds)
+    found = [costs.seconds(RoundKind(batch, 4, 4 * batch, ("lookup",))) for batch in (1, 2, 4)]
+    assert found == pytest.approx([1.5, 1.5, 2.0])
+
+
 def test_drafters_that_were_never_asked_together_take_as_long_as_one_after_the_other():
     costs = RoundCosts(PassTable({(1, w): 1.0 for w in (1, 4)}, padded=True))
     for name, seconds in (("lookup", 1.5), ("head", 1.25)):

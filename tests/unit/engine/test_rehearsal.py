@@ -84,10 +84,10 @@ def test_what_rounds_take_is_known_at_every_size_of_batch(clock: SimpleNamespace
 
 
 def test_rounds_without_drafts_tell_first(clock: SimpleNamespace):
-    """What asking takes is what rounds take beyond those, were they noted before or after."""
+    """What asking takes is what rounds take beyond those, were they noted before or after; of each a quartile."""
     control, _, _ = start(clock, asynchronous=False)
     plain, asked = RoundKind(2, 1, 2), RoundKind(2, 4, 8, ("slow",))
-    rehearsal._tell(control, {asked: [7.0, 5.0, 5.0], plain: [9.0, 3.0, 3.0]})
+    rehearsal._tell(control, {asked: [7.0, 5.0, 1.0, 6.0, 8.0], plain: [9.0, 0.5, 3.0, 4.0]})
     assert control.costs.seconds(plain) == pytest.approx(3.0)
     assert control.costs.seconds(asked) == pytest.approx(5.0)
 
