@@ -41,6 +41,8 @@ class PagePool:
         self._prefixes = 0
         self.writes = [0] * count
         """How often each page was handed out to be written: what it holds is the same while this is."""
+        self.changes = 0
+        """How often sequences' tables changed: all of them are the same while this is."""
 
     @property
     def free(self) -> int:
@@ -58,6 +60,7 @@ class PagePool:
         the last token must be read to know what follows it.
         """
         own = self._sequences[seq_id] = SequencePages(salt=salt)
+        self.changes += 1
         prefix: PrefixId = salt
         for start in range(0, len(tokens) - self.size if self.share else 0, self.size):
             found = self._published.get((prefix, tuple(tokens[start : start + self.size])))
@@ -73,8 +76,11 @@ class PagePool:
         """Own pages for `length` tokens. All or nothing."""
         own = self._sequences[seq_id]
         missing = -(-length // self.size) - len(own.pages)
-        if missing > 0 and missing > self.free:
+        if missing <= 0:
+            return True
+        if missing > self.free:
             return False
+        self.changes += 1
         for _ in range(missing):
             own.pages.append(self._take(own.pages[-1] if own.pages else None))
         return True
@@ -82,7 +88,9 @@ class PagePool:
     def trim(self, seq_id: int, length: int) -> None:
         """Give back the pages beyond `length` tokens."""
         pages = self._sequences[seq_id].pages
-        for _ in range(len(pages) - -(-length // self.size)):
+        beyond = len(pages) - -(-length // self.size)
+        self.changes += beyond > 0
+        for _ in range(beyond):
             self._disown(pages.pop())
 
     def publish(self, seq_id: int, tokens: Seq[Token], cached: int) -> None:
@@ -105,6 +113,7 @@ class PagePool:
     def close(self, seq_id: int, *, unpublish: bool = False) -> None:
         """Give all pages back. `unpublish`: what they hold may be wrong and is not shared."""
         pages = self._sequences.pop(seq_id).pages
+        self.changes += 1
         for page in reversed(pages):  # the end of a text is cached first, so it is evicted first
             if unpublish and self._owners[page] == 1:
                 self._retract(page)

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from outrider.core.errors import ConfigError
+from outrider.core.pinned_inputs import PinnedInputs
 from outrider.core.sequence import Sequence
 from outrider.kernels import attention as reference
 from outrider.kernels.batch import AttentionBatch, AttentionWorkspace, RowPlaces, uniform_rows
 from outrider.runners.attention import AttentionLayers
-from outrider.runners.cuda_graphs import PinnedInputs, capture
+from outrider.runners.cuda_graphs import capture
 from outrider.runners.device_state import DeviceState
 from outrider.runners.paged_model import PagedModel, TappedPages, tapped_pages
 
@@ -84,7 +85,7 @@ class DraftBatch:
         """Of those, by the number of sequences and the length."""
         self._sent: tuple[Any, ...] | None = None
         """All that the inputs on the device follow from, where texts are fetched by address."""
-        self._fetched: DeviceState | None = None
+        self._fetched: tuple[Tensor, Tensor] | None = None
         """What the next draft fetches by address: kept until the one after it is filled."""
         self._constants: dict[tuple[str, int], Tensor] = {}
         self._padding = np.array([[model.tables.spare], [2], [0], [1], [0], [0]])
@@ -125,10 +126,11 @@ class DraftBatch:
         warmth = [seq.params.temperature for seq in seqs]
         key = None
         if state is not None and self.model.fused:
-            state = self._fetched = DeviceState(state.lengths.contiguous(), state.last.contiguous())
-            key = [*table_ids], own, warmth, state.lengths.data_ptr(), state.last.data_ptr()
+            fetched = self._fetched = state.lengths.contiguous(), state.last.contiguous()
+            key = [*table_ids], own, warmth, *(each.data_ptr() for each in fetched)
             if key == self._sent:
                 return
+            state = DeviceState(*fetched)
             lengths, last, firsts = [2] * len(seqs), [0] * len(seqs), [0] * len(seqs)
         else:
             lengths, last = [len(seq.tokens) for seq in seqs], [seq.tokens[-1] for seq in seqs]

@@ -7,9 +7,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from outrider.core.pinned_inputs import PinnedInputs
 from outrider.kernels.lookup import LIMITS, Found, Gains, History
 from outrider.kernels.triton_lookup import HEADER, look_up, write_header
-from outrider.runners.cuda_graphs import PinnedInputs, capture, padded_batch
+from outrider.runners.cuda_graphs import capture, padded_batch
 
 Integers = NDArray[np.int64]
 

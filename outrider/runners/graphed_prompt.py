@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.core.pinned_inputs import PinnedInputs
 from outrider.core.sequence import Span
 from outrider.kernels.batch import RowPlaces
 from outrider.kernels.triton_prompt import QUERY_TILE, attend_prompt, prompt_tiles
@@ -23,7 +24,7 @@ from outrider.kernels.triton_rows import gate_rows, norm_rows
 from outrider.models.decoder import Layer
 from outrider.models.linear import Linear
 from outrider.runners.base import Scores
-from outrider.runners.cuda_graphs import PROMPT_SIZES, PinnedInputs, capture
+from outrider.runners.cuda_graphs import PROMPT_SIZES, capture
 from outrider.runners.paged_model import PagedModel
 
 ROWS_A_TEXT = 16

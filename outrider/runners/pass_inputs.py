@@ -13,11 +13,12 @@ from torch import Tensor
 from outrider.core.device_row import DeviceRow
 from outrider.core.draws import Draws
 from outrider.core.host_copy import HostCopy
+from outrider.core.pinned_inputs import PinnedInputs
 from outrider.core.sampling import Token
 from outrider.core.sequence import Span
 from outrider.kernels.triton_inputs import HEADER, SOURCES, fetch_inputs, write_draft, write_state
 from outrider.kvcache.block_tables import BlockTables
-from outrider.runners.cuda_graphs import BatchShape, PinnedInputs
+from outrider.runners.cuda_graphs import BatchShape
 from outrider.runners.device_state import DeviceState
 
 Source = int | tuple[Token, ...]
@@ -124,7 +125,7 @@ class PassInputs:
         for span in spans:
             tokens = span.draft.tokens
             trees = trees or span.draft.parents is not None
-            if not isinstance(tokens, DeviceRow):
+            if not tokens or not isinstance(tokens, DeviceRow):
                 sources.append(tuple(tokens))
                 continue
             block = blocks.get(tokens.block)

@@ -1,5 +1,7 @@
 """Block tables on the device: each sequence of a pass has a row of its own, and the row says its pages."""
 
+from random import Random
+
 import pytest
 import torch
 
@@ -68,6 +70,45 @@ def test_rows_follow_their_sequences_pages():
     made.pool.close(2)
     grow(made, 1, 2 * SIZE)
     assert_rows(made, [0, 1])
+
+
+def test_rows_hold_whatever_changes_between_calls():
+    """Tables are not looked at again while the pool counts no change: every change of one must be counted."""
+    made, rng = tables(3), Random(0)
+    for seq_id in range(4):
+        grow(made, seq_id, 1)
+    asked = [0, 1]
+    for _ in range(2000):
+        seq_id, before = rng.randrange(4), {i: [*made.pool.table(i)] for i in range(4)}
+        counted = made.pool.changes
+        match rng.choice(("reserve", "trim", "open", "nothing")):
+            case "reserve":
+                made.pool.reserve(seq_id, rng.randint(1, 5 * SIZE))
+            case "trim":
+                made.pool.trim(seq_id, rng.randint(1, 5 * SIZE))
+            case "open":
+                made.pool.close(seq_id)
+                made.pool.open(seq_id, [seq_id])
+            case _:
+                pass
+        same = before == {i: made.pool.table(i) for i in range(4)}
+        assert same or made.pool.changes > counted
+        if rng.random() < 0.3:
+            asked = rng.sample(range(4), rng.randint(1, 3))
+        assert_rows(made, asked)
+
+
+def test_tables_that_did_not_change_are_not_looked_at_again():
+    made = tables(3)
+    for seq_id in range(2):
+        grow(made, seq_id, SIZE)
+    rows = made.table_ids([0, 1])
+    rows.append(9)  # the caller's own
+    assert made.pool.reserve(0, SIZE)  # which it has
+    made.pool.table = None  # type: ignore[assignment] - raises where it is called
+    assert made.table_ids([0, 1]) == rows[:2]
+    with pytest.raises(TypeError):
+        made.table_ids([1, 0])
 
 
 def test_the_spare_row_is_the_scratch_page():

@@ -1,0 +1,37 @@
+"""Numbers on their way from the host to a device, without waiting."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+
+class PinnedInputs:
+    """The integer inputs of captured work: written on the host, sent in one copy that is not waited for.
+
+    On the CPU they are written where they are read.
+    """
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.ints = torch.zeros(size, dtype=torch.int64, device=device)
+        self.current = 0
+        """Which of the arrays is written to."""
+        if device.type == "cpu":
+            self.arrays = [self.ints.numpy()] * 2
+            return
+        self._hosts = [torch.zeros(size, dtype=torch.int64, pin_memory=True) for _ in range(2)]
+        self.arrays = [host.numpy() for host in self._hosts]
+        self._arrived = [torch.cuda.Event() for _ in self._hosts]
+        self._stream = torch.cuda.current_stream(device)
+
+    def array(self) -> np.ndarray:
+        """Where to write the next inputs; the last copy from here has arrived."""
+        self.current ^= 1
+        if self.ints.is_cuda and not self._arrived[self.current].query():
+            self._arrived[self.current].synchronize()
+        return self.arrays[self.current]
+
+    def send(self) -> None:
+        if self.ints.is_cuda:
+            self.ints.copy_(self._hosts[self.current], non_blocking=True)
+            self._arrived[self.current].record(self._stream)
