@@ -122,6 +122,9 @@ class Drafter(ABC):
     lengths: tuple[int, ...] = ()
     """The lengths that its model or head drafts, others being cut from the next longer; empty: any."""
 
+    compared: bool = True
+    """Whether anybody reads what its drafts expect and how sure they are; the engine says where nobody does."""
+
     def rehearse(self, seqs: Seq[Sequence]) -> bool:
         """Draft the first of `lengths`, or one token, for made-up texts whose pages are reserved, to be timed.
 

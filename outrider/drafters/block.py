@@ -134,7 +134,8 @@ class Block(HeadDrafter[BlockRunner]):
         """Of each sequence's last two drafts, the older first; None where there was but one."""
 
     def make(self, view: RoundView) -> HeadDraft:
-        return self.runner.draft(view.seqs, view.state, max(view.budgets))
+        made = self.runner.draft(view.seqs, view.state, max(view.budgets))
+        return made if self.compared else made._replace(confidence=None)  # which is not copied to the host then
 
     def propose(self, view: RoundView) -> Seq[Draft]:
         drafts, told = super().propose(view), self._confidences

@@ -22,6 +22,7 @@ from outrider.core.draft import Draft
 from outrider.core.host_copy import HostCopy
 from outrider.drafters.base import Drafter, DrafterContext
 from outrider.drafters.guard import draft_problem
+from outrider.drafters.mix import Mix
 from outrider.drafters.registry import parse_drafter
 from outrider.engine.adaptive import CostMeter
 from outrider.engine.engine import Engine
@@ -165,6 +166,29 @@ def test_confidences_reach_the_controller_once_drafts_are_judged(world: Testbed,
         assert all(0 < each < 1 for each in stated)
     assert any(accepted for *_, accepted in control.told)
     assert not control.acceptance[0]._rows
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_only_drafts_that_are_compared_say_how_sure_they_are(world: Testbed, mixed: bool):
+    """Without a controller nobody reads it of a single drafter; a mix compares what its members expect."""
+    target, head = build(world, "block:model=tiny-block", "seeded")
+    target.asynchronous = True
+    told: list[ConfidenceRow | None] = []
+    propose = head.propose
+
+    def watched(view: Any) -> Any:
+        drafts = propose(view)
+        told.extend(draft.confidence for draft in drafts or () if draft)
+        return drafts
+
+    head.propose = watched  # type: ignore[method-assign]
+    drafter = Mix([head], VOCAB) if mixed else head
+    tried = Engine(target, drafter, make_verifier("seeded"), TOKENIZER, eos_ids=TOKENIZER.eos_ids)
+    asked = [request((3, 1, 4, 1, 5), max_tokens=30, temperature=0.8, seed=i) for i in range(2)]
+    for made, each in zip(run(tried, asked), asked, strict=True):
+        assert_same(made, world.judged(each), tolerance=1e-4)
+    assert len(told) > 5
+    assert all((each is not None) == mixed for each in told)
 
 
 def test_what_is_no_confidence_is_no_draft():
