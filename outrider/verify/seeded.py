@@ -60,9 +60,10 @@ class SeededVerifier:
         chosen = _choices(logits, seqs, drafts) if decided is None else decided.list()
         verdicts: list[Verdict | RequestError] = []
         row = 0
-        for seq, draft, choices in zip(seqs, drafts, _split(chosen, drafts), strict=True):
-            verdicts.append(drop_missing_token(accept_draft(draft, choices), logits, row, seq))
-            row += len(choices)
+        for seq, draft in zip(seqs, drafts, strict=True):
+            end = row + 1 + len(draft.tokens)
+            verdicts.append(drop_missing_token(accept_draft(draft, chosen[row:end]), logits, row, seq))
+            row = end
         return verdicts
 
 
