@@ -42,6 +42,7 @@ MAX_LAYERS = 30
 MAX_ERROR = 5e-3
 EPS = 1e-5
 MEDIUM, LARGE = 4 << 20, 64 << 20  # bytes of a matrix
+ONE_ROW = ((1, 2), (2, 2), (4, 2), (8, 4))  # outputs and warps of blocks of 512 inputs, loaded before the wait
 BY_WARPS = {  # outputs, inputs of a warp, warps, stages, ahead: by the least bytes of a matrix that they are tried for
     0: ((8, 64, 4, 3, 4), (8, 64, 8, 3, 4), (8, 128, 4, 3, 2), (16, 64, 4, 3, 4), (16, 64, 8, 3, 4), (8, 64, 2, 3, 5)),
     MEDIUM: ((8, 64, 8, 3, 4), (16, 64, 8, 3, 4), (16, 64, 4, 4, 2), (32, 64, 4, 4, 1), (32, 64, 8, 4, 1)),
@@ -86,6 +87,9 @@ class Product:
         tiles = [self.current(padded), self.split(padded)]
         if padded == 1:
             tiles += [replace(tiles[1], outputs=more * tiles[1].outputs) for more in (2, 4)]
+            tiles.append(replace(tiles[1], ahead=2))
+            fewest = 2 if self.heads[0] else 1  # a pair is rotated
+            tiles += [Tile(outputs, 512, 1, warps, 1, 4) for outputs, warps in ONE_ROW if outputs >= fewest]
         elif self.bytes < MEDIUM:
             blocks = self.k // tiles[1].inputs
             splits = [s for s in (3, 7, 9) if blocks % s == 0 and not self.gated]

@@ -19,13 +19,21 @@ from outrider.kernels.triton_small_linear import keep_in_registers
 
 
 @triton.jit
+def _weights(rows, real, EVEN: tl.constexpr):
+    return tl.load(rows) if EVEN else tl.load(rows, mask=real, other=0.0)
+
+
+@triton.jit
 def one_row(
     x, w, residual, out, slots, cos_sin, keys, values, eps,
     N: tl.constexpr, K: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr, ADDED: tl.constexpr,
     PDL: tl.constexpr, HEADS: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """out[j] = f(sum over i of w[j, i] x[i]) for BLOCK_N outputs j. DIM > 0: they are heads, rotated and stored."""
+    """out[j] = f(sum over i of w[j, i] x[i]) for BLOCK_N outputs j. DIM > 0: they are heads, rotated and stored.
+
+    The first AHEAD blocks of weights are loaded before the wait.
+    """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     EVEN: tl.constexpr = (K % BLOCK_K == 0) and (N % BLOCK_N == 0)
@@ -36,20 +44,31 @@ def one_row(
     live = (r == 0)[:, None]
     rows = w + j[:, None].to(tl.int64) * K + i[None, :]
     real = (j < N)[:, None]
+    ahead = ()
+    for step in tl.static_range(0, AHEAD * BLOCK_K, BLOCK_K):
+        inside = (step + i < K)[None, :] & real
+        ahead += (_weights(rows + step, inside, EVEN),)
+        if GATED:
+            ahead += (_weights(rows + UP + step, inside, EVEN),)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    if DIM > 0:  # this and what is added: loaded as soon as possible, needed at the end
+        rotation = load_cos_sin(cos_sin, r, j, live, DIM)
+        slot = tl.load(slots + r)
+    if ADDED:
+        added = tl.load(residual + j, mask=j < N, other=0.0)
     acc = tl.zeros((BLOCK_N, BLOCK_K), dtype=tl.float32)
     acc_up = tl.zeros((BLOCK_N, BLOCK_K), dtype=tl.float32)
     square = tl.zeros((BLOCK_K,), dtype=tl.float32)
-    for step in tl.static_range(0, K, BLOCK_K):
-        inside = (step + i < K)[None, :] & real
-        weight = tl.load(rows + step) if EVEN else tl.load(rows + step, mask=inside, other=0.0)
-        if GATED:
-            up = tl.load(rows + UP + step) if EVEN else tl.load(rows + UP + step, mask=inside, other=0.0)
-        if step == 0:
-            if PDL:
-                tl.extra.cuda.gdc_wait()
-            if DIM > 0:  # loaded as soon as possible, needed at the end
-                rotation = load_cos_sin(cos_sin, r, j, live, DIM)
-                slot = tl.load(slots + r)
+    for b in tl.static_range((K + BLOCK_K - 1) // BLOCK_K):
+        step = b * BLOCK_K
+        if b < AHEAD:
+            weight = ahead[2 * b] if GATED else ahead[b]
+            up = ahead[2 * b + 1] if GATED else weight
+        else:
+            inside = (step + i < K)[None, :] & real
+            weight = _weights(rows + step, inside, EVEN)
+            up = _weights(rows + UP + step, inside, EVEN) if GATED else weight
         xi = tl.load(x + step + i) if EVEN else tl.load(x + step + i, mask=step + i < K, other=0.0)
         xi = xi.to(tl.float32)
         acc += weight.to(tl.float32) * xi[None, :]
@@ -65,17 +84,12 @@ def one_row(
     if GATED:
         y = y * tl.sigmoid(y) * (tl.sum(acc_up, 1) * scale)
     if ADDED:
-        y += tl.load(residual + j, mask=j < N, other=0.0).to(tl.float32)
+        y += added.to(tl.float32)
     y = y.to(out.dtype.element_ty)
     if DIM > 0:
         rope_and_store(y[None, :], rotation, r, j, slot, live, out, keys, values, HEADS, KV, DIM, 1, BLOCK_N)
     else:
         tl.store(out + j, y, mask=j < N)
-
-
-@triton.jit
-def _weights(rows, real, EVEN: tl.constexpr):
-    return tl.load(rows) if EVEN else tl.load(rows, mask=real, other=0.0)
 
 
 @triton.jit

@@ -140,7 +140,7 @@ def _launch(call: _LinearCall, scratch: LinearWorkspace, tile: Tile, pinned: boo
     elif m == 1 and not pinned:
         one_row[(programs,)](
             call.x, call.w, added, call.out, *given, eps, *known, tile.outputs, tile.inputs,
-            num_warps=tile.warps, launch_pdl=pdl,
+            min(tile.ahead, triton.cdiv(k, tile.inputs)), num_warps=tile.warps, launch_pdl=pdl,
         )  # fmt: skip
     else:
         few_rows[(programs, tile.splits)](

@@ -31,7 +31,7 @@ class Tile:
     warps: int
     stages: int
     ahead: int = 0
-    """Blocks of weights loaded before the wait for the input: 0 to 4. The bits do not depend on it."""
+    """Blocks of weights loaded before the wait for the input. The bits do not depend on it."""
     by_warps: bool = False
     """Inputs are split between the warps of a program (triton_small_linear.py): `inputs` are those of one warp,
     `splits` is 1 and `ahead` at least 1."""
@@ -40,29 +40,29 @@ class Tile:
 Product = tuple[int, int, bool, int]
 """Outputs, inputs, gated, and the number that rows are padded to."""
 _SMALL_TILES: dict[Product, Tile | None] = {
-    (960, 576, False, 1): Tile(4, 1024, 1, 4, 1, 0),
+    (960, 576, False, 1): Tile(8, 1024, 1, 4, 1, 1),
     (960, 576, False, 8): Tile(16, 64, 1, 4, 3, 3, by_warps=True),
     (960, 576, False, 16): Tile(8, 64, 1, 8, 3, 2, by_warps=True),
-    (576, 576, False, 1): Tile(4, 1024, 1, 4, 1, 0),
+    (576, 576, False, 1): Tile(2, 1024, 1, 2, 1, 1),
     (576, 576, False, 8): Tile(8, 64, 1, 2, 3, 5, by_warps=True),
     (576, 576, False, 16): None,
-    (1536, 576, True, 8): Tile(16, 64, 1, 4, 3, 3, by_warps=True),
-    (576, 1536, False, 1): Tile(4, 2048, 1, 4, 1, 0),
-    (576, 1536, False, 8): Tile(8, 64, 1, 4, 3, 4, by_warps=True),
-    (49152, 576, False, 1): Tile(8, 1024, 1, 4, 1, 0),
-    (1152, 896, False, 1): Tile(4, 1024, 1, 4, 1, 0),
+    (1536, 576, True, 8): Tile(8, 128, 1, 2, 3, 3, by_warps=True),
+    (576, 1536, False, 1): Tile(2, 512, 1, 2, 1, 3),
+    (576, 1536, False, 8): Tile(16, 64, 1, 8, 3, 3, by_warps=True),
+    (49152, 576, False, 1): Tile(8, 1024, 1, 4, 1, 1),
+    (1152, 896, False, 1): Tile(4, 1024, 1, 4, 1, 1),
     (1152, 896, False, 16): Tile(16, 64, 1, 4, 3, 4, by_warps=True),
     (896, 896, False, 8): Tile(16, 64, 1, 4, 3, 4, by_warps=True),
     (896, 896, False, 16): Tile(16, 64, 1, 4, 3, 4, by_warps=True),
     (896, 4864, False, 8): Tile(16, 64, 1, 8, 3, 4, by_warps=True),
-    (2048, 1536, False, 1): Tile(8, 2048, 1, 4, 1, 0),
+    (2048, 1536, False, 1): Tile(8, 512, 1, 4, 1, 3),
     (2048, 1536, False, 8): Tile(8, 64, 1, 8, 3, 3, by_warps=True),
-    (1536, 1536, False, 1): Tile(4, 2048, 1, 4, 1, 0),
 }
 """Rows padded to one of SMALL_ROWS. None: the kernels in triton_linear.py are faster; one row's tile may be of either
 kernel. Measured on an H200 by `benchmarks/few_rows.py`, which prints lines for this table: the products of a pass of
 SmolLM2-135M take 222 us for one row and 309 for six (279 and 384 by the rules below), of Qwen2.5-0.5B 168 and 205 (170
-and 219)."""
+and 219). Five of them since in the whole captured pass, with attention: SmolLM2's one row 377 to 353 us (QKV, output,
+down), its 8 rows 506 to 490 (gate and up, down); QKV of Qwen2.5-1.5B: see `one_row_tile`."""
 _FEW_ROWS_TILES: dict[Product, Tile] = {  # rows padded to one of PADDED_ROWS
     (896, 896, False, 16): Tile(64, 128, 7, 4, 3, 1),
     (8960, 1536, True, 16): Tile(64, 64, 1, 4, 5),
@@ -97,19 +97,26 @@ def small_tile(n: int, k: int, gated: bool, rows: int) -> Tile | None:
 
 @lru_cache(maxsize=64)
 def one_row_tile(n: int, k: int, gated: bool) -> Tile:
-    """Measured on an H200: 0.97 of the read bandwidth over the layers of an 8B model."""
+    """Measured on an H200: 0.97 of the read bandwidth over the layers of an 8B model.
+
+    A pass of Qwen2.5-1.5B, of 1136 us with one block before the wait and the residual loaded last: gate and up in
+    blocks of 512, all before the wait, by two warps 1116; down with its residual loaded first 1041, two blocks before
+    the wait 1036; output and QKV in blocks of 512 1011, 0.69 of the bandwidth. The head has all of it.
+    """
     if k % 4096 == 0 and (gated or n <= 4096):
-        return Tile(1 if gated else 4, 4096, 1, 8, 1)
+        return Tile(1 if gated else 4, 4096, 1, 8, 1, 1)
     if k >= 2048 and k % 2048 == 0:
-        return Tile(1 if gated else 4, 2048, 1, 8, 1)
+        return Tile(1 if gated else 4, 2048, 1, 8, 1, 1)
     if k > 2048:
-        return Tile(2, 2048, 1, 8, 1) if k > 4096 and not gated else Tile(1 if gated else 2, 1024, 1, 4, 1)
+        return Tile(2, 2048, 1, 8, 1, 2) if k > 4096 and not gated else Tile(1 if gated else 2, 1024, 1, 4, 1, 1)
     block = triton.next_power_of_2(k)
+    if n > 65536 and not gated:
+        return Tile(2 if block > 1024 else 4, min(1024, block), 1, 4, 1, 1)
+    if k == 1536:
+        return Tile(1 if gated else 4, 512, 1, 2, 1, 3)
     if gated:  # few outputs a program leave too many programs to start
-        return Tile(4, 512 if block > 1024 else block, 1, 4, 1)
-    if n > 65536:
-        return Tile(2 if block > 1024 else 4, min(1024, block), 1, 4, 1)
-    return Tile(2, block, 1, 4, 1)  # all weights are loaded before the wait for the input
+        return Tile(4, 512 if block > 1024 else block, 1, 4, 1, 1)
+    return Tile(2, block, 1, 4, 1, 1)  # all weights are loaded before the wait for the input
 
 
 @lru_cache(maxsize=256)
