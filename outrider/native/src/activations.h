@@ -4,6 +4,7 @@
 
 enum { ROW_GROUP = 16 };
 constexpr int64_t SPARE_BLOCKS = 16;  // that products may read behind the last
+constexpr float MIN_LARGEST = 1e-36f;  // of a block: where all are smaller they count as 0, as 127 / largest might be infinite
 
 // Blocks lie as products of many rows read them: rows come in groups of 16 (the last of what is left), a group's blocks
 // one after another, and of each block all rows of the group.

@@ -16,10 +16,10 @@ INLINE F exponential(F x) {  // NaN stays NaN
 }
 
 // One block of a row, whose numbers are finite.
-INLINE void quantize_block(Rows* rows, int64_t at, F low, F high) {
-    float most = max_lane(max(absolute(low), absolute(high)));
-    F scale = set1(most > 0 ? 127.0f / most : 0.0f);
-    I ql = whole(mul(low, scale)), qh = whole(mul(high, scale));
+INLINE void quantize_block(Rows* rows, int64_t at, const F (&low)[1], const F (&high)[1]) {
+    float most = max_lane(max(absolute(low[0]), absolute(high[0])));
+    F scale = set1(most > MIN_LARGEST ? 127.0f / most : 0.0f);
+    I ql = whole(mul(low[0], scale)), qh = whole(mul(high[0], scale));
     int32_t* sums = rows->sums + 2 * at;
     store_block(rows->q + at * BLOCK, ql, qh, sums);
     rows->d[at] = most / 127.0f;
@@ -27,21 +27,34 @@ INLINE void quantize_block(Rows* rows, int64_t at, F low, F high) {
     rows->d_sums[at] = rows->d[at] * (float)(sums[0] + sums[1]);
 }
 
-static void quantize(Rows* rows, int64_t first, int64_t end) {
-    for (int64_t r = first; r < end; r++) {
-        const float* x = rows->x + r * rows->ldx;
-        int64_t begin = rows->at(r, 0), width = rows->width(r), at = begin;
-        F broken = set1(0);  // 0, or NaN where a number of the row is not finite: all products with it are NaN then
-        for (int64_t left = rows->columns; left > 0; left -= BLOCK, x += BLOCK, at += width) {
-            F low = left >= 16 ? load(x) : load_n(x, (int)left);
-            F high = left >= BLOCK ? load(x + 16) : left > 16 ? load_n(x + 16, (int)(left - 16)) : set1(0);
-            broken = add(broken, add(sub(low, low), sub(high, high)));
-            quantize_block(rows, at, low, high);
+// Rows of one group, side by side.
+template <int ROWS> INLINE void quantize_together(Rows* rows, int64_t first) {
+    int64_t begin = rows->at(first, 0), width = rows->width(first), at = begin;
+    F broken[ROWS];  // 0, or NaN where a number of the row is not finite: all products with it are NaN then
+    for (int r = 0; r < ROWS; r++) broken[r] = set1(0);
+    const float* x = rows->x + first * rows->ldx;
+    for (int64_t left = rows->columns; left > 0; left -= BLOCK, x += BLOCK, at += width) {
+        F low[ROWS], high[ROWS];
+        for (int r = 0; r < ROWS; r++) {
+            const float* from = x + r * rows->ldx;
+            low[r] = left >= 16 ? load(from) : load_n(from, (int)left);
+            high[r] = left >= BLOCK ? load(from + 16) : left > 16 ? load_n(from + 16, (int)(left - 16)) : set1(0);
+            broken[r] = fma(high[r], set1(0), fma(low[r], set1(0), broken[r]));
         }
-        float fault = sum_lanes(broken);
-        if (fault == 0) continue;
-        for (at = begin; at < begin + rows->blocks * width; at += width) rows->d[at] = rows->d_sums[at] = fault;
+        quantize_block(rows, at, low, high);
     }
+#pragma GCC unroll 4
+    for (int r = 0; r < ROWS; r++) {
+        float fault = sum_lanes(broken[r]);
+        if (fault == 0) continue;
+        for (at = begin + r; at < begin + r + rows->blocks * width; at += width) rows->d[at] = rows->d_sums[at] = fault;
+    }
+}
+
+// first: a multiple of QUANTIZED_ROWS
+static void quantize(Rows* rows, int64_t first, int64_t end) {
+    for (; first + QUANTIZED_ROWS <= end; first += QUANTIZED_ROWS) quantize_together<QUANTIZED_ROWS>(rows, first);
+    for (; first < end; first++) quantize_together<1>(rows, first);
 }
 
 static void norm(const float* x, const float* weight, float eps, int64_t n, float* out) {

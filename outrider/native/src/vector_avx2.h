@@ -10,6 +10,7 @@ struct I { __m256i a, b; };
 struct B { __m256i a, b; };
 constexpr int BYTE_ZERO = 0;  // `dot8` takes 128 off
 constexpr int QUERIES = 1;  // whose sums of 4 vectors fit the registers
+constexpr int QUANTIZED_ROWS = 1;  // that are rounded to 8 bits together
 
 INLINE __m256i lanes_below(int n) { return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)); }
 INLINE F load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }

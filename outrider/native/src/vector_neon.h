@@ -16,6 +16,7 @@ struct I { int32x4_t v[4]; };
 struct B { uint8x16_t v[4]; };
 constexpr int BYTE_ZERO = 0;  // `dot8` takes 128 off
 constexpr int QUERIES = 1;  // whose sums of 4 vectors fit the registers
+constexpr int QUANTIZED_ROWS = 1;  // that are rounded to 8 bits together
 
 INLINE F load(const float* p) { F r; EACH(r.v[i] = vld1q_f32(p + 4 * i)); return r; }
 INLINE F load_n(const float* p, int n) { float lanes[16] = {}; memcpy(lanes, p, 4 * n); return load(lanes); }

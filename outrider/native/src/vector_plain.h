@@ -15,6 +15,7 @@ struct I { int32_t v[16]; };
 struct B { uint8_t v[64]; };
 constexpr int BYTE_ZERO = 128;
 constexpr int QUERIES = 1;  // whose sums of 4 vectors fit the registers
+constexpr int QUANTIZED_ROWS = 1;  // that are rounded to 8 bits together
 
 INLINE F load(const float* p) { F r; memcpy(r.v, p, 64); return r; }
 INLINE F load_n(const float* p, int n) { F r = {}; memcpy(r.v, p, 4 * n); return r; }
