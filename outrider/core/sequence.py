@@ -178,6 +178,10 @@ class ConstraintView:
         )
 
 
+_FIXED = ("id", "params", "seed", "limit")
+"""Fields that never change, and are read most: views hold them."""
+
+
 class SequenceView(Sequence):
     """A sequence to be read only, as drafters get it: always as the sequence is now. Changing it raises."""
 
@@ -186,6 +190,8 @@ class SequenceView(Sequence):
     def __init__(self, seq: Sequence) -> None:
         object.__setattr__(self, "_seq", seq)
         object.__setattr__(self, "_tokens", TokensView(seq))
+        for name in _FIXED:
+            object.__setattr__(self, name, getattr(seq, name))
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"only the engine changes a sequence: {name} of sequence {self.id} is to be read")
@@ -207,7 +213,7 @@ class SequenceView(Sequence):
         return self._seq is seq
 
 
-for _name in (field.name for field in fields(Sequence) if field.name not in ("tokens", "constraint")):
+for _name in (field.name for field in fields(Sequence) if field.name not in ("tokens", "constraint", *_FIXED)):
     setattr(SequenceView, _name, property(attrgetter(f"_seq.{_name}")))
 
 

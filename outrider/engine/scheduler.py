@@ -99,12 +99,12 @@ class Scheduler:
             return []
         self.preempted = []
         behind: list[ScheduledSequence] = []
-        drafts, widest, budget = self.max_round_tokens - len(scheduled), self.target.max_width - 1, 0
+        drafts, widest, budget = self.max_round_tokens - len(scheduled), min(max_draft, self.target.max_width - 1), 0
         for each in scheduled:
             seq, rows = each.seq, each.chunk + each.budget
             if max_draft:
                 left = seq.room - each.budget - 2  # were the whole draft accepted
-                budget = max(0, min(_max_draft(seq, max_draft), left, widest, drafts))
+                budget = max(0, min(_max_draft(seq, widest), left, drafts))
             if not self.pool.reserve(seq.id, seq.cached + rows + 1 + budget):
                 return []
             behind.append(ScheduledSequence(seq, 1, budget, True))

@@ -111,7 +111,7 @@ class TextRunner(ABC, Generic[BatchT]):
     def catch_up(self, seqs: Seq[Sequence], gained: Seq[int]) -> list[int]:
         """Read what a drafting pass has no room for; returns the position at which that pass begins in each text."""
         unread = [self.reads.unread(seq, gain) for seq, gain in zip(seqs, gained, strict=True)]
-        for spans in reading_passes(list(zip(seqs, unread, strict=True))):
+        for spans in reading_passes([each for each in zip(seqs, unread, strict=True) if each[1].start < each[1].end]):
             self.read(spans)
         return [each.end for each in unread]
 
