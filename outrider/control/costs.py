@@ -232,14 +232,18 @@ class RoundCosts:
         if expected <= 0:
             return
         self._now += 1
-        if kind.plain:
-            size, level, borrows = size_of(kind.batch), self._level(kind.batch), self.borrows_level(kind.batch)
-            prior, most = (_BORROWED_ROUNDS, _MAX_RATIO) if borrows else (_PRIOR_ROUNDS, _MAX_STEP * level)
-            ratio = min(max(seconds / expected, 1 / _MAX_RATIO), most)
-            self._levels.setdefault(size, _Mean(level, prior)).add(ratio, self._now)
-            self._last_size = size
-        else:
+        if not kind.plain:
             self._observe_drafted(kind, seconds, expected * self._level(kind.batch))
+            return
+        size, ratio = size_of(kind.batch), max(seconds / expected, 1 / _MAX_RATIO)
+        known, most = self._levels.get(size), _MAX_RATIO
+        if known is not None:
+            most = _MAX_STEP * known.value
+        else:
+            prior = _BORROWED_ROUNDS if self._levels else _PRIOR_ROUNDS
+            known = self._levels[size] = _Mean(self._level(kind.batch), prior)
+        known.add(min(ratio, most), self._now)
+        self._last_size = size
 
     def _observe_drafted(self, kind: RoundKind, seconds: float, passes: float) -> None:
         """passes: what its passes should have taken."""
