@@ -20,6 +20,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -192,48 +193,51 @@ def peer_rows(args: argparse.Namespace) -> list[Row]:
             timer.texts = kernels.texts
             bar = 1.3 if kind == "chat" else 2.0
             row = Row(f"{kind}: CPU kernels, {drafter}", lambda o=timer, p=prompts: o.time_each(p), base, bar)
-            row.note = stats_note(timer)
+            row.note = stats_note(lambda o=timer: o)
             table.append(row)
     table.append(Row("prompt of 400: llama.cpp", lambda: llama.ask(mode="plain", ids=ids)))
     table.append(Row("prompt of 400: CPU kernels", lambda: kernels.time_prompt(ids), "prompt of 400: llama.cpp", 0.8))
     return table
 
 
-def stats_note(timer: OutriderTimer) -> Callable[[], str]:
+def stats_note(timer: Callable[[], OutriderTimer]) -> Callable[[], str]:
     def note() -> str:
-        tally = total(timer.stats).all
-        cost = total(timer.stats).times.draft / max(1, tally.drafted) * 1e6
-        return f"α {tally.alpha:.2f}  γ {tally.gamma:.1f}  τ {tally.tau:.2f}  draft {cost:.0f} µs a token"
+        stats = total(timer().stats)
+        cost = stats.times.draft / max(1, stats.all.drafted) * 1e6
+        return f"α {stats.all.alpha:.2f}  γ {stats.all.gamma:.1f}  τ {stats.all.tau:.2f}  draft {cost:.0f} µs a token"
 
     return note
 
 
 def rows(args: argparse.Namespace) -> list[Row]:
+    """Models are loaded by the first row that needs them."""
     one = PROMPTS["chat"][:2]
-    transformers = TransformersTimer(args.model, args.tokens)
-    full = OutriderTimer(args.model, args.tokens, exact=True, quantize="none")
-    four = OutriderTimer(args.model, args.tokens, exact=True, quantize="int4")
-    packed = OutriderTimer(args.model, args.tokens, quantize="int4")
+    transformers = cache(lambda: TransformersTimer(args.model, args.tokens))
+    full = cache(lambda: OutriderTimer(args.model, args.tokens, exact=True, quantize="none"))
+    four = cache(lambda: OutriderTimer(args.model, args.tokens, exact=True, quantize="int4"))
+    packed = cache(lambda: OutriderTimer(args.model, args.tokens, quantize="int4"))
     table = [
-        Row("Transformers generate, float32", lambda: transformers.time_each(one)),
-        Row("plain, float32", lambda: full.time_each(one), "Transformers generate, float32", 1.3),
-        Row("plain, 4-bit", lambda: four.time_each(one), "Transformers generate, float32", 3.5),
+        Row("Transformers generate, float32", lambda: transformers().time_each(one)),
+        Row("plain, float32", lambda: full().time_each(one), "Transformers generate, float32", 1.3),
+        Row("plain, 4-bit", lambda: four().time_each(one), "Transformers generate, float32", 3.5),
     ]
     for kind, bar in (("copy", 1.6), ("chat", 0.95)):
-        table.append(Row(f"{kind}: plain, 4-bit", lambda k=kind: packed.time_each(PROMPTS[k])))
+        prompts, base = PROMPTS[kind], f"{kind}: plain, 4-bit"
+        table.append(Row(base, lambda p=prompts: packed().time_each(p)))
         for drafter in DRAFTERS:
-            timer = OutriderTimer(args.model, args.tokens, drafter=drafter, quantize="int4")
-            timer.texts = packed.texts  # the same dictionary: any difference raises
-            base = f"{kind}: plain, 4-bit"
-            table.append(
-                Row(f"{kind}: {drafter}", lambda o=timer, k=kind: o.time_each(PROMPTS[k]), base, bar, stats_note(timer))
-            )
+            timer = cache(lambda d=drafter: OutriderTimer(args.model, args.tokens, drafter=d, quantize="int4"))
+
+            def run(timer: Callable[[], OutriderTimer] = timer, prompts: list[str] = prompts) -> float:
+                timer().texts = packed().texts  # the same dictionary: any difference raises
+                return timer().time_each(prompts)
+
+            table.append(Row(f"{kind}: {drafter}", run, base, bar, stats_note(timer)))
     table += [
-        Row("eight in turn, 4-bit", lambda: packed.time_in_turn(PROMPTS["chat"])),
-        Row("eight together, 4-bit", lambda: packed.time_together(PROMPTS["chat"]), "eight in turn, 4-bit", 3.0),
-        Row("passes of 1 row, 4-bit", lambda: packed.time_rows(1)),
-        Row("passes of 4 rows, 4-bit", lambda: packed.time_rows(4), "passes of 1 row, 4-bit", 1 / 1.4),
-        Row("passes of 8 rows, 4-bit", lambda: packed.time_rows(8), "passes of 1 row, 4-bit", 1 / 2.0),
+        Row("eight in turn, 4-bit", lambda: packed().time_in_turn(PROMPTS["chat"])),
+        Row("eight together, 4-bit", lambda: packed().time_together(PROMPTS["chat"]), "eight in turn, 4-bit", 3.0),
+        Row("passes of 1 row, 4-bit", lambda: packed().time_rows(1)),
+        Row("passes of 4 rows, 4-bit", lambda: packed().time_rows(4), "passes of 1 row, 4-bit", 1 / 1.4),
+        Row("passes of 8 rows, 4-bit", lambda: packed().time_rows(8), "passes of 1 row, 4-bit", 1 / 2.0),
     ]
     return table + (peer_rows(args) if args.llama else [])
 
