@@ -32,6 +32,8 @@ _MAX_KINDS = 4096
 """Kinds whose corrections are kept; the longest unseen is dropped."""
 _MAX_RATIO = 8.0
 """A round slower than expected by more than this, or faster, counts as by this: a stall says nothing of its kind."""
+_NEVER = -1
+"""In place of a round: there was none since the start."""
 _MAX_STEP = 2.0
 """One without drafts that is slower than the level by more than this counts as by this: drafts are judged by it."""
 
@@ -150,7 +152,7 @@ class _Mean:
     last: int = 0
     """The round of the last one."""
     start: float = 0.0
-    """What it was before any: what is not seen for long leans on that again."""
+    """What it was before any, or less since: what is not seen for long leans on that again."""
 
     def at(self, now: int) -> float:
         """The mean, leaning on the start the longer ago the last one was."""
@@ -209,8 +211,9 @@ class RoundCosts:
         return known.get(size) or known[min(known, key=lambda each: abs(each - size))]
 
     def knows_asking(self, kind: RoundKind) -> bool:
-        """Whether rounds with these drafters, of such a batch, were timed."""
-        return size_of(kind.batch) in self._asking.get(kind.drafters, {})
+        """Whether rounds with these drafters, of such a batch, were timed since the start."""
+        known = self._asking.get(kind.drafters, {}).get(size_of(kind.batch))
+        return known is not None and known.last != _NEVER
 
     def start_with(self, kind: RoundKind, seconds: float) -> None:
         """Take what rounds of this kind took at the start for what such rounds take, until others tell more."""
@@ -220,7 +223,7 @@ class RoundCosts:
         else:
             known = self._asking.setdefault(kind.drafters, {})
             extra = max(0.0, seconds - expected * self._level(kind.batch))
-            known[size] = _Mean(extra, _RECENT_ROUNDS, self._now, extra)
+            known[size] = _Mean(extra, _PRIOR_ROUNDS, _NEVER, extra)
             for smaller in (known[each] for each in known if each < size):  # it was disturbed if it took longer
                 smaller.value, smaller.start = min(smaller.value, extra), min(smaller.start, extra)
 
@@ -252,6 +255,7 @@ class RoundCosts:
         own = self._kinds.setdefault(kind, _Mean(1.0, last=self._now, start=1.0))
         asking.value, own.value = asking.at(self._now), own.at(self._now)
         asking.add(seconds / own.value - passes, self._now)
+        asking.start = min(asking.start, asking.value)  # rounds at the start were slower than they had to be
         own.add(seconds / (passes + max(0.0, asking.value)), self._now)  # what the first does not explain
         if len(self._kinds) > _MAX_KINDS:
             del self._kinds[min(self._kinds, key=lambda each: self._kinds[each].last)]

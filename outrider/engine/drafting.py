@@ -22,7 +22,7 @@ from outrider.runners.base import Runner
 
 _CATCHING_UP = 2
 """Rounds in which a drafter catches up with texts that it was not asked for before."""
-_WATCHING_SHARE = 0.01
+_WATCHING_SHARE = 0.002
 """The share of the time that watching may take."""
 
 

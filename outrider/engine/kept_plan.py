@@ -12,7 +12,7 @@ ASKING_SHARE = 0.02
 """The share of the time that planning may take where drafts are made."""
 SETTLED_SHARE = 0.004
 """The same where only a drafter is asked whose drafts are seen before they are scored."""
-RESTING_SHARE = 0.008
+RESTING_SHARE = 0.005
 """The share of all that was in vain where nobody drafts: planning, watching, probes, and drafts that did not pay."""
 _MAX_REST = 2.0
 """Seconds that nobody is asked for at most, whatever was in vain before."""

@@ -122,15 +122,21 @@ def test_what_rounds_took_at_the_start_counts_until_others_tell_more():
     plain, asked, wider = RoundKind(4, 1, 4), RoundKind(4, 4, 16, ("lookup",)), RoundKind(4, 8, 32, ("lookup",))
     costs.start_with(plain, 2.0)
     costs.start_with(asked, 5.0)
-    assert costs.knows_asking(wider)
+    assert not costs.knows_asking(wider)  # since the start
     for rounds in (0, 4000):
         run(costs, rounds, lambda _: 2.0, kinds=(plain,))
         found = [costs.seconds(kind) for kind in (plain, asked, wider)]
         assert found == pytest.approx([2.0, 5.0, 6.0])
-    run(costs, 20, lambda _: 4.0, kinds=(asked,))
+    run(costs, 40, lambda _: 4.0, kinds=(asked,))
+    assert costs.knows_asking(wider)
     assert 3.9 < costs.seconds(asked) < 4.1
+    least = costs.shared_seconds(asked)
+    assert least < 4.6
     run(costs, 4000, lambda _: 2.0, kinds=(plain,))
-    assert costs.seconds(asked) == pytest.approx(5.0, rel=0.01)
+    assert costs.seconds(asked) == pytest.approx(least, rel=0.01)  # not as slow as at the start again
+    run(costs, 40, lambda _: 8.0, kinds=(asked,))
+    run(costs, 4000, lambda _: 2.0, kinds=(plain,))
+    assert costs.seconds(asked) == pytest.approx(least, rel=0.01)  # nor as it was once
 
 
 def test_asking_for_fewer_sequences_takes_no_longer_at_the_start():

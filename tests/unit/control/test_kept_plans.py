@@ -183,7 +183,7 @@ def test_the_engine_computes_no_budgets_while_nobody_is_asked(clock: Clock, long
 def test_what_watching_takes_is_part_of_it(clock: Clock, long_rests: None):
     run = Rounds(Scripted())
     run.drafter.watch = clock.takes(2.0, run.drafter.watch)
-    assert np.diff(planned(run, clock, 1000)).tolist() == [3 / kept_plan.RESTING_SHARE] * 2
+    assert np.diff(planned(run, clock, 1500)).tolist() == [3 / kept_plan.RESTING_SHARE] * 2
 
 
 @pytest.mark.parametrize(("probe", "tokens", "in_vain"), [(True, 2, 4.0), (False, 2, 4.0), (False, 5, 0.0)])

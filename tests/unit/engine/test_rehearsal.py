@@ -78,7 +78,6 @@ def test_what_rounds_take_is_known_at_every_size_of_batch(clock: SimpleNamespace
     for batch in (1, 2, 4):
         for name, each in (("quick", 0.25), ("slow", 2.0)):
             kind = RoundKind(batch, 4, 4 * batch, (name,))
-            assert control.costs.knows_asking(kind)
             assert control.costs.seconds(kind) == pytest.approx(PASS + each * batch)
     assert not runner.pool.used
 
@@ -102,10 +101,10 @@ def test_of_drafts_it_tells_nothing(clock: SimpleNamespace):
 def test_no_batch_is_begun_after_a_while(clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(rehearsal, "SECONDS", 1.0)
     control, _, _ = start(clock)
-    assert [control.costs.knows_asking(RoundKind(b, 4, 4 * b, ("slow",))) for b in (1, 2)] == [True, False]
+    assert [*control.costs._asking["slow",]] == [0]
 
 
 def test_where_rounds_do_not_overlap_there_is_none(clock: SimpleNamespace):
     control, drafters, _ = start(clock, asynchronous=False)
     assert not any(each.asked for each in drafters)
-    assert not control.costs.knows_asking(RoundKind(1, 4, 4, ("slow",)))
+    assert not control.costs._asking
