@@ -14,8 +14,8 @@ SETTLED_SHARE = 0.004
 """The same where only a drafter is asked whose drafts are seen before they are scored."""
 RESTING_SHARE = 0.005
 """The share of all that was in vain where nobody drafts: planning, watching, probes, and drafts that did not pay."""
-_MAX_REST = 2.0
-"""Seconds that nobody is asked for at most, whatever was in vain before."""
+_MAX_REST = 768
+"""Rounds that nobody is asked for at most, whatever was in vain before: a few answers, since others are of other texts."""
 
 _FIRST_ROUNDS = 4
 """After so many rounds of a plan with drafts, twice as many and so on, it is asked whether they were worth it."""
@@ -146,7 +146,8 @@ class KeptPlan:
             self.is_brief = self._until - now < _BRIEF_ROUNDS * plan.seconds
         else:
             spent = self._spent + max(0.0, now - began - self._seconds)  # watching
-            self._until = self._rests[size_of(len(self.seq_ids))] = now + min(_rest(spent, RESTING_SHARE), _MAX_REST)
+            rest = min(_rest(spent, RESTING_SHARE), _MAX_REST * plan.seconds)
+            self._until = self._rests[size_of(len(self.seq_ids))] = now + rest
             self._spent = 0.0
 
 
