@@ -14,8 +14,8 @@ SETTLED_SHARE = 0.004
 """The same where only a drafter is asked whose drafts are seen before they are scored."""
 RESTING_SHARE = 0.005
 """The share of all that was in vain where nobody drafts: planning, watching, probes, and drafts that did not pay."""
-_MAX_REST = 768
-"""Rounds that nobody is asked for at most, whatever was in vain before: a few answers, since others are of other texts."""
+_MAX_REST = 4096
+"""Rounds that nobody is asked for at most, whatever was in vain before."""
 
 _FIRST_ROUNDS = 4
 """After so many rounds of a plan with drafts, twice as many and so on, it is asked whether they were worth it."""
