@@ -14,6 +14,10 @@ SETTLED_SHARE = 0.004
 """The same where only a drafter is asked whose drafts are seen before they are scored."""
 RESTING_SHARE = 0.005
 """The share of all that was in vain where nobody drafts: planning, watching, probes, and drafts that did not pay."""
+NEWCOMER_SHARE = 0.005
+"""The share of planning alone for others that come meanwhile, where drafts did pay of late."""
+_WORTH_DECAY = 0.97
+"""Of late: in about 33 rounds with drafts."""
 _MAX_REST = 4096
 """Rounds that nobody is asked for at most, whatever was in vain before."""
 
@@ -60,6 +64,8 @@ class KeptPlan:
         """Seconds that were in vain since the last rest began."""
         self._others = False
         """There are sequences that it was not made for."""
+        self._worth = 0.0
+        """The tokens that drafts gained of late, probes left out."""
         self._seconds = 0.0
         """What it took to make."""
         self.is_brief = True
@@ -117,6 +123,8 @@ class KeptPlan:
         gain = tokens - plain_rate * seconds
         if plan.probe:
             self._spent += max(0.0, -gain / plain_rate)
+        else:
+            self._worth = _WORTH_DECAY * self._worth + gain
         if not self.asks or plan.lengths != cast(Plan, self.plan).lengths:
             return
         self._tried += 1
@@ -147,7 +155,9 @@ class KeptPlan:
         else:
             spent = self._spent + max(0.0, now - began - self._seconds)  # watching
             rest = min(_rest(spent, RESTING_SHARE), _MAX_REST * plan.seconds)
-            self._until = self._rests[size_of(len(self.seq_ids))] = now + rest
+            self._until = now + rest
+            others = min(rest, _rest(self._seconds, NEWCOMER_SHARE)) if self._worth > 0 else rest
+            self._rests[size_of(len(self.seq_ids))] = now + others
             self._spent = 0.0
 
 

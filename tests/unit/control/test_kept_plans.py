@@ -204,6 +204,22 @@ def test_drafts_in_vain_are_part_of_it_too(
     assert kept._until - clock.now == pytest.approx(spent / kept_plan.RESTING_SHARE - spent)
 
 
+@pytest.mark.parametrize(("tokens", "at_once"), [(5, True), (3, False)])
+def test_newcomers_rest_as_long_only_where_drafts_did_not_pay(tokens: int, at_once: bool, clock: Clock):
+    """Plans take no time, a probe before them 100 rounds of plain decoding; four tokens in a round would pay."""
+    kept, controller = KeptPlan(), Scripted(drafts=True)
+    asking = controller.plan([0, 1], [1, 1])
+    kept.begin([0, 1], asking, clock.now)
+    for _ in range(3):
+        kept.note(asking, tokens, 2.0, 2.0)
+    kept.note(replace(asking, probe=True), 0, 100.0, 2.0)
+    kept.begin([0, 1], plain_plan(2, controller.costs), clock.now)
+    kept.use(clock.now)
+    clock.now += 1
+    assert kept.holds_for([0, 1])
+    assert kept.holds_for([2, 3]) is not at_once
+
+
 @pytest.mark.parametrize(("settled", "share"), [(False, kept_plan.ASKING_SHARE), (True, kept_plan.SETTLED_SHARE)])
 @pytest.mark.parametrize("newcomers", [False, True])
 def test_planning_drafts_takes_its_share_of_the_time(settled: bool, share: float, newcomers: bool, clock: Clock):
