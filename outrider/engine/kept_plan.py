@@ -15,7 +15,7 @@ SETTLED_SHARE = 0.004
 RESTING_SHARE = 0.005
 """The share of all that was in vain where nobody drafts: planning, watching, probes, and drafts that did not pay."""
 NEWCOMER_SHARE = 0.005
-"""The share of planning alone for others that come meanwhile, where drafts did pay of late."""
+"""The share of planning alone for others that come meanwhile, where drafts did pay of late, or one at a time comes."""
 _WORTH_DECAY = 0.97
 """Of late: in about 33 rounds with drafts."""
 _MAX_REST = 4096
@@ -156,7 +156,8 @@ class KeptPlan:
             spent = self._spent + max(0.0, now - began - self._seconds)  # watching
             rest = min(_rest(spent, RESTING_SHARE), _MAX_REST * plan.seconds)
             self._until = now + rest
-            others = min(rest, _rest(self._seconds, NEWCOMER_SHARE)) if self._worth > 0 else rest
+            soon = self._worth > 0 or len(self.seq_ids) == 1  # a request alone: no others tell anything of its text
+            others = min(rest, _rest(self._seconds, NEWCOMER_SHARE)) if soon else rest
             self._rests[size_of(len(self.seq_ids))] = now + others
             self._spent = 0.0
 

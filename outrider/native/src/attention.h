@@ -106,9 +106,10 @@ struct Attention {
         find_firsts(layer.window);
         int64_t group = model->heads / model->kv_heads, splits = (group + MAX_QUERIES - 1) / MAX_QUERIES;
         int64_t shares = model->kv_heads * splits, parts = (int64_t)tiles.size() * shares;
-        auto task_at = [&](int64_t part) {
-            const Tile& tile = tiles[tiles.size() - 1 - part / shares];  // the longest first
-            return task_of(layer, tile, part % shares / splits, part % splits, qkv, mixed);
+        auto task_at = [&](int64_t part) {  // a head's tiles follow each other, as parts of one thread do: it reads the keys of fewer heads
+            int64_t count = (int64_t)tiles.size(), share = part / count;
+            const Tile& tile = tiles[count - 1 - part % count];  // the longest first
+            return task_of(layer, tile, share / splits, share % splits, qkv, mixed);
         };
         if (pass->threads > 1 && parts < 4 * pass->threads && share_chunks(parts, task_at)) return;
         for_parts(pass->threads, parts, [&](int64_t part) {
@@ -136,7 +137,7 @@ struct Attention {
         return {first / ATTENTION_CHUNK, (end + ATTENTION_CHUNK - 1) / ATTENTION_CHUNK};
     }
 
-    // Every chunk of each part on its own, joined in the same order. False where that would take too much memory.
+    // Every chunk of each part on its own, joined in the same order. False where each part has one, or that would take too much memory.
     template <class TaskAt> bool share_chunks(int64_t parts, const TaskAt& task_at) {
         std::vector<AttentionPiece>& pieces = scratch->pieces;
         pieces.clear();
@@ -144,7 +145,7 @@ struct Attention {
             Range chunks = chunks_of(task_at(part));
             for (int64_t chunk = chunks.first; chunk < chunks.end; chunk++) pieces.push_back({part, chunk});
         }
-        if ((int64_t)pieces.size() * part_size() > MAX_SHARED_NUMBERS) return false;
+        if ((int64_t)pieces.size() == parts || (int64_t)pieces.size() * part_size() > MAX_SHARED_NUMBERS) return false;
         float* sums = sized(scratch->sums, (int64_t)pieces.size() * part_size());
         for_parts(pass->threads, (int64_t)pieces.size(), [&](int64_t i) {
             AttentionTask task = task_at(pieces[i].part);

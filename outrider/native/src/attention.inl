@@ -47,6 +47,10 @@ struct Chunk {
             for (int i = 0; i < 4; i++) keys[i] = t->keys + at[j + i < to ? j + i : to - 1];
             if (!query)  // what follows finds them in the cache
                 for (int i = 0; i < 4; i++) fetch(t->keys, j + i, to);
+            if (query == QUERIES)  // keys are in the cache: values come meanwhile
+                for (int i = 0; i < 4; i++)
+                    for (int64_t byte = 0; byte < 4 * t->dim; byte += 64)
+                        __builtin_prefetch((const char*)(t->values + (keys[i] - t->keys)) + byte, 0, PREFETCH_HINT);
             F dots[N][4];
             for (int n = 0; n < N; n++)
                 for (int i = 0; i < 4; i++) dots[n][i] = set1(0);

@@ -220,6 +220,16 @@ def test_newcomers_rest_as_long_only_where_drafts_did_not_pay(tokens: int, at_on
     assert kept.holds_for([2, 3]) is not at_once
 
 
+def test_a_request_alone_is_planned_for_soon_whatever_came_of_others(clock: Clock):
+    kept, controller = KeptPlan(), Scripted(drafts=True)
+    kept.note(replace(controller.plan([0], [1]), probe=True), 0, 100.0, 1.0)
+    kept.begin([0], plain_plan(1, controller.costs), clock.now)
+    kept.use(clock.now)
+    clock.now += 1
+    assert kept.holds_for([0])
+    assert not kept.holds_for([1])
+
+
 @pytest.mark.parametrize(("settled", "share"), [(False, kept_plan.ASKING_SHARE), (True, kept_plan.SETTLED_SHARE)])
 @pytest.mark.parametrize("newcomers", [False, True])
 def test_planning_drafts_takes_its_share_of_the_time(settled: bool, share: float, newcomers: bool, clock: Clock):
