@@ -45,10 +45,12 @@ _SMALL_TILES: dict[Product, Tile | None] = {
     (960, 576, False, 16): Tile(8, 64, 1, 8, 3, 2, by_warps=True),
     (576, 576, False, 1): Tile(2, 1024, 1, 2, 1, 1),
     (576, 576, False, 8): Tile(8, 64, 1, 2, 3, 5, by_warps=True),
-    (576, 576, False, 16): None,
+    (576, 576, False, 16): Tile(32, 64, 1, 2, 3, 3, by_warps=True),
     (1536, 576, True, 8): Tile(8, 128, 1, 2, 3, 3, by_warps=True),
+    (1536, 576, True, 16): Tile(8, 64, 1, 2, 3, 5, by_warps=True),
     (576, 1536, False, 1): Tile(2, 512, 1, 2, 1, 3),
     (576, 1536, False, 8): Tile(16, 64, 1, 8, 3, 3, by_warps=True),
+    (576, 1536, False, 16): Tile(16, 64, 1, 4, 3, 4, by_warps=True),
     (49152, 576, False, 1): Tile(8, 1024, 1, 4, 1, 1),
     (1152, 896, False, 1): Tile(4, 512, 1, 2, 1, 2),
     (4864, 896, True, 1): Tile(8, 128, 1, 4, 1, 7),
@@ -62,8 +64,8 @@ _SMALL_TILES: dict[Product, Tile | None] = {
 """Rows padded to one of SMALL_ROWS. None: the kernels in triton_linear.py are faster; one row's tile may be of either
 kernel. Measured on an H200 by `benchmarks/few_rows.py`, which prints lines for this table: the products of a pass of
 SmolLM2-135M take 222 us for one row and 309 for six (279 and 384 by the rules below), of Qwen2.5-0.5B 168 and 205 (170
-and 219). Seven of them since in the whole captured pass, with attention: SmolLM2's one row 377 to 353 us (QKV, output,
-down), its 8 rows 506 to 490 (gate and up, down); Qwen2.5-0.5B's one row 490 to 458 (QKV, gate and up); QKV of
+and 219). Others of them since in the whole captured pass, with attention: SmolLM2's one row 377 to 353 us (QKV, output,
+down), its 8 rows 506 to 490 (gate and up, down), its 16 rows 719 to 594; Qwen2.5-0.5B's one row 490 to 458 (QKV, gate and up); QKV of
 Qwen2.5-1.5B: see `one_row_tile`."""
 _FEW_ROWS_TILES: dict[Product, Tile] = {  # rows padded to one of PADDED_ROWS
     (896, 896, False, 16): Tile(64, 128, 7, 4, 3, 1),
