@@ -65,8 +65,8 @@ _SMALL_TILES: dict[Product, Tile | None] = {
 kernel. Measured on an H200 by `benchmarks/few_rows.py`, which prints lines for this table: the products of a pass of
 SmolLM2-135M take 222 us for one row and 309 for six (279 and 384 by the rules below), of Qwen2.5-0.5B 168 and 205 (170
 and 219). Others of them since in the whole captured pass, with attention: SmolLM2's one row 377 to 353 us (QKV, output,
-down), its 8 rows 506 to 490 (gate and up, down), its 16 rows 719 to 594; Qwen2.5-0.5B's one row 490 to 458 (QKV, gate and up); QKV of
-Qwen2.5-1.5B: see `one_row_tile`."""
+down), its 8 rows 506 to 490 (gate and up, down), its 16 rows 719 to 594; Qwen2.5-0.5B's one row 490 to 458 (QKV, gate
+and up); QKV of Qwen2.5-1.5B: see `one_row_tile`."""
 _FEW_ROWS_TILES: dict[Product, Tile] = {  # rows padded to one of PADDED_ROWS
     (896, 896, False, 16): Tile(64, 128, 7, 4, 3, 1),
     (8960, 1536, True, 16): Tile(64, 64, 1, 4, 5),
