@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +91,7 @@ class EchoEngine:
     def _next(self, seq_id: int) -> Event:
         if self.error is not None:
             del self._running[seq_id]
-            return replace(self.error, seq_id=seq_id, finish="error")
+            return self.error._replace(seq_id=seq_id, finish="error")
         request, done = self.submitted[seq_id].request, self._running[seq_id]
         token, last = request.prompt[done % len(request.prompt)], done + 1 == request.params.max_tokens
         piece = self.tokenizer.decode([token])
