@@ -72,8 +72,11 @@ def rehearse(
     limits: EngineLimits,
     controller: Controller,
 ) -> None:
-    """Let the controller know what rounds take with each of its drafters, where the target's rounds overlap."""
-    if not target.asynchronous:
+    """Let the controller know what rounds take with each of its drafters, where the target's rounds overlap.
+
+    Nothing is told where context or cache have no room for a made-up text.
+    """
+    if not target.asynchronous or _room(target) < 1:
         return
     end = time.perf_counter() + SECONDS
     batches = [1 << i for i in range(limits.max_batch.bit_length())]
@@ -90,7 +93,7 @@ def rehearse(
 def _steps(engine: Engine, batch: int, script: _Script) -> Iterator[None]:
     """The rounds of so many texts, until all kinds are done."""
     target = engine.target
-    tokens = min(target.context - _PROMPT, (1 + len(script.members)) * (_ROUNDS + 2) * (1 + _LENGTH))
+    tokens = min(_room(target), (1 + len(script.members)) * (_ROUNDS + 2) * (1 + _LENGTH))
     prompt = tuple(i % min(13, target.vocab_size) for i in range(_PROMPT))
     params = SamplingParams(max_tokens=tokens, ignore_eos=True, seed=1)
     ids = [i for _ in range(batch) for i in engine.submit(Request(prompt=prompt, params=params, salt="start-up"))]
@@ -101,6 +104,11 @@ def _steps(engine: Engine, batch: int, script: _Script) -> Iterator[None]:
         yield
     for seq_id in ids:
         engine.cancel(seq_id)
+
+
+def _room(target: Runner) -> int:
+    """Max tokens behind a made-up prompt."""
+    return min(target.context, target.pool.count * target.pool.size) - _PROMPT
 
 
 def _tell(controller: Controller, took: Mapping[RoundKind, Seq[float]]) -> None:

@@ -17,6 +17,7 @@ from outrider.drafters.mix import Mix
 from outrider.engine import drafting, engine, kept_plan, rehearsal
 from outrider.engine.rehearsal import rehearse
 from outrider.engine.request import EngineLimits
+from outrider.kvcache.pages import PagePool
 from outrider.runners.base import Scores
 from outrider.testing.toy import ByteTokenizer, ToyRunner
 from outrider.verify.base import make_verifier
@@ -60,11 +61,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return clock
 
 
-def start(clock: SimpleNamespace, asynchronous: bool = True) -> tuple[Controller, list[Slow], SlowRunner]:
+def start(
+    clock: SimpleNamespace, asynchronous: bool = True, context: int | None = None, pages: int | None = None
+) -> tuple[Controller, list[Slow], SlowRunner]:
     """A controller after the rehearsal."""
     drafters = [Slow("quick", 0.25, clock), Slow("slow", 2.0, clock)]
     runner = SlowRunner(clock)
     runner.asynchronous = asynchronous
+    runner.context = context or runner.context
+    runner.pool = PagePool(pages, runner.pool.size) if pages else runner.pool
     table = PassTable({(b, w): PASS for b in (1, 2, 4) for w in WIDTHS}, padded=True)
     members = [Member(each.traits.name, 3, runs_model=True, pays_budget=True) for each in drafters]
     control = Controller(members, RoundCosts(table), WIDTHS)
@@ -108,3 +113,16 @@ def test_where_rounds_do_not_overlap_there_is_none(clock: SimpleNamespace):
     control, drafters, _ = start(clock, asynchronous=False)
     assert not any(each.asked for each in drafters)
     assert not control.costs._asking
+
+
+@pytest.mark.parametrize(("context", "pages"), [(16, None), (20, None), (None, 1)])
+def test_there_is_none_without_room_for_a_text(clock: SimpleNamespace, context: int | None, pages: int | None):
+    _, drafters, _ = start(clock, context=context, pages=pages)
+    assert not any(each.asked for each in drafters)
+
+
+@pytest.mark.parametrize(("context", "pages"), [(40, None), (None, 3), (None, 8)])
+def test_little_room_is_no_error(clock: SimpleNamespace, context: int | None, pages: int | None):
+    _, drafters, runner = start(clock, context=context, pages=pages)
+    assert drafters[0].asked
+    assert not runner.pool.used
