@@ -20,6 +20,9 @@ from outrider.control.costs import RoundCosts, RoundKind
 Ints = NDArray[np.int64]
 MIN_GAIN = 1.02
 """A plan with drafts must promise this much more than one without: both are estimates."""
+LEEWAY = 0.98
+"""Of plans of the same drafters, the longest that promises as much of the best: only longer drafts tell what tokens far
+in a draft are worth, and times of passes are known no better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,19 +167,22 @@ def _best_padded(
     budgets = [outlooks[i].budgets.tolist() for i in group]
     most, batch = min(max(map(max, budgets)), widths[-1] - 1), len(budgets[0])
     lengths = {min(width - 1, most) for width in widths[1:]} | {n for i in group for n in outlooks[i].lengths}
+    top_rate, found = best.rate, False
     for length in sorted(n for n in lengths if 0 < n <= most):
         worth = [table[min(length, len(table) - 1)] for table in tables]  # [drafters][sequences]
         top = worth[0] if len(worth) == 1 else list(map(max, *worth))
         tokens, width = batch + sum(top), next(w for w in widths if w > length)
-        if tokens <= best.rate * costs.pass_seconds(batch, width, batch * width):  # whatever drafts take
+        if tokens <= LEEWAY * top_rate * costs.pass_seconds(batch, width, batch * width):  # whatever drafts take
             continue
         by = [0] * batch if len(worth) == 1 else list(map(tuple.index, zip(*worth, strict=True), top))
         own = [min(length, budgets[i][row]) for row, i in enumerate(by)]
         who = [group[i] if n else -1 for i, n in zip(by, own, strict=True)]
         kind = RoundKind(batch, width, batch * width, *_drafting(outlooks, who, own))
         seconds = costs.seconds(kind)
-        if tokens > best.rate * seconds:
-            best = Plan(kind, own, who, tokens, seconds)
+        least = LEEWAY * top_rate if found and kind.drafters == best.kind.drafters else top_rate
+        if tokens > least * seconds:
+            best, found = Plan(kind, own, who, tokens, seconds), True
+            top_rate = max(top_rate, best.rate)
     return best
 
 

@@ -256,7 +256,9 @@ class RoundCosts:
         asking.value, own.value = asking.at(self._now), own.at(self._now)
         asking.add(seconds / own.value - passes, self._now)
         asking.start = min(asking.start, asking.value)  # rounds at the start were slower than they had to be
-        own.add(seconds / (passes + max(0.0, asking.value)), self._now)  # what the first does not explain
+        told = seconds / (passes + max(0.0, asking.value))  # what the first does not explain
+        # quicker than expected: asking is, for all widths; else this one would seem quicker than all it is compared to
+        own.add(max(told, 1.0) if asking.value > 0 else told, self._now)
         if len(self._kinds) > _MAX_KINDS:
             del self._kinds[min(self._kinds, key=lambda each: self._kinds[each].last)]
 

@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from outrider.control.choose import MIN_GAIN, Outlook, choose_drafts, choose_plan, plain_plan
+from outrider.control.choose import LEEWAY, MIN_GAIN, Outlook, choose_drafts, choose_plan, plain_plan
 from outrider.control.costs import PassTable, RoundCosts, RoundKind
 
 
@@ -37,19 +37,24 @@ def test_every_sequence_gets_the_tokens_that_pay_by_enumeration():
 
 
 def test_padded_widths_by_enumeration():
+    """The longest plan of those that promise next to what the best does."""
     rng = random.Random(4)
-    widths = (1, 2, 4, 8)
+    widths, longer = (1, 2, 4, 8), 0
     for _ in range(40):
         table = PassTable({(2, w): 1 + 0.05 * w * rng.random() for w in widths}, padded=True)
         costs = RoundCosts(table)
         rates = [[rng.random() for _ in range(6)] for _ in range(2)]
         found = choose_plan([outlook("lookup", rates, [6, 5])], costs, widths)
-        best = plain = plain_plan(2, costs).rate
+        plain, by_width = plain_plan(2, costs).rate, list[float]()
         for width in widths[1:]:
             own = [min(width - 1, 6), min(width - 1, 5)]
             tokens = 2 + sum(float(np.cumprod(r)[:n].sum()) for r, n in zip(rates, own, strict=True))
-            best = max(best, tokens / table.pass_seconds(2, width))
-        assert found.rate == pytest.approx(best if best >= MIN_GAIN * plain else plain)
+            by_width.append(tokens / table.pass_seconds(2, width))
+        best = max(by_width)
+        longest = [rate for rate in by_width if rate > LEEWAY * best][-1]
+        longer += best > longest
+        assert found.rate == pytest.approx(longest if best >= MIN_GAIN * plain else plain)
+    assert longer
 
 
 @pytest.mark.parametrize("step", [0.0, 0.2])

@@ -139,6 +139,16 @@ def test_what_rounds_took_at_the_start_counts_until_others_tell_more():
     assert costs.seconds(asked) == pytest.approx(least, rel=0.01)  # nor as it was once
 
 
+def test_what_was_too_slow_at_the_start_is_so_for_no_width():
+    """Only drafts of one width are made since: those of another are not taken to be slower for that."""
+    costs = RoundCosts(PassTable({(1, w): 1.0 for w in (1, 6, 8)}, padded=True))
+    made, wider = RoundKind(1, 6, 6, ("head",)), RoundKind(1, 8, 8, ("head",))
+    costs.start_with(made, 1.6)
+    run(costs, 100, lambda _: 1.2, kinds=(made,))
+    assert costs.seconds(made) == pytest.approx(1.2, rel=0.01)
+    assert costs.seconds(wider) == pytest.approx(1.2, rel=0.01)
+
+
 def test_asking_for_fewer_sequences_takes_no_longer_at_the_start():
     costs = RoundCosts(PassTable({(b, w): 1.0 for b in (1, 2, 4) for w in (1, 4)}, padded=True))
     for batch, seconds in ((1, 3.0), (2, 1.5), (4, 2.0)):
