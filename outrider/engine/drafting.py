@@ -70,6 +70,8 @@ class Drafting:
         self._kept = KeptPlan()
         self._rest = self._asked = 0
         """As in the last proposal."""
+        self._put_off = False
+        """The last round went by no plan that was due: the device had nothing to do while one would be made."""
         self._unscored: dict[int, tuple[int, int, Draft]] = {}
         """By sequence: a draft that was left out, until the text judges it; whose it is, and where it starts."""
 
@@ -204,12 +206,30 @@ class Drafting:
         if not any(view.budgets):  # nobody is asked, or prompts are read
             return kept.rest_of(ids) or plain_plan(len(ids), self.controller.costs)
         if not kept.holds_for(ids):
+            if self._puts_off(view):
+                return self._last_plan(ids).within(view.budgets)
             began = time.perf_counter()
             kept.begin(ids, self.controller.plan(ids, view.budgets), began)
         elif ids != kept.seq_ids:
             kept.move(ids, self.controller.move(cast(Plan, kept.plan), kept.seq_ids, ids))
         plan = cast(Plan, kept.plan)
         return plan.within(view.budgets) if kept.asks else plan
+
+    def _puts_off(self, view: RoundView) -> bool:
+        """Whether a plan is made in the next round: the device works meanwhile there, but not before this one.
+
+        Never twice in a row: no round may be launched behind another.
+        """
+        self._put_off = not (self._put_off or self._is_hidden(view) or self._kept.plan is None)
+        return self._put_off
+
+    def _last_plan(self, seq_ids: list[int]) -> Plan:
+        """The last plan, for these sequences; one without drafts where it was but a probe."""
+        controller, kept = cast(Controller, self.controller), self._kept
+        plan = cast(Plan, kept.plan)
+        return (
+            plain_plan(len(seq_ids), controller.costs) if plan.probe else controller.move(plan, kept.seq_ids, seq_ids)
+        )
 
     def _review(self, seqs: Seq[Sequence], plan: Plan, drafts: list[Draft]) -> list[Draft]:
         """The drafts that are worth scoring. One that was sampled always is: leaving it out would bias the text."""
@@ -265,7 +285,7 @@ class Drafting:
             budgets = list(view.budgets) if plan is None else plan.lengths_of(i)
             rows = [row for row, budget in enumerate(budgets) if budget > 0]
             if not rows:
-                if member.traits.watches and self._watching.due:
+                if member.traits.watches and self._watching.due and self._is_hidden(view):
                     began = time.perf_counter()
                     member.watch(view)
                     self._watching.spend(began)
@@ -286,6 +306,10 @@ class Drafting:
             for row, draft in zip(rows, made, strict=True):
                 drafts[row] = draft or drafts[row]
         return drafts, tuple(members)
+
+    def _is_hidden(self, view: RoundView) -> bool:
+        """Whether the device works while the host does something else before this round."""
+        return view.state is not None or not self.runner.asynchronous
 
     def _is_active(self, member: int) -> bool:
         return self.controller is None or self.controller.is_active(member)

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 
 from outrider.control.choose import Plan, plain_plan
 from outrider.control.controller import Controller, Member
@@ -21,6 +22,7 @@ from outrider.drafters.base import Drafter, RoundView, Traits
 from outrider.engine import drafting, kept_plan
 from outrider.engine.drafting import Drafting, Proposal
 from outrider.engine.kept_plan import KeptPlan
+from outrider.runners.device_state import DeviceState
 from outrider.testing.toy import ToyRunner
 
 WIDTHS = (1, 2, 4)
@@ -82,8 +84,14 @@ class Rounds:
         self.before: tuple[Proposal, list[int]] | None = None
         self.verdict = Verdict((1,) * (tokens // 2), tuple(range(tokens // 2 - 1)))
 
+    def view(self, seqs: Seq[Sequence], *, behind: bool, budget: int = 1) -> RoundView:
+        """behind: the round is launched behind another."""
+        state = DeviceState(torch.zeros(len(seqs)), torch.zeros(len(seqs), 2)) if behind else None
+        return RoundView(seqs, [budget] * len(seqs), state)
+
     def propose(self, seqs: Seq[Sequence]) -> Proposal:
-        proposal = cast(Proposal, self.drafting.propose(RoundView(seqs, [1] * len(seqs))))
+        view = self.view(seqs, behind=self.drafting.runner.asynchronous)
+        proposal = cast(Proposal, self.drafting.propose(view))
         if self.before is not None:
             done, ids = self.before
             self.drafting.account(done, dict.fromkeys(ids, self.verdict), ids, 1.0)
@@ -169,7 +177,7 @@ def test_the_engine_computes_no_budgets_while_nobody_is_asked(clock: Clock, long
     assert drafting.max_draft == 0
 
     def round_of(own: Seq[Sequence]) -> Plan:
-        view = RoundView(own, [drafting.max_draft] * len(own))
+        view = run.view(own, behind=True, budget=drafting.max_draft)
         return cast(Plan, cast(Proposal, drafting.propose(view)).plan)
 
     assert round_of(seqs[:2]) is round_of(seqs[:2])
@@ -178,6 +186,37 @@ def test_the_engine_computes_no_budgets_while_nobody_is_asked(clock: Clock, long
     assert (drafting.max_draft, run.controller.asked) == (0, 2)
     clock.now += 1 / kept_plan.RESTING_SHARE
     assert drafting.max_draft == 1
+
+
+@pytest.mark.parametrize("drafts", [True, False])
+def test_newcomers_are_planned_for_while_the_device_works(drafts: bool, clock: Clock, long_rests: None):
+    """Their first round goes by the last plan, also where none is launched behind another; nobody watches in it."""
+    run, seqs = Rounds(Scripted(drafts=drafts)), sequences(6)
+    run.propose(seqs[:2])
+    clock.now += 1
+    asked, watched = run.controller.asked, run.drafter.watched
+    for behind, own, more in (
+        (False, seqs[2:4], 0),
+        (True, seqs[2:4], 1),
+        (False, seqs[3:6], 0),
+        (False, seqs[3:6], 1),
+    ):
+        proposal = cast(Proposal, run.drafting.propose(run.view(own, behind=behind)))
+        assert proposal.lengths == [int(drafts)] * len(own)
+        asked += more
+        assert run.controller.asked == asked
+        clock.now += 1e6
+    assert run.drafter.watched == watched + (not drafts)
+
+
+def test_a_probe_is_not_the_first_round_of_newcomers(clock: Clock):
+    run, seqs = Rounds(Scripted(drafts=True)), sequences(4)
+    plan = run.controller.plan
+    run.controller.plan = lambda seq_ids, budgets: replace(plan(seq_ids, budgets), probe=True)
+    assert run.propose(seqs[:2]).lengths == [1, 1]
+    clock.now += 1
+    proposal = cast(Proposal, run.drafting.propose(run.view(seqs[2:], behind=False)))
+    assert proposal.lengths == [0, 0]
 
 
 def test_what_watching_takes_is_part_of_it(clock: Clock, long_rests: None):
