@@ -53,12 +53,14 @@ def read_trace(name: str) -> Trace:
     file = Path(name).expanduser()
     try:
         text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--fleet {name}: {error}; it is a file, or {GENERATORS}") from error
+    except OSError as error:
+        raise ConfigError(f"--fleet {name}: {error.strerror}; it is a file, or {GENERATORS}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--fleet {name}: not UTF-8 text; it is {LAYOUTS}") from error
     try:
         found = sorted(_read(file.suffix, text), key=lambda each: each.seconds)
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"--fleet {name}: not a trace ({error!r}); it is {LAYOUTS}") from error
+        raise ConfigError(f"--fleet {name}: not a trace ({_fault(error)}); it is {LAYOUTS}") from error
     if not found or any(each.prompt < 1 or each.output < 1 for each in found):
         raise ConfigError(f"--fleet {name}: no requests, or one without a token of prompt or output")
     return Trace(file.name, tuple(found))
@@ -73,13 +75,28 @@ def _read(suffix: str, text: str) -> list[Arrival]:
         run = json.loads(text)
         lists = (run["start_times"], run["input_lens"], run["output_lens"])
         return [Arrival(float(t), p, o) for t, p, o in zip(*lists, strict=True) if o]
-    return [_record(json.loads(line)) for line in text.splitlines() if line.strip()]
+    lines = enumerate(text.splitlines(), 1)
+    return [_record(number, line) for number, line in lines if line.strip()]
 
 
-def _record(line: dict[str, Any]) -> Arrival:
-    if "input_length" in line:
-        return Arrival(line["timestamp"] / 1e3, int(line["input_length"]), int(line["output_length"]))
-    return Arrival(float(line["arrival"]), int(line["prompt_tokens"]), int(line["output_tokens"]))
+def _record(number: int, text: str) -> Arrival:
+    """One line of a file. ValueError with its number where it is none."""
+    try:
+        line: dict[str, Any] = json.loads(text)
+        if "input_length" in line:
+            return Arrival(line["timestamp"] / 1e3, int(line["input_length"]), int(line["output_length"]))
+        return Arrival(float(line["arrival"]), int(line["prompt_tokens"]), int(line["output_tokens"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"line {number}: {_fault(error)}") from error
+
+
+def _fault(error: Exception) -> str:
+    """What is wrong with a trace, in words of the file and not of Python."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"not JSON: {error.msg} at line {error.lineno}, column {error.colno}"
+    if isinstance(error, KeyError):
+        return f"without {error}"
+    return "a value of another kind" if isinstance(error, TypeError) else str(error)
 
 
 def _generate(name: str, kind: str, options: str) -> Trace:

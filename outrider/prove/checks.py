@@ -68,7 +68,7 @@ class Proof:
         """What was compared and found the same, and how small a fault would have been seen: a sentence each."""
         same = [c.figures["tokens"] for c in self.checks if c.status == "holds" and "tokens" in c.figures]
         sentences = [f"{len(same):,} texts of {sum(same):,} tokens are the same, token by token."] if same else []
-        pooled = [check for check in self.checks if POOLED in check.figures and check.status == "holds"]
+        pooled = [check for check in self.checks if POOLED in check.figures and check.status != "fails"]
         modes = dict.fromkeys(check.figures[POOLED] for check in pooled)
         sentences += [_power(mode, [c for c in pooled if c.figures[POOLED] == mode]) for mode in modes]
         return sentences if modes else [*sentences, "No sampled texts were compared with the target's distribution."]

@@ -199,6 +199,34 @@ def test_traces(tmp_path):
     for text in ("", "[1]\n", '{"arrival": 1}\n', '{"arrival": 1, "prompt_tokens": 0, "output_tokens": 4}\n'):
         with pytest.raises(ConfigError, match="--fleet"):
             written("wrong.jsonl", text)
+    for name, text, told in (
+        ("wrong.json", "{no", "not JSON: Expecting property name enclosed in double quotes at line 1, column 2"),
+        ("wrong.json", "[1]", "a value of another kind"),
+        ("wrong.csv", "a,b\n1,2\n", "without 'Timestamp'"),
+        (
+            "wrong.jsonl",
+            '{"arrival": 1, "prompt_tokens": 2, "output_tokens": 4}\n\n{"arrival": 2}',
+            "line 3: without 'p",
+        ),
+        ("wrong.jsonl", "\nhello", "line 2: not JSON"),
+    ):
+        with pytest.raises(ConfigError, match="not a trace") as caught:
+            written(name, text)
+        assert told in str(caught.value)
+        assert "Error(" not in str(caught.value)
+
+
+def test_a_trace_that_cannot_be_read_is_told_without_numbers_of_the_system(tmp_path):
+    for name, told in (
+        (tmp_path / "nothing.json", "No such file or directory; it is"),
+        (tmp_path, "Is a directory; it is"),
+    ):
+        with pytest.raises(ConfigError, match=told) as caught:
+            read_trace(str(name))
+        assert "Errno" not in str(caught.value)
+    (tmp_path / "weights").write_bytes(bytes([255, 254, 200]))
+    with pytest.raises(ConfigError, match="not UTF-8 text; it is lines"):
+        read_trace(str(tmp_path / "weights"))
 
 
 def test_generators():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from outrider.core.draft import Draft, TokenPath
 from outrider.core.sequence import Sequence
 from outrider.drafters.draft_model import DraftModel
 from outrider.engine.text import TextStream
+from outrider.prove.checks import Check, Proof
+from outrider.prove.sampled import pool_rows, without_blind
 from outrider.verify import chain_rules, probs
 
 SAMPLED = ("rounding", "sampled, distribution", "pooled, distribution")
@@ -57,6 +60,30 @@ def test_a_drafter_that_drafts_nothing_proves_nothing(tmp_path: Path):
     checks = prove_toy(tmp_path, "prediction", only=few_rows, modes=("distribution",), draws=64)
     (made,) = [check for check in checks if "drafts were made" in check.name]
     assert (made.status, made.figures["drafted"]) == ("not checked", 0)
+
+
+def test_draws_too_few_to_show_a_fault_of_any_size_prove_nothing(tmp_path: Path):
+    """Of one row of 16 draws; the same engine holds with draws of all rows, above."""
+    row = ("rounding", "pooled, distribution", "sampled, distribution, no option")
+    checks = prove_toy(tmp_path, ToyDraftConfig(), only=lambda key: key in row, modes=("distribution",), draws=64)
+    blind = [check for check in checks if check.status == "not checked"]
+    assert [check.name.partition("together, ")[2] for check in blind][:2] == ["text", "likely and rare tokens"]
+    assert all(check.detail.endswith("too few to show a bias; raise --draws") for check in blind)
+    proof = Proof({"model": "toy"}, checks, 1.0)
+    assert (proof.exit_code, proof.as_dict()["verdict"]) == (3, "incomplete")
+    assert "sampled tokens (distribution) are too few to show a fault of any size; raise --draws." in proof.headline
+
+
+def test_a_test_sees_for_those_that_look_for_the_same_fault():
+    """And a mode in which no text came twice was not compared at all."""
+    figures = [("likeliest", None), ("likeliest", 0.1), ("drafted", None)]
+    tests = [
+        Check(group="sampled", name=towards, status="holds", figures={"towards": towards, "visible_bias": bias})
+        for towards, bias in figures
+    ]
+    assert [test.status for test in without_blind(tests)] == ["holds", "holds", "not checked"]
+    assert without_blind([replace(tests[2], status="fails")])[0].status == "fails"
+    assert [test.status for test in pool_rows("seeded", [], 20.0)] == ["not checked"] * 2
 
 
 # a residual taken from p instead of (p - q)+
