@@ -28,7 +28,7 @@ from torch import Tensor
 
 from outrider.kernels.batch import RowPlaces
 from outrider.kernels.triton_linear import LinearWorkspace, linear, linear_rope, plain_linear
-from outrider.kernels.triton_tiles import Tile, few_rows_tile, one_row_tile, small_tile
+from outrider.kernels.triton_tiles import Tile, direct_tile, few_rows_tile, one_row_tile, small_tile
 from outrider.testing.synthetic import SHAPES
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -48,6 +48,8 @@ BY_WARPS = {  # outputs, inputs of a warp, warps, stages, ahead: by the least by
     MEDIUM: ((8, 64, 8, 3, 4), (16, 64, 8, 3, 4), (16, 64, 4, 4, 2), (32, 64, 4, 4, 1), (32, 64, 8, 4, 1)),
     LARGE: ((32, 64, 4, 4, 1), (64, 64, 4, 3, 1), (64, 32, 8, 4, 1)),
 }
+
+DIRECT = ((16, 2), (16, 4), (16, 8), (32, 2), (32, 4))  # outputs and warps of tiles straight to the tensor cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +72,8 @@ class Product:
 
     def current(self, rows: int) -> Tile:
         """The tile that a pass takes today."""
-        tile = small_tile(self.n, self.k, self.gated, rows)
-        return tile or self.split(rows)
+        direct = None if rows == 1 or INTERPRETED else direct_tile(self.n, self.k, self.gated, rows)
+        return direct or small_tile(self.n, self.k, self.gated, rows) or self.split(rows)
 
     def split(self, rows: int) -> Tile:
         """The same without the kernel for small matrices."""
@@ -98,6 +100,9 @@ class Product:
         for outputs, inputs, warps, stages, ahead in BY_WARPS[max(b for b in BY_WARPS if self.bytes >= b)]:
             most = min(ahead, -(-self.k // (inputs * warps)))
             tiles.append(Tile(outputs, inputs, 1, warps, stages, most, by_warps=True))
+        if padded > 1 and not INTERPRETED:
+            fits = [(o, w) for o, w in DIRECT if self.n % o == 0 and o * self.k * (1 + self.gated) <= 10240 * w]
+            tiles += [Tile(outputs, 64, 1, warps, 1, rows=8) for outputs, warps in fits]
         return list(dict.fromkeys(tiles))
 
 
@@ -173,7 +178,7 @@ Job = tuple[Product, int, Tile]
 
 def job(product: Product, padded: int, tile: Tile) -> Job:
     """All of 2 to 16 rows share a kernel, other than by warps."""
-    return product, padded if padded == 1 or tile.by_warps else 16, tile
+    return product, padded if padded == 1 or tile.by_warps or tile.rows else 16, tile
 
 
 def compile_tile(what: Job) -> str:
@@ -297,11 +302,13 @@ class Pass:
 
 def say(tile: Tile) -> str:
     numbers = f"{tile.outputs}, {tile.inputs}, {tile.splits}, {tile.warps}, {tile.stages}, {tile.ahead}"
-    return f"Tile({numbers}{', by_warps=True' if tile.by_warps else ''})"
+    return f"Tile({numbers}{', by_warps=True' if tile.by_warps else ''}{f', rows={tile.rows}' if tile.rows else ''})"
 
 
 def table_line(product: Product, padded: int, tile: Tile) -> str:
     """What makes this the tile of a product."""
+    if tile.rows:
+        return f"_DIRECT_TILES: ({product.n}, {product.k}, {product.gated}, {padded}): {say(tile)},"
     line = f"_SMALL_TILES: ({product.n}, {product.k}, {product.gated}, {padded}):"
     if tile.by_warps or (padded == 1 and tile != product.split(1)):
         return f"{line} {say(tile)},"

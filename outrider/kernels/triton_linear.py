@@ -1,7 +1,8 @@
 """Linear layers for a few rows on CUDA: which kernel and tile a shape takes, and its launch.
 
-One row, and two to 64 rows: triton_few_rows.py. Two to 16 rows and a small matrix: triton_small_linear.py. Beyond 64
-rows cuBLAS is as fast; triton_rows.py has the kernels around it. `plain_linear` is the reference.
+One row, and two to 64 rows: triton_few_rows.py. Two to 64 rows and a small matrix: triton_direct_linear.py, or
+triton_small_linear.py. Beyond 64 rows cuBLAS is as fast; triton_rows.py has the kernels around it. `plain_linear` is
+the reference.
 
 Fused with the product: the RMS norm of the input (its scale is applied to the output; its weight is folded into the
 matrix), SiLU-gated pairs of outputs, the residual, and for attention heads RoPE and the store to the cache.
@@ -16,6 +17,7 @@ import triton
 from torch import Tensor
 
 from outrider.kernels.batch import RowPlaces
+from outrider.kernels.triton_direct_linear import direct_rows
 from outrider.kernels.triton_few_rows import few_rows, one_row
 from outrider.kernels.triton_small_linear import rows_by_warps
 from outrider.kernels.triton_tiles import (
@@ -24,11 +26,15 @@ from outrider.kernels.triton_tiles import (
     MAX_SPLIT_OUTPUTS,
     PADDED_ROWS,
     Tile,
+    direct_tile,
     few_rows_tile,
     one_row_tile,
     padded_rows,
     small_tile,
 )
+
+DIRECT = not triton.knobs.runtime.interpret
+"""Whether products take the kernel whose operands go straight to the tensor cores: the interpreter does not run it."""
 
 
 class LinearWorkspace:
@@ -131,7 +137,12 @@ def _launch(call: _LinearCall, scratch: LinearWorkspace, tile: Tile, pinned: boo
     added, eps = call.x if call.added is None else call.added, call.eps or 0.0
     given, known = call.pointers(), call.constants(pdl)
     stride, programs = n if added.dim() == 2 else 0, triton.cdiv(n, tile.outputs)
-    if tile.by_warps:
+    if tile.rows:
+        direct_rows[(programs, triton.cdiv(m, tile.rows))](
+            call.x, call.w, added, call.out, *given, m, stride, eps, *known, tile.rows, tile.outputs, tile.inputs,
+            tile.warps, num_warps=tile.warps, launch_pdl=pdl,
+        )  # fmt: skip
+    elif tile.by_warps:
         rows_by_warps[(programs,)](
             call.x, call.w, added, call.out, *given, m, stride, eps, *known, 8 if m <= 8 else padded_rows(m),
             tile.outputs, tile.inputs, tile.warps, min(tile.ahead, triton.cdiv(k, tile.inputs * tile.warps)),
@@ -153,7 +164,8 @@ def _launch(call: _LinearCall, scratch: LinearWorkspace, tile: Tile, pinned: boo
 def _choose_tile(call: _LinearCall, pinned: bool) -> Tile:
     (m, k), n, gated = call.x.shape, call.outputs, call.gated
     if not pinned:
-        tile = small_tile(n, k, gated, m) or (one_row_tile(n, k, gated) if m == 1 else None)
+        tile = direct_tile(n, k, gated, m) if DIRECT and m > 1 else None
+        tile = tile or small_tile(n, k, gated, m) or (one_row_tile(n, k, gated) if m == 1 else None)
         if tile is not None:
             return tile
     tile = few_rows_tile(n, k, gated, padded_rows(m)) if m <= MAX_LINEAR_ROWS else None

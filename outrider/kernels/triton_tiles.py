@@ -35,6 +35,9 @@ class Tile:
     by_warps: bool = False
     """Inputs are split between the warps of a program (triton_small_linear.py): `inputs` are those of one warp,
     `splits` is 1 and `ahead` at least 1."""
+    rows: int = 0
+    """Rows of a program where operands go straight to the tensor cores (triton_direct_linear.py); else 0. `inputs` are
+    16, 32 or 64, those of one warp; `splits` and `stages` are 1."""
 
 
 Product = tuple[int, int, bool, int]
@@ -80,6 +83,59 @@ _FEW_ROWS_TILES: dict[Product, Tile] = {  # rows padded to one of PADDED_ROWS
 }
 """Found on an H200 for products of Qwen2.5's 0.5B and 1.5B, where they make a whole pass 4 to 13 % faster than the rule
 below. Kernels begin while others end, so that the best tile of one depends on its neighbours'."""
+
+
+def _direct(outputs: int, warps: int, rows: int = 8) -> Tile:
+    return Tile(outputs, 64, 1, warps, 1, rows=rows)
+
+
+_DIRECT_TILES: dict[Product, Tile | None] = {  # rows padded to 8 or one of PADDED_ROWS
+    (960, 576, False, 8): _direct(16, 2),
+    (960, 576, False, 16): _direct(16, 2),
+    (960, 576, False, 32): None,
+    (960, 576, False, 64): _direct(32, 4),
+    (576, 576, False, 8): _direct(32, 4),
+    (576, 576, False, 16): _direct(16, 4),
+    (576, 576, False, 32): _direct(32, 2),
+    (576, 576, False, 64): _direct(32, 2),
+    (1536, 576, True, 8): _direct(32, 4),
+    (1536, 576, True, 16): _direct(16, 2),
+    (1536, 576, True, 32): _direct(16, 2),
+    (1536, 576, True, 64): _direct(16, 4, 16),
+    (576, 1536, False, 8): _direct(16, 4),
+    (576, 1536, False, 16): _direct(32, 4),
+    (576, 1536, False, 32): _direct(32, 4),
+    (576, 1536, False, 64): _direct(16, 4, 16),
+    (1152, 896, False, 8): _direct(32, 4),
+    (1152, 896, False, 16): _direct(16, 4, 16),
+    (896, 896, False, 8): _direct(32, 2),
+    (896, 896, False, 16): _direct(32, 4, 16),
+    (4864, 896, True, 8): _direct(32, 4),
+    (896, 4864, False, 8): _direct(16, 8),
+    (896, 4864, False, 16): _direct(16, 8, 16),
+    (2048, 1536, False, 8): _direct(16, 4),
+    (2048, 1536, False, 32): _direct(16, 4, 16),
+}
+"""None: other kernels are faster. Measured on an H200 in the whole captured pass: SmolLM2-135M's 8 rows take 363 us
+(513 by the tiles above), its 16 rows 419 (602), 32 531 (756), 64 641 (865); Qwen2.5-0.5B's 8 rows 511 (632), 16 596
+(690); Qwen2.5-1.5B's 8 rows 1232 (1260), 32 1543 (1607). One row of SmolLM2-135M takes 348."""
+
+
+@lru_cache(maxsize=256)
+def direct_tile(n: int, k: int, gated: bool, rows: int) -> Tile | None:
+    """The tile whose operands go straight to the tensor cores; None where others are faster, or it holds too much.
+
+    Each thread has all its weights in registers: 150 of them at most, so that inputs bound the warps from below.
+    """
+    padded = next((p for p in (8, *PADDED_ROWS) if p >= rows), 0)
+    if (n, k, gated, padded) in _DIRECT_TILES:
+        return _DIRECT_TILES[n, k, gated, padded]
+    warps = next((w for w in (2, 4, 8) if k * (1 + gated) <= 640 * w), 0)
+    if not padded or not warps or n % 16 or 2 * n * (1 + gated) * k > MAX_SMALL_BYTES:
+        return None
+    if (n, k, gated, 16) in _FEW_ROWS_TILES or (n, k, gated, padded) in _FEW_ROWS_TILES:  # measured
+        return None
+    return _direct(16, warps, 16 if padded == 64 else 8)
 
 
 @lru_cache(maxsize=256)
