@@ -13,7 +13,7 @@ from outrider.control.acceptance import Acceptance, Calibration, Floats
 from outrider.control.choose import Ints, Outlook, Plan, best_plan_of, choose_drafts, choose_plan, plain_plan
 from outrider.control.costs import RoundCosts, RoundKind, size_of
 from outrider.control.decisions import Decisions
-from outrider.control.trials import TRIAL_ROUNDS, Trials
+from outrider.control.trials import TRIAL_ROUNDS, AskedRound, Trials
 
 _PROBE_ROUNDS, _SHORT_PROBE = 5, 2
 """A probe lasts so many rounds where rounds overlap: in the first two, drafters catch up with the text. They are enough
@@ -78,6 +78,8 @@ class Controller:
         """The drafter whose drafts are seen, and chosen from, before they are scored."""
         self._trials = Trials()
         """Of that one."""
+        self._promised: tuple[list[float], float] | None = None
+        """What drafts of the round that were left out in a trial promised: tokens of each, and the seconds of all."""
         self._prices: dict[RoundKind, tuple[int, float, float]] = {}
         """What `_price` returned, and until which round that holds."""
         self._kinds: tuple[RoundKind, Seq[int], RoundKind] | None = None
@@ -142,7 +144,7 @@ class Controller:
                 who[row] = member if lengths[row] else -1
         asked = sorted(set(who) - {-1})
         kind = RoundKind(*plan.kind[:3], tuple(self.members[i].name for i in asked), plan.kind.steps)
-        rounds = 0 if self._trials.pays or member not in asked else TRIAL_ROUNDS
+        rounds = 0 if self._trials.pays(len(who)) or member not in asked else TRIAL_ROUNDS
         return Plan(kind, lengths, who, plan.tokens, plan.seconds, rounds=rounds, settled=asked == [member])
 
     @property
@@ -161,6 +163,12 @@ class Controller:
             return [True] * len(who)
         worth = [self._worth(*each) if each[2] else 0.0 for each in zip(who, seq_ids, drafted, expected, strict=True)]
         kept = choose_drafts(worth, drafted, self._kind(plan, drafted), self.costs)
+        if plan.settled and len(who) > 1 and not self._trials.pays(len(who)):
+            # a trial: what they promise is enough to learn from, and no request gets ahead of the others by it
+            lengths = [n if keep else 0 for n, keep in zip(drafted, kept, strict=True)]
+            extra = self._price(self._kind(plan, lengths))[1] if any(kept) else 0.0
+            self._promised = [w if keep else 0.0 for w, keep in zip(worth, kept, strict=True)], extra
+            kept = [False] * len(kept)
         return [keep or not free for keep, free in zip(kept, seen, strict=True)]
 
     def _worth(self, member: int, seq_id: int, length: int, expected: float) -> float:
@@ -193,7 +201,7 @@ class Controller:
             plain, extra = self._price(self._kind(plan, drafted))
         extra += asking
         if plan.settled:
-            self._trials.note(sum(accepted) / len(accepted) * plain - extra)
+            self._trials.note(seq_ids, self._asked_round(accepted, extra))
         self._count_round(any(drafted))
         for i in () if plan.probe else {who for who, n in zip(plan.drafters, plan.lengths, strict=True) if n}:
             self._asked[i] = self._round
@@ -209,6 +217,15 @@ class Controller:
             chosen.rounds += 1
             chosen.lengths[(self.members[plan.drafters[row]].name if length else "", length)] += 1
             chosen.saved += accepted[row] * plain - extra
+
+    def _asked_round(self, accepted: Seq[float], extra: float) -> AskedRound:
+        """What `Trials` are told of a round; of drafts that were left out for one, what they promised."""
+        if self._promised is not None:
+            accepted, extra, self._promised = self._promised[0], extra + self._promised[1], None
+        batch, target = len(accepted), self.costs.target
+        plain, one, all_rows = self._price(RoundKind(batch, 1, batch))[0], *map(target.rows_seconds, (1, batch))
+        row = plain * (all_rows - one) / all_rows / (batch - 1) if batch > 1 else plain
+        return AskedRound(accepted, extra, plain, row)
 
     def plain_rate(self, batch: int) -> float:
         """Tokens a second of plain decoding."""
