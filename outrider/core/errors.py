@@ -1,5 +1,8 @@
 """The exceptions Outrider raises on purpose. Each message says what, where, and what would work."""
 
+import os
+from urllib.error import URLError
+
 
 class OutriderError(Exception):
     """The base class of all of them.
@@ -31,3 +34,13 @@ class ModelError(RequestError):
 
 class LosslessError(OutriderError):
     """Output differed from the target's own. Never caught: always a bug."""
+
+
+def reason(error: Exception) -> str:
+    """Why the system or a connection failed, without numbers and names that only Python's users know."""
+    inner = error.reason if isinstance(error, URLError) else error
+    if not isinstance(inner, OSError):
+        return str(inner)
+    if inner.errno is not None and inner.errno > 0:  # below 0: of looking a name up
+        return os.strerror(inner.errno)
+    return inner.strerror or str(inner)

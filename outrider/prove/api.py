@@ -12,7 +12,7 @@ from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
-from outrider.core.errors import ConfigError, OutriderError
+from outrider.core.errors import ConfigError, OutriderError, reason
 
 TIMEOUT_SECONDS = 300
 KEY_FIX = "set OPENAI_API_KEY to the server's key"
@@ -121,4 +121,6 @@ class Api:
             fix = f"; {KEY_FIX}" if error.code in (401, 403) else ""
             raise ApiError(f"{self.url}{path} answers {error.code}: {told}{fix}", error.code) from error
         except (URLError, HTTPException, TimeoutError, ConnectionError, ValueError) as error:
-            raise ApiError(f"{self.url}{path} does not answer ({error}); is the server running there?") from error
+            raise ApiError(
+                f"{self.url}{path} does not answer ({reason(error)}); is the server running there?"
+            ) from error

@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from outrider.core.errors import ConfigError
+from outrider.core.errors import ConfigError, reason
 from outrider.prove.checks import Check
 
 FILE = "journal.jsonl"
@@ -54,7 +54,7 @@ class Journal:
                     lines.append(line)
             self.file.write_text("\n".join(lines) + "\n", encoding="utf-8")
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{self.file}: {error}; delete it, or name another folder with --out") from error
+            raise ConfigError(f"{self.file}: {reason(error)}; delete it, or name another folder with --out") from error
 
 
 def run_tasks(tasks: Seq[Task], journal: Journal, tell: Callable[[str, int, int], None]) -> list[Check]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import signal
 import socket
 from types import FrameType
@@ -11,7 +12,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from outrider.core.errors import ConfigError
+from outrider.core.errors import ConfigError, reason
 from outrider.server.app import http_limits
 from outrider.server.http.protocol import bounded_protocol
 from outrider.server.ops.logs import log_event
@@ -32,6 +33,7 @@ class DrainingServer(uvicorn.Server):
         super().__init__(config)
         self.backend, self.drain_timeout = backend, drain_timeout
         self._exiting = self._drain_logged = False
+        self._drain_seconds = drain_timeout
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start serving. asyncio sets the backlog to the number it accepts at once, so that it is set again here."""
@@ -50,13 +52,14 @@ class DrainingServer(uvicorn.Server):
         """The first signal drains; the next one, or Ctrl-C, ends the wait. None is raised again: the exit code is 0."""
         at_once = self._exiting or sig == signal.SIGINT
         self._exiting = True
-        self.backend.drain(0 if at_once else self.drain_timeout)
+        self._drain_seconds = 0 if at_once else self.drain_timeout
+        self.backend.drain(self._drain_seconds)
 
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second. Exits when the backend has stopped, or was never ready and should end."""
         if self.backend.state == "draining" and not self._drain_logged:
             self._drain_logged = True
-            log_event("drain", seconds=self.drain_timeout)
+            log_event("drain", seconds=self._drain_seconds)
         stopped, was_ready = self.backend.stopped.is_set(), self.backend.was_ready
         if (stopped and not was_ready) or (self._exiting and (stopped or not was_ready)):
             self.should_exit = True
@@ -69,9 +72,10 @@ def listen(settings: Settings) -> socket.socket:
     try:
         listening = socket.create_server((settings.host.strip("[]"), settings.port), family=family, backlog=BACKLOG)
     except OSError as error:
-        raise ConfigError(
-            f"cannot listen on {settings.host} port {settings.port}: {error.strerror or error}; choose another --port"
-        ) from error
+        told = reason(error).partition(" (while")[0]  # Python adds the address to what the system says
+        of_host = (error.errno or 0) < 0 or error.errno == errno.EADDRNOTAVAIL  # below 0: the name is not known
+        fix = f"choose another {'--host' if of_host else '--port'}"
+        raise ConfigError(f"cannot listen on {settings.host} port {settings.port}: {told}; {fix}") from error
     # Connections inherit it. asyncio sets it only on sockets that name their protocol, which these do not; without
     # it the body of a short response waits 40 ms for the client to acknowledge its headers.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

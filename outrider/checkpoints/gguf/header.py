@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from outrider.core.errors import ConfigError
+from outrider.core.errors import ConfigError, reason
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -85,10 +85,12 @@ class Header:
 def read_header(file: Path) -> Header:
     """Read a GGUF file's header. Raises ConfigError where it is malformed, truncated or of an unknown version."""
     try:
+        if not file.stat().st_size:  # which cannot be mapped
+            raise ConfigError(f"{file}: cannot be read as a GGUF file: it is empty; download or convert it again")
         with file.open("rb") as handle, mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _parse(_Cursor(data, str(file)))
-    except (OSError, ValueError) as error:  # mmap raises ValueError for an empty file
-        raise ConfigError(f"{file}: cannot be read as a GGUF file: {error}") from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file}: cannot be read as a GGUF file: {reason(error)}") from error
 
 
 class _Cursor:

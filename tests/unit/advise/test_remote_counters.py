@@ -92,7 +92,9 @@ def test_a_server_s_key_is_sent_and_asked_for():
 def test_bad_addresses_are_told():
     with pytest.raises(ConfigError, match="--url takes an address"):
         read_counters("file:///etc/passwd")
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match=r"cannot be read \(Connection refused\)"):
         read_counters("http://127.0.0.1:9/v1")
+    with pytest.raises(ApiError, match=r"does not answer \(Connection refused\)"):
+        Api("http://127.0.0.1:9", "").kind()
     with pytest.raises(ConfigError, match="does not speculate"):
         parse_counters("up 1\n", "here")

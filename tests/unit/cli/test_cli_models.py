@@ -103,7 +103,7 @@ def test_a_home_that_cannot_be_used_is_one_line(cli, monkeypatch, tmp_path):
     for words in (("pull", "demo"), ("run", "hi"), ("chat",), ("bench",)):
         ran = cli(*words)
         assert (ran.code, ran.out) == (2, "")
-        assert ran.err.startswith(f"error: {tmp_path}/file/home/models cannot be written")
+        assert ran.err.startswith(f"error: {tmp_path}/file/home/models cannot be written (Not a directory);")
         assert "OUTRIDER_HOME" in ran.err
         assert ran.err.count("\n") == 1
 

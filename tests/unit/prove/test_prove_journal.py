@@ -70,7 +70,9 @@ def test_a_line_that_was_cut_is_left_out(tmp_path: Path):
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path):
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="--out"):
+    with pytest.raises(
+        ConfigError, match=r"journal\.jsonl: Not a directory; delete it, or name another folder with --out"
+    ):
         Journal(tmp_path / "file" / "folder", {})
 
 
