@@ -31,7 +31,10 @@ class Nothing(ModuleType):
         return self
 
 
-sys.modules["triton"] = sys.modules["triton.language"] = TRITON = Nothing("triton")
+TRITON = Nothing("triton")
+PARTS = ("language", "language.extra.cuda", "experimental", "experimental.gluon", "experimental.gluon.language")
+sys.modules |= {f"triton.{part}": TRITON for part in (*PARTS, "experimental.gluon.language.nvidia.ampere")}
+sys.modules["triton"] = TRITON
 TRITON.__spec__, TRITON.__path__ = ModuleSpec("triton", None), []
 TRITON.next_power_of_2 = lambda n: 1 << (n - 1).bit_length()  # type: ignore[attr-defined]
 
@@ -40,7 +43,7 @@ from outrider.control.costs import PassTable
 from outrider.core import host_copy
 from outrider.drafters import prediction, suffix
 from outrider.drafters.base import Drafter
-from outrider.engine import adaptive, drafting, engine, kept_plan, rehearsal
+from outrider.engine import adaptive, drafting, engine, host_time, rehearsal
 from outrider.runners import block_heads, draft_batch, graph_runner, graphed_lookup, graphed_prompt, text_store
 from outrider.runners.base import Runner
 from outrider.runners.draft_batch import DraftBatch, HeadDraft
@@ -162,7 +165,7 @@ def put_stand_ins(card: Card) -> None:
 def _look_as_on_cuda(clock: Callable[[], float]) -> None:
     """Let parts that ask for the device take the path of a card, and go by the clock."""
     torch.cuda.graph_pool_handle = lambda: None
-    for module in (drafting, kept_plan, engine, rehearsal):
+    for module in (drafting, host_time, engine, rehearsal):
         module.time = SimpleNamespace(perf_counter=clock)  # type: ignore[assignment]
     suffix.looks_up_on_device = prediction.looks_up_on_device = lambda context: context.target
     text_store._graphs = lambda slots, ring, k, match: GraphedLookups(slots, ring, k=k, max_match=match)

@@ -10,19 +10,21 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from outrider.control.acceptance import Acceptance, Calibration, Floats
-from outrider.control.choose import Ints, Outlook, Plan, best_plan_of, choose_drafts, choose_plan, plain_plan
+from outrider.control.choose import MIN_GAIN, Ints, Outlook, Plan, best_plan_of, choose_drafts, choose_plan, plain_plan
 from outrider.control.costs import RoundCosts, RoundKind, size_of
 from outrider.control.decisions import Decisions
 from outrider.control.trials import TRIAL_ROUNDS, AskedRound, Trials
 
-_PROBE_ROUNDS, _SHORT_PROBE = 5, 2
-"""A probe lasts so many rounds where rounds overlap: in the first two, drafters catch up with the text. They are enough
-where it is known what such rounds take."""
+_PROBE_ROUNDS = 5
+"""A probe lasts so many rounds where rounds overlap: in the first two, drafters catch up with the text."""
+_SHORT_PROBE, _LONG_PROBE, _PROBE_LOSS = 2, 8, 0.8
+"""Where it is known what such rounds take, it lasts for so many, at most until it lost so much of a round: what costs
+little tells more, and catching up costs the same."""
 _PROBE_SEQUENCES = 4
 """A probe of a draft model, which may have much text to catch up with, is of so many sequences, in turn; where rounds
 overlap every probe is, since the host's work for each sequence is not hidden there."""
-_PROBE_SHARE = 0.003
-"""The share of time that probing may cost."""
+_PROBE_SHARE, _RESTING_SHARE = 0.01, 0.004
+"""The share of time that probing may cost, and where nobody drafts."""
 _MIN_PROBE_ROUNDS, _MAX_PROBE_ROUNDS = 16, 4096
 _PLAIN_ROUNDS = 256
 """After so many rounds with drafts come some without, so that it is known what drafts save."""
@@ -205,10 +207,12 @@ class Controller:
         self._count_round(any(drafted))
         for i in () if plan.probe else {who for who, n in zip(plan.drafters, plan.lengths, strict=True) if n}:
             self._asked[i] = self._round
+        # a draft shorter than asked for is not accepted beyond its end either, unless it was seen before it was scored
+        told = plan.lengths if self.widths else drafted
         judged = [row for row in rows if drafted[row] and plan.lengths[row]]
         for i, known in enumerate(self.acceptance):
             if judged or known.states:
-                self._note_drafts(i, seq_ids, [row for row in judged if plan.drafters[row] == i], drafted, accepted)
+                self._note_drafts(i, seq_ids, [row for row in judged if plan.drafters[row] == i], told, accepted)
         for row in rows:
             chosen = self._decisions.get(seq_ids[row])
             if chosen is None:
@@ -284,7 +288,16 @@ class Controller:
 
     def note_guesses(self, member: int, seq_ids: Seq[int], lengths: Seq[int], accepted: Seq[int]) -> None:
         """Note drafts that were not scored, judged by the text that came."""
-        self.acceptance[member].note(seq_ids, lengths, accepted)
+        known = self.acceptance[member]
+        known.note(seq_ids, [known.max_tokens] * len(lengths) if self.widths else lengths, accepted)
+
+    def would_pay(self, member: int, batch: int, accepted: float) -> bool:
+        """Whether this drafter's drafts pay in a batch of this size, so many of whose tokens are accepted each."""
+        name, plain = self.members[member].name, plain_plan(batch, self.costs).rate
+        kinds = [RoundKind(batch, width, batch * width, (name,)) for width in self.widths[1:]]
+        return any(
+            batch * (1 + min(accepted, kind.width - 1)) > MIN_GAIN * plain * self.costs.seconds(kind) for kind in kinds
+        )
 
     def note_expected(self, member: int, seq_id: int, expected: float, accepted: int) -> None:
         """Note how many tokens a drafter expected of a draft, and how many came: of one whose drafts are reviewed."""
@@ -346,11 +359,12 @@ class Controller:
             return None
         tried = replace(outlooks[at], budgets=self._probe_budgets(outlooks[at], at))
         probe = best_plan_of([*outlooks[:at], tried, *outlooks[at + 1 :]], at, self.costs, self.widths)
-        rounds = 1
+        rounds, loss = 1, max(0.0, 1 - probe.rate / plan.rate)
         if self.widths:
-            rounds = _SHORT_PROBE if self.costs.knows_asking(probe.kind) else _PROBE_ROUNDS
-        extra = rounds * max(0.0, 1 - probe.rate / plan.rate)
-        self._probe_due = min(int(extra / _PROBE_SHARE), _MAX_PROBE_ROUNDS)
+            known = max(_SHORT_PROBE, int(min(_LONG_PROBE, _PROBE_LOSS / max(loss, 1e-9))))
+            rounds = known if self.costs.knows_asking(probe.kind) else _PROBE_ROUNDS
+        extra = rounds * loss
+        self._probe_due = min(int(extra / (_PROBE_SHARE if plan.asks else _RESTING_SHARE)), _MAX_PROBE_ROUNDS)
         if not starts and self._since_probe < self._probe_due:
             return None
         self._since_probe, self._probe_due = 0, _MIN_PROBE_ROUNDS

@@ -17,13 +17,14 @@ from outrider.core.sequence import Sequence
 from outrider.drafters import grammar
 from outrider.drafters.base import Drafter, RoundView, TargetPass
 from outrider.drafters.guard import GuardedDrafter, legal_nodes
-from outrider.engine.kept_plan import Allowance, KeptPlan
+from outrider.engine.host_time import Allowance, HostTime
+from outrider.engine.kept_plan import KeptPlan
 from outrider.runners.base import Runner
 
 _CATCHING_UP = 2
 """Rounds in which a drafter catches up with texts that it was not asked for before."""
-_WATCHING_SHARE = 0.002
-"""The share of the time that watching may take."""
+_WATCHING_SHARE, _BESIDE_SHARE = 0.002, 0.01
+"""The share of the time that watching may take where nobody drafts, and beside others that do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +67,8 @@ class Drafting:
         self.members = [
             part if part.traits.guards_itself else GuardedDrafter(part, runner.vocab_size) for part in parts
         ]
-        self._watching = Allowance(_WATCHING_SHARE)
-        self._kept = KeptPlan()
+        self.host = HostTime()
+        self._watching, self._kept = Allowance(self.host), KeptPlan(self.host)
         self._rest = self._asked = 0
         """As in the last proposal."""
         self._put_off = False
@@ -92,11 +93,11 @@ class Drafting:
             forced = [self._forced(seq, budget) for seq, budget in zip(view.seqs, view.budgets, strict=True)]
             budgets = [0 if draft else budget for draft, budget in zip(forced, view.budgets, strict=True)]
             view = replace(view, budgets=budgets)
-        began = time.perf_counter()
+        self.host.hidden = view.state is not None
         plan = self._plan(view)
         planned = time.perf_counter()
-        if plan is not None and not plan.asks and not self._kept.is_new:
-            self._kept.use(began)
+        if plan is not None and not (plan.asks or self._kept.is_new or self._watches(view)):
+            self._kept.use()
             self._rest, self._asked = self._rest + 1, 0
             return Proposal(forced or [EMPTY] * len(view.seqs), plan, rest=self._rest)
         asked = self._ask(view, plan)
@@ -107,7 +108,7 @@ class Drafting:
             drafts = [self._scorable(draft) for draft in drafts]
             drafts = drafts if plan is None else self._review(view.seqs, plan, drafts)
         if plan is not None:
-            self._kept.use(began)
+            self._kept.use()
         if forced is not None:
             drafts = [first or draft for first, draft in zip(forced, drafts, strict=True)]
         if view.state is None and len(drafts) == 1 and drafts[0]:
@@ -173,9 +174,10 @@ class Drafting:
             if not member.traits.watches or i not in proposal.members:
                 continue
             evidence = [each for each in member.take_evidence() if each.seq_id in verdicts]
-            self.controller.note_guesses(
-                i, [e.seq_id for e in evidence], [e.length for e in evidence], [e.accepted for e in evidence]
-            )
+            accepted = [e.accepted for e in evidence]
+            self.controller.note_guesses(i, [e.seq_id for e in evidence], [e.length for e in evidence], accepted)
+            if accepted and self.controller.would_pay(i, len(seq_ids), sum(accepted) / len(accepted)):
+                self._kept.end_rest()
 
     def forget(self, seq: Sequence) -> Decisions | None:
         """Let drafters drop a finished sequence; returns what was decided for it. `take_failures` comes after."""
@@ -208,7 +210,7 @@ class Drafting:
         if not kept.holds_for(ids):
             if self._puts_off(view):
                 return self._last_plan(ids).within(view.budgets)
-            began = time.perf_counter()
+            began = self.host.now()
             kept.begin(ids, self.controller.plan(ids, view.budgets), began)
         elif ids != kept.seq_ids:
             kept.move(ids, self.controller.move(cast(Plan, kept.plan), kept.seq_ids, ids))
@@ -285,10 +287,11 @@ class Drafting:
             budgets = list(view.budgets) if plan is None else plan.lengths_of(i)
             rows = [row for row, budget in enumerate(budgets) if budget > 0]
             if not rows:
-                if member.traits.watches and self._watching.due and self._is_hidden(view):
-                    began = time.perf_counter()
+                if member.traits.watches and self._watches(view):
+                    began = self.host.now()
                     member.watch(view)
-                    self._watching.spend(began)
+                    beside = plan is not None and plan.asks
+                    self._watching.spend(began, _BESIDE_SHARE if beside else _WATCHING_SHARE)
                     members.append(i)
                 elif plan is None and member.traits.observes and not member.traits.watches:
                     members.append(i)
@@ -306,6 +309,10 @@ class Drafting:
             for row, draft in zip(rows, made, strict=True):
                 drafts[row] = draft or drafts[row]
         return drafts, tuple(members)
+
+    def _watches(self, view: RoundView) -> bool:
+        """Whether those watch who can, and are not asked."""
+        return self.traits.watches and self._is_hidden(view) and not self._kept.tells and self._watching.due
 
     def _is_hidden(self, view: RoundView) -> bool:
         """Whether the device works while the host does something else before this round."""

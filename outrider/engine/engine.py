@@ -167,8 +167,10 @@ class Engine:
             return
         done = self._in_flight.popleft()
         spans = spans_of(done.scheduled, done.drafts) if done.behind else done.spans
+        waits = time.perf_counter()
         verdicts = self.verifier.judge(*done.decoding, done.scores.logits, done.choices)
         now = time.perf_counter()
+        self.drafting.host.note_wait(now - waits)
         done.times.verify = now - max(done.launched, self._completed)
         self._completed = now
         self._note_read([span for span in spans if not span.wanted and span.seq_id in self._live])
@@ -320,3 +322,4 @@ class Engine:
         live.stats.draft_failures += self.drafting.take_failures(live.seq.id)
         if not self._live:  # nobody is left for the rounds in flight
             self._in_flight.clear()
+            self.drafting.host.stop()

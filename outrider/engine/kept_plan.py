@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from typing import cast
 
 from outrider.control.choose import Plan
 from outrider.control.costs import size_of
+from outrider.engine.host_time import HostTime, rest_after
 
 ASKING_SHARE = 0.02
 """The share of the time that planning may take where drafts are made."""
 SETTLED_SHARE = 0.004
 """The same where only a drafter is asked whose drafts are seen before they are scored."""
 RESTING_SHARE = 0.005
-"""The share of all that was in vain where nobody drafts: planning, watching, probes, and drafts that did not pay."""
+"""The share of all that was in vain where nobody drafts: planning, probes, and drafts that did not pay."""
 NEWCOMER_SHARE = 0.005
 """The share of planning alone for others that come meanwhile, where drafts did pay of late, or one at a time comes."""
 _WORTH_DECAY = 0.97
@@ -28,26 +28,11 @@ _BRIEF_ROUNDS = 4
 """A plan that holds for fewer rounds is brief."""
 
 
-class Allowance:
-    """Work that may take a share of the time."""
-
-    def __init__(self, share: float) -> None:
-        self._share, self._next = share, 0.0
-
-    @property
-    def due(self) -> bool:
-        return time.perf_counter() >= self._next
-
-    def spend(self, began: float) -> None:
-        """Note work that began at this time and ends now."""
-        now = time.perf_counter()
-        self._next = now + _rest(now - began, self._share)
-
-
 class KeptPlan:
     """A controller's last plan, and for how long it holds."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: HostTime) -> None:
+        self._host = host
         self.seq_ids: list[int] = []
         self.plan: Plan | None = None
         self.is_new = False
@@ -80,7 +65,7 @@ class KeptPlan:
         """Whether it is known that nobody is asked in the next round."""
         if self.plan is None or self.asks or self.is_new or self._others:
             return False
-        return self._rounds > 0 or time.perf_counter() < self._until
+        return self._rounds > 0 or self._host.now() < self._until
 
     def rest_of(self, seq_ids: list[int]) -> Plan | None:
         """The plan for these sequences, nobody being asked; None where it was made for others, who are seen to soon."""
@@ -96,7 +81,7 @@ class KeptPlan:
         until = self._until
         if not self.asks and seq_ids != self.seq_ids and not {*seq_ids} <= {*self.seq_ids}:
             until = self._rests.get(size_of(len(seq_ids)), 0.0)
-        return time.perf_counter() < until
+        return self._host.now() < until
 
     def begin(self, seq_ids: list[int], plan: Plan, began: float) -> None:
         """A new plan for these sequences, begun at that time."""
@@ -105,7 +90,7 @@ class KeptPlan:
         self.seq_ids, self.plan, self.asks, self._others = seq_ids, plan, plan.asks, False
         self.is_new, self._rounds = not plan.rounds, plan.rounds
         self._until = 0.0  # that of a plan before it does not count
-        self._seconds = time.perf_counter() - began
+        self._seconds = self._host.charge(began)
         self._spent += self._seconds
 
     def move(self, seq_ids: list[int], plan: Plan) -> None:
@@ -139,29 +124,34 @@ class KeptPlan:
             self._spent = 0.0
         self._gain = 0.0
 
-    def use(self, began: float) -> None:
-        """A round goes by the plan; that was begun at this time, and whoever was to be asked is asked."""
+    def end_rest(self) -> None:
+        """Nobody is asked, but somebody should be: the next round is planned."""
+        if not self.asks:
+            self._until = 0.0
+            self._rests.clear()
+
+    @property
+    def tells(self) -> bool:
+        """Whether the next round is one to learn from, as `Plan.rounds` says."""
+        return self._rounds > 0
+
+    def use(self) -> None:
+        """A round goes by the plan."""
         if not self.is_new:
             self._rounds = max(0, self._rounds - 1)
             return
         self.is_new = False
-        plan, now = cast(Plan, self.plan), time.perf_counter()
+        plan, now = cast(Plan, self.plan), self._host.now()
         if plan.probe:
             self._until = now
         elif plan.asks:
             share = SETTLED_SHARE if plan.settled else ASKING_SHARE
-            self._until = now + _rest(self._seconds, share)
+            self._until = now + rest_after(self._seconds, share)
             self.is_brief = self._until - now < _BRIEF_ROUNDS * plan.seconds
         else:
-            spent = self._spent + max(0.0, now - began - self._seconds)  # watching
-            rest = min(_rest(spent, RESTING_SHARE), _MAX_REST * plan.seconds)
+            rest = min(rest_after(self._spent, RESTING_SHARE), _MAX_REST * plan.seconds)
             self._until = now + rest
             soon = self._worth > 0 or len(self.seq_ids) == 1  # a request alone: no others tell anything of its text
-            others = min(rest, _rest(self._seconds, NEWCOMER_SHARE)) if soon else rest
+            others = min(rest, rest_after(self._seconds, NEWCOMER_SHARE)) if soon else rest
             self._rests[size_of(len(self.seq_ids))] = now + others
             self._spent = 0.0
-
-
-def _rest(seconds: float, share: float) -> float:
-    """How long to rest after work of so long, for it to take this share of the time."""
-    return seconds / share - seconds

@@ -22,8 +22,8 @@ from outrider.drafters.mix import Mix
 from outrider.drafters.prediction import PredictionConfig
 from outrider.drafters.prompt_lookup import PromptLookupConfig
 from outrider.drafters.suffix import SuffixConfig
+from outrider.engine import drafting
 from outrider.engine.engine import Engine
-from outrider.engine.kept_plan import Allowance
 from outrider.engine.request import EngineLimits, Request
 from outrider.verify.base import make_verifier
 
@@ -133,11 +133,11 @@ def test_answers_are_drafted_from_by_their_own_salt_alone():
     assert accepted[1] < 10
 
 
-def test_rounds_without_drafts_are_judged_by_the_text():
+def test_rounds_without_drafts_are_judged_by_the_text(monkeypatch: pytest.MonkeyPatch):
     """Watched and never asked, it says how far its guesses would have stood: all the way once a text repeats."""
     asked = request([1, 2, 3], max_tokens=100, ignore_eos=True)
     tried, _ = engine("eager")
-    tried.drafting._watching = Allowance(1.0)  # it sees every round: no clock decides that
+    monkeypatch.setattr(drafting, "_WATCHING_SHARE", 1.0)  # it sees every round: no clock decides that
     lookup: Any = tried.drafter
     guessed = []
     tried.submit(replace(asked, max_draft=0))

@@ -227,3 +227,40 @@ def test_a_drafter_is_tried_at_start_until_enough_is_known_of_it(batch: int, pro
         for _ in range(max(1, plan.rounds)):
             control.note(ids, ids, plan, plan.lengths, [0] * batch)
     assert tried == probes
+
+
+def test_a_draft_shorter_than_asked_for_is_not_accepted_beyond_its_end():
+    """Once all seven tokens stood; since then one is drafted of seven asked for, and stands."""
+    control, ids = controller(LOOKUP), [0, 1, 2, 3]
+    plan = Plan(RoundKind(4, 8, 32, ("lookup",)), [7] * 4, [0] * 4, 8.0, 1.0)
+    for drafted, rounds in ((7, 20), (1, 40)):
+        for _ in range(rounds):
+            control.note(ids, ids, plan, [drafted] * 4, [drafted] * 4)
+    assert control.acceptance[0].survival(ids).sum(1) == pytest.approx([1.15] * 4, abs=0.2)
+    other = controller(LOOKUP)
+    for _ in range(40):  # the same of guesses
+        other.note_guesses(0, ids, [1] * 4, [1] * 4)
+    assert other.acceptance[0].survival(ids).sum(1) == pytest.approx([1.15] * 4, abs=0.2)
+
+
+@pytest.mark.parametrize(("accepted", "pays"), [(0.2, False), (1.0, True)])
+def test_what_guesses_are_worth_in_a_batch(accepted: float, pays: bool):
+    """A round of two tokens takes half as long again as one without drafts."""
+    table = PassTable({(4, 1): 1.0, (4, 2): 1.5}, padded=True)
+    control = Controller([LOOKUP], RoundCosts(table), (1, 2))
+    assert control.would_pay(0, 4, accepted) is pays
+
+
+@pytest.mark.parametrize(("seconds", "rounds"), [(1.0, 8), (1.15, 6), (1.5, 2)])
+def test_a_probe_that_costs_little_lasts_longer(seconds: float, rounds: int):
+    """Of a drafter of which nothing stands, whose rounds take so much longer."""
+    table = PassTable({(1, 1): 1.0, (1, 2): seconds}, padded=True)
+    control = Controller([LOOKUP], RoundCosts(table), (1, 2))
+    control.costs.observe(RoundKind(1, 2, 2, ("lookup",)), seconds)
+    plain = plain_plan(1, control.costs)
+    for _ in range(260):
+        control.note([0], [0], plain, [0], [0])
+    control.note_guesses(0, [9] * 400, [7] * 400, [0] * 400)
+    probe = control.plan([0], [7])
+    assert probe.probe
+    assert probe.rounds == rounds

@@ -18,9 +18,10 @@ from outrider.control.costs import PassTable, RoundCosts, RoundKind
 from outrider.core.draft import EMPTY, Draft, Verdict
 from outrider.core.sampling import SamplingParams
 from outrider.core.sequence import Sequence
-from outrider.drafters.base import Drafter, RoundView, Traits
-from outrider.engine import drafting, kept_plan
+from outrider.drafters.base import Drafter, Evidence, RoundView, Traits
+from outrider.engine import drafting, host_time, kept_plan
 from outrider.engine.drafting import Drafting, Proposal
+from outrider.engine.host_time import HostTime
 from outrider.engine.kept_plan import KeptPlan
 from outrider.runners.device_state import DeviceState
 from outrider.testing.toy import ToyRunner
@@ -104,7 +105,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        for module in (drafting, kept_plan):
+        for module in (drafting, host_time):
             monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: self.now))
 
     def takes(self, seconds: float, work: Callable[..., Any]) -> Callable[..., Any]:
@@ -145,7 +146,6 @@ def test_where_nobody_drafts_deciding_takes_a_small_share_of_the_time(newcomers:
     made = planned(run, clock, 1200, newcomers=newcomers)
     assert np.diff(made).tolist() == [1 / kept_plan.RESTING_SHARE] * (len(made) - 1)
     assert len(made) == 1 + 1199 // (1 / kept_plan.RESTING_SHARE)
-    assert run.drafter.watched == len(made)
 
 
 def test_no_rest_is_longer_than_so_long(clock: Clock, monkeypatch: pytest.MonkeyPatch):
@@ -219,26 +219,20 @@ def test_a_probe_is_not_the_first_round_of_newcomers(clock: Clock):
     assert proposal.lengths == [0, 0]
 
 
-def test_what_watching_takes_is_part_of_it(clock: Clock, long_rests: None):
-    run = Rounds(Scripted())
-    run.drafter.watch = clock.takes(2.0, run.drafter.watch)
-    assert np.diff(planned(run, clock, 1500)).tolist() == [3 / kept_plan.RESTING_SHARE] * 2
-
-
 @pytest.mark.parametrize(("probe", "tokens", "in_vain"), [(True, 2, 4.0), (False, 2, 4.0), (False, 5, 0.0)])
 def test_drafts_in_vain_are_part_of_it_too(
     probe: bool, tokens: int, in_vain: float, clock: Clock, long_rests: None
 ) -> None:
     """Four rounds of two seconds, in which plain decoding brings four tokens; what pays makes up for all before it."""
-    kept, controller = KeptPlan(), Scripted(drafts=True)
+    kept, controller = KeptPlan(HostTime()), Scripted(drafts=True)
     began = clock.now
     clock.now += 1  # it takes a second to plan
     kept.begin([0, 1], replace(controller.plan([0, 1], [1, 1]), probe=probe, rounds=4), began)
     for _ in range(4):
-        kept.use(clock.now)
+        kept.use()
         kept.note(cast(Plan, kept.plan), tokens, 2.0, 2.0)
     kept.begin([0, 1], plain_plan(2, controller.costs), clock.now)
-    kept.use(clock.now)
+    kept.use()
     spent = in_vain + (1.0 if in_vain else 0.0)
     assert kept._until - clock.now == pytest.approx(spent / kept_plan.RESTING_SHARE - spent)
 
@@ -246,24 +240,24 @@ def test_drafts_in_vain_are_part_of_it_too(
 @pytest.mark.parametrize(("tokens", "at_once"), [(5, True), (3, False)])
 def test_newcomers_rest_as_long_only_where_drafts_did_not_pay(tokens: int, at_once: bool, clock: Clock):
     """Plans take no time, a probe before them 100 rounds of plain decoding; four tokens in a round would pay."""
-    kept, controller = KeptPlan(), Scripted(drafts=True)
+    kept, controller = KeptPlan(HostTime()), Scripted(drafts=True)
     asking = controller.plan([0, 1], [1, 1])
     kept.begin([0, 1], asking, clock.now)
     for _ in range(3):
         kept.note(asking, tokens, 2.0, 2.0)
     kept.note(replace(asking, probe=True), 0, 100.0, 2.0)
     kept.begin([0, 1], plain_plan(2, controller.costs), clock.now)
-    kept.use(clock.now)
+    kept.use()
     clock.now += 1
     assert kept.holds_for([0, 1])
     assert kept.holds_for([2, 3]) is not at_once
 
 
 def test_a_request_alone_is_planned_for_soon_whatever_came_of_others(clock: Clock):
-    kept, controller = KeptPlan(), Scripted(drafts=True)
+    kept, controller = KeptPlan(HostTime()), Scripted(drafts=True)
     kept.note(replace(controller.plan([0], [1]), probe=True), 0, 100.0, 1.0)
     kept.begin([0], plain_plan(1, controller.costs), clock.now)
-    kept.use(clock.now)
+    kept.use()
     clock.now += 1
     assert kept.holds_for([0])
     assert not kept.holds_for([1])
@@ -310,19 +304,32 @@ def test_a_probe_after_a_rest_does_not_last_as_long_as_that(clock: Clock, long_r
     assert controller.asked == asked + 2
 
 
-def test_watching_takes_its_share_of_the_time(monkeypatch: pytest.MonkeyPatch, clock: Clock):
-    """A watch of one second is followed by 99 without; rounds of 10 seconds, each of them planned."""
+@pytest.mark.parametrize("drafts", [True, False])
+def test_watching_takes_its_share_of_the_time(drafts: bool, monkeypatch: pytest.MonkeyPatch, clock: Clock):
+    """A watch of one second is followed by 99 without, or 19 beside drafts, in rounds of 10; rests do not end it."""
     monkeypatch.setattr(drafting, "_WATCHING_SHARE", 0.01)
-    monkeypatch.setattr(kept_plan, "RESTING_SHARE", 1.0)
-    run, watched = Rounds(Scripted()), list[int]()
-    run.drafter.watch = clock.takes(1.0, run.drafter.watch)
+    monkeypatch.setattr(drafting, "_BESIDE_SHARE", 0.05)
+    run, watched = Rounds(Scripted(drafts=drafts)), list[int]()
+    other, run.controller.note_guesses = Watcher(), lambda *given: None
+    run.drafting.members.append(cast(Any, other))
+    other.watch = clock.takes(1.0, other.watch)
     for i in range(40):
         before = clock.now
         members = run.propose(sequences(2)).members
         watched += [i] if clock.now > before else []
-        assert members == ((0,) if clock.now > before else ())
+        assert (1 in members) == (clock.now > before)
         clock.now = before + 10
-    assert watched == [0, 10, 20, 30]
+    assert watched == list(range(0, 40, 2 if drafts else 10))
+
+
+def test_nobody_watches_in_rounds_to_learn_from():
+    controller = Scripted()
+    controller.rounds = 5
+    run = Rounds(controller)
+    for _ in range(5):
+        assert not run.propose(sequences(2)).members
+    controller.rounds = 0
+    assert run.propose(sequences(2)).members == (0,)
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -359,3 +366,18 @@ def test_after_many_rounds_with_drafts_come_some_without():
         assert plan.asks == (plan.rounds == 0)
         control.note([0], [0], plan, plan.lengths, plan.lengths)
     assert spells == 3
+
+
+@pytest.mark.parametrize(("accepted", "planned"), [(1, 1), (0, 0)])
+def test_guesses_that_would_pay_end_a_rest(accepted: int, planned: int, clock: Clock, long_rests: None):
+    """Rounds take a second with drafts and without: one token that stands would double what they bring."""
+    run = Rounds(Scripted())
+    run.controller.plan = clock.takes(1.0, run.controller.plan)
+    for _ in range(3):
+        run.propose(sequences(2))
+    asked = run.controller.asked
+    run.drafter.take_evidence = lambda: [Evidence(0, 1, accepted)]
+    for _ in range(3):
+        run.propose(sequences(2))
+        run.drafter.take_evidence = list
+    assert run.controller.asked == asked + planned

@@ -14,7 +14,7 @@ from outrider.core.draft import EMPTY, Draft
 from outrider.core.sequence import Span
 from outrider.drafters.base import Drafter, RoundView, Traits
 from outrider.drafters.mix import Mix
-from outrider.engine import drafting, engine, kept_plan, rehearsal
+from outrider.engine import drafting, engine, host_time, rehearsal
 from outrider.engine.rehearsal import rehearse
 from outrider.engine.request import EngineLimits
 from outrider.kvcache.pages import PagePool
@@ -56,7 +56,7 @@ class SlowRunner(ToyRunner):
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(rehearsal, "SECONDS", 1e9)
-    for module in (drafting, engine, kept_plan, rehearsal):
+    for module in (drafting, engine, host_time, rehearsal):
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock.now))
     return clock
 

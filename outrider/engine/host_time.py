@@ -1,0 +1,64 @@
+"""What deciding costs the host: neither time with nothing to do counts, nor what it would have waited for."""
+
+from __future__ import annotations
+
+import time
+
+_OPEN_SHARE = 0.25
+"""The part of such work that always counts: the device does some of it too, and the next launch comes later."""
+_RECENT_ROUNDS = 4
+"""The wait of a round is a running mean of about so many."""
+
+
+class HostTime:
+    """A clock that stands still while there is nothing to do."""
+
+    def __init__(self) -> None:
+        self._idle = 0.0
+        """Seconds in which there was nothing to do."""
+        self._stopped: float | None = None
+        self._waited = 0.0
+        self.hidden = False
+        """The device works meanwhile."""
+
+    def now(self) -> float:
+        """Seconds; it goes on with that, if it was stopped."""
+        now = time.perf_counter()
+        if self._stopped is not None:
+            self._idle += now - self._stopped
+            self._stopped = None
+        return now - self._idle
+
+    def stop(self) -> None:
+        """There is nothing to do."""
+        if self._stopped is None:
+            self._stopped = time.perf_counter()
+
+    def note_wait(self, seconds: float) -> None:
+        """Note how long the host waited for a round to complete."""
+        self._waited += (seconds - self._waited) / _RECENT_ROUNDS
+
+    def charge(self, began: float) -> float:
+        """Seconds by which work that began at this time, and ends now, delays rounds."""
+        took = self.now() - began
+        return max(took - self._waited, _OPEN_SHARE * took) if self.hidden else took
+
+
+class Allowance:
+    """Work that may take a share of the time."""
+
+    def __init__(self, host: HostTime) -> None:
+        self._host, self._next = host, 0.0
+
+    @property
+    def due(self) -> bool:
+        return self._host.now() >= self._next
+
+    def spend(self, began: float, share: float) -> None:
+        """Note work that began at this time and ends now; the next is due when both took this share."""
+        self._next = self._host.now() + rest_after(self._host.charge(began), share)
+
+
+def rest_after(seconds: float, share: float) -> float:
+    """How long to rest after work of so long, for it to take this share of the time."""
+    return seconds / share - seconds
