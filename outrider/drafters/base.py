@@ -77,11 +77,13 @@ class RoundView:
 
     None: the sequences are up to date.
     """
+    compared: bool = True
+    """Whether anybody reads what drafts expect and how sure they are: on a device that is a copy to the host."""
 
     def take(self, rows: Seq[int]) -> RoundView:
         """The same round for some of its sequences."""
         state = None if self.state is None else self.state.take(rows)
-        return RoundView([self.seqs[i] for i in rows], [self.budgets[i] for i in rows], state)
+        return RoundView([self.seqs[i] for i in rows], [self.budgets[i] for i in rows], state, self.compared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +119,12 @@ class Drafter(ABC):
     traits: Traits
     parts: tuple[Drafter, ...] = ()
     """Drafters that a controller may ask one by one in its place; empty: it is asked itself."""
+    compares: bool = False
+    """It asks others, and chooses among their drafts by what those expect."""
     step_model: Runner | None = None
     """The model of its own that it runs for every token of a draft, if it does."""
     lengths: tuple[int, ...] = ()
     """The lengths that its model or head drafts, others being cut from the next longer; empty: any."""
-
-    compared: bool = True
-    """Whether anybody reads what its drafts expect and how sure they are; the engine says where nobody does."""
 
     def rehearse(self, seqs: Seq[Sequence]) -> bool:
         """Draft the first of `lengths`, or one token, for made-up texts whose pages are reserved, to be timed.

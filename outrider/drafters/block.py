@@ -135,7 +135,7 @@ class Block(HeadDrafter[BlockRunner]):
 
     def make(self, view: RoundView) -> HeadDraft:
         made = self.runner.draft(view.seqs, view.state, max(view.budgets))
-        return made if self.compared else made._replace(confidence=None)  # which is not copied to the host then
+        return made if view.compared else made._replace(confidence=None)  # which is not copied to the host then
 
     def propose(self, view: RoundView) -> Seq[Draft]:
         drafts, told = super().propose(view), self._confidences

@@ -91,7 +91,7 @@ class GuardedDrafter:
         return self.failures.pop(seq_id, 0) + self.drafter.take_failures(seq_id)
 
     def _shown(self, view: RoundView) -> RoundView:
-        return RoundView(self._read_only(view.seqs), tuple(view.budgets), view.state)
+        return RoundView(self._read_only(view.seqs), tuple(view.budgets), view.state, view.compared)
 
     def _read_only(self, seqs: Seq[Sequence]) -> tuple[SequenceView, ...]:
         """The sequences as a drafter gets them: a change raises, and is the drafter's failure."""

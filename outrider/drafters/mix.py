@@ -136,6 +136,8 @@ class Mix(Drafter):
     and all the tokens committed. A member that fails affects no other.
     """
 
+    compares = True
+
     def __init__(self, drafters: Seq[Drafter], vocab_size: int) -> None:
         self.traits = _traits_of([drafter.traits for drafter in drafters])
         self.parts = _parts_of(drafters, vocab_size)

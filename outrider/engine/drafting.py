@@ -67,6 +67,7 @@ class Drafting:
         self.members = [
             part if part.traits.guards_itself else GuardedDrafter(part, runner.vocab_size) for part in parts
         ]
+        self._compares = drafter.compares
         self.host = HostTime()
         self._watching, self._kept = Allowance(self.host), KeptPlan(self.host)
         self._rest = self._asked = 0
@@ -300,7 +301,8 @@ class Drafting:
                 members.append(i)
             if view.state is not None and plan is not None and not member.traits.drafts_ahead:
                 return None
-            asked = RoundView(view.seqs, budgets, view.state)
+            compared = self._compares if plan is None else self._kept.is_brief
+            asked = RoundView(view.seqs, budgets, view.state, compared)
             if member.traits.watches:  # at no cost for those of no budget, which are not taken out of tensors then
                 rows = list(range(len(budgets)))
             made = member.propose(asked if len(rows) == len(budgets) else asked.take(rows))

@@ -46,7 +46,6 @@ class Engine:
         limits = limits or EngineLimits()
         self.target, self.drafter, self.verifier, self.tokenizer = target, drafter, verifier, tokenizer
         self.drafting = Drafting(drafter, target, controller)
-        drafter.compared = controller is not None
         self._limits = None if controller is None else controller.costs.limits
         self.eos_ids = frozenset(eos_ids)
         self.scheduler = Scheduler(target, max_batch=limits.max_batch, max_round_tokens=limits.max_round_tokens)

@@ -24,6 +24,7 @@ from outrider.drafters.base import Drafter, DrafterContext
 from outrider.drafters.guard import draft_problem
 from outrider.drafters.mix import Mix
 from outrider.drafters.registry import parse_drafter
+from outrider.engine import kept_plan
 from outrider.engine.adaptive import CostMeter
 from outrider.engine.engine import Engine
 from outrider.engine.request import EngineLimits
@@ -189,6 +190,30 @@ def test_only_drafts_that_are_compared_say_how_sure_they_are(world: Testbed, mix
         assert_same(made, world.judged(each), tolerance=1e-4)
     assert len(told) > 5
     assert all((each is not None) == mixed for each in told)
+
+
+@pytest.mark.parametrize("rounds", [0, 10**9], ids=["lasting", "brief"])
+def test_confidences_are_copied_only_where_a_plan_is_brief(
+    world: Testbed, rounds: int, monkeypatch: pytest.MonkeyPatch
+):
+    """Of drafts by a plan that lasts nobody reads them: the next one is made at another place of the text."""
+    monkeypatch.setattr(kept_plan, "_BRIEF_ROUNDS", rounds)
+    target, drafter = build(world, "block:model=tiny-block", "seeded")
+    target.asynchronous = True
+    control, told, propose = Noting(drafter, (1, 2, 4, 6)), list[bool](), drafter.propose
+
+    def watched(view: Any) -> Any:
+        drafts = propose(view)
+        told.extend(draft.confidence is not None for draft in drafts or () if draft)
+        return drafts
+
+    drafter.propose = watched  # type: ignore[method-assign]
+    tried = Engine(target, drafter, make_verifier("seeded"), TOKENIZER, eos_ids=TOKENIZER.eos_ids, controller=control)
+    asked = [request((3, 1, 4, 1, 5 + i), max_tokens=60, temperature=0.8, seed=i) for i in range(3)]
+    for made, each in zip(run(tried, asked), asked, strict=True):
+        assert_same(made, world.judged(each), tolerance=1e-4)
+    assert len(told) > 10
+    assert all(told) if rounds else not any(told[len(told) // 2 :])  # the first plan is not made yet when it is asked
 
 
 def test_what_is_no_confidence_is_no_draft():
