@@ -5,15 +5,10 @@ Only on a CUDA device: Triton's interpreter does not run Gluon.
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter does not run Gluon"),
-]
+pytestmark = pytest.mark.gpu
 
 PRODUCTS = [  # outputs, inputs, gated, normed, added: of SmolLM2, of Qwen2.5's 0.5B and 1.5B, and a narrow one
     (960, 576, False, True, False),
