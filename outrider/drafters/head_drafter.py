@@ -46,14 +46,22 @@ class HeadDrafter(Drafter, Generic[RunnerT]):
 
     def propose(self, view: RoundView) -> Seq[Draft]:
         drafts, ahead = [EMPTY] * len(view.seqs), view.state is not None
-        rows = [i for i in self.runner.ready(view.seqs, view.state) if view.budgets[i] > 0]
-        if rows:
+        rows = [i for i in self.runner.ready(view.seqs, view.state) if self._drafts_for(view, i)]
+        if any(view.budgets[i] for i in rows):
             asked = view if len(rows) == len(view.seqs) else view.take(rows)
             expected = self.expected(asked.seqs, ahead=ahead)
             made = drafts_of(self.make(asked), asked, self.traits.name, expected)
             for i, draft in zip(rows, made, strict=True):
-                drafts[i] = draft
+                drafts[i] = draft or EMPTY
         return drafts
+
+    def _drafts_for(self, view: RoundView, row: int) -> bool:
+        """Whether to draft for a sequence, were it in vain.
+
+        Behind a round with a draft for it, as before the end of a text: to take the others out of the state takes
+        several launches, and a draft more takes none.
+        """
+        return view.budgets[row] > 0 or (view.state is not None and self.runner.reads.is_drafted(view.seqs[row]))
 
     def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
         self._accepted.note(drafts, verdicts)

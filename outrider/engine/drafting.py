@@ -303,7 +303,7 @@ class Drafting:
                 return None
             compared = self._compares if plan is None else self._kept.is_brief
             asked = RoundView(view.seqs, budgets, view.state, compared)
-            if member.traits.watches:  # at no cost for those of no budget, which are not taken out of tensors then
+            if member.traits.watches or view.state is not None:  # to take some out of tensors costs more than all
                 rows = list(range(len(budgets)))
             made = member.propose(asked if len(rows) == len(budgets) else asked.take(rows))
             if made is None:

@@ -109,6 +109,8 @@ class Engine:
         scores = self._score(scheduled, spans, state)
         launched = InFlightRound(scheduled, proposal, spans, scores, scoring, times, behind=after is not None)
         if self.target.asynchronous:
+            for each, draft in zip(scheduled, proposal.drafts, strict=True):
+                each.budget = len(draft.tokens)  # so that the round behind it knows how much room is left for sure
             self._decide(launched, spans)
         elif scores.choices is not None:
             launched.choices = HostCopy(scores.choices)

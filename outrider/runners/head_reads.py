@@ -66,11 +66,11 @@ class HeadReads:
         most = self.width - 1
         drafted = [most] * len(seqs) if state.drafted is None else state.drafted
         return [
-            1 + (most if count > most and self._drafted_for(seq) else count)
+            1 + (most if count > most and self.is_drafted(seq) else count)
             for seq, count in zip(seqs, drafted, strict=True)
         ]
 
-    def _drafted_for(self, seq: Sequence) -> bool:
+    def is_drafted(self, seq: Sequence) -> bool:
         """Whether the draft in flight is this head's."""
         read = self._texts.get(seq.id)
         return read is not None and read.round + read.ahead == seq.round

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from conformance_models import native_testbed
 from drafter_cast import with_heads
-from plain_decoding import request, run
+from plain_decoding import assert_same, request, run
 from testbed import CONTEXT, TOKENIZER, VOCAB, Testbed
 
 from outrider.core.draft import EMPTY
 from outrider.core.sampling import SamplingParams
 from outrider.core.sequence import Sequence
-from outrider.drafters.base import DrafterContext
+from outrider.drafters.base import DrafterContext, RoundView
 from outrider.drafters.registry import parse_drafter
 from outrider.engine.engine import Engine
 from outrider.kvcache.pages import PagePool
@@ -97,6 +97,44 @@ def test_a_head_that_nobody_asks_runs_nothing(world: Testbed, spec: str):
     assert not tried.drafter.traits.follows_target
     run(tried, [request(PROMPT, max_tokens=20)])
     assert calls
+
+
+def test_a_round_behind_another_has_room_for_all_that_is_sure_to_fit(world: Testbed):
+    """Before a text ends, by the tokens that the round in flight drafts for it, not by those that it might have."""
+    tried = engine(world, "block:model=tiny-block", asynchronous=True)
+    drafter: Any = tried.drafter
+    propose, behind = drafter.propose, list[tuple[int, int]]()
+
+    def one_token(view: Any) -> Any:
+        if view.state is not None:
+            behind.append((view.seqs[0].room, view.budgets[0]))
+        return [draft.first_nodes(1) if draft else draft for draft in propose(view)]
+
+    drafter.propose = one_token
+    run(tried, [request(PROMPT, max_tokens=60, ignore_eos=True)])
+    most = drafter.traits.max_tokens
+    assert [budget for _, budget in behind] == [max(0, min(most, room - 1 - 2)) for room, _ in behind]
+    assert min(room for room, _ in behind) <= most
+
+
+def test_a_text_that_is_about_to_end_is_not_taken_out_of_a_batch(world: Testbed, monkeypatch: pytest.MonkeyPatch):
+    take, taken = RoundView.take, list[list[int]]()
+
+    def noted(self: RoundView, rows: list[int]) -> RoundView:
+        taken.append(rows)
+        return take(self, rows)
+
+    monkeypatch.setattr(RoundView, "take", noted)
+    tried = engine(world, "block:model=tiny-block", asynchronous=True)
+    budgets: list[list[int]] = []
+    propose = tried.drafting.propose
+    monkeypatch.setattr(tried.drafting, "propose", lambda view: (budgets.append(list(view.budgets)), propose(view))[1])
+    asked = [request(PROMPT, max_tokens=n, ignore_eos=True) for n in (20, 31, 45)]
+    plain = run(engine(world, "none", asynchronous=True), asked)
+    for told, expected in zip(run(tried, asked), plain, strict=True):
+        assert_same(told, expected)
+    assert any(min(each) == 0 < max(each) for each in budgets)
+    assert not taken
 
 
 def text(length: int, seq_id: int = 0, rounds: int = 0) -> Sequence:
