@@ -20,6 +20,7 @@ from outrider.cli.bench_offline import (
 )
 from outrider.cli.options import argument, check_ranges, option
 from outrider.cli.screen import Screen
+from outrider.core.errors import ConfigError
 
 SHOWN = ("load", "speculation", "tok/s", "speed-up", "identical", "TPOT", "cached")
 
@@ -57,7 +58,7 @@ def serve(options: ServeBenchOptions) -> None:
     from outrider.bench.record import make_header, open_run
     from outrider.bench.serve import ServeBench, ServePlan, summarize_serve
     from outrider.bench.tables import SERVE_COLUMNS, serve_cells
-    from outrider.prove.api import Api
+    from outrider.prove.api import Api, ApiError
 
     screen = Screen()
     closed = options.concurrency or (None if options.rates else "1,4,16")
@@ -74,7 +75,10 @@ def serve(options: ServeBenchOptions) -> None:
         seed=options.seed,
     )
     api = Api(options.url, os.environ.get("OPENAI_API_KEY", ""), options.served_model)
-    kind = api.kind()
+    try:
+        kind = api.kind()
+    except ApiError as error:  # nothing was measured: exit code 2
+        raise ConfigError(str(error)) from error
     settings = {"url": api.url, "model": options.served_model, "plan": asdict(plan), "prompts": digest_prompts(prompts)}
     facts = facts_of(None) | {"server": kind.name, "served_model": api.model}
     run = open_run(make_header("serve", settings, facts), options.out)

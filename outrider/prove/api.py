@@ -16,6 +16,7 @@ from outrider.core.errors import ConfigError, OutriderError, reason
 
 TIMEOUT_SECONDS = 300
 KEY_FIX = "set OPENAI_API_KEY to the server's key"
+START_FIX = "`outrider serve MODEL` starts one at http://127.0.0.1:8000/v1, or give the address of one that runs"
 Body = dict[str, Any]
 
 
@@ -122,5 +123,5 @@ class Api:
             raise ApiError(f"{self.url}{path} answers {error.code}: {told}{fix}", error.code) from error
         except (URLError, HTTPException, TimeoutError, ConnectionError, ValueError) as error:
             raise ApiError(
-                f"{self.url}{path} does not answer ({reason(error)}); is the server running there?"
+                f"{self.url}{path} does not answer ({reason(error)}); is the server running there? {START_FIX}"
             ) from error

@@ -93,6 +93,14 @@ def test_what_cannot_be_is_said(cli, target, more, said):
     assert said in done.err
 
 
+def test_a_server_that_is_not_there(cli):
+    done = cli("bench", "serve", "http://127.0.0.1:9/v1")
+    assert done.code == 2, "as `prove --url` and `advise --url`"
+    assert not done.out
+    assert "/v1/models does not answer (Connection refused)" in done.err
+    assert "`outrider serve MODEL` starts one at http://127.0.0.1:8000/v1" in done.err
+
+
 def test_commands_of_the_group(cli):
     shown = cli("bench", "--help").out
     for name in ("offline", "rounds", "serve", "peers", "report"):
