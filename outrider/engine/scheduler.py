@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from outrider.core.sequence import Sequence
 from outrider.runners.base import Runner
 
+_AHEAD = 64
+"""Tokens for which pages are taken ahead, so that block tables seldom change."""
+
 
 @dataclass(slots=True)
 class ScheduledSequence:
@@ -99,6 +102,7 @@ class Scheduler:
             return []
         self.preempted = []
         behind: list[ScheduledSequence] = []
+        changes = self.pool.changes
         drafts, widest, budget = self.max_round_tokens - len(scheduled), min(max_draft, self.target.max_width - 1), 0
         for each in scheduled:
             seq, rows = each.seq, each.chunk + each.budget
@@ -109,7 +113,18 @@ class Scheduler:
                 return []
             behind.append(ScheduledSequence(seq, 1, budget, True))
             drafts -= budget
+        if self.pool.changes != changes:
+            self._reserve_ahead(scheduled)
         return behind
+
+    def _reserve_ahead(self, scheduled: list[ScheduledSequence]) -> None:
+        """Let all of them grow for many rounds, now that the tables of some are sent to the device anyway.
+
+        A round that none is launched behind gives back what it does not need, before others could want it.
+        """
+        for each in scheduled:
+            seq = each.seq
+            self.pool.reserve_ahead(seq.id, min(len(seq.tokens) + _AHEAD, seq.limit))
 
     def _schedule(self, seq: Sequence, chunk: int, most: int) -> ScheduledSequence | None:
         complete = chunk == seq.pending

@@ -85,6 +85,13 @@ class PagePool:
             own.pages.append(self._take(own.pages[-1] if own.pages else None))
         return True
 
+    def reserve_ahead(self, seq_id: int, length: int) -> None:
+        """Own pages for `length` tokens, or as many of them as half of those that are free."""
+        pages = self._sequences[seq_id].pages
+        missing = min(-(-length // self.size) - len(pages), self.free // 2)
+        if missing > 0:
+            self.reserve(seq_id, (len(pages) + missing) * self.size)
+
     def trim(self, seq_id: int, length: int) -> None:
         """Give back the pages beyond `length` tokens."""
         pages = self._sequences[seq_id].pages

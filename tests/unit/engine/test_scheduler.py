@@ -241,6 +241,29 @@ def test_an_admission_that_does_not_fit_leaves_no_trace():
     assert setup.ids() == ([1], [2])
 
 
+def test_behind_a_round_all_texts_take_pages_ahead_where_one_takes_a_page():
+    setup = Setup(pages=64)
+    texts = [setup.add(1, PAGE - 4), setup.add(2, 2), setup.add(3, 2, limit=2 * PAGE)]
+    for _ in range(2):
+        setup.round(max_draft=0)
+    in_flight = setup.scheduler.next_round(0)
+    changes, pages = setup.pool.changes, [len(setup.pool.table(seq.id)) for seq in texts]
+    assert setup.scheduler.next_round_after(in_flight, 0)
+    assert (setup.pool.changes, pages) == (changes, [1, 1, 1])  # there is room
+    texts[0].tokens += [1, 1]
+    texts[0].cached += 2
+    assert setup.scheduler.next_round_after(in_flight, 0)
+    assert [len(setup.pool.table(seq.id)) for seq in texts] == [5, 5, 2]  # the last one ends by then
+    changes = setup.pool.changes
+    while texts[2].room > 2:
+        for seq in texts:
+            seq.tokens.append(1)
+            seq.cached += 1
+        assert setup.scheduler.next_round_after(in_flight, 0)
+    assert setup.pool.changes == changes
+    setup.pool.check()
+
+
 # Everything together, through the engine: random mixes on tiny pools all finish, with the right text.
 
 Mix = list[tuple[int, int, int | None]]  # tokens of the prompt, new ones, max_draft

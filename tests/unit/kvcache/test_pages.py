@@ -44,6 +44,18 @@ def test_reserve_is_all_or_nothing():
     assert p.free == 3
 
 
+def test_ahead_takes_at_most_half_of_what_is_free():
+    p = pool(8)
+    p.open(1, [1])
+    p.reserve_ahead(1, 2 * SIZE)
+    assert len(p.table(1)) == 2
+    p.reserve_ahead(1, SIZE)
+    assert len(p.table(1)) == 2
+    p.reserve_ahead(1, 100 * SIZE)
+    assert len(p.table(1)) == 5
+    p.check()
+
+
 def test_a_published_prefix_is_found_and_never_the_whole_text():
     p = pool()
     text = list(range(2 * SIZE))
@@ -106,7 +118,8 @@ def test_the_check_notices_a_lost_page():
 
 words = st.lists(st.integers(0, 1), min_size=1, max_size=5 * SIZE)
 steps = st.lists(
-    st.tuples(st.sampled_from(["open", "reserve", "trim", "publish", "close"]), st.integers(0, 3), words), max_size=60
+    st.tuples(st.sampled_from(["open", "reserve", "ahead", "trim", "publish", "close"]), st.integers(0, 3), words),
+    max_size=60,
 )
 
 
@@ -132,6 +145,11 @@ def test_pages_are_never_lost_doubled_or_wrongly_shared(plan):
             missing = max(0, -(-len(texts[seq]) // SIZE) - len(before))
             assert fits == (missing <= free)
             assert p.table(seq)[: len(before)] == before
+        elif verb == "ahead":
+            before, free = list(p.table(seq)), p.free
+            p.reserve_ahead(seq, len(text))
+            assert p.table(seq)[: len(before)] == before
+            assert p.free >= free - free // 2
         elif verb == "trim":
             p.trim(seq, max(committed[seq], len(text)))
         elif verb == "publish":
