@@ -1,16 +1,17 @@
 """Whether `auto` is ever slower than plain decoding, and how near the best fixed choice it comes.
 
     python benchmarks/auto.py TARGET [--auto auto:model=DRAFT] [--fixed suffix draft-model:model=DRAFT,k=4]
-        [--kinds chat code ... | --sets FILE ...] [--batches 1 4 16 64] [--temperatures 0 1] [--repeats 4] [--threads 1]
+        [--kinds chat code ... | --sets FILE ...] [--batches 1 4 16 64] [--temperatures 0 1] [--texts 32] [--threads 1]
 
-Prompts of five kinds, made up here, each seen for the first time: chat, code, summary, copy (edits of a given text) and
-random tokens. `--sets`: prompts of files instead, as `outrider train collect` reads them; their answers end by
+Prompts of five kinds, made up here, each seen for the first time: chat, code, summary, copy (edits of a given text)
+and random tokens. `--sets`: prompts of files instead, as `outrider train collect` reads them; their answers end by
 themselves. For each kind, batch and temperature: tokens per second of plain decoding, prompts included, and of each
-drafter over that. Others draft always; `auto` decides, and `chosen` is what it did most often. `best` is `auto` over
-the fastest of the others. `cpu` and `cpu best` are `auto` over plain and over the best by the time that the processors
-worked, which a busy machine changes less than the clock; only with `--threads 1` is it free of threads that wait for
-one another. `predicted` is what the controller believes to have gained, over what was measured. The last rows are a
-load of all kinds together.
+drafter over that. Others draft always; `auto` decides, and `chosen` is what it did most often. `plain again` is a
+second engine without a drafter, over the first: as far as it is from 1, so far may noise alone move the others. `best`
+is `auto` over the fastest of the others, that one left out. `cpu` and `cpu best` are `auto` over plain and over the
+best by the time that the processors worked, which a busy machine changes less than the clock; only with `--threads 1`
+is it free of threads that wait for one another. `predicted` is what the controller believes to have gained, over what
+was measured. The last rows are a load of all kinds together.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ COPY = (
     "Repeat this text exactly, but write 'station' wherever it says 'place':\n\n{text}",
     "Turn these lines into a JSON array of objects with the fields name, count and place:\n\n{text}",
 )
+PLAIN, AUTO, CONTROL = "plain", "auto", "plain again"
 KINDS = ("chat", "code", "summary", "copy", "random")
 Prompt = str | list[int]
 
@@ -128,9 +130,9 @@ class Table:
         loaded = load(
             given.target, max_batch=max(given.batches), max_draft=15, context=given.context, threads=given.threads
         )
-        choices = {"plain": ("none", False)}
+        choices = {PLAIN: ("none", False)}
         choices |= {f"{i}:{spec.partition(':')[0]}": (spec, False) for i, spec in enumerate(given.fixed)}
-        choices["auto"] = (given.auto, True)
+        choices |= {AUTO: (given.auto, True), CONTROL: ("none", False)}
         self.llms = {
             name: LLM(loaded, drafter=spec, max_batch=max(given.batches), adaptive=adaptive)
             for name, (spec, adaptive) in choices.items()
@@ -141,8 +143,9 @@ class Table:
         }
         for file in given.sets:
             self.sources[file.stem] = cycle(encode_prompt(loaded.tokenizer, each) for each in read_prompts(file, None))
-        self.ratios: list[float] = []
-        self.work_ratios: list[float] = []
+        self.ratios: dict[str, list[float]] = {AUTO: [], CONTROL: []}
+        """Over plain, of each cell, by the clock."""
+        self.work_ratios: dict[str, list[float]] = {AUTO: [], CONTROL: []}
         # of the prompts that follow: what is drafted here is what the controller first learns of its drafters
         warm_up = [next(each) for each in islice(cycle(self.sources.values()), max(given.batches))]
         for name, llm in self.llms.items():  # a salt for each: they share pages
@@ -168,20 +171,21 @@ class Table:
                 found[name].append(answer(llm, chosen, params, name))
         speed = {name: 1 / statistics.mean(run.seconds for run in runs) for name, runs in found.items()}
         by_work = {name: 1 / statistics.mean(run.processor for run in runs) for name, runs in found.items()}
-        plain, auto = speed["plain"], speed["auto"]
-        best, best_by_work = (max(v for name, v in each.items() if name != "auto") for each in (speed, by_work))
-        predicted = statistics.mean(run.believed for run in found["auto"]) / (auto / plain)
+        plain, auto = speed[PLAIN], speed[AUTO]
+        best, best_by_work = (max(v for k, v in each.items() if k not in (AUTO, CONTROL)) for each in (speed, by_work))
+        predicted = statistics.mean(run.believed for run in found[AUTO]) / (auto / plain)
         taus = " ".join(f"{statistics.mean(run.tau for run in runs):.2f}" for runs in found.values())
         shown = "".join(
-            f"{value if name == 'plain' else value / plain:>14.{0 if name == 'plain' else 2}f}"
+            f"{value if name == PLAIN else value / plain:>14.{0 if name == PLAIN else 2}f}"
             for name, value in speed.items()
         )
-        self.ratios.append(auto / plain)
-        self.work_ratios.append(by_work["auto"] / by_work["plain"])
+        for name in (AUTO, CONTROL):
+            self.ratios[name].append(speed[name] / plain)
+            self.work_ratios[name].append(by_work[name] / by_work[PLAIN])
         label = kinds[0] if len(kinds) == 1 else "mixed"
         print(
-            f"{label:>8} {temperature:>3g} {batch:>5}{shown}{auto / best:>8.2f}{self.work_ratios[-1]:>6.2f}"
-            f"{by_work['auto'] / best_by_work:>9.2f}{predicted:>10.2f}  {taus}; {_chosen(found['auto'])}",
+            f"{label:>8} {temperature:>3g} {batch:>5}{shown}{auto / best:>8.2f}{self.work_ratios[AUTO][-1]:>6.2f}"
+            f"{by_work[AUTO] / best_by_work:>9.2f}{predicted:>10.2f}  {taus}; {_chosen(found[AUTO])}",
             flush=True,
         )
 
@@ -206,7 +210,7 @@ def main() -> None:
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument(
-        "--texts", type=int, default=4, help="texts of a cell, at least; more than the batch: one after the other"
+        "--texts", type=int, default=32, help="texts of a cell, at least; more than the batch: one after the other"
     )
     parser.add_argument("--repeats", type=int, default=1, help="batches of a cell, at least, each of other prompts")
     parser.add_argument("--context", type=int, default=2048)
@@ -221,8 +225,10 @@ def main() -> None:
     for kinds, temperature, batch in cells:
         if time.monotonic() < end:
             table.cell(kinds, temperature, batch)
-    for name, ratios in (("the clock", table.ratios), ("processor time", table.work_ratios)):
-        print(f"auto over plain by {name}: lowest {min(ratios):.3f}, median {statistics.median(ratios):.3f}")
+    for clock, ratios in (("the clock", table.ratios), ("processor time", table.work_ratios)):
+        for name, found in ratios.items():
+            figures = f"lowest {min(found):.3f}, median {statistics.median(found):.3f}, highest {max(found):.3f}"
+            print(f"{name} over plain by {clock}: {figures}")
 
 
 if __name__ == "__main__":
