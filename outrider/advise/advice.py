@@ -44,6 +44,8 @@ class Verified:
     tau: float
     identical: bool
     """All texts are those of plain decoding."""
+    repetitions: int
+    """Runs with drafts, and as many without."""
 
     @property
     def gain(self) -> float:
@@ -166,7 +168,7 @@ class Adviser:
         predicted = None if length is None else found.speedup(temperature, batch, length)
         same = runs.texts(0) == runs.texts(length)
         figures = runs.speedup(length), runs.error(length), runs.tau(length)
-        return Verified(found.drafter, length, temperature, batch, predicted, *figures, same)
+        return Verified(found.drafter, length, temperature, batch, predicted, *figures, same, len(runs.done[length]))
 
 
 def decide(advice: Advice, scope: Scope) -> None:

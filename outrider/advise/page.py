@@ -67,6 +67,13 @@ def verified_rows(advice: Advice) -> list[list[str]]:
     return [_verified_row(each) for each in advice.verified]
 
 
+def samples(advice: Advice) -> str:
+    """Of how many runs the measured speeds are."""
+    counts = sorted({each.repetitions for each in advice.verified})
+    runs = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1])))) if counts else "no"
+    return f"Measured: {runs} runs of all prompts with drafts, and as many without."
+
+
 def advice_page(advice: Advice) -> str:
     """The whole file."""
     choice = chosen(advice)
@@ -76,7 +83,7 @@ def advice_page(advice: Advice) -> str:
         head.append(paragraph(f"Its weights take {memory(advice.memory)} on disk."))
     sections = [Section("", head)]
     columns = ["drafter", "length", "temperature", "batch", "predicted", "measured", "τ", "texts"]
-    sections.append(Section("Verified by running", [table(columns, verified_rows(advice))]))
+    sections.append(Section("Verified by running", [table(columns, verified_rows(advice)), note(samples(advice))]))
     sections.append(Section("Measured", [*_plots(advice), *map(note, NOTES)]))
     sections.append(Section("Predicted speed-up", [_predictions(each) for each in advice.measured]))
     if advice.unfit:

@@ -8,6 +8,7 @@ next row. Every run has cold caches.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass
@@ -69,6 +70,24 @@ class OfflineBench:
         for mode in filter(None, axes.thinking):
             self.conversations.check_thinking(mode)
 
+    def expected_seconds(self) -> float:
+        """About what `measure_all` takes: every text as long as those did that are timed, or as plain decoding takes
+        for those of the first cell, which are answered now. 0 where nothing is left."""
+        cells = self.axes.cells(self.prompts)
+        missing = {cell: sum(self._line(cell, *each) is None for each in self._order()) for cell in cells}
+        first = next((cell for cell, count in missing.items() if count), None)
+        if first is None:
+            return 0.0
+        self._items(first)
+        timed = [line for line in self.run.lines if "seconds" in line]
+        answered = sum(len(line["answers" if line["part"] == "reference" else "texts"]) for line in timed)
+        texts = 0.0
+        for cell, count in missing.items():
+            own = sum(len(prompt.turns) for prompt in self.prompts if prompt.category == cell.category)
+            texts += count * (own + WARM_UP_TOKENS / self.axes.max_tokens)
+            texts += own if count and self.run.find("reference", cell=asdict(cell)) is None else 0
+        return texts * sum(line["seconds"] for line in timed) / max(1, answered)
+
     def measure_all(self, tell: Tell) -> None:
         """Interrupted, the run's file holds what was measured, and another call continues."""
         cells, rows = self.axes.cells(self.prompts), self.engines.rows
@@ -126,6 +145,7 @@ class OfflineBench:
         known = self.run.find("reference", cell=asdict(cell))
         told = [] if known is None else known["answers"]
         items: list[Item] = []
+        began = time.perf_counter()
         for turn in range(max(len(prompt.turns) for prompt in prompts)):
             wave = [
                 self.conversations.item(prompt, turn, items, cell.context, cell.thinking)
@@ -136,7 +156,8 @@ class OfflineBench:
                 told += self._answer(cell, wave, first=len(items))
             items += [item.answered(*told[len(items) + i]) for i, item in enumerate(wave)]
         if known is None:
-            self.run.add({"part": "reference", "cell": asdict(cell), "answers": told})
+            seconds = time.perf_counter() - began
+            self.run.add({"part": "reference", "cell": asdict(cell), "answers": told, "seconds": seconds})
         return items
 
     def _answer(self, cell: Cell, wave: Seq[Item], first: int) -> list[tuple[str, str]]:

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from rich.table import Table
 
 from outrider.cli.options import RuntimeOptions, argument, option
 from outrider.cli.plan import write_page
-from outrider.cli.screen import Screen, passing_line, progress_bars
+from outrider.cli.screen import Screen, about, passing_line, progress_bars
 from outrider.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,6 +25,21 @@ if TYPE_CHECKING:
     from outrider.llm import LLM
 
 
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How much is measured."""
+
+    limit: int
+    temperatures: str
+    batches: str
+    contexts: str
+
+
+USUAL = Extent(6, "0,1", "1,4", "1024")
+DEMO = Extent(3, "0", "1", "")
+"""An answer in a minute or two on a CPU."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdviseOptions:
     """Advice."""
@@ -32,15 +47,30 @@ class AdviseOptions:
     target: str = argument("demo", "Folder, Hugging Face id or .gguf file (demo)", metavar="TARGET")
     draft: list[str] = option((), "A draft model or head to try; repeatable", metavar="NAME")  # noqa: RUF009 - a field
     prompts: Path | None = option(None, "A .jsonl or .txt file of prompts (built-in ones)", metavar="FILE")  # noqa: RUF009 - a field
-    limit: int = option(6, "Prompts to take")
+    limit: int | None = option(None, f"Prompts to take ({USUAL.limit}; of demo {DEMO.limit})")
     max_tokens: int = option(48, "Max tokens of an answer")
-    temperatures: str = option("0,1", "With commas between; the first one decides", metavar="T,T")
-    batches: str = option("1,4", "With commas between; the first one decides", metavar="N,N")
-    contexts: str = option("1024", "Rounds are also timed behind so many tokens", metavar="N,N")
+    temperatures: str | None = option(
+        None,
+        f"With commas between; the first one decides ({USUAL.temperatures}; of demo {DEMO.temperatures})",
+        metavar="T,T",
+    )
+    batches: str | None = option(
+        None, f"With commas between; the first one decides ({USUAL.batches}; of demo {DEMO.batches})", metavar="N,N"
+    )
+    contexts: str | None = option(
+        None, f"Rounds are also timed behind so many tokens ({USUAL.contexts}; of demo none)", metavar="N,N"
+    )
     url: str | None = option(None, "Advise for a running vLLM or Outrider, from its counters; its key: OPENAI_API_KEY")
     out: Path | None = option(None, "Keep what is measured; continued if it is there", metavar="FILE")  # noqa: RUF009 - a field
     html: str | None = option(None, "Write a page", metavar="FILE")
     json: bool = option(False, "One JSON object on stdout")
+
+    @property
+    def extent(self) -> Extent:
+        """As given, and where nothing is, as usual for the target."""
+        asked = {name: getattr(self, name) for name in Extent.__slots__}
+        given = {name: value for name, value in asked.items() if value is not None}
+        return replace(DEMO if self.target == "demo" else USUAL, **given)
 
 
 def advise(given: AdviseOptions, runtime: RuntimeOptions) -> None:
@@ -90,14 +120,17 @@ def _advise(given: AdviseOptions, options: dict[str, Any], screen: Screen, progr
     if kept.known:
         screen.note(f"continuing: {given.out} holds {', '.join(each.drafter for each in kept.known)}")
     left = [each for each in wanted if each.drafter not in {known.drafter for known in kept.known}]
-    about = _rounded(expected_seconds(scope, paces, loading, left, min(VERIFIED, len(wanted))))
-    screen.note(f"{len(wanted)} drafters are tried, and the best {VERIFIED} run beside plain decoding: takes {about}")
+    takes = about(expected_seconds(scope, paces, loading, left, min(VERIFIED, len(wanted))))
+    screen.note(f"{len(wanted)} drafters are tried, and the best {VERIFIED} run beside plain decoding: takes {takes}")
+    if given.extent == DEMO:
+        more = f"--limit {USUAL.limit} --temperatures {USUAL.temperatures} --batches {USUAL.batches}"
+        screen.note(f"more is measured with {more} --contexts {USUAL.contexts}, as of every other target")
     began, show = time.monotonic(), passing_line(screen)
     adviser = Adviser(
         given.target,
         scope,
         options,
-        lambda drafter, what: show(f"{time.monotonic() - began:.0f} s, of {about}; now: {drafter}, {what}"),
+        lambda drafter, what: show(f"{time.monotonic() - began:.0f} s, of {takes}; now: {drafter}, {what}"),
         kept.add,
     )
     shipped = shipped_for(folder)
@@ -148,14 +181,15 @@ def _scope(given: AdviseOptions, llm: LLM) -> Scope:
     from outrider.advise.measure import Scope
     from outrider.advise.prompts import read_prompt_ids
 
-    batches, contexts = _whole("--batches", given.batches, 1, 1024), _whole("--contexts", given.contexts, 1, 1 << 20)
+    extent = given.extent
+    batches, contexts = _whole("--batches", extent.batches, 1, 1024), _whole("--contexts", extent.contexts, 1, 1 << 20)
     room = llm.loaded.target.context
-    for name, value, low, high in (("limit", given.limit, 1, 10_000), ("max-tokens", given.max_tokens, 8, 1 << 16)):
+    for name, value, low, high in (("limit", extent.limit, 1, 10_000), ("max-tokens", given.max_tokens, 8, 1 << 16)):
         if not low <= value <= high:
             raise ConfigError(f"--{name} must be {low} to {high}, got {value}")
-    prompts = read_prompt_ids(llm.tokenizer, given.prompts, given.limit, room - given.max_tokens)
+    prompts = read_prompt_ids(llm.tokenizer, given.prompts, extent.limit, room - given.max_tokens)
     fitting = tuple(each for each in contexts if each + 64 <= room)
-    return Scope(prompts, _temperatures(given.temperatures), batches, fitting, given.max_tokens)
+    return Scope(prompts, _temperatures(extent.temperatures), batches, fitting, given.max_tokens)
 
 
 def _facts(llm: LLM, given: AdviseOptions, scope: Scope) -> dict[str, str]:
@@ -200,7 +234,7 @@ def _advise_url(given: AdviseOptions, screen: Screen) -> None:
 
 
 def _show(screen: Screen, advice: Advice, given: AdviseOptions) -> None:
-    from outrider.advise.page import chosen, configurations, summary, verified_rows
+    from outrider.advise.page import chosen, configurations, samples, summary, verified_rows
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("drafter", overflow="fold")
@@ -209,6 +243,8 @@ def _show(screen: Screen, advice: Advice, given: AdviseOptions) -> None:
     for row in verified_rows(advice):
         table.add_row(*row)
     screen.out.print(table)
+    of = f"Prompts: {advice.facts['prompts']}; at most {advice.facts['max tokens']} tokens a text."
+    screen.note(f"{samples(advice)} {of}")
     for name, why in advice.unfit.items():
         screen.note(f"{name} does not fit: {why}")
     screen.say("advice", f": {summary(advice)}")
@@ -220,13 +256,6 @@ def _show(screen: Screen, advice: Advice, given: AdviseOptions) -> None:
         screen.say(name, f": {text.strip()}")
     if given.html is None:
         screen.note("--html FILE writes all of it as a page, with plots")
-
-
-def _rounded(expected: float) -> str:
-    """A guess in words: no more digits than it is worth."""
-    if expected < 90:
-        return f"about {max(1, round(expected / 10)) * 10} s"
-    return f"about {round(expected / 60)} min"
 
 
 def _whole(name: str, text: str, low: int, high: int) -> tuple[int, ...]:

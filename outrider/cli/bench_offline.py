@@ -16,11 +16,11 @@ from rich.table import Table
 from rich.text import Text
 
 from outrider.cli.options import RuntimeOptions, argument, check_ranges, option
-from outrider.cli.screen import Screen, clean, progress_bars, progress_line
+from outrider.cli.screen import Screen, about, clean, progress_bars, progress_line
 from outrider.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from outrider.bench.offline import Axes
+    from outrider.bench.offline import Axes, OfflineBench
     from outrider.bench.prompts import BenchPrompt
     from outrider.bench.record import RunFile
     from outrider.bench.summary import RowSummary
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 SHOWN = ("prompts", "row", "tok/s", "speed-up", "identical", "limit", "acc. length", "α")
 INTERRUPTED = 130  # 128 + SIGINT, as in shells
 MIN_WORDS = 10
+LIMIT = 3
+DEMO_SUITES, DEMO_LIMIT = "chat,code,edit", 2
+"""What the demo answers unless options say otherwise: a minute or two on a CPU, where all suites take many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +41,11 @@ class OfflineOptions:
     drafter: list[str] = option((), "NAME:KEY=VALUE,...; repeatable (auto)", metavar="SPEC")  # noqa: RUF009 - a field
     lengths: str | None = option(None, "Draft lengths: every drafter with each as its k", metavar="N,...")
     control: bool = option(False, "Draft only where it is measured to gain, as `auto` does")
-    suites: str | None = option(None, "Built-in prompts: chat, code, ... or all (all)", metavar="NAME,...")
+    suites: str | None = option(
+        None, f"Built-in prompts: chat, code, ... or all (all; of demo {DEMO_SUITES})", metavar="NAME,..."
+    )
     prompts: list[Path] = option((), "A file of prompts; repeatable", metavar="FILE")  # noqa: RUF009 - a field
-    limit: int | None = option(3, "Prompts of each category; 0: all")
+    limit: int | None = option(None, f"Prompts of each category; 0: all ({LIMIT}; of demo {DEMO_LIMIT})")
     temperatures: str = option("0", "0 takes the best token", metavar="T,...")
     batches: str = option("1", "Sequences at once", metavar="N,...")
     contexts: str = option("0", "Fill prompts up to so many tokens; 0: not", metavar="N,...")
@@ -85,7 +90,7 @@ def offline(options: OfflineOptions, runtime: RuntimeOptions) -> None:
     lengths = numbers("--lengths", options.lengths, int, 1, 64) if options.lengths else ()
     drafters = with_lengths(options.drafter or ["auto"], lengths)
     controlled = controlled_rows(drafters, options.control)
-    prompts = gather_prompts(options.suites, options.prompts, options.limit)
+    prompts = _prompts(options)
     max_batch = max(axes.batches)
     with progress_bars(screen.notes) as progress:
 
@@ -105,6 +110,7 @@ def offline(options: OfflineOptions, runtime: RuntimeOptions) -> None:
         }
         run = open_run(make_header("offline", settings, facts), options.out)
         bench = OfflineBench(engines, prompts, axes, run, meter)
+        _tell_duration(screen, bench, options)
         exit_code = measure_until_interrupted(bench.measure_all, run, screen)
     finally:
         engines.close()
@@ -134,6 +140,22 @@ def measure_until_interrupted(measure: Callable[[Any], None], run: RunFile, scre
         screen.note(f"interrupted: what follows is of what was measured{kept}", "yellow")
         return INTERRUPTED
     return 0
+
+
+def _prompts(options: OfflineOptions) -> list[BenchPrompt]:
+    demo = options.name == "demo"
+    suites = options.suites or (DEMO_SUITES if demo and not options.prompts else None)
+    limit = options.limit if options.limit is not None else DEMO_LIMIT if demo else LIMIT
+    return gather_prompts(suites, options.prompts, limit)
+
+
+def _tell_duration(screen: Screen, bench: OfflineBench, options: OfflineOptions) -> None:
+    expected, rows = bench.expected_seconds(), ", ".join(bench.engines.rows)
+    if not expected:
+        return
+    what = f"{len(bench.prompts)} prompts, {bench.axes.repeats} times by each of {rows}"
+    short = options.name == "demo" and not (options.suites or options.prompts)
+    screen.note(f"{what}: takes {about(expected)}{'; --suites all --limit 3 measures more' if short else ''}")
 
 
 def gather_prompts(suites: str | None, files: Seq[Path], limit: int | None) -> list[BenchPrompt]:
@@ -206,6 +228,10 @@ def _print_notes(screen: Screen, run: RunFile, rows: Seq[RowSummary]) -> None:
             f"τ of {widest.row} was {low:.2f} to {high:.2f} ({widest.cell['category']}): the controller decides by "
             "measured times, so that other rounds have drafts in each repetition"
         )
+    counts = sorted({row.repetitions for row in rows})
+    times = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+    limit = run.header["settings"]["axes"]["max_tokens"]
+    screen.note(f"speeds are medians of {times} repetitions; a text has at most {limit} tokens")
     screen.note("definitions: `outrider bench report FILE`, or docs/bench.md")
     if run.path is None:
         screen.note("next: --out FILE keeps the measurements, and `outrider bench report FILE` makes a page of them")

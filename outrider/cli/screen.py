@@ -225,6 +225,13 @@ class _RichProgress:
         self.task = None
 
 
+def about(seconds: float) -> str:
+    """A guess in words: no more digits than it is worth."""
+    if seconds < 90:
+        return f"about {max(1, round(seconds / 10)) * 10} s"
+    return f"about {round(seconds / 60)} min"
+
+
 def progress_line(screen: Screen, verb: str) -> Callable[[str, int, int], None]:
     """A function (what is next, parts done, parts in all) that says how far work is. verb: "done" or the like."""
     began, show = time.monotonic(), passing_line(screen)

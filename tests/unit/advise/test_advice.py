@@ -121,7 +121,7 @@ def test_what_was_measured_survives_a_file():
 
 
 def verified(measured, *, identical=True, length=2, name="draft-model:model=x"):
-    return Verified(name, length, 0.0, 1, 1.5, measured, 0.02, 2.1, identical)
+    return Verified(name, length, 0.0, 1, 1.5, measured, 0.02, 2.1, identical, 3)
 
 
 def test_the_fastest_that_changes_nothing_is_chosen():
@@ -154,7 +154,7 @@ def test_no_gain_no_speculation_and_why():
 def test_a_speed_up_that_its_tokens_cannot_bring_is_not_believed():
     """Times of a machine that others use: 1.31 x with 1.00 tokens a pass is no gain."""
     advice = Advice("t", {}, [made(name="prompt-lookup")])
-    advice.verified = [Verified("prompt-lookup", None, 0.0, 1, None, 1.31, 0.06, 1.0, True)]
+    advice.verified = [Verified("prompt-lookup", None, 0.0, 1, None, 1.31, 0.06, 1.0, True, 3)]
     decide(advice, SCOPE)
     assert advice.chosen is None
     said = " ".join(advice.reasons)
@@ -164,10 +164,10 @@ def test_a_speed_up_that_its_tokens_cannot_bring_is_not_believed():
 
 def test_a_speed_up_within_its_error_is_not_believed():
     advice = Advice("t", {}, [made()])
-    advice.verified = [Verified("draft-model:model=x", 2, 0.0, 1, 1.5, 1.1, 0.14, 2.1, True)]
+    advice.verified = [Verified("draft-model:model=x", 2, 0.0, 1, 1.5, 1.1, 0.14, 2.1, True, 3)]
     decide(advice, SCOPE)
     assert advice.chosen is None
-    advice.verified = [Verified("draft-model:model=x", 2, 0.0, 1, 1.5, 1.1, 0.05, 2.1, True)]
+    advice.verified = [Verified("draft-model:model=x", 2, 0.0, 1, 1.5, 1.1, 0.05, 2.1, True, 3)]
     decide(advice, SCOPE)
     assert advice.chosen is not None
     assert "disturbed" not in " ".join(advice.reasons)
@@ -178,7 +178,15 @@ def test_the_page_holds_what_was_found():
     advice.verified = [verified(1.4)]
     decide(advice, SCOPE)
     text = advice_page(advice)
-    for words in ("1.40 x", "t&lt;b&gt;", "no module", "Speed-up by batch", "as fast as plain", "--speculative-config"):
+    for words in (
+        "1.40 x",
+        "Measured: 3 runs of all prompts",
+        "t&lt;b&gt;",
+        "no module",
+        "Speed-up by batch",
+        "as fast as plain",
+        "--speculative-config",
+    ):
         assert words in text, words
     assert "<b>" not in text.replace("<b>Use", "")
 

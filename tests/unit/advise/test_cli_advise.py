@@ -2,9 +2,11 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
+from outrider.cli.advise import DEMO, USUAL, AdviseOptions
 from outrider.cli.main import main
 from outrider.testing.synthetic import synthetic_pair
 
@@ -52,7 +54,9 @@ def test_a_target_and_a_draft(pair, prompts, tmp_path, capsys):
     assert re.match(
         r"3 drafters are tried, and the best 2 run beside plain decoding: takes about \d+ (s|min)\n", told.err
     )
+    assert "more is measured" not in told.err, "of the demo alone"
     found = json.loads(told.out)
+    assert all(3 <= each["repetitions"] <= 8 for each in found["verified"])
     names = [each["drafter"] for each in found["measured"]]
     assert names == ["suffix", "prompt-lookup", f"draft-model:model={draft}"]
     model = found["measured"][2]
@@ -95,6 +99,21 @@ def test_an_interrupted_run_continues(pair, prompts, tmp_path, capsys, monkeypat
     kept.write_text("half")
     assert run(*words) == 2
     assert "delete it" in capsys.readouterr().err
+
+
+def test_what_speeds_are_measured_from_is_told(pair, prompts, capsys):
+    assert run(pair[0], "--prompts", prompts, *SMALL, "--batches", 1) == 0
+    told = " ".join(capsys.readouterr().err.split())
+    assert re.search(r"Measured: \d( to \d)? runs of all prompts with drafts, and as many without\.", told)
+    assert re.search(r"Prompts: 2 of .*; at most 12 tokens a text\.", told)
+
+
+def test_the_demo_is_measured_on_less_unless_options_say_more():
+    assert AdviseOptions(target="somewhere").extent == USUAL
+    assert AdviseOptions().extent == DEMO
+    assert AdviseOptions(limit=6, temperatures="0,1", batches="1,4", contexts="1024").extent == USUAL
+    assert AdviseOptions(batches="8").extent == replace(DEMO, batches="8")
+    assert AdviseOptions(target="somewhere", contexts="").extent == replace(USUAL, contexts="")
 
 
 @pytest.mark.parametrize(

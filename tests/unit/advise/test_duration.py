@@ -5,7 +5,7 @@ import pytest
 from outrider.advise.candidates import Candidate
 from outrider.advise.duration import Pace, expected_seconds, probe
 from outrider.advise.measure import Scope
-from outrider.cli.advise import _rounded
+from outrider.cli.screen import about
 from outrider.llm import LLM
 from outrider.testing.synthetic import synthetic_pair
 
@@ -43,6 +43,6 @@ def test_every_batch_is_probed(tmp_path):
 
 
 def test_in_words():
-    assert [_rounded(each) for each in (0.4, 44, 89, 91, 400)] == [
+    assert [about(each) for each in (0.4, 44, 89, 91, 400)] == [
         "about 10 s", "about 40 s", "about 90 s", "about 2 min", "about 7 min",
     ]  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,25 @@ def test_texts_are_plain_decoding_s_and_drafts_that_agree_are_accepted(finished)
             assert (row.alpha, row.acceptance_length, row.tokens_per_round.value) == (None, None, 1)
     assert rows["two", 0.0, 1, PLAIN].texts == 3  # three turns
     assert rows[ALL, 0.0, 1, PLAIN].texts == 5
+
+
+def test_how_long_it_takes_by_hand(pair_folders):  # noqa: F811 - the fixture
+    bench = offline_bench(pair_folders, replace(AXES, temperatures=(0.0,), batches=(1,)))
+    try:
+        assert bench.expected_seconds() > 0
+        (reference,) = bench.run.lines  # of category one, which has two texts; the other has three turns
+        # each text takes 5 s, a warm-up 16 of the 23 tokens; 2 repetitions of 3 rows, and the other reference
+        reference["seconds"] = 10.0
+        assert bench.expected_seconds() == pytest.approx(5.0 * (6 * (2 + 16 / 23) + 6 * (3 + 16 / 23) + 3))
+        bench.measure_all(quiet)
+        assert bench.expected_seconds() == 0
+        for line in bench.run.lines:
+            line["seconds"] = 2.0
+        del bench.run.lines[-1]
+        # known: two references and five measurements of three texts, six of two
+        assert bench.expected_seconds() == pytest.approx((3 + 16 / 23) * 2.0 * 13 / (2 + 3 + 6 * 2 + 5 * 3))
+    finally:
+        bench.engines.close()
 
 
 def test_a_reference_is_what_an_engine_of_its_own_writes(finished, pair_folders):  # noqa: F811 - the fixture

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 
 import pytest
 
+from outrider.bench.prompts import SUITES
+from outrider.cli.bench_offline import OfflineOptions, _prompts
 from outrider.testing.synthetic import synthetic_pair
 
 
@@ -28,6 +31,9 @@ def test_a_table_with_each_speed_beside_its_check(cli, target):
     assert [row.split()[:2] for row in rows] == [[c, r] for c in ("chat", "code", "all") for r in ("plain", "suffix")]
     for row in rows:
         assert re.search(r"\d of \d +(\d\.\d\d|not told)", row), row
+    assert "2 prompts, 2 times by each of plain, suffix: takes about " in done.err
+    assert "--suites all" not in done.err, "of the demo alone"
+    assert "speeds are medians of 2 repetitions; a text has at most 10 tokens" in done.err
     assert "next: --out FILE" in done.err
 
 
@@ -91,6 +97,20 @@ def test_what_cannot_be_is_said(cli, target, more, said):
     done = cli(*words(target, *more))
     assert done.code == 2
     assert said in done.err
+
+
+def test_the_demo_answers_fewer_prompts_unless_options_say_more(tmp_path):
+    (tmp_path / "own.txt").write_text("one\ntwo\nthree\nfour\n")
+
+    def counts(**options) -> Counter[str]:
+        return Counter(prompt.category for prompt in _prompts(OfflineOptions(**options)))
+
+    assert counts() == counts(suites="chat,code,edit", limit=2) == Counter(chat=2, code=2, edit=2)
+    assert counts(name="model") == counts(suites="all", limit=3)
+    assert len(counts(name="model")) == len(SUITES)
+    assert counts(limit=0) == counts(name="model", suites="chat,code,edit", limit=0)
+    assert counts(prompts=[tmp_path / "own.txt"]) == Counter(own=2)
+    assert counts(name="model", prompts=[tmp_path / "own.txt"]) == Counter(own=3)
 
 
 def test_a_server_that_is_not_there(cli):
