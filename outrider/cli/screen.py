@@ -233,9 +233,19 @@ def about(seconds: float) -> str:
 
 
 def progress_line(screen: Screen, verb: str) -> Callable[[str, int, int], None]:
-    """A function (what is next, parts done, parts in all) that says how far work is. verb: "done" or the like."""
+    """A function (what is next, parts done, parts in all) that says how far work is, and about how long the rest takes.
+    verb: "done" or the like."""
     began, show = time.monotonic(), passing_line(screen)
-    return lambda what, done, total: show(f"{done} of {total} {verb}, {time.monotonic() - began:.0f} s; now: {what}")
+    before: int | None = None  # done by an earlier run, in a time that nobody knows
+
+    def tell(what: str, done: int, total: int) -> None:
+        nonlocal before
+        before = done if before is None else before
+        passed = time.monotonic() - began
+        left = f", {about(passed / (done - before) * (total - done))} left" if done > before else ""
+        show(f"{done} of {total} {verb}, {passed:.0f} s{left}; now: {what}")
+
+    return tell
 
 
 def passing_line(screen: Screen) -> Callable[[str], None]:

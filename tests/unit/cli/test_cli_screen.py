@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.text import Text
 
-from outrider.cli.screen import MAX_HELD_CELLS, WordWrapper, clean
+from outrider.cli import screen as screens
+from outrider.cli.screen import MAX_HELD_CELLS, Screen, WordWrapper, clean, progress_line
 
 PIECES = st.lists(st.tuples(st.text("ab \n", max_size=9), st.sampled_from(["red", "blue"])), max_size=60)
 
@@ -80,3 +81,18 @@ def test_a_line_just_filled_ends_before_its_space():
 
 def test_a_word_wider_than_the_line_is_left_to_the_terminal():
     assert wrapped([("ab abcdefghij cd", "")], 8).plain == "ab\nabcdefghij cd"
+
+
+def test_progress_tells_what_is_left_of_what_this_run_does(monkeypatch, capsys):
+    now = 100.0
+    monkeypatch.setattr(screens.time, "monotonic", lambda: now)
+    tell = progress_line(Screen(), "measured")
+    told: list[str] = []
+    for done, now in ((4, 100.0), (5, 120.0), (8, 180.0)):  # noqa: B007 - the clock reads it
+        tell("more", done, 10)
+        told += capsys.readouterr().err.splitlines()
+    assert told == [
+        "4 of 10 measured, 0 s; now: more",  # by a run before
+        "5 of 10 measured, 20 s, about 2 min left; now: more",
+        "8 of 10 measured, 80 s, about 40 s left; now: more",
+    ]
