@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -14,6 +14,7 @@ from outrider.models.heads.block import BlockHead
 from outrider.runners.cpu_heads import BlockRows, TreeSize, cpu_blocks_of
 from outrider.runners.device_state import DeviceState
 from outrider.runners.draft_batch import BatchAttention, DraftBatch, HeadDraft
+from outrider.runners.graphed_reads import GraphedReads
 from outrider.runners.head_reads import HeadReads
 from outrider.runners.layout import lay_out
 from outrider.runners.paged_model import PagedModel
@@ -57,6 +58,7 @@ class BlockRunner(TextRunner["BlockBatch"]):
         self.cpu = cpu_blocks_of(head, model, self.layers)
         """Drafts in one call of the CPU kernels; None where they do not compute them."""
         self.chains, self.tree = chains and self.cpu is not None, tree
+        self.graphed_reads = GraphedReads(self.read_rows, model, graph_pool)
 
     def make_batch(self, size: int) -> BlockBatch:
         return BlockBatch(self, size)
@@ -79,19 +81,31 @@ class BlockRunner(TextRunner["BlockBatch"]):
         hidden = self.head(anchors, attend.batch.starts, attend)[:, : self.tokens]
         return BlockRows(hidden, self.head.logits(hidden.flatten(0, 1)).view(count, self.tokens, -1))
 
+    def capture(self, batch: int) -> Iterator[str]:
+        yield from super().capture(batch)
+        if self.graph_pool is not None:
+            for rows in self.graphed_reads.capture():
+                yield f"a head's reads of {rows} rows"
+
     def read(self, spans: Seq[Span]) -> None:
         if self.cpu is not None:
             self.cpu.read(spans)
-            return
-        layout = lay_out(spans, self.model.pool, self.model.device)
-        rows = self.kept.features[layout.slots]
+        elif self.graphed_reads.captured:
+            self.graphed_reads.run(spans)
+        else:
+            layout = lay_out(spans, self.model.pool, self.model.device)
+            self.read_rows(layout.slots, layout.positions)
+
+    def read_rows(self, slots: Tensor, positions: Tensor) -> None:
+        """Read what the target keeps at these slots, and write keys and values there: int64 [N] both."""
+        rows = self.kept.features[slots]
         if self.fused is not None:
-            self.fused.store(rows, self.fused.places(layout.slots, layout.positions))
+            self.fused.store(rows, self.fused.places(slots, positions))
             return
-        for layer, (k, v) in enumerate(self.head.keys_values(self.head.context(rows), layout.positions)):
+        for layer, (k, v) in enumerate(self.head.keys_values(self.head.context(rows), positions)):
             keys, values = self.layers.caches[layer]
-            keys.index_copy_(0, layout.slots, k)
-            values.index_copy_(0, layout.slots, v)
+            keys.index_copy_(0, slots, k)
+            values.index_copy_(0, slots, v)
 
 
 class BlockBatch(DraftBatch):

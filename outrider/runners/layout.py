@@ -6,7 +6,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.core.sequence import Span
@@ -83,6 +85,19 @@ def lay_out(spans: Seq[Span], pool: PagePool, device: torch.device) -> Layout:
     count = len(ids)
     flat = to_device([*ids, *positions, *slots, *wanted], device).split((count, count, count, len(wanted)))
     return Layout(flat[0], flat[1], flat[2], flat[3], rows)
+
+
+def text_rows(spans: Seq[Span], pool: PagePool) -> NDArray[np.int64]:
+    """Slots and positions of the spans' text, int64 [2, N], as `lay_out` has them: for passes that need no more."""
+    size, column, at = pool.size, np.arange(pool.size), 0
+    rows = np.empty((2, sum(len(span.tokens) for span in spans)), dtype=np.int64)
+    for span in spans:
+        count, (page, begin) = len(span.tokens), divmod(span.start, size)
+        pages = np.array(pool.table(span.seq_id)[page : page + -(-(begin + count) // size)])
+        rows[0, at : at + count] = (pages[:, None] * size + column).ravel()[begin : begin + count]
+        rows[1, at : at + count] = np.arange(span.start, span.start + count)
+        at += count
+    return rows
 
 
 def to_device(values: list[int], device: torch.device) -> Tensor:

@@ -17,6 +17,7 @@ from outrider.drafters.block import Block, BlockConfig
 from outrider.drafters.none import NoDraft
 from outrider.engine.engine import Engine
 from outrider.engine.request import EngineLimits
+from outrider.runners.graphed_reads import ROWS
 from outrider.runners.native import NativeRunner
 from outrider.testing.toy import ByteTokenizer
 from outrider.verify.base import make_verifier
@@ -47,7 +48,7 @@ def engine(
         context = DrafterContext(vocab_size=VOCAB, context=1024, mode=mode, target=target, max_batch=BATCH)
         drafter = Block(BlockConfig(model="random", tree=tree), head, target, context)
         assert drafter.runner.fused is not None
-        assert len(list(drafter.runner.capture(BATCH))) == 4
+        assert len(list(drafter.runner.capture(BATCH))) == 4 + len(ROWS)
     list(target.capture(BATCH, 1 + drafter.traits.max_tokens))
     limits = EngineLimits(max_batch=BATCH, max_round_tokens=512)
     return Engine(target, drafter, make_verifier(mode), ByteTokenizer(), limits=limits)
@@ -104,7 +105,8 @@ def test_mode_distribution_runs_and_accepts():
 def test_captured_drafts_are_those_of_plain_calls(tree: int, monkeypatch: pytest.MonkeyPatch):
     asked = requests(3, 1.0)
     captured = drafts_of(engine(tree), asked)
-    monkeypatch.setattr("outrider.runners.draft_batch.capture", lambda work, pool, name: Plain(work))
+    for module in ("draft_batch", "graphed_reads"):
+        monkeypatch.setattr(f"outrider.runners.{module}.capture", lambda work, pool, name: Plain(work))
     plain = drafts_of(engine(tree), asked)
     assert len(captured) > 50
     assert captured == plain

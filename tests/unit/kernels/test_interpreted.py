@@ -20,6 +20,7 @@ PROCESSES: list[list[Part]] = [  # of about the same time
         ("sample_kernel", "", 20),
         ("block_kernels", "", 33),
         ("fused_block", "", 3),
+        ("graphed_reads", "", 14),
         ("fetch_inputs", "", 8),
         ("attention_bits", "", 2),
     ],
