@@ -44,18 +44,19 @@ from outrider.core import host_copy
 from outrider.drafters import prediction, suffix
 from outrider.drafters.base import Drafter
 from outrider.engine import adaptive, drafting, engine, host_time, rehearsal
-from outrider.runners import block_heads, draft_batch, graph_runner, graphed_lookup, graphed_prompt, text_store
+from outrider.runners import draft_batch, graph_runner, graphed_lookup, graphed_prompt, graphed_reads, text_store
 from outrider.runners.base import Runner
 from outrider.runners.draft_batch import DraftBatch, HeadDraft
 from outrider.runners.graphed_forward import GraphedForward
 from outrider.runners.graphed_lookup import GraphedLookup, GraphedLookups
+from outrider.runners.graphed_reads import GraphedRead
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 DRAFTED, BLOCK = 7, 7
 """The token of all drafts, and how many a block has."""
 PASS_MS = {1: 0.42, 8: 0.48, 64: 0.9, 512: 2.0}
 """Of a target's pass, by rows."""
-LOOKUP_MS, HEAD_MS, PROMPT_MS = 0.083, 0.083, 1.0
+LOOKUP_MS, HEAD_MS, READ_MS, PROMPT_MS = 0.083, 0.083, 0.05, 1.0
 VOCAB = 256
 
 
@@ -111,6 +112,8 @@ class Replay:
             elif isinstance(owner, GraphedLookup):
                 card.launch(LOOKUP_MS / 1e3)
                 _find(owner, 2 + int(10 * card.standing))
+            elif isinstance(owner, GraphedRead):
+                card.launch(READ_MS / 1e3)
             else:
                 card.launch(PROMPT_MS / 1e3)
 
@@ -153,10 +156,9 @@ def put_stand_ins(card: Card) -> None:
         return self._views[count, length]
 
     _look_as_on_cuda(card.now)
-    for module in (graph_runner, graphed_lookup, graphed_prompt, draft_batch):
+    for module in (graph_runner, graphed_lookup, graphed_prompt, graphed_reads, draft_batch):
         module.capture = lambda work, pool, name="": Replay(card, work)  # type: ignore[assignment]
     DraftBatch.graph, DraftBatch.result = graph, result
-    block_heads.BlockRunner.read = lambda self, spans: card.launch(PROMPT_MS / 1e3)
     for name, module in list(sys.modules.items()):
         if name.startswith("outrider.") and getattr(module, "HostCopy", None) is not None:
             module.HostCopy = Copy  # type: ignore[attr-defined]
@@ -164,7 +166,7 @@ def put_stand_ins(card: Card) -> None:
 
 def _look_as_on_cuda(clock: Callable[[], float]) -> None:
     """Let parts that ask for the device take the path of a card, and go by the clock."""
-    torch.cuda.graph_pool_handle = lambda: None
+    torch.cuda.graph_pool_handle = lambda: (0, 1)
     for module in (drafting, host_time, engine, rehearsal):
         module.time = SimpleNamespace(perf_counter=clock)  # type: ignore[assignment]
     suffix.looks_up_on_device = prediction.looks_up_on_device = lambda context: context.target
