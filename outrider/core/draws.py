@@ -13,3 +13,5 @@ class Draws:
     seeds: Seq[int]
     temperatures: Seq[float]
     """0: the best token."""
+    logits: bool = True
+    """Whether anybody reads the logits besides."""

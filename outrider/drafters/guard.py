@@ -9,6 +9,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from math import isfinite
+from operator import is_
 from types import NoneType
 from typing import Any
 
@@ -48,6 +49,8 @@ class GuardedDrafter:
         self._logged_at = -_LOG_SECONDS
         self._views: dict[int, SequenceView] = {}
         """By sequence id, until that is forgotten."""
+        self._last: tuple[list[Sequence], tuple[SequenceView, ...]] = [], ()
+        """The sequences of the last call, and their views."""
 
     def propose(self, view: RoundView) -> list[Draft] | None:
         """A well-formed draft for each sequence, at most its budget; None only where the drafter may return it."""
@@ -85,6 +88,7 @@ class GuardedDrafter:
     def forget(self, seq: Sequence) -> None:
         self._call("forget", [seq], lambda: self.drafter.forget(*self._read_only([seq])))
         self._views.pop(seq.id, None)
+        self._last = [], ()
 
     def take_failures(self, seq_id: int) -> int:
         """How often the drafter or its members failed while asked for this sequence; forgotten with that."""
@@ -95,7 +99,11 @@ class GuardedDrafter:
 
     def _read_only(self, seqs: Seq[Sequence]) -> tuple[SequenceView, ...]:
         """The sequences as a drafter gets them: a change raises, and is the drafter's failure."""
-        return tuple(map(self._view, seqs))
+        known, views = self._last
+        if len(known) != len(seqs) or not all(map(is_, known, seqs)):
+            views = tuple(map(self._view, seqs))
+            self._last = [*seqs], views
+        return views
 
     def _view(self, seq: Sequence) -> SequenceView:
         if isinstance(seq, SequenceView):  # a mix made it

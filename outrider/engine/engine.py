@@ -139,6 +139,8 @@ class Engine:
         if all(each.decodes for each in scheduled):
             draws = self.verifier.draws([each.seq for each in scheduled])
             if draws is not None:
+                if self.drafting.traits.follows_target:
+                    draws = replace(draws, logits=True)
                 return self.target.score_and_choose(spans, state, draws)
         return self.target.score(spans, state)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from outrider.core.draft import Draft
 from outrider.core.host_copy import HostCopy
@@ -38,16 +38,16 @@ class InFlightRound:
     """Of the choices, being copied; None where nobody asks for them, or the verifier chooses on the host."""
     processed: bool = False
     """Drafters that follow the target have been shown this round."""
+    decoding: tuple[list[Sequence], list[Draft]] = field(init=False)
+    """The sequences that get tokens in this round, and their drafts."""
+
+    def __post_init__(self) -> None:
+        pairs = [(each.seq, draft) for each, draft in zip(self.scheduled, self.drafts, strict=True) if each.complete]
+        self.decoding = [seq for seq, _ in pairs], [draft for _, draft in pairs]
 
     @property
     def drafts(self) -> list[Draft]:
         return self.proposal.drafts
-
-    @property
-    def decoding(self) -> tuple[list[Sequence], list[Draft]]:
-        """The sequences that get tokens in this round, and their drafts."""
-        pairs = [(each.seq, draft) for each, draft in zip(self.scheduled, self.drafts, strict=True) if each.complete]
-        return [seq for seq, _ in pairs], [draft for _, draft in pairs]
 
     def drafters_of(self, seq_ids: Seq[int]) -> list[int] | None:
         """Which drafter was asked for each of these sequences; None where there is but one."""

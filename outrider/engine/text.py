@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence as Seq
 from functools import lru_cache
 from itertools import islice, product
@@ -12,7 +13,7 @@ from outrider.core.errors import RequestError
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # how a decoder shows bytes that are not (yet) a character
 MAX_UTF8 = 4  # most bytes in a character, so most tokens one can be spread over
 CONTEXT = 5  # ids of the prompt decoded along with the output, so that a first word keeps its space
-KEEP, WINDOW, FULL = 8, 16, 64  # ids kept when the window is cut; where cutting starts; where it must succeed
+KEEP, WINDOW, FULL = 5, 9, 64  # ids kept when the window is cut; where cutting starts; where it must succeed
 
 
 class Detokenizer(Protocol):
@@ -110,7 +111,7 @@ class _Window:
         self._ids, unfinished = _context(tokenizer, prompt)
         self._text = self._decode(self._ids)
         self._out = len(self._text)  # how many characters of _text are out
-        self._lengths = [self._out]  # of _text, after each of the last few tokens
+        self._lengths = deque([self._out], MAX_UTF8)  # of _text, after each of the last few tokens
         self._prompt_tail = 0  # unfinished at the prompt's end, and the prompt's unless the output finishes it
         for token in unfinished:
             self.push(token)
@@ -125,8 +126,8 @@ class _Window:
             return ""
         self._ids.append(token)
         self._text = text
-        self._lengths = [*self._lengths[1 - MAX_UTF8 :], len(text)]
         end = len(text)
+        self._lengths.append(end)
         if text.endswith(UNFINISHED):
             end = len(text.rstrip(UNFINISHED))
             if len(self._lengths) == MAX_UTF8:
@@ -163,7 +164,7 @@ class _Window:
             if (same or len(self._ids) >= FULL) and len(rest) >= left:
                 gone = len(self._text) - len(rest)
                 self._ids, self._text, self._out = self._ids[-keep:], rest, len(rest) - left
-                self._lengths = [length - gone for length in self._lengths]
+                self._lengths = deque((length - gone for length in self._lengths), MAX_UTF8)
                 return
 
 

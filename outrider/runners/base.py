@@ -33,7 +33,7 @@ class Scores:
     logits: Tensor
     """float32 [sum of span.rows, vocab]: span by span, after its last text token and after each draft node.
 
-    Valid until the next pass where `choices` are given.
+    Valid until the next pass where `choices` are given, and left out where nobody reads them (`Draws.logits`).
     """
     spans: Seq[Span]
     """What was scored."""

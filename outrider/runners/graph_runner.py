@@ -188,7 +188,7 @@ class GraphRunner:
         rows = forward.load(spans, after, draws)
         graph.replay()
         return Scores(
-            forward.take_logits(rows, lasting=draws is None),
+            forward.take_logits(rows, lasting=draws is None) if draws is None or draws.logits else forward.no_logits,
             spans,
             _features(forward, spans) if self.model.returns_taps else None,
             partial(forward.positions, rows),

@@ -92,6 +92,7 @@ class GraphedForward:
         self.reduced = model.heads.reduced(shape.outputs)
         self.head = cast(Linear, model.decoder.weights.head if self.reduced is None else self.reduced.rows).weight
         self.logits = buffers.logits.view(-1)[: n * len(self.head)].view(n, len(self.head))
+        self.no_logits = self.logits[:0]
         # not in the graphs' memory, where other graphs may write before these are read
         self.choices = torch.zeros(n, dtype=torch.int64, device=model.device)
         """int64 [N]: the target's choice after each row, by the draws of its sequence."""
@@ -117,6 +118,10 @@ class GraphedForward:
             self.batch.depths.copy_(depths.view(-1))
         self._trees = trees
         return wanted
+
+    def known_state(self, count: int) -> DeviceState | None:
+        """What `accept` returns after the pass's own choices, where that is there already."""
+        return None if self._trees or self.model.returns_taps else self._states.get(count)
 
     def accept(self, count: int, choices: Tensor | None = None) -> DeviceState:
         """The state of the first `count` sequences, each of one token and a draft, after these choices.

@@ -164,13 +164,20 @@ class NativeRunner(Runner):
         shapes = [] if self.graphs is None else self.graphs.shapes(batch, width)
         return [(shape.batch, shape.width, shape.rows) for shape in shapes if shape.packed]
 
-    @torch.inference_mode()
     def advance(self, scores: Scores, choices: Tensor) -> DeviceState | None:
         if not all(len(span.tokens) == 1 and span.wanted for span in scores.spans):
             return None
+        if scores.handle is None or choices is not scores.choices:
+            return self._advance(scores, choices)
+        known = scores.handle.known_state(len(scores.spans))
+        return self._advance(scores, None) if known is None else known
+
+    @torch.inference_mode()
+    def _advance(self, scores: Scores, choices: Tensor | None) -> DeviceState | None:
+        """choices: None where they are the pass's own."""
         if scores.handle is not None:
-            return scores.handle.accept(len(scores.spans), None if choices is scores.choices else choices)
-        return accept_plainly(self.model, scores, choices) if self.device.type == "cpu" else None
+            return scores.handle.accept(len(scores.spans), choices)
+        return accept_plainly(self.model, scores, cast(Tensor, choices)) if self.device.type == "cpu" else None
 
     @torch.inference_mode()
     def advance_to(self, scores: Scores, verdicts: Seq[Verdict]) -> DeviceState | None:

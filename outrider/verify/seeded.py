@@ -13,6 +13,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import islice
 from math import isfinite
+from operator import is_
 
 import torch
 from torch import Tensor
@@ -42,17 +43,21 @@ SeedPosition = tuple[int, int]  # the seed and the position in the text that a r
 class SeededVerifier:
     """The verifier of mode `seeded`."""
 
+    def __init__(self) -> None:
+        self._last: tuple[list[Sequence], Draws | None] = [], None
+        """What `draws` returned last, and of which sequences: their options never change."""
+
     def decide(
         self, seqs: Seq[Sequence], drafts: Seq[Draft], logits: Tensor, positions: Positions | None = None
     ) -> HostCopy | None:
         return _decide(logits, seqs, [_rows_of(draft) for draft in drafts], positions)
 
     def draws(self, seqs: Seq[Sequence]) -> Draws | None:
-        if not all(seq.plain_logits for seq in seqs):
-            return None
-        params = [seq.params for seq in seqs]
-        warmth = [0.0 if p.greedy else max(p.temperature, MIN_TEMPERATURE) for p in params]
-        return Draws([seq.seed for seq in seqs], warmth)
+        known, draws = self._last
+        if len(known) != len(seqs) or not all(map(is_, known, seqs)):
+            draws = _draws_of(seqs)
+            self._last = [*seqs], draws
+        return draws
 
     def judge(
         self, seqs: Seq[Sequence], drafts: Seq[Draft], logits: Tensor, decided: HostCopy | None = None
@@ -65,6 +70,14 @@ class SeededVerifier:
             verdicts.append(drop_missing_token(accept_draft(draft, chosen[row:end]), logits, row, seq))
             row = end
         return verdicts
+
+
+def _draws_of(seqs: Seq[Sequence]) -> Draws | None:
+    if not all(seq.plain_logits for seq in seqs):
+        return None
+    params = [seq.params for seq in seqs]
+    warmth = [0.0 if p.greedy else max(p.temperature, MIN_TEMPERATURE) for p in params]
+    return Draws([seq.seed for seq in seqs], warmth, any(p.logprobs is not None for p in params))
 
 
 def choose_tokens(logits: Tensor, seqs: Seq[Sequence], drafts: Seq[Draft]) -> list[list[Token]]:
@@ -150,7 +163,9 @@ def drop_missing_token(verdict: Verdict, logits: Tensor, row: int, seq: Sequence
     """
     if verdict.tokens[-1] != NO_TOKEN:
         return verdict
-    return Verdict(verdict.tokens[:-1], verdict.path[:-1]) if verdict.path else no_token_error(logits[row], seq)
+    if verdict.path:
+        return Verdict(verdict.tokens[:-1], verdict.path[:-1])
+    return no_token_error(logits[row] if len(logits) else logits, seq)  # none where a pass chose by plain logits
 
 
 def draft_paths(draft: Draft) -> list[TokenPath]:

@@ -189,13 +189,16 @@ def test_a_pass_makes_the_choices_that_the_verifier_makes_of_its_logits(target: 
     draws = verifier.draws(seqs)
     assert draws is not None
     spans = [span._replace(draft=draft) for span, draft in zip(spans, drafts, strict=True)]
-    got = target.score_and_choose(spans, None, draws)
+    left_out = target.score_and_choose(spans, None, draws)
+    choices = None if left_out.choices is None else left_out.choices.tolist()
+    assert not len(left_out.logits)
+    got = target.score_and_choose(spans, None, replace(draws, logits=True))
     assert [*graphs.captured] == [BatchShape(4, 4, packed=8 if packed else 0)]
     torch.testing.assert_close(got.logits, plain, rtol=1e-4, atol=1e-4)
     assert got.choices is not None
     expected = verifier.decide(seqs, [*drafts[:2], Draft((9, 0))], got.logits)
     assert expected is not None
-    assert got.choices.tolist() == expected.list()
+    assert got.choices.tolist() == expected.list() == choices
     state, by_host = target.advance(got, got.choices), target.advance(got, got.choices.clone())
     assert state is not None
     assert by_host is not None

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outrider.core.device_row import DeviceRow
 from outrider.core.draft import Draft, Verdict
-from outrider.core.errors import ConfigError, RequestError
+from outrider.core.errors import ConfigError, ModelError, RequestError
 from outrider.core.host_copy import HostCopy
 from outrider.core.sampling import NO_TOKEN, SamplingParams
 from outrider.core.sequence import Sequence
@@ -265,6 +265,29 @@ def test_the_wrong_number_of_rows_is_an_error():
 @MODES
 def test_no_sequences_no_verdicts(mode: Mode):
     assert make_verifier(mode).judge([], [], torch.zeros(0, 4)) == []
+
+
+def test_draws_are_made_once_while_the_sequences_are_the_same():
+    seqs = [Sequence(i, [1, 2], 2, SamplingParams(temperature=0.5 * i), seed=7 + i) for i in range(3)]
+    verifier = SeededVerifier()
+    draws = verifier.draws(seqs)
+    assert draws is verifier.draws([*seqs])
+    assert draws is not None
+    assert ([*draws.seeds], [*draws.temperatures], draws.logits) == ([7, 8, 9], [0.0, 0.5, 1.0], False)
+    some = verifier.draws(seqs[1:])
+    assert some is not None
+    assert [*some.seeds] == [8, 9]
+    other = Sequence(0, [1, 2], 2, SamplingParams(logprobs=0), seed=3)  # of an id that was there before
+    told = verifier.draws([other, seqs[2]])
+    assert told is not None
+    assert ([*told.seeds], told.logits) == ([3, 9], True)
+    assert verifier.draws([Sequence(4, [1], 1, SamplingParams(top_k=2, temperature=1.0), seed=0), seqs[2]]) is None
+
+
+def test_a_missing_token_is_an_error_also_where_the_pass_left_its_logits_out():
+    seq = Sequence(0, [1, 2], 2, SamplingParams(), seed=0)
+    (verdict,) = SeededVerifier().judge([seq], [Draft()], torch.empty(0, 8), HostCopy(torch.tensor([NO_TOKEN])))
+    assert isinstance(verdict, ModelError)
 
 
 def test_unknown_names_list_the_choices():
