@@ -120,7 +120,7 @@ def extend(seq: Sequence, tokens: tuple[Token, ...], stream: TextStream) -> tupl
 def detokenize(seq: Sequence, kept: tuple[Token, ...], stream: TextStream) -> tuple[str, ...]:
     """The text each token of a round makes ready to show, for a sequence without stop strings."""
     shown = kept[:-1] if seq.stop_reason is not None else kept  # by a stop token, the last of them
-    pieces = [stream.push(token) for token in shown] + [""] * (len(kept) - len(shown))
+    pieces = stream.push_all(shown) + [""] * (len(kept) - len(shown))
     if seq.finish is not None:
         pieces[-1] += stream.flush()
     return tuple(pieces)

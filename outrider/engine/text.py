@@ -52,12 +52,19 @@ class TextStream:
 
     def push(self, token: int, *, may_stop: bool = True) -> str:
         """Take the next token; return the text that is now safe to show."""
-        if self._ended:
-            why = f"at the stop string {self.stopped!r}" if self.stopped is not None else "with flush"
-            raise RuntimeError(f"this text ended {why}; begin a new TextStream for a new text")
+        self._check_open()
         self._may_stop = may_stop
         new = self._window.push(token)
         return self._show(new if self._stops is None else self._pass(new))
+
+    def push_all(self, tokens: Seq[int]) -> list[str]:
+        """What `push` returns for each of these."""
+        if self._stops is not None:
+            return [self.push(token) for token in tokens]
+        self._check_open()
+        pieces = list(map(self._window.push, tokens))
+        self._show("".join(pieces))
+        return pieces
 
     def flush(self) -> str:
         """End the text and return what was held back: nothing after a stop.
@@ -72,6 +79,11 @@ class TextStream:
             ready += self._held
         self._held, self._ended = "", True
         return self._show(ready)
+
+    def _check_open(self) -> None:
+        if self._ended:
+            why = f"at the stop string {self.stopped!r}" if self.stopped is not None else "with flush"
+            raise RuntimeError(f"this text ended {why}; begin a new TextStream for a new text")
 
     def _show(self, text: str) -> str:
         if text:

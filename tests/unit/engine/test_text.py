@@ -176,6 +176,22 @@ def test_pushed_and_flushed_text_is_the_decoded_whole(tok, data):
 
 @KINDS
 @given(data=st.data())
+@settings(max_examples=100, **FIXED)
+def test_tokens_pushed_at_once_are_pushed_one_by_one(tok, data):
+    ids = encoded(tok, data.draw(texts | meant), data.draw)
+    stop = data.draw(st.sampled_from([(), ("never here",)]))
+    one_by_one, at_once = TextStream(tok, (), stop), TextStream(tok, (), stop)
+    cuts = [0, *sorted(data.draw(st.sets(st.integers(0, len(ids))))), len(ids)]
+    for a, b in pairwise(cuts):
+        assert at_once.push_all(ids[a:b]) == [one_by_one.push(token) for token in ids[a:b]]
+        assert at_once.text == one_by_one.text
+    assert at_once.flush() == one_by_one.flush()
+    with pytest.raises(RuntimeError, match="ended with flush"):
+        at_once.push_all([0])
+
+
+@KINDS
+@given(data=st.data())
 @settings(max_examples=150, **FIXED)
 def test_the_output_is_what_it_adds_to_the_prompt(tok, data):
     ids = encoded(tok, data.draw(texts), data.draw)
