@@ -154,7 +154,8 @@ class Engine:
             launched.choices = self.verifier.decide(seqs, drafts, scores.logits, scores.positions)
         if launched.choices is not None and len(seqs) == len(spans):
             state = self.target.advance(scores, launched.choices.tokens)
-            launched.state = state and state.with_drafted(tuple([len(draft.tokens) for draft in drafts]))
+            if state is not None:
+                launched.state = state.with_drafted(tuple([len(draft.tokens) for draft in drafts]))
         if launched.choices is not None and any(seq.params.logprobs is not None for seq in seqs):
             launched.logprobs = RoundLogprobs(seqs, drafts, scores.logits, launched.choices.tokens)
         traits = self.drafting.traits

@@ -26,7 +26,7 @@ class DeviceState:
     """How many tokens were drafted for each, as the host knows: it gained one token more at most. None: unknown."""
 
     def __len__(self) -> int:
-        return len(self.lengths)
+        return self.lengths.shape[0]
 
     def with_drafted(self, drafted: tuple[int, ...]) -> DeviceState:
         """The same, and how many tokens were drafted for each."""
