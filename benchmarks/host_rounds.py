@@ -211,7 +211,7 @@ def cell(found: dict[tuple[str, int], list[float]], kind: str, batch: int) -> st
     if not found.get((kind, batch)):
         return f"{'-':>18}"
     us = statistics.median(found[kind, batch])
-    return f"{us:>10.0f} ({us / statistics.median(found['plain', batch]):>5.2f})"
+    return f"{us:>10.1f} ({us / statistics.median(found['plain', batch]):>5.2f})"
 
 
 if __name__ == "__main__":

@@ -18,7 +18,9 @@ def test_every_kind_of_round_is_timed():
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=300)
     assert done.returncode == 0, done.stderr
     table, _, answers = done.stdout.partition("\n\n")
-    times = {kind: (float(us), float(ratio)) for kind, us, ratio in re.findall(r"(\w+) +(\d+) \( *([\d.]+)\)", table)}
+    times = {
+        kind: (float(us), float(ratio)) for kind, us, ratio in re.findall(r"(\w+) +([\d.]+) \( *([\d.]+)\)", table)
+    }
     assert {"plain", "lookup", "block", "first", "rest"} <= times.keys()
     assert times["plain"][1] == 1.0
     for us, ratio in times.values():
