@@ -42,17 +42,17 @@ class Acceptance:
         """max_tokens: the longest draft, in tokens."""
         self.max_tokens = max(1, max_tokens)
         self._rows: dict[int, int] = {}
-        """By sequence id, its row of the arrays."""
+        """By sequence id, its row of the arrays; the first row is of all that nothing is known of, and stays empty."""
         self._free: list[int] = []
-        self._reached = np.zeros((0, self.max_tokens))  # drafts that reached the position, [rows, max_tokens]
-        self._accepted = np.zeros((0, self.max_tokens))
+        self._reached = np.zeros((1, self.max_tokens))  # drafts that reached the position, [rows, max_tokens]
+        self._accepted = np.zeros((1, self.max_tokens))
         self._all_reached = np.zeros(self.max_tokens)
         self._all_accepted = np.zeros(self.max_tokens)
         self.drafts = 0
         """How many drafts were noted."""
         self._first_weight = _FIRST_WEIGHT
         """What was assumed at first counts as so many drafts: as all that is old, less with every one noted."""
-        self._stated = np.zeros((0, self.max_tokens))  # confidences of the last draft, [rows, max_tokens]; NaN: none
+        self._stated = np.full((1, self.max_tokens), np.nan)  # of the last draft, [rows, max_tokens]; NaN: none
         self.states = False
         """Whether the drafter has ever stated a confidence."""
         self._sum_stated, self._times_stated = np.zeros(self.max_tokens), np.zeros(self.max_tokens)
@@ -149,8 +149,10 @@ class Acceptance:
     def _deviations(self, rows: Seq[int]) -> Floats:
         """[rows, max_tokens]: the confidences of each last draft, less their mean where the next draft reached the
         position, as rates are; 0 where nothing is known."""
-        mean = np.where(self._times_stated > 0, self._sum_stated / np.maximum(self._times_stated, 1e-9), np.nan)
-        return np.nan_to_num(self._stated[rows] - mean)
+        sums, times = self._sum_stated.tolist(), self._times_stated.tolist()
+        mean = [total / count if count > 0 else np.nan for total, count in zip(sums, times, strict=True)]
+        found = self._stated.take(rows, 0) - mean
+        return np.where(np.isnan(found), 0.0, found)
 
     @property
     def slope(self) -> float:
@@ -159,12 +161,29 @@ class Acceptance:
 
     def survival(self, seq_ids: Seq[int]) -> Floats:
         """[sequences, max_tokens]: the probability that all tokens up to a position are accepted."""
+        if len(seq_ids) == 1:
+            return np.array([self._survival_of(self._rows.get(seq_ids[0], 0))])
         rates, slope = self._own_rates(seq_ids), self.slope
         if slope > 0:
-            known = [(i, self._rows[seq_id]) for i, seq_id in enumerate(seq_ids) if seq_id in self._rows]
-            at, rows = ([pair[k] for pair in known] for k in (0, 1))
-            rates[at] += slope * self._deviations(rows)
-        return rates.clip(_MIN_RATE, _MAX_RATE).cumprod(1)
+            rates += slope * self._deviations(self._rows_of(seq_ids))
+        np.maximum(rates, _MIN_RATE, out=rates)
+        np.minimum(rates, _MAX_RATE, out=rates)
+        return rates.cumprod(1)
+
+    def _survival_of(self, row: int) -> list[float]:
+        """As `survival` of one request: arrays of a few numbers take several times as long."""
+        slope, came, reached = self.slope, self._accepted[row].tolist(), self._reached[row].tolist()
+        stated: list[float] = self._deviations([row])[0].tolist() if slope > 0 else [0.0] * self.max_tokens
+        found, survival = list[float](), 1.0
+        for prior, right, count, told in zip(self._rates(), came, reached, stated, strict=True):
+            rate = (right + _PRIOR_WEIGHT * prior) / (count + _PRIOR_WEIGHT) + slope * told
+            if rate < _MIN_RATE:
+                rate = _MIN_RATE
+            elif rate > _MAX_RATE:
+                rate = _MAX_RATE
+            survival *= rate
+            found.append(survival)
+        return found
 
     def fade(self, share: float) -> None:
         """Forget a share of all that was noted: a drafter that was not tried for long is judged anew."""
@@ -174,13 +193,14 @@ class Acceptance:
 
     def _own_rates(self, seq_ids: Seq[int]) -> Floats:
         """[sequences, max_tokens]: the rates of each request, which leans on the drafter's."""
-        prior = np.array(self._rates())
-        rates = np.tile(prior, (len(seq_ids), 1))
-        known = [(i, self._rows[seq_id]) for i, seq_id in enumerate(seq_ids) if seq_id in self._rows]
-        if known:
-            at, rows = map(list, zip(*known, strict=True))
-            rates[at] = (self._accepted[rows] + _PRIOR_WEIGHT * prior) / (self._reached[rows] + _PRIOR_WEIGHT)
+        rows, prior = self._rows_of(seq_ids), np.array(self._rates())
+        rates = self._accepted.take(rows, 0)
+        rates += _PRIOR_WEIGHT * prior
+        rates /= self._reached.take(rows, 0) + _PRIOR_WEIGHT
         return rates
+
+    def _rows_of(self, seq_ids: Seq[int]) -> list[int]:
+        return [self._rows.get(seq_id, 0) for seq_id in seq_ids]
 
     def _rates(self) -> list[float]:
         """[max_tokens]: the drafter's rate at each position; one that few drafts reached leans on the one before."""
@@ -202,7 +222,7 @@ class Acceptance:
     def _row(self, seq_id: int) -> int:
         if seq_id not in self._rows:
             if not self._free:
-                count = max(8, len(self._reached))
+                count = max(7, len(self._reached))
                 self._free = list(range(len(self._reached) + count - 1, len(self._reached) - 1, -1))
                 empty = np.zeros((count, self.max_tokens))
                 self._reached = np.concatenate((self._reached, empty))

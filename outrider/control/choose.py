@@ -7,9 +7,11 @@ seconds come from earlier rounds alone: a choice never depends on what is sample
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +41,12 @@ class Outlook:
 
     def steps(self, length: int) -> int:
         """Passes of its model for a draft of this length."""
-        return next((each for each in self.lengths if each >= length), length) if self.runs_model else 0
+        if not self.runs_model:
+            return 0
+        for each in self.lengths:
+            if each >= length:
+                return each
+        return length
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,29 +102,25 @@ def choose_plan(outlooks: Seq[Outlook], costs: RoundCosts, widths: Seq[int] = ()
     """
     batch = len(outlooks[0].budgets)
     plain = plain_plan(batch, costs)
-    best = replace(plain, tokens=MIN_GAIN * plain.tokens)
-    all_expected = [_expected(outlook) for outlook in outlooks]
-    for group in _groups(outlooks):
-        expected = {i: all_expected[i] for i in group}
-        most = batch + sum(float(each[:, -1].sum()) for each in expected.values())
-        asking = min(costs.asking_seconds((outlooks[i].name,), batch) for i in group)
+    best = Plan(plain.kind, plain.lengths, plain.drafters, MIN_GAIN * plain.tokens, plain.seconds)
+    for drafters in _groups([_Promise(i, outlook) for i, outlook in enumerate(outlooks)]):
+        most = batch + sum([each.tokens[-1] for each in drafters])
+        asking = min([costs.asking_seconds((each.name,), batch) for each in drafters])
         if most < best.rate * (plain.seconds + asking):  # not even if drafts took no row more
             continue
+        group = _Group(drafters, costs)
         if widths:
-            best = _best_padded(outlooks, expected, costs, widths, best)
-            best = _best_packed(outlooks, expected, costs, widths, best)
+            best = _best_packed(group, widths, _best_padded(group, widths, best))
         else:
-            best = _longest_paying(outlooks, expected, costs, best)
+            best = _longest_paying(group, best)
     return best if best.asks else plain
 
 
 def best_plan_of(outlooks: Seq[Outlook], drafter: int, costs: RoundCosts, widths: Seq[int] = ()) -> Plan:
     """The plan of the highest rate in which this drafter drafts, and no other, whether that pays or not."""
     none = replace(plain_plan(len(outlooks[drafter].budgets), costs), tokens=0.0)
-    expected = {drafter: _expected(outlooks[drafter])}
-    if widths:
-        return _best_padded(outlooks, expected, costs, widths, none)
-    return _longest_paying(outlooks, expected, costs, none)
+    group = _Group([_Promise(drafter, outlooks[drafter])], costs)
+    return _best_padded(group, widths, none) if widths else _longest_paying(group, none)
 
 
 def choose_drafts(expected: Seq[float], lengths: Seq[int], planned: RoundKind, costs: RoundCosts) -> list[bool]:
@@ -137,91 +140,191 @@ def choose_drafts(expected: Seq[float], lengths: Seq[int], planned: RoundKind, c
     return [i in chosen for i in range(len(lengths))]
 
 
-def _groups(outlooks: Seq[Outlook]) -> Iterator[list[int]]:
+class _Promise:
+    """What a drafter may bring."""
+
+    def __init__(self, index: int, outlook: Outlook) -> None:
+        """index: its place among the outlooks."""
+        self.index, self.outlook, self.name = index, outlook, outlook.name
+        self.budgets: list[int] = outlook.budgets.tolist()
+        self.least, self.most = min(self.budgets), max(self.budgets)
+        self.gains = outlook.survival  # of each token, none beyond the budget, [sequences, tokens]
+        if self.least < self.gains.shape[1]:
+            self.gains = np.where(np.arange(self.gains.shape[1]) < outlook.budgets[:, None], self.gains, 0.0)
+        self.tokens = [*accumulate(self.gains.sum(0).tolist())]
+        """Of drafts of 1, 2, ... tokens for each sequence, those accepted in all."""
+
+
+class _Group:
+    """Drafters that are tried together: each sequence takes the one that promises most."""
+
+    def __init__(self, drafters: Seq[_Promise], costs: RoundCosts) -> None:
+        self.drafters, self.costs, self.batch = drafters, costs, len(drafters[0].budgets)
+        self.lengths = tuple([n for each in drafters for n in each.outlook.lengths])
+
+    def best_of(self, lengths: Seq[int]) -> tuple[Ints, list[float]]:
+        """For drafts of each length: who drafts [sequences, lengths], and the tokens accepted in all."""
+        first, *others = self.drafters
+        if not others:
+            return np.zeros((self.batch, len(lengths)), np.int64), [first.tokens[n - 1] for n in lengths]
+        by, top = np.int64(0), self._accepted(first, lengths)
+        for i, each in enumerate(others, 1):
+            promised = self._accepted(each, lengths)
+            by, top = np.where(promised > top, i, by), np.maximum(promised, top)
+        return np.asarray(by), top.sum(0).tolist()
+
+    @staticmethod
+    def _accepted(drafter: _Promise, lengths: Seq[int]) -> Floats:
+        """Tokens of drafts of each length, [sequences, lengths]."""
+        most = len(drafter.tokens)
+        return drafter.gains.cumsum(1).take([min(n, most) - 1 for n in lengths], 1)
+
+    def likeliest(self) -> tuple[list[int], Floats]:
+        """The drafter that promises most of each sequence, and what tokens gain [sequences, tokens]."""
+        first, most = self.drafters[0], max([len(each.tokens) for each in self.drafters])
+        if len(self.drafters) == 1:
+            return [0] * self.batch, first.gains
+        by = self.best_of([most])[0][:, 0]
+        gains = np.zeros((self.batch, most))
+        for i, each in enumerate(self.drafters):
+            gains[:, : len(each.tokens)] += np.where(by[:, None] == i, each.gains, 0.0)
+        return by.tolist(), gains
+
+    def only(self, by: Seq[int]) -> _Promise | None:
+        """The drafter of all sequences, if it is one."""
+        return self.drafters[by[0]] if by.count(by[0]) == len(by) else None
+
+    def least_seconds(self, only: _Promise | None, width: int, rows: int) -> float:
+        """What a round with drafts takes at least. only: who drafts; None: it is not known, nor what drafts take."""
+        if only is None:
+            return self.costs.pass_seconds(self.batch, width, rows)
+        kind = RoundKind(self.batch, width, rows, (only.name,), only.outlook.steps(width - 1))
+        return self.costs.shared_seconds(kind)
+
+    def drafting(self, by: Seq[int], lengths: Seq[int]) -> tuple[tuple[str, ...], int]:
+        """Who drafts, by name, and the passes of the model among them. by, lengths: of each sequence."""
+        only = self.only(by)
+        if only is not None:
+            return (only.name,), only.outlook.steps(max(lengths))
+        longest = dict.fromkeys(range(len(self.drafters)), 0)
+        for i, n in {*zip(by, lengths, strict=True)}:
+            longest[i] = max(longest[i], n)
+        asked = [(self.drafters[i], n) for i, n in longest.items() if n]
+        return tuple([each.name for each, _ in asked]), max([each.outlook.steps(n) for each, n in asked])
+
+    def cut(self, by: Seq[int], length: int) -> list[int]:
+        """The lengths of drafts of so many tokens, as far as each sequence has room."""
+        if length <= min([each.least for each in self.drafters]):
+            return [length] * self.batch
+        return [min(length, self.drafters[i].budgets[row]) for row, i in enumerate(by)]
+
+    def indices(self, by: Seq[int], lengths: Seq[int]) -> list[int]:
+        """Of the drafters of a plan."""
+        own = [each.index for each in self.drafters]
+        return [own[i] if n else -1 for i, n in zip(by, lengths, strict=True)]
+
+
+def _groups(promises: Seq[_Promise]) -> Iterator[list[_Promise]]:
     """Sets of drafters to try together: those without a model, and with each one that runs one."""
-    free = [i for i, each in enumerate(outlooks) if not each.runs_model]
+    free = [each for each in promises if not each.outlook.runs_model]
     if free:
         yield free
-    for i, each in enumerate(outlooks):
-        if each.runs_model:
-            yield [*free, i]
+    for each in promises:
+        if each.outlook.runs_model:
+            yield [*free, each]
 
 
-def _expected(outlook: Outlook) -> Floats:
-    """[sequences, max_tokens + 1]: tokens accepted of drafts of 0, 1, ... tokens, no longer than the budget."""
-    place = np.arange(outlook.survival.shape[1])
-    survival = np.where(place < outlook.budgets[:, None], outlook.survival, 0.0)
-    expected = np.zeros((len(survival), survival.shape[1] + 1))
-    survival.cumsum(1, out=expected[:, 1:])
-    return expected
+@lru_cache
+def _lengths(widths: tuple[int, ...], most: int, drafted: tuple[int, ...]) -> dict[int, int]:
+    """Draft lengths to try, no longer than `most`, and the width of the pass that takes each."""
+    lengths = {min(width - 1, most) for width in widths[1:]} | {*drafted}
+    return {n: next(w for w in widths if w > n) for n in sorted(lengths) if 0 < n <= most}
 
 
-def _best_padded(
-    outlooks: Seq[Outlook], expected: Mapping[int, Floats], costs: RoundCosts, widths: Seq[int], best: Plan
-) -> Plan:
+def _best_padded(group: _Group, widths: Seq[int], best: Plan) -> Plan:
     """The best of this plan and those of each length: every sequence has room for as many, and takes the best drafter.
 
-    In plain lists: a batch is small more often than not, and arrays of a few numbers take ten times as long.
+    Nothing is done for each sequence where it is not known to matter: a batch may be large.
     """
-    group, tables = list(expected), [each.T.tolist() for each in expected.values()]  # [drafters][lengths][sequences]
-    budgets = [outlooks[i].budgets.tolist() for i in group]
-    most, batch = min(max(map(max, budgets)), widths[-1] - 1), len(budgets[0])
-    lengths = {min(width - 1, most) for width in widths[1:]} | {n for i in group for n in outlooks[i].lengths}
-    top_rate, found = best.rate, False
-    for length in sorted(n for n in lengths if 0 < n <= most):
-        worth = [table[min(length, len(table) - 1)] for table in tables]  # [drafters][sequences]
-        top = worth[0] if len(worth) == 1 else list(map(max, *worth))
-        tokens, width = batch + sum(top), next(w for w in widths if w > length)
+    batch, costs, most = group.batch, group.costs, max([each.most for each in group.drafters])
+    tried = _lengths(tuple(widths), min(most, widths[-1] - 1), group.lengths)
+    by, accepted = group.best_of([*tried])
+    found: tuple[list[int], list[int], RoundKind, float, float] | None = None
+    top_rate = best.rate
+    for at, (length, width) in enumerate(tried.items()):
+        tokens = batch + accepted[at]
         if tokens <= LEEWAY * top_rate * costs.pass_seconds(batch, width, batch * width):  # whatever drafts take
             continue
-        by = [0] * batch if len(worth) == 1 else list(map(tuple.index, zip(*worth, strict=True), top))
-        own = [min(length, budgets[i][row]) for row, i in enumerate(by)]
-        who = [group[i] if n else -1 for i, n in zip(by, own, strict=True)]
-        kind = RoundKind(batch, width, batch * width, *_drafting(outlooks, who, own))
+        chosen: list[int] = by[:, at].tolist()
+        lengths = group.cut(chosen, length)
+        kind = RoundKind(batch, width, batch * width, *group.drafting(chosen, lengths))
         seconds = costs.seconds(kind)
-        least = LEEWAY * top_rate if found and kind.drafters == best.kind.drafters else top_rate
+        least = LEEWAY * top_rate if found and kind.drafters == found[2].drafters else top_rate
         if tokens > least * seconds:
-            best, found = Plan(kind, own, who, tokens, seconds), True
-            top_rate = max(top_rate, best.rate)
+            found, top_rate = (chosen, lengths, kind, tokens, seconds), max(top_rate, tokens / seconds)
+    if found is None:
+        return best
+    return Plan(found[2], found[1], group.indices(*found[:2]), *found[3:])
+
+
+def _best_packed(group: _Group, widths: Seq[int], best: Plan) -> Plan:
+    """The best of this plan and those of as many draft tokens as packed passes take, wherever they may survive.
+
+    Also none longer than each length that a model drafts, since a step costs as much for few sequences.
+    """
+    batch, costs, packed = group.batch, group.costs, group.costs.target.packed_rows(group.batch)
+    if not packed:
+        return best
+    by, gains = group.likeliest()
+    most, before, only = min(gains.shape[1], widths[-1] - 1), 0, group.only(by)
+    for longest in sorted({most, *(n for n in group.lengths if n < most)}):
+        likeliest = gains[:, :longest].flatten()
+        some = int(np.count_nonzero(likeliest))
+        if some == before:  # no draft may be longer
+            continue
+        likeliest.sort()
+        before, likeliest = some, likeliest[::-1]
+        counts = sorted({min(rows - batch, some) for rows in packed})
+        sums = likeliest.cumsum().take([count - 1 for count in counts]).tolist()
+        for count, accepted in zip(counts, sums, strict=True):
+            tokens, width = batch + accepted, 1 - -count // batch  # the widest sequence has as many rows at least
+            if tokens <= best.rate * group.least_seconds(only, width, batch + count):
+                continue
+            lengths = _first(gains[:, :longest], count, float(likeliest[count - 1]))
+            kind = RoundKind(batch, 1 + max(lengths), batch + count, *group.drafting(by, lengths))
+            kind = costs.padded_kind(kind, widths)
+            seconds = costs.seconds(kind)
+            if tokens > best.rate * seconds:
+                best = Plan(kind, lengths, group.indices(by, lengths), tokens, seconds)
     return best
 
 
-def _gains(outlooks: Seq[Outlook], expected: Mapping[int, Floats]) -> tuple[Ints, Floats]:
-    """The drafter that expects most of each sequence, [sequences], and what each token gains, [sequences, tokens]."""
-    whole = np.stack([e[:, -1] for e in expected.values()])  # [drafters, sequences]
-    who = whole.argmax(0)
-    gains = np.stack([np.diff(_padded(e, outlooks)) for e in expected.values()])[who, np.arange(len(who))]
-    return np.array(list(expected))[who], gains
+def _first(gains: Floats, count: int, least: float) -> list[int]:
+    """How many of the `count` tokens that gain most each sequence has. least: what the last of them gains.
+
+    Of equal ones the first count.
+    """
+    lengths = (gains > least).sum(1)
+    equal = np.flatnonzero(gains == least)[: count - int(lengths.sum())]
+    return (lengths + np.bincount(equal // gains.shape[1], minlength=len(gains))).tolist()
 
 
-def _likeliest(gains: Floats) -> tuple[Ints, Floats]:
-    """The sequence of each token that gains anything, the likeliest first, and what it gains."""
-    order = np.argsort(-gains, axis=None, kind="stable")
-    worth = gains.flat[order]
-    count = int((worth > 0).sum())
-    return order[:count] // gains.shape[1], worth[:count]
-
-
-def _longest_paying(outlooks: Seq[Outlook], expected: Mapping[int, Floats], costs: RoundCosts, best: Plan) -> Plan:
+def _longest_paying(group: _Group, best: Plan) -> Plan:
     """The best of this plan and those of 1, 2, ... draft tokens in all, wherever they are likeliest to survive.
 
     Ends where what is left could not make up for the rows so far, by what their passes were measured to take.
     """
-    who, gains = _gains(outlooks, expected)
-    drafters, batch, best_rate = who.tolist(), len(who), best.rate
-    likeliest, worth = (each.tolist() for each in _likeliest(gains))
-    lengths, asked, steps = [0] * batch, list[int](), 0
+    by, gains = group.likeliest()
+    batch, costs, best_rate = group.batch, group.costs, best.rate
+    order = np.argsort(-gains, axis=None, kind="stable")[: np.count_nonzero(gains)]
+    likeliest, worth = (order // gains.shape[1]).tolist(), gains.flat[order].tolist()
+    lengths = [0] * batch
     tokens, most = float(batch), batch + sum(worth)
     found: tuple[int, RoundKind, float, float] | None = None
     for count, (row, gain) in enumerate(zip(likeliest, worth, strict=True), 1):
         lengths[row] += 1
         tokens += gain
-        by = drafters[row]
-        if by not in asked:
-            asked = sorted((*asked, by))
-        steps = max(steps, outlooks[by].steps(lengths[row]))
-        names = tuple(outlooks[i].name for i in asked)
-        kind = RoundKind(batch, 1 + max(lengths), batch + count, names, steps)
+        kind = RoundKind(batch, 1 + max(lengths), batch + count, *group.drafting(by, lengths))
         shared, seconds = costs.shared_seconds(kind), costs.seconds(kind)
         if tokens / seconds > best_rate:
             best_rate, found = tokens / seconds, (count, kind, tokens, seconds)
@@ -229,53 +332,7 @@ def _longest_paying(outlooks: Seq[Outlook], expected: Mapping[int, Floats], cost
             break
     if found is None:
         return best
-    chosen = likeliest[: found[0]]
-    own = [chosen.count(row) for row in range(batch)]
-    return Plan(found[1], own, [by if n else -1 for by, n in zip(drafters, own, strict=True)], *found[2:])
-
-
-def _best_packed(
-    outlooks: Seq[Outlook], expected: Mapping[int, Floats], costs: RoundCosts, widths: Seq[int], best: Plan
-) -> Plan:
-    """The best of this plan and those of as many draft tokens as packed passes take, wherever they may survive.
-
-    Also none longer than each length that a model drafts, since a step costs as much for few sequences.
-    """
-    batch = len(outlooks[0].budgets)
-    room = [rows - batch for rows in costs.target.packed_rows(batch)]
-    if not room:
-        return best
-    who, gains = _gains(outlooks, expected)
-    drafters = who.tolist()
-    most = min(gains.shape[1], widths[-1] - 1)
-    for longest in sorted({most, *(n for i in expected for n in outlooks[i].lengths if n < most)}):
-        likeliest, worth = _likeliest(gains[:, :longest])
-        sums = worth.cumsum().tolist()
-        for count in sorted({min(n, len(sums)) for n in room} - {0}):
-            tokens = batch + sums[count - 1]
-            if tokens <= best.rate * costs.pass_seconds(batch, 1, batch + count):  # whatever drafts take
-                continue
-            lengths = np.bincount(likeliest[:count], minlength=batch).tolist()
-            asked = [i if n else -1 for i, n in zip(drafters, lengths, strict=True)]
-            drafting = _drafting(outlooks, asked, lengths)
-            kind = costs.padded_kind(RoundKind(batch, 1 + max(lengths), batch + count, *drafting), widths)
-            seconds = costs.seconds(kind)
-            if tokens > best.rate * seconds:
-                best = Plan(kind, lengths, asked, tokens, seconds)
-    return best
-
-
-def _padded(expected: Floats, outlooks: Seq[Outlook]) -> Floats:
-    """The same with as many columns as the longest draft of any drafter needs."""
-    most = max(each.survival.shape[1] for each in outlooks) + 1
-    if expected.shape[1] == most:
-        return expected
-    return np.concatenate((expected, np.repeat(expected[:, -1:], most - expected.shape[1], axis=1)), axis=1)
-
-
-def _drafting(outlooks: Seq[Outlook], who: Seq[int], lengths: Seq[int]) -> tuple[tuple[str, ...], int]:
-    """The drafters of a plan by name, and the passes that the one with a model takes."""
-    asked = sorted({*who} - {-1})
-    longest = [max(n for by, n in zip(who, lengths, strict=True) if by == i) for i in asked]
-    steps = (outlooks[i].steps(n) for i, n in zip(asked, longest, strict=True))
-    return tuple(outlooks[i].name for i in asked), max(steps, default=0)
+    own = [0] * batch
+    for row in likeliest[: found[0]]:
+        own[row] += 1
+    return Plan(found[1], own, group.indices(by, own), *found[2:])

@@ -60,6 +60,10 @@ class PassTable:
     """What padded passes take, by what was asked for before."""
     _by_rows: dict[int, float] = field(init=False, repr=False, compare=False, default_factory=dict[int, float])
     """The same of `rows_seconds`."""
+    _packed_by: dict[int, list[int]] = field(
+        init=False, repr=False, compare=False, default_factory=dict[int, list[int]]
+    )
+    """The same of `packed_rows`."""
 
     def __post_init__(self) -> None:
         best: dict[int, float] = {}
@@ -87,7 +91,10 @@ class PassTable:
 
     def packed_rows(self, batch: int) -> list[int]:
         """Rows of the packed passes for so many sequences."""
-        return sorted(n for b, n in self.packed if batch <= b < 2 * batch)
+        known = self._packed_by.get(batch)
+        if known is None:
+            known = self._packed_by[batch] = sorted(n for b, n in self.packed if batch <= b < 2 * batch)
+        return known
 
     def padded_rows(self, batch: int, width: int, rows: int) -> int:
         """Rows of the pass that takes so many: of a packed one where that has fewer than `width` of each sequence."""
@@ -182,15 +189,18 @@ class RoundCosts:
         """Of rounds with drafts: how much slower they are than all that says."""
         self._now = 0
         """Rounds noted so far."""
+        self._passes: dict[RoundKind, float] = {}
+        """What `_measured` found."""
 
     def seconds(self, kind: RoundKind) -> float:
         """Expected seconds of a round of this kind."""
         own = self._kinds.get(kind) if kind.drafters else None
-        return self.shared_seconds(kind) * (1.0 if own is None else own.at(self._now))
+        return self.shared_seconds(kind) if own is None else self.shared_seconds(kind) * own.at(self._now)
 
     def shared_seconds(self, kind: RoundKind) -> float:
         """The same without what is known of this very kind: more rows never take less."""
-        return self._measured(kind) * self._level(kind.batch) + self.asking_seconds(kind.drafters, kind.batch)
+        passes = self._measured(kind) * self._level(kind.batch)
+        return passes + self.asking_seconds(kind.drafters, kind.batch) if kind.drafters else passes
 
     def pass_seconds(self, batch: int, width: int, rows: int) -> float:
         """The same of the target's pass alone."""
@@ -271,13 +281,17 @@ class RoundCosts:
         return known.value if known else 1.0
 
     def _measured(self, kind: RoundKind) -> float:
-        table = self.target
-        padded = table.padded
-        verify = table.pass_seconds(kind.batch, kind.width, kind.rows) if padded else table.rows_seconds(kind.rows)
-        if not kind.steps:
-            return verify
-        steps = [self.drafters[name].pass_seconds(kind.batch, 1) for name in kind.drafters if name in self.drafters]
-        return verify + kind.steps * sum(steps)
+        """What its passes were measured to take."""
+        known = self._passes.get(kind)
+        if known is None:
+            if len(self._passes) >= _MAX_KINDS:
+                self._passes.clear()
+            known = self.target.pass_seconds(kind.batch, kind.width, kind.rows)
+            if kind.steps:
+                tables = [self.drafters[name] for name in kind.drafters if name in self.drafters]
+                known += kind.steps * sum(table.pass_seconds(kind.batch, 1) for table in tables)
+            self._passes[kind] = known
+        return known
 
     def padded_kind(self, kind: RoundKind, widths: Seq[int]) -> RoundKind:
         """The kind of the captured pass that takes such a round. widths: those that passes are padded to."""
