@@ -13,6 +13,9 @@ MAX_SEQUENCES = 256
 MAX_WIDTH = 32
 """Rows of one sequence in a pass: its last token and the draft."""
 
+MAX_DIRECT_PROGRAMS = 192
+"""Programs of attention's kernel for few rows, splits not counted."""
+
 
 @dataclass(frozen=True, slots=True)
 class PackedRows:
@@ -85,3 +88,5 @@ class AttentionWorkspace:
         self.parts = torch.empty(row_splits * heads * dim, dtype=torch.float32, device=device)
         self.peaks = torch.empty(row_splits * heads, dtype=torch.float32, device=device)
         self.sums = torch.empty_like(self.peaks)
+        self.counters = torch.zeros(MAX_DIRECT_PROGRAMS, dtype=torch.int32, device=device)
+        """How many splits are stored, in the kernel for few rows; 0 between its launches."""

@@ -5,20 +5,29 @@ that group; a second kernel combines the n splits in order (flash decoding). The
 the sequence, or is always the same where a row's bits must not depend on the other rows. Only the block tables bound
 the length of a sequence: one captured pass serves every length.
 
+Few rows of few sequences take the kernel of triton_direct_attention.py instead, unless the number of splits is fixed.
 `attend_pages` in kernels/attention.py is the plain reference.
 """
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from outrider.kernels.batch import AttentionBatch, AttentionWorkspace
+from outrider.kernels.batch import MAX_DIRECT_PROGRAMS, AttentionBatch, AttentionWorkspace
+from outrider.kernels.triton_direct_attention import attend_direct
 
 KEY_BLOCK = 64  # keys a program loads at a time
 SPLITS_PER_STEP = 16  # splits combined at a time
 NO_WINDOW = 1 << 30  # longer than any text
+DIRECT = not triton.knobs.runtime.interpret
+"""Whether few rows take the kernel whose operands go straight to the tensor cores: the interpreter does not run it."""
+DIRECT_ROWS = 16  # rows times query heads of a group, in one of its programs
+DIRECT_WARPS = 8
+DIRECT_CHUNK = 256  # keys of a program before a sequence is split further
+MULTIPROCESSORS = 132  # of an H200; one program fills one
 
 
 @triton.jit
@@ -229,6 +238,28 @@ def launch_options(rows: int) -> dict[str, int]:
     return {"num_warps": 4, "num_stages": 3} if rows < 128 else {"num_warps": 8, "num_stages": 2}
 
 
+def _direct_groups(q: Tensor, keys: Tensor, batch: AttentionBatch) -> tuple[int, int]:
+    """Rows of a sequence in one program of the kernel for few rows, and how many programs have them all."""
+    rows = min(batch.width, DIRECT_ROWS * keys.shape[1] // q.shape[1])
+    return rows, triton.cdiv(batch.width, rows)
+
+
+def direct_splits(q: Tensor, keys: Tensor, batch: AttentionBatch, page: int) -> int:
+    """Max programs that a sequence's keys are split between in the kernel for few rows; 0: the other kernel suits.
+
+    As measured on an H200 after 128 to 4000 tokens. Where every sequence is split alike (chunk is 0) a row's bits must
+    not depend on the batch, and so the kernel may not either.
+    """
+    heads, kv, dim = q.shape[1], *keys.shape[1:]
+    if not DIRECT or not batch.chunk or heads > DIRECT_ROWS * kv or q.dtype != torch.bfloat16:
+        return 0
+    programs = len(batch.starts) * _direct_groups(q, keys, batch)[1] * kv
+    fewest = {64: 1, 128: 8}.get(dim, MAX_DIRECT_PROGRAMS + 1)  # two programs take too long for a thousand long keys
+    if page != 16 or not fewest <= programs <= MAX_DIRECT_PROGRAMS:
+        return 0
+    return max(1, min(batch.splits, MULTIPROCESSORS // programs))
+
+
 def attend_pages(
     q: Tensor,
     keys: Tensor,
@@ -248,6 +279,16 @@ def attend_pages(
     window = window or (skip and NO_WINDOW)
     n, heads, dim = q.shape
     kv = keys.shape[1]
+    if splits := direct_splits(q, keys, batch, page):
+        rows_per_program, groups = _direct_groups(q, keys, batch)
+        attend_direct[(len(batch.starts) * groups, kv, splits)](
+            q, keys, values, batch.block_tables, batch.table_ids, batch.starts, batch.widths, batch.ancestors,
+            batch.depths, batch.packing.offsets, out, work.parts, work.peaks, work.sums, work.counters, scale, softcap,
+            window, skip, batch.width, batch.block_tables.shape[1], groups, rows_per_program, splits, DIRECT_CHUNK,
+            heads, kv, dim, page, 2048 // dim, DIRECT_WARPS, softcap > 0, window > 0, pdl,
+            num_warps=DIRECT_WARPS, launch_pdl=pdl,
+        )  # fmt: skip
+        return
     rows_per_program = batch.rows_per_program or choose_rows_per_program(len(batch.starts), batch.width, heads, kv)
     rows = max(16, triton.next_power_of_2(rows_per_program * (heads // kv)))
     groups = triton.cdiv(batch.width, rows_per_program)
