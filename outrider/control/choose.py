@@ -93,8 +93,8 @@ def plain_plan(batch: int, costs: RoundCosts) -> Plan:
     return Plan(kind, [0] * batch, [-1] * batch, float(batch), costs.seconds(kind))
 
 
-def choose_plan(outlooks: Seq[Outlook], costs: RoundCosts, widths: Seq[int] = ()) -> Plan:
-    """The plan of the highest rate; the plain one unless another promises `MIN_GAIN` more.
+def choose_plan(outlooks: Seq[Outlook], costs: RoundCosts, widths: Seq[int] = (), least: float = MIN_GAIN) -> Plan:
+    """The plan of the highest rate; the plain one unless another promises `least` times as much.
 
     widths: those that passes are padded to, unless they are packed; empty: a pass costs by its rows. Then, and in a
     packed pass, each sequence gets a length of its own. Drafters that run no model come first in `outlooks`; of equal
@@ -102,7 +102,7 @@ def choose_plan(outlooks: Seq[Outlook], costs: RoundCosts, widths: Seq[int] = ()
     """
     batch = len(outlooks[0].budgets)
     plain = plain_plan(batch, costs)
-    best = Plan(plain.kind, plain.lengths, plain.drafters, MIN_GAIN * plain.tokens, plain.seconds)
+    best = Plan(plain.kind, plain.lengths, plain.drafters, least * plain.tokens, plain.seconds)
     for drafters in _groups([_Promise(i, outlook) for i, outlook in enumerate(outlooks)]):
         most = batch + sum([each.tokens[-1] for each in drafters])
         asking = min([costs.asking_seconds((each.name,), batch) for each in drafters])
@@ -257,6 +257,8 @@ def _best_padded(group: _Group, widths: Seq[int], best: Plan) -> Plan:
             continue
         chosen: list[int] = by[:, at].tolist()
         lengths = group.cut(chosen, length)
+        if max(lengths) < length:  # as a shorter plan, in a narrower pass
+            continue
         kind = RoundKind(batch, width, batch * width, *group.drafting(chosen, lengths))
         seconds = costs.seconds(kind)
         least = LEEWAY * top_rate if found and kind.drafters == found[2].drafters else top_rate

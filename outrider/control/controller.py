@@ -15,18 +15,22 @@ from outrider.control.costs import RoundCosts, RoundKind, size_of
 from outrider.control.decisions import Decisions
 from outrider.control.trials import TRIAL_ROUNDS, AskedRound, Trials
 
+_STARTING_GAIN, _STAYING_GAIN, _PATIENCE = 1.05, 0.95, 8.0
+"""Where rounds overlap, drafts begin if they promise so many times what plain decoding brings: to begin takes several
+rounds. They go on if they promise this much, until they have lost so many tokens, times the root of the batch, since
+they last paid: a good drafter is out of luck for ten rounds now and then."""
 _PROBE_ROUNDS = 5
 """A probe lasts so many rounds where rounds overlap: in the first two, drafters catch up with the text."""
-_SHORT_PROBE, _LONG_PROBE, _PROBE_LOSS = 2, 8, 0.8
+_SHORT_PROBE, _LONG_PROBE, _PROBE_LOSS = 2, 16, 2.0
 """Where it is known what such rounds take, it lasts for so many, at most until it lost so much of a round: what costs
 little tells more, and catching up costs the same."""
-_PROBE_SEQUENCES = 4
+_PROBE_SEQUENCES, _OVERLAPPED_PROBE = 4, 16
 """A probe of a draft model, which may have much text to catch up with, is of so many sequences, in turn; where rounds
-overlap every probe is, since the host's work for each sequence is not hidden there."""
+overlap every probe is of so many: fewer take no less where a pass is as wide for all."""
 _PROBE_SHARE, _RESTING_SHARE = 0.01, 0.004
 """The share of time that probing may cost, and where nobody drafts."""
 _MIN_PROBE_ROUNDS, _MAX_PROBE_ROUNDS = 16, 4096
-_PLAIN_ROUNDS = 256
+_PLAIN_ROUNDS = 512
 """After so many rounds with drafts come some without, so that it is known what drafts save."""
 _PLAIN_SPELL = 5
 """So many, where rounds overlap: the time of the first and the last is also that of its neighbours."""
@@ -89,11 +93,17 @@ class Controller:
         self._round = self._since_probe = self._since_plain = 0
         self._probe_due = _MIN_PROBE_ROUNDS
         """No probe is thought of before so many rounds without one."""
+        self._under_way = False
+        """The last plan had drafts, and not only to learn of them."""
+        self._lost = 0.0
+        """Tokens that drafts brought less than plain decoding would have, since they last brought more."""
         self._sizes: set[int] = set()
         """Of batches that had rounds without drafts when they were new, to learn what those take."""
         self._probed = [0] * len(members)
         self._asked = [0] * len(members)
         """The round in which each drafter was last asked."""
+        self._judged = [0] * len(members)
+        """The same, or in which the text judged guesses of it: what is known of it is not old."""
 
     def plan(self, seq_ids: Seq[int], budgets: Seq[int]) -> Plan:
         """Who drafts how far in the next round; no sequence gets more than its budget."""
@@ -110,10 +120,20 @@ class Controller:
             Outlook(m.name, a.survival(seq_ids), np.minimum(most, m.max_tokens), m.runs_model, m.lengths)
             for m, a in zip(self.members, self.acceptance, strict=True)
         ]
-        plan = choose_plan(outlooks, self.costs, self.widths)
+        plan = choose_plan(outlooks, self.costs, self.widths, self._least_gain(batch))
+        self._under_way = plan.asks
         if self._visible is not None:
             plan = self._ask_visible(plan, self._visible, seq_ids, budgets)
         return self._probe(outlooks, plan) or plan
+
+    def _least_gain(self, batch: int) -> float:
+        """What a plan with drafts must promise, of what plain decoding brings."""
+        if not self.widths:
+            return MIN_GAIN
+        if self._under_way and self._lost < _PATIENCE * batch**0.5:
+            return _STAYING_GAIN
+        self._lost = 0.0
+        return _STARTING_GAIN
 
     def _is_new_size(self, batch: int) -> bool:
         """Whether to find out first what rounds without drafts take: those of another batch tell something else, since
@@ -205,8 +225,10 @@ class Controller:
         if plan.settled:
             self._trials.note(seq_ids, self._asked_round(accepted, extra))
         self._count_round(any(drafted))
+        if plain > 0:
+            self._lost = max(0.0, self._lost - sum(accepted) + len(seq_ids) * extra / plain)
         for i in () if plan.probe else {who for who, n in zip(plan.drafters, plan.lengths, strict=True) if n}:
-            self._asked[i] = self._round
+            self._asked[i] = self._judged[i] = self._round
         # a draft shorter than asked for is not accepted beyond its end either, unless it was seen before it was scored
         told = plan.lengths if self.widths else drafted
         judged = [row for row in rows if drafted[row] and plan.lengths[row]]
@@ -234,6 +256,10 @@ class Controller:
     def plain_rate(self, batch: int) -> float:
         """Tokens a second of plain decoding."""
         return batch / self._price(RoundKind(batch, 1, batch))[0]
+
+    def usual_seconds(self, plan: Plan, drafted: Seq[int]) -> float:
+        """What a round of a plan takes, going by others of its kind: one alone may be a stall."""
+        return sum(self._price(self._kind(plan, drafted)))
 
     def _price(self, kind: RoundKind) -> tuple[float, float]:
         """Seconds of a round without drafts, and how many more this kind takes; not asked for in every round."""
@@ -278,8 +304,8 @@ class Controller:
         self._since_probe += 1
         self._since_plain += drafted
         self._round += 1
-        for asked, acceptance in zip(self._asked, self.acceptance, strict=True):
-            if (self._round - asked) % _FADE_ROUNDS == 0:
+        for judged, acceptance in zip(self._judged, self.acceptance, strict=True):
+            if (self._round - judged) % _FADE_ROUNDS == 0:
                 acceptance.fade(_FADE_SHARE)
 
     def is_active(self, member: int) -> bool:
@@ -289,6 +315,7 @@ class Controller:
     def note_guesses(self, member: int, seq_ids: Seq[int], lengths: Seq[int], accepted: Seq[int]) -> None:
         """Note drafts that were not scored, judged by the text that came."""
         known = self.acceptance[member]
+        self._judged[member] = self._round if seq_ids else self._judged[member]
         known.note(seq_ids, [known.max_tokens] * len(lengths) if self.widths else lengths, accepted)
 
     def would_pay(self, member: int, batch: int, accepted: float) -> bool:
@@ -373,9 +400,10 @@ class Controller:
 
     def _probe_budgets(self, outlook: Outlook, member: int) -> Ints:
         able = np.flatnonzero(outlook.budgets)
-        if not (outlook.runs_model or self.widths) or len(able) <= _PROBE_SEQUENCES:
+        most = _OVERLAPPED_PROBE if self.widths else _PROBE_SEQUENCES
+        if not (outlook.runs_model or self.widths) or len(able) <= most:
             return outlook.budgets
-        turn = np.roll(able, -_PROBE_SEQUENCES * self._probed[member])[:_PROBE_SEQUENCES]
+        turn = np.roll(able, -most * self._probed[member])[:most]
         chosen = np.zeros_like(outlook.budgets)
         chosen[turn] = outlook.budgets[turn]
         return chosen

@@ -30,9 +30,9 @@ _PRICED_ROWS = 8
 """The price of a row is the mean over so many."""
 _MAX_KINDS = 4096
 """Kinds whose corrections are kept; the longest unseen is dropped."""
-_MAX_RATIO = 8.0
+MAX_RATIO = 8.0
 """A round slower than expected by more than this, or faster, counts as by this: a stall says nothing of its kind."""
-_NEVER = -1
+NEVER = -1
 """In place of a round: there was none since the start."""
 _MAX_STEP = 2.0
 """One without drafts that is slower than the level by more than this counts as by this: drafts are judged by it."""
@@ -151,7 +151,7 @@ class RoundKind(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Mean:
+class RunningMean:
     """A running mean of what rounds tell."""
 
     value: float
@@ -160,6 +160,8 @@ class _Mean:
     """The round of the last one."""
     start: float = 0.0
     """What it was before any, or less since: what is not seen for long leans on that again."""
+    recent: int = _RECENT_ROUNDS
+    """It is of about so many."""
 
     def at(self, now: int) -> float:
         """The mean, leaning on the start the longer ago the last one was."""
@@ -168,7 +170,7 @@ class _Mean:
     def add(self, told: float, now: int) -> None:
         self.last = now
         self.count += 1
-        self.value += (told - self.value) / min(self.count, _RECENT_ROUNDS)
+        self.value += (told - self.value) / min(self.count, self.recent)
 
 
 class RoundCosts:
@@ -179,13 +181,13 @@ class RoundCosts:
         self.target, self.drafters = target, dict(drafters or {})
         self.limits: PassLimits | None = None
         """What the target's passes are bound by, where that was measured."""
-        self._levels: dict[int, _Mean] = {}
+        self._levels: dict[int, RunningMean] = {}
         """By `size_of` the batch: how much slower rounds without drafts are than was measured, and so everything."""
         self._last_size = 0
-        self._asking: dict[tuple[str, ...], dict[int, _Mean]] = {}
+        self._asking: dict[tuple[str, ...], dict[int, RunningMean]] = {}
         """By drafters and `size_of` the batch: seconds that rounds in which they are asked take beyond their passes. It
         is the host's work for the most part, which is no more for wider passes, and more for more sequences."""
-        self._kinds: dict[RoundKind, _Mean] = {}
+        self._kinds: dict[RoundKind, RunningMean] = {}
         """Of rounds with drafts: how much slower they are than all that says."""
         self._now = 0
         """Rounds noted so far."""
@@ -213,7 +215,7 @@ class RoundCosts:
             return max(0.0, known.at(self._now))
         return sum(self.asking_seconds((name,), batch) for name in drafters) if len(drafters) > 1 else 0.0
 
-    def _nearest(self, drafters: tuple[str, ...], size: int) -> _Mean | None:
+    def _nearest(self, drafters: tuple[str, ...], size: int) -> RunningMean | None:
         """Of a batch of this size, or the nearest at which they were asked."""
         known = self._asking.get(drafters)
         if not known:
@@ -223,17 +225,17 @@ class RoundCosts:
     def knows_asking(self, kind: RoundKind) -> bool:
         """Whether rounds with these drafters, of such a batch, were timed since the start."""
         known = self._asking.get(kind.drafters, {}).get(size_of(kind.batch))
-        return known is not None and known.last != _NEVER
+        return known is not None and known.last != NEVER
 
     def start_with(self, kind: RoundKind, seconds: float) -> None:
         """Take what rounds of this kind took at the start for what such rounds take, until others tell more."""
         expected, size = self._measured(kind), size_of(kind.batch)
         if kind.plain:
-            self._levels[size], self._last_size = _Mean(seconds / expected, _RECENT_ROUNDS), size
+            self._levels[size], self._last_size = RunningMean(seconds / expected, _RECENT_ROUNDS), size
         else:
             known = self._asking.setdefault(kind.drafters, {})
             extra = max(0.0, seconds - expected * self._level(kind.batch))
-            known[size] = _Mean(extra, _PRIOR_ROUNDS, _NEVER, extra)
+            known[size] = RunningMean(extra, _PRIOR_ROUNDS, NEVER, extra)
             for smaller in (known[each] for each in known if each < size):  # it was disturbed if it took longer
                 smaller.value, smaller.start = min(smaller.value, extra), min(smaller.start, extra)
 
@@ -248,27 +250,32 @@ class RoundCosts:
         if not kind.plain:
             self._observe_drafted(kind, seconds, expected * self._level(kind.batch))
             return
-        size, ratio = size_of(kind.batch), max(seconds / expected, 1 / _MAX_RATIO)
-        known, most = self._levels.get(size), _MAX_RATIO
+        size, ratio = size_of(kind.batch), max(seconds / expected, 1 / MAX_RATIO)
+        known, most = self._levels.get(size), MAX_RATIO
         if known is not None:
             most = _MAX_STEP * known.value
         else:
             prior = _BORROWED_ROUNDS if self._levels else _PRIOR_ROUNDS
-            known = self._levels[size] = _Mean(self._level(kind.batch), prior)
+            known = self._levels[size] = RunningMean(self._level(kind.batch), prior)
         known.add(min(ratio, most), self._now)
         self._last_size = size
 
     def _observe_drafted(self, kind: RoundKind, seconds: float, passes: float) -> None:
         """passes: what its passes should have taken."""
-        seconds = min(max(seconds, passes / _MAX_RATIO), passes * _MAX_RATIO)
-        asking = self._asking.setdefault(kind.drafters, {}).setdefault(size_of(kind.batch), _Mean(0.0, last=self._now))
-        own = self._kinds.setdefault(kind, _Mean(1.0, last=self._now, start=1.0))
+        seconds = min(max(seconds, passes / MAX_RATIO), passes * MAX_RATIO)
+        known = self._asking.setdefault(kind.drafters, {})
+        asking = known.setdefault(size_of(kind.batch), RunningMean(0.0, last=self._now))
+        own = self._kinds.setdefault(kind, RunningMean(1.0, last=self._now, start=1.0))
         asking.value, own.value = asking.at(self._now), own.at(self._now)
         asking.add(seconds / own.value - passes, self._now)
         asking.start = min(asking.start, asking.value)  # rounds at the start were slower than they had to be
         told = seconds / (passes + max(0.0, asking.value))  # what the first does not explain
         # quicker than expected: asking is, for all widths; else this one would seem quicker than all it is compared to
         own.add(max(told, 1.0) if asking.value > 0 else told, self._now)
+        self._drop_oldest_kind()
+
+    def _drop_oldest_kind(self) -> None:
+        """Keep what is known of so many kinds."""
         if len(self._kinds) > _MAX_KINDS:
             del self._kinds[min(self._kinds, key=lambda each: self._kinds[each].last)]
 

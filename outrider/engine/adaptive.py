@@ -9,6 +9,7 @@ from outrider.control.ceilings import limits_of
 from outrider.control.controller import Controller, Member
 from outrider.control.costs import PassTable, RoundCosts
 from outrider.control.measure import key_of, load_table, measure_drafts, measure_passes, save_table
+from outrider.control.overlapped_costs import OverlappedCosts
 from outrider.drafters.base import Drafter
 from outrider.runners.base import Runner
 
@@ -37,7 +38,8 @@ class CostMeter:
         width = 1 + drafter.traits.max_tokens
         tables = {part.traits.name: self._draft_table(part) for part in parts if part.traits.runs_model}
         known = {name: table for name, table in tables.items() if table is not None}
-        costs = RoundCosts(self._table(target, width, "target"), known)
+        made = OverlappedCosts if target.asynchronous else RoundCosts
+        costs = made(self._table(target, width, "target"), known)
         costs.limits = limits_of(target, self._folder, self._facts)
         widths = sorted({w for _, w in target.pass_shapes(self.max_batch, width)}) if target.asynchronous else ()
         return Controller([_member(part, target) for part in parts], costs, widths)

@@ -21,8 +21,10 @@ from outrider.engine.host_time import Allowance, HostTime
 from outrider.engine.kept_plan import KeptPlan
 from outrider.runners.base import Runner
 
-_CATCHING_UP = 2
-"""Rounds in which a drafter catches up with texts that it was not asked for before."""
+_CATCHING_UP = 3
+"""Rounds in which a drafter catches up with texts that it was not asked for before, and the host with the device."""
+_MAX_STALL = 4.0
+"""A round of a probe that took longer than usual by more than this counts as by this."""
 _WATCHING_SHARE, _BESIDE_SHARE = 0.002, 0.01
 """The share of the time that watching may take where nobody drafts, and beside others that do."""
 
@@ -169,8 +171,9 @@ class Drafting:
         self.controller.note(seq_ids, rows, proposal.plan, drafted, accepted, proposal.asking)
         self.controller.note_seconds(proposal.plan, drafted, max(0.0, told - proposal.asking))
         tokens, plain_rate = len(seq_ids) + sum(accepted), self.controller.plain_rate(len(seq_ids))
-        took = seconds if proposal.plan.probe else told  # what catching up takes is in vain if a probe was
-        self._kept.note(proposal.plan, tokens, took or proposal.plan.seconds, plain_rate)
+        usual = self.controller.usual_seconds(proposal.plan, drafted)
+        took = min(seconds, _MAX_STALL * usual) if proposal.plan.probe else usual  # catching up is part of a probe
+        self._kept.note(proposal.plan, tokens, took or usual, plain_rate)
         for i, member in enumerate(self.members):
             if not member.traits.watches or i not in proposal.members:
                 continue
@@ -212,11 +215,22 @@ class Drafting:
             if self._puts_off(view):
                 return self._last_plan(ids).within(view.budgets)
             began = self.host.now()
-            kept.begin(ids, self.controller.plan(ids, view.budgets), began)
+            kept.begin(ids, self.controller.plan(ids, self._room(view)), began)
         elif ids != kept.seq_ids:
             kept.move(ids, self.controller.move(cast(Plan, kept.plan), kept.seq_ids, ids))
         plan = cast(Plan, kept.plan)
         return plan.within(view.budgets) if kept.asks else plan
+
+    def _room(self, view: RoundView) -> Seq[int]:
+        """Max tokens to plan for each sequence.
+
+        Where rounds overlap, a text's end does not count: the plan is cut to it, and holds for the texts that come.
+        """
+        if not self.runner.asynchronous:
+            return view.budgets
+        most = min(self.traits.max_tokens, self.runner.max_width - 1)
+        asked = (most if seq.max_draft is None else min(most, seq.max_draft) for seq in view.seqs)
+        return [n if budget else 0 for n, budget in zip(asked, view.budgets, strict=True)]
 
     def _puts_off(self, view: RoundView) -> bool:
         """Whether a plan is made in the next round: the device works meanwhile there, but not before this one.

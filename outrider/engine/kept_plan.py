@@ -8,7 +8,7 @@ from outrider.control.choose import Plan
 from outrider.control.costs import size_of
 from outrider.engine.host_time import HostTime, rest_after
 
-ASKING_SHARE = 0.02
+ASKING_SHARE = 0.01
 """The share of the time that planning may take where drafts are made."""
 SETTLED_SHARE = 0.004
 """The same where only a drafter is asked whose drafts are seen before they are scored."""
@@ -18,10 +18,10 @@ NEWCOMER_SHARE = 0.005
 """The share of planning alone for others that come meanwhile, where drafts did pay of late, or one at a time comes."""
 _WORTH_DECAY = 0.97
 """Of late: in about 33 rounds with drafts."""
-_MAX_REST = 4096
+_MAX_REST = 1024
 """Rounds that nobody is asked for at most, whatever was in vain before."""
 
-_FIRST_ROUNDS = 4
+_FIRST_ROUNDS = 8
 """After so many rounds of a plan with drafts, twice as many and so on, it is asked whether they were worth it."""
 
 _BRIEF_ROUNDS = 4

@@ -24,18 +24,24 @@ from outrider.verify.base import Verifier
 
 SECONDS = 2.0
 """No batch of another size is begun after so long."""
-_ROUNDS = 16
-"""Of each kind: the first and the last ones tell nothing, since others are beside them."""
+_ROUNDS, _FEWEST = 32, 4
+"""Of each kind, and where texts have little room: the first and the last ones tell nothing, since others are beside
+them, and early ones are slower."""
 _LENGTH = 3
 """Tokens asked for: what drafters take the host hardly depends on it."""
 _PROMPT = 20
+_MAX_GAIN = 8
+"""Tokens that a text has room for in each of those rounds."""
 
 
 class _Script(Controller):
     """Plans rounds without drafts, then such of each drafter, and notes what they take."""
 
-    def __init__(self, controller: Controller) -> None:
+    def __init__(self, controller: Controller, room: int) -> None:
+        """room: tokens of a text."""
         super().__init__(controller.members, controller.costs, controller.widths)
+        self.rounds = max(_FEWEST, min(_ROUNDS, room // (1 + len(self.members)) - 2))
+        """Of each kind."""
         self.took: dict[RoundKind, list[float]] = {}
         self.left = [-1, *range(len(self.members))]
         """Whose rounds are still to come; -1: without drafts."""
@@ -44,14 +50,14 @@ class _Script(Controller):
         batch, who = len(seq_ids), self.left.pop(0) if self.left else -1
         plain = plain_plan(batch, self.costs)
         if who < 0:
-            return Plan(plain.kind, plain.lengths, plain.drafters, plain.tokens, plain.seconds, rounds=_ROUNDS)
+            return Plan(plain.kind, plain.lengths, plain.drafters, plain.tokens, plain.seconds, rounds=self.rounds)
         member = self.members[who]
         length = next((n for n in member.lengths if n >= _LENGTH), min(_LENGTH, member.max_tokens))
         lengths = [min(length, budget) for budget in budgets]
         kind = RoundKind(batch, 1 + max(lengths), batch + sum(lengths), (member.name,), length * member.runs_model)
         kind = self.costs.padded_kind(kind, self.widths)
         asked = [who if n else -1 for n in lengths]
-        return Plan(kind, lengths, asked, float(batch), self.costs.seconds(kind), rounds=_ROUNDS)
+        return Plan(kind, lengths, asked, float(batch), self.costs.seconds(kind), rounds=self.rounds)
 
     def note_plain(self, plan: Plan, seq_ids: object, seconds: float) -> None:
         self._note_took(plan.kind, seconds)
@@ -83,7 +89,7 @@ def rehearse(
     for batch in (1, *batches):  # the first rounds of all are slower
         if time.perf_counter() > end:
             return
-        script = _Script(controller)
+        script = _Script(controller, _room(target))
         engine = Engine(target, drafter, verifier, tokenizer, limits=limits, controller=script)
         for _ in _steps(engine, batch, script):
             pass
@@ -93,11 +99,11 @@ def rehearse(
 def _steps(engine: Engine, batch: int, script: _Script) -> Iterator[None]:
     """The rounds of so many texts, until all kinds are done."""
     target = engine.target
-    tokens = min(_room(target), (1 + len(script.members)) * (_ROUNDS + 2) * (1 + _LENGTH))
+    tokens = min(_room(target), (1 + len(script.members)) * (script.rounds + 2) * _MAX_GAIN)
     prompt = tuple(i % min(13, target.vocab_size) for i in range(_PROMPT))
     params = SamplingParams(max_tokens=tokens, ignore_eos=True, seed=1)
     ids = [i for _ in range(batch) for i in engine.submit(Request(prompt=prompt, params=params, salt="start-up"))]
-    spare = _ROUNDS + 2
+    spare = script.rounds + 2
     while engine.busy and spare:
         spare -= not script.left
         engine.step()

@@ -48,6 +48,8 @@ def padded(group: list[int], outlooks: list[Outlook], costs: RoundCosts, best: P
     for length in sorted(lengths - {0}):
         room = [{i: min(length, int(outlooks[i].budgets[row])) for i in group} for row in range(batch)]
         who = [max(group, key=lambda i: outlooks[i].survival[row, : own[i]].sum()) for row, own in enumerate(room)]
+        if max(own[i] for i, own in zip(who, room, strict=True)) < length:
+            continue
         plan = plan_of(who, [own[i] for i, own in zip(who, room, strict=True)], outlooks, costs, length)
         same = found and plan.kind.drafters == best.kind.drafters
         if plan.rate > (LEEWAY * top if same else top):
