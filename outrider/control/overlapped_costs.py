@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 from outrider.control.costs import MAX_RATIO, NEVER, PassTable, RoundCosts, RoundKind, RunningMean, size_of
 
-_RECENT_ROUNDS, _START_ROUNDS = 32, 6
-"""Corrections are running means of about so many rounds; what was timed at the start counts as so many."""
+_RECENT_ROUNDS, _QUICKER_ROUNDS, _START_ROUNDS = 32, 8, 6
+"""Corrections are running means of about so many rounds, of rounds that were quicker than expected so many: what else
+the host does makes rounds slower, never quicker. What was timed at the start counts as so many."""
 _MAX_STEP = 1.5
 """A round that is slower than was expected by more than this, or faster, counts as by this: stalls say nothing, and a
 drafter that seems too dear is not asked again soon."""
@@ -80,12 +81,17 @@ class OverlappedCosts(RoundCosts):
         own.value = own.at(self._now)
         seconds = _within(seconds, own.value * max(passes, host.value), _MAX_STEP)
         if seconds > _DEVICE_SHARE * passes or seconds < host.value:
-            host.add(seconds, self._now)
+            _add(host, seconds, self._now)
             host.start = min(host.start, host.value)  # rounds at the start were slower than they had to be
         else:
             host.last = self._now
-        own.add(seconds / max(passes, host.value), self._now)
+        _add(own, seconds / max(passes, host.value), self._now)
         self._drop_oldest_kind()
+
+
+def _add(mean: RunningMean, told: float, now: int) -> None:
+    mean.recent = _QUICKER_ROUNDS if told < mean.value else _RECENT_ROUNDS
+    mean.add(told, now)
 
 
 def _within(told: float, expected: float, ratio: float) -> float:

@@ -24,6 +24,9 @@ _MAX_REST = 1024
 _FIRST_ROUNDS = 8
 """After so many rounds of a plan with drafts, twice as many and so on, it is asked whether they were worth it."""
 
+_PROBE_STOP = 2.5
+"""A probe ends before its time where it lost as much as so many rounds of plain decoding bring."""
+
 _BRIEF_ROUNDS = 4
 """A plan that holds for fewer rounds is brief."""
 
@@ -53,6 +56,8 @@ class KeptPlan:
         """The tokens that drafts gained of late, probes left out."""
         self._seconds = 0.0
         """What it took to make."""
+        self._in_vain = 0.0
+        """The tokens that a probe brought less than plain decoding would have."""
         self.is_brief = True
         """It holds for a few rounds, so that what a drafter states of a draft counts for the next plan."""
         self._tried, self._due = 0, _FIRST_ROUNDS
@@ -89,7 +94,7 @@ class KeptPlan:
             self._tried, self._due, self._gain = 0, _FIRST_ROUNDS, 0.0
         self.seq_ids, self.plan, self.asks, self._others = seq_ids, plan, plan.asks, False
         self.is_new, self._rounds = not plan.rounds, plan.rounds
-        self._until = 0.0  # that of a plan before it does not count
+        self._until = self._in_vain = 0.0  # those of a plan before it do not count
         self._seconds = self._host.charge(began)
         self._spent += self._seconds
 
@@ -108,6 +113,9 @@ class KeptPlan:
         gain = tokens - plain_rate * seconds
         if plan.probe:
             self._spent += max(0.0, -gain / plain_rate)
+            self._in_vain -= gain
+            if self._in_vain > _PROBE_STOP * len(plan.lengths):
+                self._rounds = 0
         else:
             self._worth = _WORTH_DECAY * self._worth + gain
         if not self.asks or plan.lengths != cast(Plan, self.plan).lengths:

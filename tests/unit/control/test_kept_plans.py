@@ -289,6 +289,17 @@ def test_a_probe_lasts_as_long_as_it_says(clock: Clock):
     assert planned(Rounds(controller), clock, 12) == [0, 4, 8]
 
 
+def test_a_probe_ends_where_it_has_lost_too_much(clock: Clock):
+    """A token in a round where plain decoding brings two: five are lost in five rounds, as two and a half bring."""
+    controller = Scripted(drafts=True)
+    kept = KeptPlan(HostTime())
+    kept.begin([0, 1], replace(controller.plan([0, 1], [1, 1]), probe=True, rounds=16), clock.now)
+    for lost in range(1, 8):
+        assert kept.holds_for([0, 1]) == (lost <= 6)
+        kept.use()
+        kept.note(cast(Plan, kept.plan), 1, 1.0, 2.0)
+
+
 def test_a_probe_after_a_rest_does_not_last_as_long_as_that(clock: Clock, long_rests: None):
     """Where it ends, all are planned for: with a probe of four rounds, and then anew."""
     controller = Scripted()
