@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from outrider.control.costs import MAX_RATIO, NEVER, PassTable, RoundCosts, RoundKind, RunningMean, size_of
 
-_RECENT_ROUNDS, _QUICKER_ROUNDS, _START_ROUNDS = 32, 8, 6
-"""Corrections are running means of about so many rounds, of rounds that were quicker than expected so many: what else
-the host does makes rounds slower, never quicker. What was timed at the start counts as so many."""
+_PLAIN_ROUNDS, _DRAFTED_ROUNDS, _START_ROUNDS = 32, 16, 6
+"""Corrections are running means of about so many rounds without drafts, and with: those are fewer. What was timed at
+the start counts as so many."""
 _MAX_STEP = 1.5
 """A round that is slower than was expected by more than this, or faster, counts as by this: stalls say nothing, and a
 drafter that seems too dear is not asked again soon."""
@@ -58,7 +58,7 @@ class OverlappedCosts(RoundCosts):
 
     def start_with(self, kind: RoundKind, seconds: float) -> None:
         known, size = self._host.setdefault(kind.drafters, {}), size_of(kind.batch)
-        known[size] = RunningMean(seconds, _START_ROUNDS, NEVER, seconds, _RECENT_ROUNDS)
+        known[size] = RunningMean(seconds, _START_ROUNDS, NEVER, seconds, _recent(kind))
         for smaller in (known[each] for each in known if each < size):  # it was disturbed if it took longer
             smaller.value, smaller.start = min(smaller.value, seconds), min(smaller.start, seconds)
 
@@ -71,27 +71,26 @@ class OverlappedCosts(RoundCosts):
         host = known.get(size)
         if host is None:
             first = _within(seconds, passes, MAX_RATIO)
-            host = known[size] = RunningMean(first, 0, self._now, first, _RECENT_ROUNDS)
+            host = known[size] = RunningMean(first, 0, self._now, first, _recent(kind))
         host.value = host.at(self._now)
         if kind.plain:
             host.add(_within(seconds, max(passes, host.value), _MAX_STEP), self._now)
             host.start = host.value
             return
-        own = self._kinds.setdefault(kind, RunningMean(1.0, last=self._now, start=1.0, recent=_RECENT_ROUNDS))
+        own = self._kinds.setdefault(kind, RunningMean(1.0, last=self._now, start=1.0, recent=_DRAFTED_ROUNDS))
         own.value = own.at(self._now)
         seconds = _within(seconds, own.value * max(passes, host.value), _MAX_STEP)
         if seconds > _DEVICE_SHARE * passes or seconds < host.value:
-            _add(host, seconds, self._now)
+            host.add(seconds, self._now)
             host.start = min(host.start, host.value)  # rounds at the start were slower than they had to be
-        else:
+        else:  # it tells of its passes, longer contexts among the reasons
             host.last = self._now
-        _add(own, seconds / max(passes, host.value), self._now)
+            own.add(seconds / max(passes, host.value), self._now)
         self._drop_oldest_kind()
 
 
-def _add(mean: RunningMean, told: float, now: int) -> None:
-    mean.recent = _QUICKER_ROUNDS if told < mean.value else _RECENT_ROUNDS
-    mean.add(told, now)
+def _recent(kind: RoundKind) -> int:
+    return _PLAIN_ROUNDS if kind.plain else _DRAFTED_ROUNDS
 
 
 def _within(told: float, expected: float, ratio: float) -> float:
