@@ -10,26 +10,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from outrider.control.acceptance import Acceptance, Calibration, Floats
-from outrider.control.choose import MIN_GAIN, Ints, Outlook, Plan, best_plan_of, choose_drafts, choose_plan, plain_plan
+from outrider.control.choose import MIN_GAIN, Outlook, Plan, choose_drafts, choose_plan, plain_plan
 from outrider.control.costs import RoundCosts, RoundKind, size_of
 from outrider.control.decisions import Decisions
+from outrider.control.probes import Probes
 from outrider.control.trials import TRIAL_ROUNDS, AskedRound, Trials
 
 _STARTING_GAIN, _STAYING_GAIN, _PATIENCE = 1.05, 0.95, 8.0
 """Where rounds overlap, drafts begin if they promise so many times what plain decoding brings: to begin takes several
 rounds. They go on if they promise this much, until they have lost so many tokens, times the root of the batch, since
 they last paid: a good drafter is out of luck for ten rounds now and then."""
-_PROBE_ROUNDS = 5
-"""A probe lasts so many rounds where rounds overlap: in the first two, drafters catch up with the text."""
-_SHORT_PROBE, _LONG_PROBE, _PROBE_LOSS = 2, 16, 2.0
-"""Where it is known what such rounds take, it lasts for so many, at most until it lost so much of a round: what costs
-little tells more, and catching up costs the same."""
-_PROBE_SEQUENCES, _OVERLAPPED_PROBE = 4, 16
-"""A probe of a draft model, which may have much text to catch up with, is of so many sequences, in turn; where rounds
-overlap every probe is of so many: fewer take no less where a pass is as wide for all."""
-_PROBE_SHARE, _RESTING_SHARE = 0.01, 0.004
-"""The share of time that probing may cost, and where nobody drafts."""
-_MIN_PROBE_ROUNDS, _MAX_PROBE_ROUNDS = 16, 4096
 _PLAIN_ROUNDS = 512
 """After so many rounds with drafts come some without, so that it is known what drafts save."""
 _PLAIN_SPELL = 5
@@ -41,8 +31,6 @@ _FADE_ROUNDS, _FADE_SHARE = 64, 0.08
 one that was bad is tried again."""
 _PRICE_ROUNDS, _MAX_PRICES = 16, 256
 """The price of a kind of round is asked for again after so many; so many are kept."""
-_PROBES_AT_START, _DRAFTS_AT_START = 3, 12
-"""A drafter is tried so often before it is judged, or until so many of its drafts are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +78,14 @@ class Controller:
         """What `_price` returned, and until which round that holds."""
         self._kinds: tuple[RoundKind, Seq[int], RoundKind] | None = None
         """The kind of the last plan, what was drafted, and what kind of round it became."""
-        self._round = self._since_probe = self._since_plain = 0
-        self._probe_due = _MIN_PROBE_ROUNDS
-        """No probe is thought of before so many rounds without one."""
+        self._round = self._since_plain = 0
+        self.probes = Probes(len(members), costs, widths)
         self._under_way = False
         """The last plan had drafts, and not only to learn of them."""
         self._lost = 0.0
         """Tokens that drafts brought less than plain decoding would have, since they last brought more."""
         self._sizes: set[int] = set()
         """Of batches that had rounds without drafts when they were new, to learn what those take."""
-        self._probed = [0] * len(members)
         self._asked = [0] * len(members)
         """The round in which each drafter was last asked."""
         self._judged = [0] * len(members)
@@ -124,7 +110,7 @@ class Controller:
         self._under_way = plan.asks
         if self._visible is not None:
             plan = self._ask_visible(plan, self._visible, seq_ids, budgets)
-        return self._probe(outlooks, plan) or plan
+        return self.probes.due(outlooks, plan, [each.drafts for each in self.acceptance]) or plan
 
     def _least_gain(self, batch: int) -> float:
         """What a plan with drafts must promise, of what plain decoding brings."""
@@ -301,7 +287,7 @@ class Controller:
         self._resting, self._rests = [], 0
 
     def _count_round(self, drafted: bool) -> None:
-        self._since_probe += 1
+        self.probes.count_round()
         self._since_plain += drafted
         self._round += 1
         for judged, acceptance in zip(self._judged, self.acceptance, strict=True):
@@ -373,37 +359,3 @@ class Controller:
         for each in (*self.acceptance, *self.calibration, self._trials):
             each.forget(seq_id)
         return self._decisions.pop(seq_id, Decisions())
-
-    def _probe(self, outlooks: Seq[Outlook], plan: Plan) -> Plan | None:
-        """The best plan of the drafter longest left out, where it is due to be tried; None: take the plan."""
-        used = set(plan.drafters)
-        left_out = [i for i, each in enumerate(outlooks) if i not in used and each.budgets.any()]
-        if not left_out:
-            return None
-        at = min(left_out, key=lambda i: self._probed[i])
-        starts = self._probed[at] < _PROBES_AT_START and self.acceptance[at].drafts < _DRAFTS_AT_START
-        if not starts and self._since_probe < self._probe_due:
-            return None
-        tried = replace(outlooks[at], budgets=self._probe_budgets(outlooks[at], at))
-        probe = best_plan_of([*outlooks[:at], tried, *outlooks[at + 1 :]], at, self.costs, self.widths)
-        rounds, loss = 1, max(0.0, 1 - probe.rate / plan.rate)
-        if self.widths:
-            known = max(_SHORT_PROBE, int(min(_LONG_PROBE, _PROBE_LOSS / max(loss, 1e-9))))
-            rounds = known if self.costs.knows_asking(probe.kind) else _PROBE_ROUNDS
-        extra = rounds * loss
-        self._probe_due = min(int(extra / (_PROBE_SHARE if plan.asks else _RESTING_SHARE)), _MAX_PROBE_ROUNDS)
-        if not starts and self._since_probe < self._probe_due:
-            return None
-        self._since_probe, self._probe_due = 0, _MIN_PROBE_ROUNDS
-        self._probed[at] += 1
-        return replace(probe, probe=True, rounds=rounds)
-
-    def _probe_budgets(self, outlook: Outlook, member: int) -> Ints:
-        able = np.flatnonzero(outlook.budgets)
-        most = _OVERLAPPED_PROBE if self.widths else _PROBE_SEQUENCES
-        if not (outlook.runs_model or self.widths) or len(able) <= most:
-            return outlook.budgets
-        turn = np.roll(able, -most * self._probed[member])[:most]
-        chosen = np.zeros_like(outlook.budgets)
-        chosen[turn] = outlook.budgets[turn]
-        return chosen
