@@ -24,6 +24,9 @@ _MAX_REST = 1024
 _FIRST_ROUNDS = 8
 """After so many rounds of a plan with drafts, twice as many and so on, it is asked whether they were worth it."""
 
+_STOP = 5.0
+"""Sooner where they lost so many tokens, times the root of the batch: more than bad luck."""
+
 _PROBE_STOP = 2.5
 """A probe ends before its time where it lost as much as so many rounds of plain decoding bring."""
 
@@ -118,13 +121,14 @@ class KeptPlan:
                 self._rounds = 0
         else:
             self._worth = _WORTH_DECAY * self._worth + gain
-        if not self.asks or plan.lengths != cast(Plan, self.plan).lengths:
+        if not self.asks or plan.kind.drafters != cast(Plan, self.plan).kind.drafters:
             return
         self._tried += 1
         self._gain += gain
-        if self._tried < self._due:
+        if self._tried >= self._due:
+            self._due *= 2
+        elif self._gain > -_STOP * len(plan.lengths) ** 0.5:
             return
-        self._due *= 2
         if self._gain < 0:
             self._until = 0.0
             self._spent -= 0.0 if plan.probe else self._gain / plain_rate

@@ -279,7 +279,20 @@ def test_a_plan_that_brings_less_than_plain_decoding_is_made_anew(tokens: int, m
     after 16 again of the same plan, made anew; all the while it may hold for 100."""
     controller = Scripted(drafts=True, seconds=0.7)
     controller.usual_seconds = lambda plan, drafted: 1.0
-    assert planned(Rounds(controller, tokens), clock, 32) == made
+    assert planned(Rounds(controller, tokens), clock, 24) == made
+
+
+@pytest.mark.parametrize(("tokens", "rounds"), [(0, 2), (3, 3)])
+def test_a_plan_that_loses_much_is_made_anew_at_once(tokens: int, rounds: int, clock: Clock):
+    """Of four texts, in rounds in which plain decoding brings six tokens, then eight: ten lost ones are more than bad
+    luck, also where a text is about to end and has no draft any more."""
+    kept, controller = KeptPlan(HostTime()), Scripted(drafts=True)
+    plan = controller.plan([0, 1, 2, 3], [1] * 4)
+    kept.begin([0, 1, 2, 3], plan, clock.now - 1)
+    kept.use()
+    for i in range(1, 5):
+        assert kept.holds_for([0, 1, 2, 3]) == (i <= rounds)
+        kept.note(plan.within([1, 1, 1, i % 2]), tokens, 1.0, 8.0 if i > 1 else 6.0)
 
 
 def test_a_probe_lasts_as_long_as_it_says(clock: Clock):
