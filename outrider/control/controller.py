@@ -113,8 +113,10 @@ class Controller:
         return self.probes.due(outlooks, plan, [each.drafts for each in self.acceptance]) or plan
 
     def _least_gain(self, batch: int) -> float:
-        """What a plan with drafts must promise, of what plain decoding brings; where drafts begin anew, what earlier ones
-        lost no longer counts."""
+        """What a plan with drafts must promise, of what plain decoding brings.
+
+        Where drafts begin anew, what earlier ones lost no longer counts.
+        """
         if not self.widths:
             return MIN_GAIN
         if self._under_way and self._lost < _PATIENCE * batch**0.5:
