@@ -5,50 +5,25 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import cast
 
 from outrider.control.choose import Plan, plain_plan
 from outrider.control.controller import Controller
 from outrider.control.decisions import Decisions
-from outrider.core.device_row import ConfidenceRow
-from outrider.core.draft import EMPTY, Draft, Verdict, accepted_by
+from outrider.core.draft import EMPTY, Draft, Verdict
 from outrider.core.sequence import Sequence
 from outrider.drafters import grammar
 from outrider.drafters.base import Drafter, RoundView, TargetPass
 from outrider.drafters.guard import GuardedDrafter, legal_nodes
+from outrider.engine.feedback import Feedback
 from outrider.engine.host_time import Allowance, HostTime
 from outrider.engine.kept_plan import KeptPlan
+from outrider.engine.proposal import Proposal
 from outrider.runners.base import Runner
 
-_CATCHING_UP = 3
-"""Rounds in which a drafter catches up with texts that it was not asked for before, and the host with the device."""
-_MAX_STALL = 4.0
-"""A round of a probe that took longer than usual by more than this counts as by this."""
 _WATCHING_SHARE, _BESIDE_SHARE = 0.002, 0.01
 """The share of the time that watching may take where nobody drafts, and beside others that do."""
-
-
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """What is scored in a round."""
-
-    drafts: list[Draft]
-    plan: Plan | None = None
-    """As the controller decided it, in the order of the drafts; None without one."""
-    members: tuple[int, ...] = ()
-    """The drafters that had a part in it: they see what became of the round."""
-    rest: int = 0
-    """How many rounds in a row no drafter had anything to do with, this one included."""
-    asked: int = 0
-    """How many in a row somebody was asked to draft for."""
-    asking: float = 0.0
-    """Seconds that it took to ask drafters whose drafts are seen first, and nobody else."""
-
-    @property
-    def lengths(self) -> list[int]:
-        """How many tokens drafters drafted for each sequence; forced ones do not count."""
-        return [0 if draft.source == grammar.NAME else len(draft) for draft in self.drafts]
 
 
 class Drafting:
@@ -76,8 +51,7 @@ class Drafting:
         """As in the last proposal."""
         self._put_off = False
         """The last round went by no plan that was due: the device had nothing to do while one would be made."""
-        self._unscored: dict[int, tuple[int, int, Draft]] = {}
-        """By sequence: a draft that was left out, until the text judges it; whose it is, and where it starts."""
+        self.feedback = Feedback(self.members, controller, self._kept, overlaps=runner.asynchronous)
 
     @property
     def plans_ahead(self) -> bool:
@@ -135,57 +109,16 @@ class Drafting:
         drafters: Seq[int] | None = None,
         members: Seq[int] | None = None,
     ) -> None:
-        """Show drafters what became of their drafts, and what was committed where another drafted.
-
-        drafters: which member drafted for each sequence; None: the only one. members: those that had a part in the
-        round; None: all.
-        """
-        drafters = [0] * len(seqs) if drafters is None else drafters
-        for i, member in enumerate(self.members):
-            if not member.traits.observes or (members is not None and i not in members):
-                continue
-            own = [d.source != grammar.NAME and by == i for d, by in zip(drafts, drafters, strict=True)]
-            member.observe(
-                seqs,
-                [draft if mine else EMPTY for draft, mine in zip(drafts, own, strict=True)],
-                [v if mine or not v.path else Verdict(v.tokens) for v, mine in zip(verdicts, own, strict=True)],
-            )
-        if self.controller is not None and (self._unscored or any(drafts)):
-            self._judge(seqs, drafts, verdicts, drafters)
+        """As `Feedback.observe`."""
+        self.feedback.observe(seqs, drafts, verdicts, drafters, members)
 
     def account(self, proposal: Proposal, verdicts: Mapping[int, Verdict], seq_ids: Seq[int], seconds: float) -> None:
-        """Tell the controller what came of a round.
-
-        verdicts: of the live sequences, by id. seq_ids: all of the round. seconds: what it took; 0 where it says
-        nothing, since prompts were read in it.
-        """
-        if self.controller is None or proposal.plan is None:
-            return
-        told = seconds if self._tells(proposal) else 0.0
-        if not proposal.members:
-            self.controller.note_plain(proposal.plan, verdicts, told)
-            return
-        drafted = proposal.lengths
-        accepted = [verdicts[i].accepted if i in verdicts and n else 0 for i, n in zip(seq_ids, drafted, strict=True)]
-        rows = [row for row, seq_id in enumerate(seq_ids) if seq_id in verdicts]
-        self.controller.note(seq_ids, rows, proposal.plan, drafted, accepted, proposal.asking)
-        self.controller.note_seconds(proposal.plan, drafted, max(0.0, told - proposal.asking))
-        tokens, plain_rate = len(seq_ids) + sum(accepted), self.controller.plain_rate(len(seq_ids))
-        usual = self.controller.usual_seconds(proposal.plan, drafted)
-        took = min(seconds, _MAX_STALL * usual) if proposal.plan.probe else usual  # catching up is part of a probe
-        self._kept.note(proposal.plan, tokens, took or usual, plain_rate)
-        for i, member in enumerate(self.members):
-            if not member.traits.watches or i not in proposal.members:
-                continue
-            evidence = [each for each in member.take_evidence() if each.seq_id in verdicts]
-            accepted = [e.accepted for e in evidence]
-            self.controller.note_guesses(i, [e.seq_id for e in evidence], [e.length for e in evidence], accepted)
-            if accepted and self.controller.would_pay(i, len(seq_ids), sum(accepted) / len(accepted)):
-                self._kept.end_rest()
+        """As `Feedback.account`."""
+        self.feedback.account(proposal, verdicts, seq_ids, seconds, self._rest)
 
     def forget(self, seq: Sequence) -> Decisions | None:
         """Let drafters drop a finished sequence; returns what was decided for it. `take_failures` comes after."""
-        self._unscored.pop(seq.id, None)
+        self.feedback.forget(seq.id)
         for member in self.members:
             member.forget(seq)
         return None if self.controller is None else self.controller.forget(seq.id)
@@ -193,16 +126,6 @@ class Drafting:
     def take_failures(self, seq_id: int) -> int:
         """How often drafters failed for a sequence; the count is dropped with that."""
         return sum(member.take_failures(seq_id) for member in self.members)
-
-    def _tells(self, proposal: Proposal) -> bool:
-        """Whether the time of a round says what one of its kind takes.
-
-        Where rounds overlap, the host works on the rounds before and after one meanwhile, and a drafter that was not
-        asked for long has to catch up with the text. So only a round among others of its kind counts.
-        """
-        if not self.runner.asynchronous:
-            return True
-        return 2 <= proposal.rest < self._rest or proposal.asked > _CATCHING_UP
 
     def _plan(self, view: RoundView) -> Plan | None:
         """The controller's plan, or the last one while it holds."""
@@ -256,40 +179,9 @@ class Drafting:
         kept = self.controller.review(ids, plan, lengths, [draft.expected for draft in drafts])
         for row, (seq, draft) in enumerate(zip(seqs, drafts, strict=True)):
             if draft and not kept[row] and draft.probs is None:
-                self._unscored.setdefault(seq.id, (plan.drafters[row], len(seq.tokens), draft))
+                self.feedback.leave_out(seq, plan.drafters[row], draft)
                 drafts[row] = EMPTY
         return drafts
-
-    def _judge(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict], drafters: Seq[int]) -> None:
-        """Tell the controller how drafts fared that state what they expect, and those that were left out."""
-        controller = cast(Controller, self.controller)
-        if any(draft.confidence is not None for draft in drafts):
-            if self._kept.is_brief:
-                self._note_stated(controller, seqs, drafts, verdicts, drafters)
-            else:
-                controller.forget_stated([seq.id for seq in seqs])
-        for seq, draft, verdict, by in zip(seqs, drafts, verdicts, drafters, strict=True):
-            if by >= 0 and draft.expected > 0 and draft.source != grammar.NAME:
-                controller.note_expected(by, seq.id, draft.expected, verdict.accepted)
-            if seq.id not in self._unscored:
-                continue
-            member, start, left_out = self._unscored[seq.id]
-            accepted = accepted_by(left_out, seq.tokens[start:])
-            if accepted is not None:
-                del self._unscored[seq.id]
-                controller.note_guesses(member, [seq.id], [len(left_out)], [accepted])
-                controller.note_expected(member, seq.id, left_out.expected, accepted)
-
-    def _note_stated(
-        self, controller: Controller, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict], by: Seq[int]
-    ) -> None:
-        """Tell the controller how sure drafters were of drafts that are judged by now."""
-        for member in range(len(self.members)):
-            rows = [i for i, draft in enumerate(drafts) if by[i] == member and draft.confidence is not None and draft]
-            if rows:
-                stated = [cast(ConfidenceRow, drafts[i].confidence).read() for i in rows]
-                lengths, accepted = [len(drafts[i]) for i in rows], [verdicts[i].accepted for i in rows]
-                controller.note_stated(member, [seqs[i].id for i in rows], stated, lengths, accepted)
 
     def _ask(self, view: RoundView, plan: Plan | None) -> tuple[list[Draft], tuple[int, ...]] | None:
         """The members' drafts, and who had a part in them; None where one needs the round in flight to complete first.

@@ -1,0 +1,141 @@
+"""What came of a round, for the drafters and the controller."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from typing import cast
+
+from outrider.control.controller import Controller
+from outrider.core.device_row import ConfidenceRow
+from outrider.core.draft import EMPTY, Draft, Verdict, accepted_by
+from outrider.core.sequence import Sequence
+from outrider.drafters import grammar
+from outrider.drafters.base import Drafter
+from outrider.drafters.guard import GuardedDrafter
+from outrider.engine.kept_plan import KeptPlan
+from outrider.engine.proposal import Proposal
+
+_CATCHING_UP = 3
+"""Rounds in which a drafter catches up with texts that it was not asked for before, and the host with the device."""
+_MAX_STALL = 4.0
+"""A round of a probe that took longer than usual by more than this counts as by this."""
+
+
+class Feedback:
+    """Shows drafters and the controller what became of their drafts and plans."""
+
+    def __init__(
+        self, members: Seq[Drafter | GuardedDrafter], controller: Controller | None, kept: KeptPlan, *, overlaps: bool
+    ) -> None:
+        """overlaps: the host prepares one round while the device works on another."""
+        self.members, self.controller, self.overlaps = members, controller, overlaps
+        self._kept = kept
+        self._unscored: dict[int, tuple[int, int, Draft]] = {}
+        """By sequence: a draft that was left out, until the text judges it; whose it is, and where it starts."""
+
+    def observe(
+        self,
+        seqs: Seq[Sequence],
+        drafts: Seq[Draft],
+        verdicts: Seq[Verdict],
+        drafters: Seq[int] | None = None,
+        members: Seq[int] | None = None,
+    ) -> None:
+        """Show drafters what became of their drafts, and what was committed where another drafted.
+
+        drafters: which member drafted for each sequence; None: the only one. members: those that had a part in the
+        round; None: all.
+        """
+        drafters = [0] * len(seqs) if drafters is None else drafters
+        for i, member in enumerate(self.members):
+            if not member.traits.observes or (members is not None and i not in members):
+                continue
+            own = [d.source != grammar.NAME and by == i for d, by in zip(drafts, drafters, strict=True)]
+            member.observe(
+                seqs,
+                [draft if mine else EMPTY for draft, mine in zip(drafts, own, strict=True)],
+                [v if mine or not v.path else Verdict(v.tokens) for v, mine in zip(verdicts, own, strict=True)],
+            )
+        if self.controller is not None and (self._unscored or any(drafts)):
+            self._judge(seqs, drafts, verdicts, drafters)
+
+    def account(
+        self, proposal: Proposal, verdicts: Mapping[int, Verdict], seq_ids: Seq[int], seconds: float, rest: int
+    ) -> None:
+        """Tell the controller what came of a round.
+
+        verdicts: of the live sequences, by id. seq_ids: all of the round. seconds: what it took; 0 where it says
+        nothing, since prompts were read in it. rest: of the last proposal.
+        """
+        if self.controller is None or proposal.plan is None:
+            return
+        told = seconds if self._tells(proposal, rest) else 0.0
+        if not proposal.members:
+            self.controller.note_plain(proposal.plan, verdicts, told)
+            return
+        drafted = proposal.lengths
+        accepted = [verdicts[i].accepted if i in verdicts and n else 0 for i, n in zip(seq_ids, drafted, strict=True)]
+        rows = [row for row, seq_id in enumerate(seq_ids) if seq_id in verdicts]
+        self.controller.note(seq_ids, rows, proposal.plan, drafted, accepted, proposal.asking)
+        self.controller.note_seconds(proposal.plan, drafted, max(0.0, told - proposal.asking))
+        tokens, plain_rate = len(seq_ids) + sum(accepted), self.controller.plain_rate(len(seq_ids))
+        usual = self.controller.usual_seconds(proposal.plan, drafted)
+        took = min(seconds, _MAX_STALL * usual) if proposal.plan.probe else usual  # catching up is part of a probe
+        self._kept.note(proposal.plan, tokens, took or usual, plain_rate)
+        for i, member in enumerate(self.members):
+            if not member.traits.watches or i not in proposal.members:
+                continue
+            evidence = [each for each in member.take_evidence() if each.seq_id in verdicts]
+            accepted = [e.accepted for e in evidence]
+            self.controller.note_guesses(i, [e.seq_id for e in evidence], [e.length for e in evidence], accepted)
+            if accepted and self.controller.would_pay(i, len(seq_ids), sum(accepted) / len(accepted)):
+                self._kept.end_rest()
+
+    def leave_out(self, seq: Sequence, member: int, draft: Draft) -> None:
+        """A drafter's draft for the text as it is now is not scored: the text judges it."""
+        self._unscored.setdefault(seq.id, (member, len(seq.tokens), draft))
+
+    def forget(self, seq_id: int) -> None:
+        self._unscored.pop(seq_id, None)
+
+    def _tells(self, proposal: Proposal, rest: int) -> bool:
+        """Whether the time of a round says what one of its kind takes.
+
+        Where rounds overlap, the host works on the rounds before and after one meanwhile, and a drafter that was not
+        asked for long has to catch up with the text. So only a round among others of its kind counts.
+        """
+        if not self.overlaps:
+            return True
+        return 2 <= proposal.rest < rest or proposal.asked > _CATCHING_UP
+
+    def _judge(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict], drafters: Seq[int]) -> None:
+        """Tell the controller how drafts fared that state what they expect, and those that were left out."""
+        controller = cast(Controller, self.controller)
+        if any(draft.confidence is not None for draft in drafts):
+            if self._kept.is_brief:
+                self._note_stated(controller, seqs, drafts, verdicts, drafters)
+            else:
+                controller.forget_stated([seq.id for seq in seqs])
+        for seq, draft, verdict, by in zip(seqs, drafts, verdicts, drafters, strict=True):
+            if by >= 0 and draft.expected > 0 and draft.source != grammar.NAME:
+                controller.note_expected(by, seq.id, draft.expected, verdict.accepted)
+            if seq.id not in self._unscored:
+                continue
+            member, start, left_out = self._unscored[seq.id]
+            accepted = accepted_by(left_out, seq.tokens[start:])
+            if accepted is not None:
+                del self._unscored[seq.id]
+                controller.note_guesses(member, [seq.id], [len(left_out)], [accepted])
+                controller.note_expected(member, seq.id, left_out.expected, accepted)
+
+    def _note_stated(
+        self, controller: Controller, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict], by: Seq[int]
+    ) -> None:
+        """Tell the controller how sure drafters were of drafts that are judged by now."""
+        for member in range(len(self.members)):
+            rows = [i for i, draft in enumerate(drafts) if by[i] == member and draft.confidence is not None and draft]
+            if rows:
+                stated = [cast(ConfidenceRow, drafts[i].confidence).read() for i in rows]
+                lengths, accepted = [len(drafts[i]) for i in rows], [verdicts[i].accepted for i in rows]
+                controller.note_stated(member, [seqs[i].id for i in rows], stated, lengths, accepted)

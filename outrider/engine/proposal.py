@@ -1,0 +1,31 @@
+"""What is scored in a round, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outrider.control.choose import Plan
+from outrider.core.draft import Draft
+from outrider.drafters import grammar
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What is scored in a round."""
+
+    drafts: list[Draft]
+    plan: Plan | None = None
+    """As the controller decided it, in the order of the drafts; None without one."""
+    members: tuple[int, ...] = ()
+    """The drafters that had a part in it: they see what became of the round."""
+    rest: int = 0
+    """How many rounds in a row no drafter had anything to do with, this one included."""
+    asked: int = 0
+    """How many in a row somebody was asked to draft for."""
+    asking: float = 0.0
+    """Seconds that it took to ask drafters whose drafts are seen first, and nobody else."""
+
+    @property
+    def lengths(self) -> list[int]:
+        """How many tokens drafters drafted for each sequence; forced ones do not count."""
+        return [0 if draft.source == grammar.NAME else len(draft) for draft in self.drafts]
