@@ -123,6 +123,8 @@ class Drafter(ABC):
     """It asks others, and chooses among their drafts by what those expect."""
     step_model: Runner | None = None
     """The model of its own that it runs for every token of a draft, if it does."""
+    rows: int = 0
+    """Rows of the target's pages that a draft writes, the one of the text's last token first."""
     lengths: tuple[int, ...] = ()
     """The lengths that its model or head drafts, others being cut from the next longer; empty: any."""
 
@@ -141,6 +143,14 @@ class Drafter(ABC):
         In mode `distribution` a draft whose tokens were sampled states the distributions they
         were sampled from (`Draft.probs`), and keeps every token it sampled.
         """
+
+    def repeat(self, view: RoundView, drafts: Seq[Draft]) -> Seq[Draft] | None:
+        """Draft as in the last round, for the same sequences and lengths, by as little work as that takes.
+
+        drafts: the last ones. Their tokens stay at the same place of the device. None where nothing was done, and
+        `propose` has to be asked.
+        """
+        return None
 
     def process(self, work: TargetPass) -> None:
         """See what the target read, once a round and before `propose`; only where `traits.follows_target`."""

@@ -65,6 +65,23 @@ class GuardedDrafter:
             return [EMPTY] * len(view.seqs)
         return [self._checked(*each) for each in zip(drafts, view.seqs, view.budgets, strict=True)]
 
+    def repeat(self, view: RoundView, drafts: Seq[Draft]) -> list[Draft] | None:
+        """As `Drafter.repeat`; None where the drafter fails, too: then it is asked as ever."""
+        made: Any = self._call("repeat", view.seqs, lambda: self._repeated(view, drafts), _tensors_of(view.state))
+        if made is None or made is _FAILED:
+            return None
+        if not isinstance(made, list) or [*map(type, made)] != [Draft] * len(drafts):
+            self._fail(view.seqs, "repeat returned no draft for each sequence")
+            return None
+        if not all(map(_is_alike, made, drafts)):
+            self._fail(view.seqs, "repeat returned drafts of another length or place than before")
+            return None
+        return made
+
+    def _repeated(self, view: RoundView, drafts: Seq[Draft]) -> object:
+        made: Any = self.drafter.repeat(self._shown(view), drafts)
+        return [*made] if isinstance(made, Seq) else made
+
     def _proposed(self, view: RoundView) -> object:
         drafts: Any = self.drafter.propose(self._shown(view))
         return [*drafts] if isinstance(drafts, Seq) else drafts
@@ -223,6 +240,20 @@ def _is_sound_chain(draft: Any, budget: int) -> bool:
         and type(draft.expected) is float
         and isfinite(draft.expected)
         and (draft.confidence is None or _is_row_of_copy(draft.confidence))
+    )
+
+
+def _is_alike(new: Draft, old: Draft) -> bool:
+    """Whether a draft is as long as another, and where that was: a pass reads it there without being told."""
+    tokens, before = new.tokens, old.tokens
+    return (
+        _is_sound_chain(new, len(before))
+        and isinstance(tokens, DeviceRow)
+        and isinstance(before, DeviceRow)
+        and len(tokens) == len(before)
+        and tokens.row == before.row
+        and tokens.block.tokens is before.block.tokens
+        and not tokens.padded
     )
 
 

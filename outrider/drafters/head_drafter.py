@@ -28,6 +28,7 @@ class HeadDrafter(Drafter, Generic[RunnerT]):
     def __init__(self, levels: int) -> None:
         """levels: tokens that a draft has in a row."""
         self._accepted = MeanAccepted(levels / 2)
+        self.rows = self.runner.rows
 
     @abstractmethod
     def make(self, view: RoundView) -> HeadDraft:
@@ -55,6 +56,19 @@ class HeadDrafter(Drafter, Generic[RunnerT]):
                 drafts[i] = draft or EMPTY
         return drafts
 
+    def repeat(self, view: RoundView, drafts: Seq[Draft]) -> Seq[Draft] | None:
+        first = drafts[0]
+        if view.state is None or not isinstance(first.tokens, DeviceRow) or not all(map(_is_plain_chain, drafts)):
+            return None
+        made = self.runner.repeat(view.seqs, view.state)
+        if made is None or made.tokens is not first.tokens.block.tokens:
+            return None
+        tokens, name = HostCopy(made.tokens), self.traits.name
+        return [
+            Draft(DeviceRow(tokens, at, len(draft.tokens)), None, None, name, draft.expected, True)
+            for at, draft in enumerate(drafts)
+        ]
+
     def _drafts_for(self, view: RoundView, row: int) -> bool:
         """Whether to draft for a sequence, were it in vain.
 
@@ -68,6 +82,11 @@ class HeadDrafter(Drafter, Generic[RunnerT]):
 
     def forget(self, seq: Sequence) -> None:
         self.runner.forget(seq)
+
+
+def _is_plain_chain(draft: Draft) -> bool:
+    """Whether a draft is a chain that states nothing but its tokens."""
+    return bool(draft.tokens) and draft.parents is None and draft.probs is None and draft.confidence is None
 
 
 def drafts_of(made: HeadDraft, view: RoundView, name: str, expected: Seq[float]) -> list[Draft]:

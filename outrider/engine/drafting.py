@@ -19,7 +19,7 @@ from outrider.drafters.guard import GuardedDrafter, legal_nodes
 from outrider.engine.feedback import Feedback
 from outrider.engine.host_time import Allowance, HostTime
 from outrider.engine.kept_plan import KeptPlan
-from outrider.engine.proposal import Proposal
+from outrider.engine.proposal import NOBODY, Proposal
 from outrider.runners.base import Runner
 
 _WATCHING_SHARE, _BESIDE_SHARE = 0.002, 0.01
@@ -45,6 +45,8 @@ class Drafting:
             part if part.traits.guards_itself else GuardedDrafter(part, runner.vocab_size) for part in parts
         ]
         self._compares = drafter.compares
+        self.rows = max(part.rows for part in parts)
+        """Rows of the target's pages that a draft writes, the one of the text's last token first."""
         self.host = HostTime()
         self._watching, self._kept = Allowance(self.host), KeptPlan(self.host)
         self._rest = self._asked = 0
@@ -76,7 +78,7 @@ class Drafting:
         if plan is not None and not (plan.asks or self._kept.is_new or self._watches(view)):
             self._kept.use()
             self._rest, self._asked = self._rest + 1, 0
-            return Proposal(forced or [EMPTY] * len(view.seqs), plan, rest=self._rest)
+            return Proposal(forced or [EMPTY] * len(view.seqs), plan, rest=self._rest, by=NOBODY)
         asked = self._ask(view, plan)
         if asked is None:
             return None
@@ -92,7 +94,32 @@ class Drafting:
             drafts = [self._trimmed(drafts[0])]
         self._rest, self._asked = 0, self._asked + 1 if plan is not None and plan.asks else 0
         asking = time.perf_counter() - planned if plan is not None and plan.settled else 0.0
-        return Proposal(drafts, plan, members, asked=self._asked, asking=asking)
+        by = self._only_drafter(drafts, plan)
+        return Proposal(drafts, plan, members, asked=self._asked, asking=asking, by=by)
+
+    def repeat(self, last: Proposal, view: RoundView) -> Proposal | None:
+        """The last proposal again, for the round behind its own; None where anything else is due.
+
+        view: the same sequences, with the lengths of their last drafts.
+        """
+        plan = last.plan
+        if last.by is None or (plan is not None and (plan.settled or not self._kept.goes_on or self._watches(view))):
+            return None
+        drafts = last.drafts if last.by == NOBODY else self.members[last.by].repeat(view, last.drafts)
+        if drafts is None:
+            return None
+        if plan is not None:
+            self._kept.use()
+            self._rest, self._asked = (0, self._asked + 1) if plan.asks else (self._rest + 1, 0)
+        members = last.members if plan is None or last.by == NOBODY else (last.by,)
+        return Proposal([*drafts], plan, members, self._rest, self._asked, by=last.by)
+
+    def _only_drafter(self, drafts: Seq[Draft], plan: Plan | None) -> int | None:
+        """Who made all of these drafts, as `Proposal.by`."""
+        if not self.traits.max_tokens:
+            return NOBODY
+        own = {*range(len(self.members))} if plan is None else {*plan.drafters}
+        return own.pop() if len(own) == 1 and all(drafts) else None
 
     def process(self, work: TargetPass) -> None:
         """Show drafters that follow the target what it has read."""

@@ -71,7 +71,12 @@ class KeptPlan:
     @property
     def rests(self) -> bool:
         """Whether it is known that nobody is asked in the next round."""
-        if self.plan is None or self.asks or self.is_new or self._others:
+        return not self.asks and self.goes_on
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the next round, of the same sequences, goes by the plan of the last."""
+        if self.plan is None or self.is_new or self._others:
             return False
         return self._rounds > 0 or self._host.now() < self._until
 

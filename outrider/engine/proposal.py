@@ -8,6 +8,8 @@ from outrider.control.choose import Plan
 from outrider.core.draft import Draft
 from outrider.drafters import grammar
 
+NOBODY = -1
+
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
@@ -24,6 +26,8 @@ class Proposal:
     """How many in a row somebody was asked to draft for."""
     asking: float = 0.0
     """Seconds that it took to ask drafters whose drafts are seen first, and nobody else."""
+    by: int | None = None
+    """The drafter that made all of these drafts; NOBODY where none is asked; None: several, or it cannot be said."""
 
     @property
     def lengths(self) -> list[int]:

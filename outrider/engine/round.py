@@ -38,6 +38,10 @@ class InFlightRound:
     """Of the choices, being copied; None where nobody asks for them, or the verifier chooses on the host."""
     processed: bool = False
     """Drafters that follow the target have been shown this round."""
+    repeats: int = 0
+    """How many rounds may be launched behind it that are like it, one behind the other."""
+    version: tuple[int, int] = (0, 0)
+    """Of the sequences and pages that it was launched with: another one, and nothing is repeated."""
     decoding: tuple[list[Sequence], list[Draft]] = field(init=False)
     """The sequences that get tokens in this round, and their drafts."""
 

@@ -8,8 +8,12 @@ from dataclasses import dataclass
 from outrider.core.sequence import Sequence
 from outrider.runners.base import Runner
 
-_AHEAD = 64
-"""Tokens for which pages are taken ahead, so that block tables seldom change."""
+_AHEAD, _SOON = 128, 64
+"""Tokens for which pages are taken ahead, so that block tables seldom change, and when more are taken."""
+_BEYOND = 32
+"""The same beyond the end of a text, which a draft may pass."""
+_MAX_REPEATS = 16
+"""Rounds that are launched as the one before was, in a row."""
 
 
 @dataclass(slots=True)
@@ -24,6 +28,8 @@ class ScheduledSequence:
     """The chunk reaches the end of the text, so that its logits say what follows."""
     shared: int = 0
     """Tokens found in the cache when the sequence was admitted, in this round."""
+    room: int = 0
+    """Tokens that the text may gain from this round on, whatever the one in flight before it brings."""
 
     @property
     def decodes(self) -> bool:
@@ -41,15 +47,19 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.preempted: list[Sequence] = []
         """Sequences that lost their pages in the last round; they wait again."""
+        self.changes = 0
+        """How often it changed who waits or runs."""
 
     def __len__(self) -> int:
         return len(self.waiting) + len(self.running)
 
     def add(self, seq: Sequence) -> None:
+        self.changes += 1
         self.waiting.append(seq)
 
     def remove(self, seq: Sequence) -> None:
         """Take a finished or cancelled sequence out. Its pages are the target's to release."""
+        self.changes += 1
         if seq in self.running:
             self.running.remove(seq)
         else:
@@ -102,20 +112,42 @@ class Scheduler:
             return []
         self.preempted = []
         behind: list[ScheduledSequence] = []
-        changes = self.pool.changes
+        short = False
         drafts, widest, budget = self.max_round_tokens - len(scheduled), min(max_draft, self.target.max_width - 1), 0
         for each in scheduled:
             seq, rows = each.seq, each.chunk + each.budget
+            room = seq.room - each.budget - 1  # were the whole draft accepted
             if max_draft:
-                left = seq.room - each.budget - 2  # were the whole draft accepted
-                budget = max(0, min(_max_draft(seq, widest), left, drafts))
+                budget = max(0, min(_max_draft(seq, widest), room - 1, drafts))
             if not self.pool.reserve(seq.id, seq.cached + rows + 1 + budget):
                 return []
-            behind.append(ScheduledSequence(seq, 1, budget, True))
+            behind.append(ScheduledSequence(seq, 1, budget, True, room=room))
             drafts -= budget
-        if self.pool.changes != changes:
+            short = short or self._capacity(seq) < min(seq.limit - room + _SOON, self._last(seq))
+        if short:
             self._reserve_ahead(scheduled)
         return behind
+
+    def repeats(self, scheduled: list[ScheduledSequence], rows: int) -> int:
+        """How often a round of these may be launched again, behind itself: all have their pages, whatever is accepted.
+
+        A text may end meanwhile: what is accepted beyond its end is dropped. rows: that a draft writes to the pages,
+        the one of the text's last token first.
+        """
+        most = _MAX_REPEATS
+        for each in scheduled:
+            gain, length = each.budget + 1, each.seq.limit - each.room
+            room = min(self._capacity(each.seq) - max(gain, rows), self.target.context - gain) - length
+            most = min(most, room // gain)
+        return max(0, most)
+
+    def _last(self, seq: Sequence) -> int:
+        """Tokens that a sequence is given pages for at most, ahead of its need."""
+        return min(seq.limit + _BEYOND, self.target.context)
+
+    def _capacity(self, seq: Sequence) -> int:
+        """Tokens that a sequence has pages for."""
+        return len(self.pool.table(seq.id)) * self.pool.size
 
     def _reserve_ahead(self, scheduled: list[ScheduledSequence]) -> None:
         """Let all of them grow for many rounds, now that the tables of some are sent to the device anyway.
@@ -124,20 +156,20 @@ class Scheduler:
         """
         for each in scheduled:
             seq = each.seq
-            self.pool.reserve_ahead(seq.id, min(len(seq.tokens) + _AHEAD, seq.limit))
+            self.pool.reserve_ahead(seq.id, min(len(seq.tokens) + _AHEAD, self._last(seq)))
 
     def _schedule(self, seq: Sequence, chunk: int, most: int) -> ScheduledSequence | None:
         complete = chunk == seq.pending
         # A text once read may have a few tokens to read again, where the cache could not be rolled back.
         budget = max(0, min(most, seq.room - 1)) if complete and seq.generated else 0
         if self.pool.reserve(seq.id, seq.cached + chunk + budget):
-            return ScheduledSequence(seq, chunk, budget, complete)
+            return ScheduledSequence(seq, chunk, budget, complete, room=seq.room)
         while not self.pool.reserve(seq.id, seq.cached + chunk):  # a draft is never worth another's pages
             victim = self.running[-1]
             self._preempt(victim)
             if victim is seq:
                 return None
-        return ScheduledSequence(seq, chunk, 0, complete)
+        return ScheduledSequence(seq, chunk, 0, complete, room=seq.room)
 
     def _admit(self, spare: int) -> ScheduledSequence | None:
         seq = self.waiting[0]
@@ -147,6 +179,7 @@ class Scheduler:
             self.pool.close(seq.id)
             seq.cached = 0
             return None
+        self.changes += 1
         self.running.append(self.waiting.popleft())
         return ScheduledSequence(seq, chunk, 0, chunk == seq.pending, shared=seq.cached)
 
@@ -154,6 +187,7 @@ class Scheduler:
         """Take the newest sequence's pages. Nothing is lost: its text is read again when there is room."""
         self.target.release(victim.id)
         victim.cached = 0
+        self.changes += 1
         self.running.remove(victim)
         self.preempted.append(victim)
         self.waiting.appendleft(victim)

@@ -115,6 +115,14 @@ class Runner(ABC):
         """
         return self.score(spans, after)
 
+    def can_repeat(self, scores: Scores, after: DeviceState) -> bool:
+        """Whether `repeat` can launch the pass of these scores, the last one, behind itself. after: what it leaves."""
+        return False
+
+    def repeat(self, scores: Scores) -> Scores:
+        """Launch the last pass again, with choices: the same sequences, drafts at the same places of the device."""
+        raise NotImplementedError
+
     @abstractmethod
     def keep(self, span: Span, path: Seq[int], *, compacted: bool = False, trim: bool = True) -> int:
         """Of a span that was scored, keep the text and the draft nodes on `path`.

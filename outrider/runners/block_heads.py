@@ -148,6 +148,12 @@ class BlockBatch(DraftBatch):
         self._draft_graph()
         return self.result(len(seqs))
 
+    def repeat(self, count: int, state: DeviceState) -> HeadDraft | None:
+        if not self.fetches(state):
+            return None
+        self._draft_graph()
+        return self.result(count)
+
     def _read(self) -> None:
         """Read what the target has read since."""
         runner = self.runner

@@ -139,6 +139,10 @@ class DraftBatch:
         self.fill(table_ids, lengths, last, firsts, seeds, temperatures, state=state)
         self._sent = key
 
+    def fetches(self, state: DeviceState) -> bool:
+        """Whether the inputs on the device are those of texts that it fetches from this state."""
+        return self._sent is not None and self._fetched is not None and self._fetched[0] is state.lengths
+
     def unread(self, width: int, *, before: bool) -> UnreadRows:
         """The rows from `firsts` on, as the target keeps them, at most `width` of each text.
 

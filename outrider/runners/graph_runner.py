@@ -196,6 +196,17 @@ class GraphRunner:
             None if draws is None else forward.take_choices(rows),
         )
 
+    def can_repeat(self, scores: Scores, after: DeviceState) -> bool:
+        """As `Runner.can_repeat`: the device has all inputs where that pass fetched its own from the same places."""
+        forward = cast("GraphedForward | None", scores.handle)
+        if forward is None or scores.choices is None or self.model.returns_taps or forward.has_trees:
+            return False
+        return forward.inputs.fetches(after) and self.captured.get(forward.shape, (None,))[0] is forward
+
+    def repeat(self, scores: Scores) -> Scores:
+        self.captured[scores.handle.shape][1].replay()
+        return scores
+
     def _part(self, spans: Seq[Span], after: DeviceState | None) -> Scores:
         """A pass before another one, which will overwrite what it left in the buffers."""
         scores = self.score(spans, after)

@@ -119,6 +119,11 @@ class GraphedForward:
         self._trees = trees
         return wanted
 
+    @property
+    def has_trees(self) -> bool:
+        """Whether there is a tree in the last batch."""
+        return self._trees
+
     def known_state(self, count: int) -> DeviceState | None:
         """What `accept` returns after the pass's own choices, where that is there already."""
         return None if self._trees or self.model.returns_taps else self._states.get(count)

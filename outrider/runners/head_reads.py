@@ -102,6 +102,13 @@ class HeadReads:
             read.marked = whole
         read.length, read.round, read.ahead = length, seq.round, gained > 0
 
+    def note_again(self, seqs: Seq[Sequence]) -> None:
+        """As `note` behind a round in flight, for texts that were noted a round before. Marks no pages: `note` does."""
+        texts, behind = self._texts, self._behind
+        for seq in seqs:
+            read = texts[seq.id]
+            read.length, read.round, read.ahead = len(seq.tokens) - behind + 1, seq.round, True
+
     def forget(self, seq: Sequence) -> None:
         self._texts.pop(seq.id, None)
 

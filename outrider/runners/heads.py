@@ -121,6 +121,8 @@ class HeadBatch(DraftBatch):
         self.runner = runner
         self._draft_graphs = {length: self._draft_graph(length) for length in runner.lengths}
         self._texts = None if runner.cpu is None else runner.cpu.texts_of(self)
+        self._length = 0
+        """Of the last draft."""
 
     def outputs(self) -> Tensor:
         """[B, hidden]: the target's outputs at each text's last token but one, fused."""
@@ -165,8 +167,15 @@ class HeadBatch(DraftBatch):
         cpu = self.runner.cpu
         if cpu is not None and self._texts is not None and self.runner.chains:
             return cpu.chains(self._texts, int(self.lengths.max()), length)
+        self._length = length
         self._draft_graphs[length]()
         return self.result(len(seqs), length)
+
+    def repeat(self, count: int, state: DeviceState) -> HeadDraft | None:
+        if not self.fetches(state):
+            return None
+        self._draft_graphs[self._length]()
+        return self.result(count, self._length)
 
     def _draft_graph(self, length: int) -> Callable[[], None]:
         draft = self.runner.draft_function

@@ -112,6 +112,12 @@ class NativeRunner(Runner):
             return self.score(spans, after)
         return graphs.score(spans, after, draws)
 
+    def can_repeat(self, scores: Scores, after: DeviceState) -> bool:
+        return self.graphs is not None and self.graphs.can_repeat(scores, after)
+
+    def repeat(self, scores: Scores) -> Scores:
+        return cast("GraphRunner", self.graphs).repeat(scores)
+
     @torch.inference_mode()
     def score(self, spans: Seq[Span], after: DeviceState | None = None) -> Scores:
         if self.graphs is None:

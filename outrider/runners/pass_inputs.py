@@ -103,6 +103,10 @@ class PassInputs:
         self._inputs.send()
         return self._wanted, device_parents if trees else None
 
+    def fetches(self, state: DeviceState) -> bool:
+        """Whether the inputs on the device are those of a batch whose texts and drafts it fetches, from this state."""
+        return self._sent is not None and self._fetched[0] is state.lengths
+
     def fetch(self) -> None:
         """Launch what completes the inputs by what only the device knows."""
         given = self.given

@@ -29,6 +29,10 @@ class TextBatch(Protocol):
         """Read each text from its position in `firsts` on, then draft so many tokens for it."""
         ...
 
+    def repeat(self, count: int, state: DeviceState) -> HeadDraft | None:
+        """The last draft again, from this state of the same sequences; None where that takes inputs of its own."""
+        ...
+
 
 BatchT = TypeVar("BatchT", bound=TextBatch)
 
@@ -107,6 +111,15 @@ class TextRunner(ABC, Generic[BatchT]):
         for seq, gain in zip(seqs, gained, strict=True):
             self.reads.note(seq, gain)
         return made[0] if len(made) == 1 else joined(made)
+
+    def repeat(self, seqs: Seq[Sequence], state: DeviceState) -> HeadDraft | None:
+        """The last draft again, for the same sequences a round later; None where it takes `draft`."""
+        if len(seqs) > self.max_batch:
+            return None
+        made = self._batch(len(seqs)).repeat(len(seqs), state)
+        if made is not None:
+            self.reads.note_again(seqs)
+        return made
 
     def catch_up(self, seqs: Seq[Sequence], gained: Seq[int]) -> list[int]:
         """Read what a drafting pass has no room for; returns the position at which that pass begins in each text."""

@@ -82,7 +82,7 @@ def test_decoding_goes_before_reading_whoever_came_first():
     older.cached = 0
     scheduled = setup.scheduler.next_round(4)
     assert [(each.seq.id, each.chunk) for each in scheduled] == [(2, 1), (1, 31)]
-    assert scheduled[0] == ScheduledSequence(newer, 1, 4, complete=True)
+    assert scheduled[0] == ScheduledSequence(newer, 1, 4, complete=True, room=196)
 
 
 def test_newcomers_read_what_is_left_of_the_round():
@@ -241,26 +241,27 @@ def test_an_admission_that_does_not_fit_leaves_no_trace():
     assert setup.ids() == ([1], [2])
 
 
-def test_behind_a_round_all_texts_take_pages_ahead_where_one_takes_a_page():
+def test_behind_a_round_all_texts_take_pages_ahead_where_one_has_few_left():
     setup = Setup(pages=64)
     texts = [setup.add(1, PAGE - 4), setup.add(2, 2), setup.add(3, 2, limit=2 * PAGE)]
     for _ in range(2):
         setup.round(max_draft=0)
     in_flight = setup.scheduler.next_round(0)
-    changes, pages = setup.pool.changes, [len(setup.pool.table(seq.id)) for seq in texts]
+    assert [len(setup.pool.table(seq.id)) for seq in texts] == [1, 1, 1]
     assert setup.scheduler.next_round_after(in_flight, 0)
-    assert (setup.pool.changes, pages) == (changes, [1, 1, 1])  # there is room
-    texts[0].tokens += [1, 1]
-    texts[0].cached += 2
-    assert setup.scheduler.next_round_after(in_flight, 0)
-    assert [len(setup.pool.table(seq.id)) for seq in texts] == [5, 5, 2]  # the last one ends by then
+    ahead = [len(setup.pool.table(seq.id)) for seq in texts]
+    assert ahead == [9, 9, 4]  # 128 tokens, but 32 beyond the last one's end
     changes = setup.pool.changes
-    while texts[2].room > 2:
-        for seq in texts:
+    while len(texts[0].tokens) + 1 + 64 < 9 * PAGE:
+        for seq in texts[:2]:
             seq.tokens.append(1)
             seq.cached += 1
         assert setup.scheduler.next_round_after(in_flight, 0)
-    assert setup.pool.changes == changes
+        assert setup.pool.changes == changes
+    texts[0].tokens.append(1)
+    texts[0].cached += 1
+    assert setup.scheduler.next_round_after(in_flight, 0)
+    assert [len(setup.pool.table(seq.id)) for seq in texts] == [13, 13, 4]
     setup.pool.check()
 
 
@@ -322,6 +323,8 @@ def finish_all(mix: Mix, spare_pages: int, limits: EngineLimits, seed: int) -> N
 
 
 class Letters:
+    own_texts = None
+
     def decode(self, ids: list[int]) -> str:
         return "".join(chr(97 + i) for i in ids)
 
