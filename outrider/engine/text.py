@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from functools import lru_cache
 from itertools import islice, product
@@ -18,6 +19,11 @@ KEEP, WINDOW, FULL = 5, 9, 64  # ids kept when the window is cut; where cutting 
 
 class Detokenizer(Protocol):
     """What turns ids into text, leaving out special tokens."""
+
+    @property
+    def own_texts(self) -> Mapping[int, str] | None:
+        """What each token decodes to alone, where a text is its tokens' bytes put together; None: it may be more."""
+        ...
 
     def decode(self, ids: list[int], /) -> str: ...
 
@@ -36,7 +42,8 @@ class TextStream:
     def __init__(self, tokenizer: Detokenizer, prompt: Seq[int] = (), stop: tuple[str, ...] = ()) -> None:
         self.stopped: str | None = None
         """The stop string that ended the text."""
-        self._window = _Window(tokenizer, prompt)
+        texts = tokenizer.own_texts
+        self._window = _Window(tokenizer, prompt) if texts is None else _OwnTexts(tokenizer, texts, prompt)
         self._stops = _automaton(stop)
         self._state = 0
         self._held = ""  # out of the window, but it could be the beginning of a stop string
@@ -62,7 +69,7 @@ class TextStream:
         if self._stops is not None:
             return [self.push(token) for token in tokens]
         self._check_open()
-        pieces = list(map(self._window.push, tokens))
+        pieces = self._window.push_all(tokens)
         self._show("".join(pieces))
         return pieces
 
@@ -148,9 +155,17 @@ class _Window:
                 end = max(end, min(self._lengths))
         return self._release(end) if end > self._out else ""
 
+    def push_all(self, tokens: Seq[int]) -> list[str]:
+        return list(map(self.push, tokens))
+
     def flush(self) -> str:
         """The rest, finished or not."""
         return self._release(len(self._text))
+
+    @property
+    def finished(self) -> bool:
+        """All characters so far are whole, and out."""
+        return not self._text.endswith(UNFINISHED)
 
     def _release(self, end: int) -> str:
         """The text up to `end`, less what the prompt's own last bytes decode to."""
@@ -178,6 +193,40 @@ class _Window:
                 self._ids, self._text, self._out = self._ids[-keep:], rest, len(rest) - left
                 self._lengths = deque((length - gone for length in self._lengths), MAX_UTF8)
                 return
+
+
+class _OwnTexts:
+    """A window for tokens that have bytes of their own, which decode to the same text wherever they are.
+
+    After a whole character, a token of whole characters adds just these. Only where one is unfinished
+    does a window decide, and until all is finished again.
+    """
+
+    def __init__(self, tokenizer: Detokenizer, texts: Mapping[int, str], prompt: Seq[int]) -> None:
+        self._tokenizer, self._text_of = tokenizer, texts.__getitem__
+        last = next(filter(None, map(self._text_of, reversed(prompt))), "")
+        self._window = _Window(tokenizer, prompt) if UNFINISHED in last else None
+
+    def push(self, token: int) -> str:
+        if self._window is None:
+            text = self._text_of(token)
+            if UNFINISHED not in text:
+                return text
+            self._window = _Window(self._tokenizer, ())
+        ready = self._window.push(token)
+        if self._window.finished:
+            self._window = None
+        return ready
+
+    def push_all(self, tokens: Seq[int]) -> list[str]:
+        if self._window is None:
+            pieces = list(map(self._text_of, tokens))
+            if UNFINISHED not in "".join(pieces):
+                return pieces
+        return list(map(self.push, tokens))
+
+    def flush(self) -> str:
+        return "" if self._window is None else self._window.flush()
 
 
 def _context(tokenizer: Detokenizer, prompt: Seq[int]) -> tuple[list[int], list[int]]:

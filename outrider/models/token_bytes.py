@@ -20,6 +20,21 @@ def _byte_level_characters() -> dict[str, int]:
 _BYTE_LEVEL = _byte_level_characters()
 
 
+class OwnTexts(dict[int, str]):
+    """What each token decodes to by itself, found as tokens come. U+FFFD is in it where bytes are no whole character.
+
+    Threads may share it.
+    """
+
+    def __init__(self, decode: Callable[[list[int]], str]) -> None:
+        super().__init__()
+        self._decode = decode
+
+    def __missing__(self, token: int) -> str:
+        text = self[token] = self._decode([token])
+        return text
+
+
 def bytes_reader(tokenizer: Mapping[str, Any]) -> Callable[[str], bytes | None]:
     """From a token as the vocabulary writes it to its bytes; None where it has none. tokenizer: a tokenizer.json."""
     return _read_byte_level if _mentions(tokenizer.get("decoder"), "ByteLevel") else _read_sentencepiece

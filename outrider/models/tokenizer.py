@@ -19,7 +19,7 @@ from outrider.core.errors import ConfigError, RequestError
 from outrider.core.prompt import RenderedChat
 from outrider.models.chat_template import ChatTemplate, Message, check_messages, json_value
 from outrider.models.special_tokens import Placeholders, SpecialTokens
-from outrider.models.token_bytes import bytes_reader
+from outrider.models.token_bytes import OwnTexts, bytes_reader
 
 
 class Tokenizer:
@@ -53,6 +53,9 @@ class Tokenizer:
         """The tokens that end a text."""
         named_bos = self._id_of("bos_token")
         self.bos_id = bos_id if named_bos is None else named_bos
+        joins_bytes = isinstance(backend.decoder, tokenizers.decoders.ByteLevel)
+        self.own_texts = OwnTexts(self.decode) if joins_bytes else None
+        """What `decode` makes of each token alone, where a text is its tokens' bytes put together."""
 
     @classmethod
     def from_folder(cls, path: Path) -> Tokenizer:

@@ -26,6 +26,7 @@ class ByteTokenizer:
     vocab_size = 257
     eos_ids = frozenset({256})
     token_bytes = (*(bytes([i]) for i in range(256)), b"")
+    own_texts = None
 
     def encode(self, text: str) -> list[Token]:
         return list(text.encode())

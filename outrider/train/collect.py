@@ -77,6 +77,8 @@ class NoText:
     """Takes the place of a tokenizer in the engine: nobody reads the text, and decoding it takes half of the host's
     time."""
 
+    own_texts = None
+
     def decode(self, ids: list[int], /) -> str:
         return ""
 

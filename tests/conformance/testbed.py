@@ -32,6 +32,7 @@ class PieceTokenizer:
     vocab_size = VOCAB
     tokens = PIECES
     token_bytes = tuple(piece.encode() for piece in PIECES)
+    own_texts = None
     bos_id = None
     eos_ids = frozenset({EOS})
 

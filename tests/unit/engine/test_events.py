@@ -19,6 +19,8 @@ BLOCKS = st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=6), min_size=
 
 
 class Pieces:
+    own_texts = None
+
     def decode(self, ids: list[int]) -> str:
         return "".join(PIECES[i] for i in ids)
 

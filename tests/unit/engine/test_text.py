@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from itertools import pairwise
 
@@ -12,6 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from outrider.core.errors import RequestError
 from outrider.engine.text import TextStream
+from outrider.models.token_bytes import OwnTexts
 
 FIXED = {"deadline": None, "derandomize": True}
 FFFD = "\N{REPLACEMENT CHARACTER}"
@@ -37,6 +39,8 @@ PICKS = [
 class Rust:
     """A `tokenizers` tokenizer as Outrider decodes with it, with a count of the ids it was asked to decode."""
 
+    own_texts: OwnTexts | None = None
+
     def __init__(self, backend: Tokenizer) -> None:
         self.backend, self.asked = backend, 0
         self.special = backend.token_to_id("<s>")
@@ -44,6 +48,14 @@ class Rust:
     def decode(self, ids: list[int], /) -> str:
         self.asked += len(ids)
         return self.backend.decode(ids, skip_special_tokens=True)
+
+
+class RustByToken(Rust):
+    """The same, and it says what each token decodes to by itself."""
+
+    def __init__(self, backend: Tokenizer) -> None:
+        super().__init__(backend)
+        self.own_texts = OwnTexts(self.decode)
 
 
 def byte_level() -> Rust:
@@ -79,12 +91,17 @@ def metaspace() -> Rust:
 
 
 BYTES, LLAMA, GEMMA, META = byte_level(), sentencepiece(strip=True), sentencepiece(strip=False), metaspace()
+BY_TOKEN = RustByToken(BYTES.backend)
 BYTE_IDS = {v: k for k, v in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-KINDS = pytest.mark.parametrize("tok", [BYTES, LLAMA, GEMMA, META], ids=["byte-level", "llama", "gemma", "metaspace"])
+KINDS = pytest.mark.parametrize(
+    "tok", [BYTES, BY_TOKEN, LLAMA, GEMMA, META], ids=["byte-level", "by-token", "llama", "gemma", "metaspace"]
+)
 
 
 class Pieces:
     """A byte-level decoder whose tokens are arbitrary byte strings, handed to it as their places in a list."""
+
+    own_texts = None
 
     def __init__(self, pieces: list[bytes]) -> None:
         self.pieces = pieces
@@ -216,11 +233,12 @@ def test_bytes_of_characters_come_back_whole_from_byte_fallback_tokens(tok, data
     assert stream.text == full
 
 
+@pytest.mark.parametrize("tok", [BYTES, BY_TOKEN], ids=["byte-level", "by-token"])
 @given(ids_of(BYTES), st.integers(0, 20))
 @settings(max_examples=300, **FIXED)
-def test_bytes_that_make_no_sense_are_shown_as_byte_level_decoding_shows_them(ids, cut):
-    before, full = BYTES.decode(ids[:cut]), BYTES.decode(ids)
-    shown = "".join(all_of(TextStream(BYTES, ids[:cut]), ids[cut:]))
+def test_bytes_that_make_no_sense_are_shown_as_byte_level_decoding_shows_them(tok, ids, cut):
+    before, full = tok.decode(ids[:cut]), tok.decode(ids)
+    shown = "".join(all_of(TextStream(tok, ids[:cut]), ids[cut:]))
     # Where the output made a character of the prompt's last bytes, it belongs to the output.
     assert (before if full.startswith(before) else before[:-1]) + shown == full
 
@@ -286,6 +304,55 @@ def test_the_cost_of_a_token_does_not_grow_with_the_text(tok):
             most = max(most, tok.asked - before)
         assert most <= 128
         assert tok.asked <= (16 if ids is sane else 64) * len(ids)
+
+
+# --- texts of tokens by themselves, against the window ---------------------------------------------------------------
+
+
+def with_added_tokens() -> tuple[Rust, list[list[int]]]:
+    """A byte-level tokenizer with added tokens, and what a text may be made of: ids that belong together."""
+    backend = byte_level().backend
+    backend.add_tokens(["<tool>", "é", "中 文", FFFD, f"a{FFFD}b", "  ", "ÿĀ"])  # some are bytes to the decoder
+    backend.add_special_tokens([AddedToken("<end>", special=True)])
+    size = backend.get_vocab_size()
+    words = [backend.encode(text, add_special_tokens=False).ids for text in [*PICKS, "the cat", " naïve", "👍", FFFD]]
+    return Rust(backend), [*words, *([i] for i in range(size)), [size], [size + 70]]  # the last two have no token
+
+
+WINDOWED, PARTS = with_added_tokens()
+
+
+@pytest.mark.parametrize("wild", [0.0, 0.03, 0.3, 1.0])
+@pytest.mark.parametrize("stops", [(), ("at", "e c", "中👍", FFFD, f"{FFFD}a", "  ")], ids=["no-stops", "stops"])
+def test_texts_of_tokens_by_themselves_come_out_as_those_of_the_window(wild: float, stops: tuple[str, ...]):
+    """Token by token: broken bytes, characters over several tokens, prompts that end inside one, silent tokens."""
+    by_token = RustByToken(WINDOWED.backend)
+    for seed in range(150):
+        rng = random.Random(seed)
+        words, ids = PARTS[: len(PICKS) + 4], list[int]()
+        while len(ids) < 120:
+            ids += rng.choice(PARTS if rng.random() < wild else words)
+        cut = rng.choice((0, rng.randrange(40)))
+        kept = tuple(rng.sample(stops, rng.randint(0, 3) if stops else 0))
+        window, fast = (TextStream(tok, ids[:cut], kept) for tok in (WINDOWED, by_token))
+        while cut < len(ids) and window.stopped is None:
+            count, may_stop = rng.randint(1, 6), rng.random() < 0.5
+            if kept:
+                assert fast.push(ids[cut], may_stop=may_stop) == window.push(ids[cut], may_stop=may_stop)
+                count = 1
+            else:
+                assert fast.push_all(ids[cut : cut + count]) == [window.push(i) for i in ids[cut : cut + count]]
+            cut += count
+            assert (fast.text, fast.stopped) == (window.text, window.stopped)
+        assert (fast.flush(), fast.text, fast.stopped) == (window.flush(), window.text, window.stopped)
+
+
+def test_whole_characters_after_whole_characters_are_not_decoded_again():
+    ids = [i for word in ("the cat", " and", " the", " hat") for i in BYTES.backend.encode(word).ids] * 5
+    stream = TextStream(BY_TOKEN, ids)
+    shown, BY_TOKEN.asked = stream.push_all(ids), 0
+    assert stream.push_all(ids) == shown
+    assert BY_TOKEN.asked == 0
 
 
 # --- stop strings -------------------------------------------------------------------------------------------------

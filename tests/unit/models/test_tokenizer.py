@@ -318,6 +318,24 @@ def test_token_text_keeps_the_leading_space(pairs):
     assert bytes_.token_text(bytes_.encode(" ")[0]) == " "
 
 
+def test_byte_level_tokens_have_texts_of_their_own_wherever_they_are(pairs):
+    tokenizer, _ = pairs["chatml"]
+    texts, around = tokenizer.own_texts, [*tokenizer.encode("x", special=False)]
+    for token in range(tokenizer.vocab_size + 1):  # the last id has no token
+        if "\ufffd" not in texts[token]:
+            assert tokenizer.decode([*around, token, *around]) == f"x{texts[token]}x"
+    assert [texts[i] for i in tokenizer.encode("the fox 中")] == ["the", " fox", " 中"]
+    assert texts[tokenizer.tokens.index("<|im_end|>")] == texts[tokenizer.vocab_size] == ""
+    assert "\ufffd" in texts[tokenizer.tokens.index("ä")]  # half a character, as byte-level vocabularies write it
+
+
+def test_a_decoder_that_does_more_than_join_bytes_gives_tokens_no_texts_of_their_own(pairs):
+    backend = byte_level()
+    backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    assert Tokenizer(backend).own_texts is None
+    assert pairs["spm"][0].own_texts is None
+
+
 @pytest.mark.parametrize("bad", ["half \ud83d of it", 3, None, b"bytes"])
 def test_what_is_no_text_is_a_request_error(pairs, bad):
     with pytest.raises(RequestError, match="no text that can be encoded"):
