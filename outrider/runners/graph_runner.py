@@ -204,8 +204,14 @@ class GraphRunner:
         return forward.inputs.fetches(after) and self.captured.get(forward.shape, (None,))[0] is forward
 
     def repeat(self, scores: Scores) -> Scores:
-        self.captured[scores.handle.shape][1].replay()
-        return scores
+        """As `Runner.repeat`. Scores are views of what the pass writes, or gathered from that after each."""
+        forward = cast(GraphedForward, scores.handle)
+        self.captured[forward.shape][1].replay()
+        rows = forward.inputs.wanted
+        if isinstance(rows, slice):
+            return scores
+        logits = forward.take_logits(rows, lasting=False) if len(scores.logits) else scores.logits
+        return replace(scores, logits=logits, choices=forward.take_choices(rows))
 
     def _part(self, spans: Seq[Span], after: DeviceState | None) -> Scores:
         """A pass before another one, which will overwrite what it left in the buffers."""

@@ -58,7 +58,7 @@ class PassInputs:
         """What the next pass fetches by address: kept until another is loaded."""
         self._sent: tuple[Any, ...] | None = None
         """All that the inputs on the device follow from; None where a text or tree is among them."""
-        self._wanted: Tensor | slice = slice(0, 0)
+        self.wanted: Tensor | slice = slice(0, 0)
         """The rows whose logits the last batch asked for."""
         self._padding = np.zeros(len(self._inputs.ints), dtype=np.int64)  # chains in no page of anybody's
         padding = _parts(self._padding, shape)
@@ -83,7 +83,7 @@ class PassInputs:
             state, drawn = [each.data_ptr() for each in self._fetched[:2]], draws and (draws.seeds, draws.temperatures)
             key = table_ids, widths, sources, state, drawn, len(spans[0].tokens), [span.wanted for span in spans]
             if key == self._sent:
-                return self._wanted, None
+                return self.wanted, None
         self._sent = key
         array = self._inputs.array()
         array[:] = self._padding
@@ -99,9 +99,9 @@ class PassInputs:
             write_state(into.header, into.sources, *self._fetched[:2], reads=len(spans[0].tokens))
         device_parents = _write_drafts(spans, widths, sources, into)
         self._write_packing(into)
-        self._wanted = self._write_wanted(spans, widths, into)
+        self.wanted = self._write_wanted(spans, widths, into)
         self._inputs.send()
-        return self._wanted, device_parents if trees else None
+        return self.wanted, device_parents if trees else None
 
     def fetches(self, state: DeviceState) -> bool:
         """Whether the inputs on the device are those of a batch whose texts and drafts it fetches, from this state."""

@@ -140,14 +140,19 @@ def drafts_of(tried: Engine, asked: list[Request]) -> list[tuple[int, ...]]:
     """Every draft of a head, in order."""
     made: list[tuple[int, ...]] = []
     drafter = tried.drafter
-    propose = drafter.propose
+    propose, repeat = drafter.propose, drafter.repeat
 
     def noting(view):
         drafts = propose(view)
         made.extend(tuple(draft.tokens) for draft in drafts)
         return drafts
 
-    drafter.propose = noting
+    def noting_again(view, last):
+        drafts = repeat(view, last)
+        made.extend(tuple(draft.tokens) for draft in drafts or ())
+        return drafts
+
+    drafter.propose, drafter.repeat = noting, noting_again
     answers(tried, asked)
     return made
 
