@@ -129,7 +129,7 @@ def test_a_prompt_is_read_even_where_decoding_sequences_fill_the_round():
 
 @given(seed=st.integers(0, 10_000))
 @settings(max_examples=60, deadline=None)
-def test_no_round_takes_more_than_it_may(seed):
+def test_no_round_takes_more_than_it_may(seed: int):
     """One token of every decoding text, and one to read; beyond these never more than `max_round_tokens`."""
     rng = random.Random(seed)
     setup = Setup(pages=2000, max_batch=rng.randint(1, 9), max_round_tokens=rng.randint(1, 40))
@@ -263,6 +263,117 @@ def test_behind_a_round_all_texts_take_pages_ahead_where_one_has_few_left():
     assert setup.scheduler.next_round_after(in_flight, 0)
     assert [len(setup.pool.table(seq.id)) for seq in texts] == [13, 13, 4]
     setup.pool.check()
+
+
+# Rounds that are launched again behind themselves, by what may come of them.
+
+
+def fits(setup: Setup, each: ScheduledSequence, length: int, rows: int) -> bool:
+    """Whether a text of this length has pages for its draft and the pass, and stays within the context."""
+    capacity = len(setup.pool.table(each.seq.id)) * PAGE
+    return length - 1 + max(1 + each.budget, rows) <= capacity and length + each.budget + 1 <= setup.target.context
+
+
+def decoding(rng: random.Random, max_draft: int) -> tuple[Setup, list[ScheduledSequence], list[int]]:
+    """A round of decoding texts, maybe behind another, and the most tokens that each text has when it begins."""
+    setup = Setup(pages=rng.choice((6, 12, 30, 200)), max_batch=rng.randint(1, 5), max_round_tokens=512)
+    setup.target.context = rng.choice((30, 64, 100, 512))
+    for seq_id in range(rng.randint(1, 5)):
+        setup.add(
+            seq_id, rng.randint(1, 20), limit=rng.randint(24, setup.target.context), max_draft=rng.choice((None, 0, 2))
+        )
+    for _ in range(rng.randint(2, 5)):
+        setup.round(max_draft=0)
+    scheduled = setup.scheduler.next_round(max_draft)
+    lengths = [len(each.seq.tokens) for each in scheduled]
+    for each in scheduled:
+        each.budget = rng.randint(0, each.budget)  # tokens that were drafted
+    if rng.random() < 0.6 and all(each.decodes for each in scheduled):
+        behind = setup.scheduler.next_round_after(scheduled, max_draft)
+        if behind:
+            lengths = [length + each.budget + 1 for length, each in zip(lengths, scheduled, strict=True)]
+            scheduled = behind
+            for each in scheduled:
+                each.budget = rng.randint(0, each.budget)
+    return setup, scheduled, lengths
+
+
+@given(seed=st.integers(0, 1_000_000), max_draft=st.integers(0, 7), rows=st.integers(0, 12))
+@settings(max_examples=300, deadline=None)
+def test_a_round_is_repeated_as_often_as_there_is_room_whatever_is_accepted(seed: int, max_draft: int, rows: int):
+    rng = random.Random(seed)
+    setup, scheduled, longest = decoding(rng, max_draft)
+    if not scheduled or not all(each.decodes for each in scheduled):
+        return
+    changes = setup.scheduler.changes, setup.pool.changes
+    repeats = setup.scheduler.repeats(scheduled, rows)
+    assert (setup.scheduler.changes, setup.pool.changes) == changes
+    assert 0 <= repeats <= 16
+    for accepts_all in (True, False):
+        lengths = [
+            n if accepts_all else rng.randint(len(e.seq.tokens), n) for n, e in zip(longest, scheduled, strict=True)
+        ]
+        for _ in range(repeats):  # those behind the round itself
+            for i, each in enumerate(scheduled):
+                lengths[i] += 1 + (each.budget if accepts_all else rng.randint(0, each.budget))
+            assert all(fits(setup, each, n, rows) for each, n in zip(scheduled, lengths, strict=True))
+    if repeats < 16:  # one more may be given up for a token's sake, two are not
+        ends = [n + (repeats + 2) * (1 + each.budget) for n, each in zip(longest, scheduled, strict=True)]
+        assert not all(fits(setup, each, n, rows) for each, n in zip(scheduled, ends, strict=True))
+
+
+def test_rounds_are_repeated_as_far_as_pages_were_taken_ahead():
+    setup = Setup(pages=64)
+    seq = setup.add(1, PAGE - 4, limit=400)
+    for _ in range(2):
+        setup.round(max_draft=0)
+    in_flight = setup.scheduler.next_round(3)
+    assert setup.scheduler.repeats(in_flight, 0) == (2 * PAGE - 14 - 4) // 4 == 3  # 14 tokens, 4 a round
+    (behind,) = setup.scheduler.next_round_after(in_flight, 3)
+    assert behind.budget == 3
+    assert setup.scheduler.repeats([behind], 0) == 16
+    capacity = len(setup.pool.table(1)) * PAGE
+    seq.tokens += [1] * (capacity - len(seq.tokens) - 20)
+    behind.room = seq.room
+    assert setup.scheduler.repeats([behind], 4) == (20 - 4) // 4
+    assert setup.scheduler.repeats([behind], 9) == (20 - 9) // 4
+    assert setup.scheduler.repeats([behind], 21) == 0
+    setup.target.context = len(seq.tokens) + 13
+    assert setup.scheduler.repeats([behind], 0) == (13 - 4) // 4
+
+
+def test_who_comes_and_goes_is_a_change_and_a_round_is_none():
+    setup = Setup(pages=3, max_batch=2)
+    seen: list[int] = []
+
+    def changed() -> bool:
+        seen.append(setup.scheduler.changes)
+        return len(seen) > 1 and seen[-1] != seen[-2]
+
+    changed()
+    first, second = setup.add(1, PAGE - 3), setup.add(2, PAGE - 3)
+    assert changed()
+    setup.round(max_draft=0)  # both are admitted
+    assert changed()
+    setup.round(max_draft=0)
+    assert setup.scheduler.next_round_after(setup.scheduler.next_round(0), 0)
+    assert not changed()
+    waiting = setup.add(3, 2)
+    assert changed()
+    setup.scheduler.remove(waiting)
+    assert changed()
+    while not setup.scheduler.preempted:
+        assert not changed()
+        setup.round(max_draft=0)
+    assert setup.ids() == ([1], [2])
+    assert changed()
+    setup.scheduler.remove(first)
+    setup.target.release(1)
+    assert changed()
+    setup.round(max_draft=0)
+    assert changed()
+    setup.scheduler.remove(second)
+    assert changed()
 
 
 # Everything together, through the engine: random mixes on tiny pools all finish, with the right text.
