@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,8 @@ _PRIOR_WEIGHT = 3.0
 _MIN_RATE, _MAX_RATE = 0.005, 0.995
 _SLOPE_WEIGHT = 2.0
 """The slope begins at 0, as if this sum of squared deviations had been seen: some tens of tokens."""
+_REACHED_BEYOND = np.array([1, 0]).reshape(2, 1, 1)
+"""A draft reached one position more than were accepted."""
 
 
 class Acceptance:
@@ -44,10 +47,11 @@ class Acceptance:
         self._rows: dict[int, int] = {}
         """By sequence id, its row of the arrays; the first row is of all that nothing is known of, and stays empty."""
         self._free: list[int] = []
-        self._reached = np.zeros((1, self.max_tokens))  # drafts that reached the position, [rows, max_tokens]
-        self._accepted = np.zeros((1, self.max_tokens))
-        self._all_reached = np.zeros(self.max_tokens)
-        self._all_accepted = np.zeros(self.max_tokens)
+        self._figures = np.zeros((1, 2, self.max_tokens))
+        """[rows, 2, max_tokens]: drafts that reached the position, and that were accepted there."""
+        self._all = np.zeros((2, self.max_tokens))
+        """The same of all requests."""
+        self._first = np.tri(self.max_tokens + 1, self.max_tokens, -1)  # row n: 1 at the first n positions
         self.drafts = 0
         """How many drafts were noted."""
         self._first_weight = _FIRST_WEIGHT
@@ -60,37 +64,34 @@ class Acceptance:
 
     def note(self, seq_ids: Seq[int], lengths: Seq[int], accepted: Seq[int]) -> None:
         """Note drafts of these lengths, each at least 1, and how many of their tokens were accepted."""
-        if not seq_ids:
+        self.note_rounds(seq_ids, [lengths], [accepted])
+
+    def note_rounds(self, seq_ids: Seq[int], lengths: Seq[Seq[int]], accepted: Seq[Seq[int]]) -> None:
+        """As `note` for rounds of the same requests, one after the other. lengths, accepted: [rounds][sequences]."""
+        rounds, batch = len(accepted), len(seq_ids)
+        if not batch:
             return
-        self.drafts += len(seq_ids)
-        if len(seq_ids) == 1:
-            self._note_one(self._row(seq_ids[0]), lengths[0], accepted[0])
+        self.drafts += rounds * batch
+        self._first_weight *= _DRAFTER_DECAY ** (rounds * batch)
+        self._all *= _DRAFTER_DECAY ** (rounds * batch)
+        if rounds * batch == 1:
+            self._note_one(self._row(seq_ids[0]), lengths[0][0], accepted[0][0])
             return
-        place = np.arange(self.max_tokens)
-        length, right = np.asarray(lengths)[:, None], np.asarray(accepted)[:, None]
-        reached = (place < length) & (place <= right)
-        came = place < np.minimum(right, length)
+        counts = np.minimum(np.asarray(accepted) + _REACHED_BEYOND, lengths)  # [2, rounds, sequences]
+        told = self._first.take(counts.reshape(2, -1), 0, mode="clip")  # [2, rounds * sequences, max_tokens]
+        self._all += _ages(_DRAFTER_DECAY, rounds * batch) @ told  # as if one came after the other
+        own = _ages(_REQUEST_DECAY, rounds) @ told.reshape(2, rounds, -1)
         rows = [self._row(seq_id) for seq_id in seq_ids]
-        self._reached[rows] = self._reached[rows] * _REQUEST_DECAY + reached
-        self._accepted[rows] = self._accepted[rows] * _REQUEST_DECAY + came
-        decay = _DRAFTER_DECAY ** len(seq_ids)
-        ages = _DRAFTER_DECAY ** np.arange(len(seq_ids) - 1, -1, -1)  # as if one came after the other
-        self._all_reached = self._all_reached * decay + ages @ reached
-        self._all_accepted = self._all_accepted * decay + ages @ came
-        self._first_weight *= decay
+        before = self._figures.take(rows, 0) * _REQUEST_DECAY**rounds
+        self._figures[rows] = before + own.reshape(2, batch, -1).swapaxes(0, 1)
 
     def _note_one(self, row: int, length: int, accepted: int) -> None:
-        """As `note` for one draft: what most rounds of a single request have."""
-        reached, came = min(length, accepted + 1), min(length, accepted)
-        for sums, all_sums, count in (
-            (self._reached[row], self._all_reached, reached),
-            (self._accepted[row], self._all_accepted, came),
-        ):
-            sums *= _REQUEST_DECAY
-            sums[:count] += 1
-            all_sums *= _DRAFTER_DECAY
-            all_sums[:count] += 1
-        self._first_weight *= _DRAFTER_DECAY
+        """As `note_rounds` for one draft: what most rounds of a single request have."""
+        told = self._first.take((min(length, accepted + 1), min(length, accepted)), 0, mode="clip")
+        self._all += told
+        own = self._figures[row]
+        own *= _REQUEST_DECAY
+        own += told
 
     def note_stated(self, seq_ids: Seq[int], stated: Floats, lengths: Seq[int], accepted: Seq[int]) -> None:
         """Note the confidences [sequences, max_tokens] that were stated of drafts, NaN where none was; before `note`.
@@ -107,7 +108,7 @@ class Acceptance:
     def _note_one_stated(self, row: int, stated: Floats, length: int, accepted: int) -> None:
         """As `_note_all_stated` for one draft: what most rounds of a single request have."""
         prior, sums, times = self._rates(), self._sum_stated.tolist(), self._times_stated.tolist()
-        came, reached = self._accepted[row].tolist(), self._reached[row].tolist()
+        reached, came = self._figures[row].tolist()
         products = squares = 0.0
         self._sum_stated *= _LONG_DECAY
         self._times_stated *= _LONG_DECAY
@@ -172,7 +173,7 @@ class Acceptance:
 
     def _survival_of(self, row: int) -> list[float]:
         """As `survival` of one request: arrays of a few numbers take several times as long."""
-        slope, came, reached = self.slope, self._accepted[row].tolist(), self._reached[row].tolist()
+        slope, (reached, came) = self.slope, self._figures[row].tolist()
         stated: list[float] = self._deviations([row])[0].tolist() if slope > 0 else [0.0] * self.max_tokens
         found, survival = list[float](), 1.0
         for prior, right, count, told in zip(self._rates(), came, reached, stated, strict=True):
@@ -187,17 +188,15 @@ class Acceptance:
 
     def fade(self, share: float) -> None:
         """Forget a share of all that was noted: a drafter that was not tried for long is judged anew."""
-        for sums in (self._reached, self._accepted, self._all_reached, self._all_accepted):
-            sums *= 1 - share
+        self._figures *= 1 - share
+        self._all *= 1 - share
         self._first_weight += share * (_FIRST_WEIGHT - self._first_weight)
 
     def _own_rates(self, seq_ids: Seq[int]) -> Floats:
         """[sequences, max_tokens]: the rates of each request, which leans on the drafter's."""
         rows, prior = self._rows_of(seq_ids), np.array(self._rates())
-        rates = self._accepted.take(rows, 0)
-        rates += _PRIOR_WEIGHT * prior
-        rates /= self._reached.take(rows, 0) + _PRIOR_WEIGHT
-        return rates
+        figures = self._figures.take(rows, 0)
+        return (figures[:, 1] + _PRIOR_WEIGHT * prior) / (figures[:, 0] + _PRIOR_WEIGHT)
 
     def _rows_of(self, seq_ids: Seq[int]) -> list[int]:
         return [self._rows.get(seq_id, 0) for seq_id in seq_ids]
@@ -206,7 +205,7 @@ class Acceptance:
         """[max_tokens]: the drafter's rate at each position; one that few drafts reached leans on the one before."""
         rates: list[float] = []
         before, weight = _FIRST_RATE, self._first_weight
-        for came, reached in zip(self._all_accepted.tolist(), self._all_reached.tolist(), strict=True):
+        for reached, came in zip(*self._all.tolist(), strict=True):
             before = (came + weight * before) / (reached + weight)
             rates.append(before)
             weight = _FIRST_WEIGHT
@@ -215,19 +214,17 @@ class Acceptance:
     def forget(self, seq_id: int) -> None:
         row = self._rows.pop(seq_id, None)
         if row is not None:
-            self._reached[row] = self._accepted[row] = 0.0
+            self._figures[row] = 0.0
             self._stated[row] = np.nan
             self._free.append(row)
 
     def _row(self, seq_id: int) -> int:
         if seq_id not in self._rows:
             if not self._free:
-                count = max(7, len(self._reached))
-                self._free = list(range(len(self._reached) + count - 1, len(self._reached) - 1, -1))
-                empty = np.zeros((count, self.max_tokens))
-                self._reached = np.concatenate((self._reached, empty))
-                self._accepted = np.concatenate((self._accepted, empty))
-                self._stated = np.concatenate((self._stated, empty + np.nan))
+                count = max(7, len(self._figures))
+                self._free = list(range(len(self._figures) + count - 1, len(self._figures) - 1, -1))
+                self._figures = np.concatenate((self._figures, np.zeros((count, 2, self.max_tokens))))
+                self._stated = np.concatenate((self._stated, np.full((count, self.max_tokens), np.nan)))
             self._rows[seq_id] = self._free.pop()
         return self._rows[seq_id]
 
@@ -254,3 +251,9 @@ class Calibration:
 
     def forget(self, seq_id: int) -> None:
         self._requests.pop(seq_id, None)
+
+
+@lru_cache
+def _ages(decay: float, count: int) -> Floats:
+    """[count]: what is left of each of so many that came one after the other."""
+    return np.power(decay, np.arange(count - 1, -1, -1), dtype=np.float64)

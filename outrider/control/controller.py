@@ -12,8 +12,10 @@ import numpy as np
 from outrider.control.acceptance import Acceptance, Calibration, Floats
 from outrider.control.choose import MIN_GAIN, Outlook, Plan, choose_drafts, choose_plan, plain_plan
 from outrider.control.costs import RoundCosts, RoundKind, size_of
-from outrider.control.decisions import Decisions
+from outrider.control.decisions import DecisionLog, Decisions
+from outrider.control.prices import Price, Prices
 from outrider.control.probes import Probes
+from outrider.control.round_log import RoundLog
 from outrider.control.trials import TRIAL_ROUNDS, AskedRound, Trials
 
 _STARTING_GAIN, _STAYING_GAIN, _PATIENCE = 1.05, 0.95, 8.0
@@ -29,8 +31,6 @@ _ACTIVE_ROUNDS = 64
 _FADE_ROUNDS, _FADE_SHARE = 64, 0.08
 """A drafter that no plan asks for loses this share of its figures every so many rounds, half of them in 500, so that
 one that was bad is tried again."""
-_PRICE_ROUNDS, _MAX_PRICES = 16, 256
-"""The price of a kind of round is asked for again after so many; so many are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +60,11 @@ class Controller:
     def __init__(self, members: Seq[Member], costs: RoundCosts, widths: Seq[int] = ()) -> None:
         """widths: those that passes are padded to; empty where a pass costs by its rows."""
         self.members, self.costs, self.widths = members, costs, widths
-        self.acceptance = [Acceptance(member.max_tokens) for member in members]
+        self._acceptance = [Acceptance(member.max_tokens) for member in members]
         self.calibration = [Calibration() for _ in members]
-        self._decisions: dict[int, Decisions] = {}
-        self._resting: list[int] = []
-        """The sequences of the last rounds, nobody being asked for them."""
-        self._rests = 0
-        """How many such rounds are not in `_decisions` yet."""
+        self._decisions = DecisionLog([member.name for member in members])
+        self.prices = Prices(costs, widths)
+        self._log = RoundLog(self._acceptance, self._decisions, self.prices)
         free = [i for i, m in enumerate(members) if not (m.runs_model or m.pays_budget)]
         self._visible = free[0] if free and not widths else None
         """The drafter whose drafts are seen, and chosen from, before they are scored."""
@@ -74,10 +72,6 @@ class Controller:
         """Of that one."""
         self._promised: tuple[list[float], float] | None = None
         """What drafts of the round that were left out in a trial promised: tokens of each, and the seconds of all."""
-        self._prices: dict[RoundKind, tuple[int, float, float]] = {}
-        """What `_price` returned, and until which round that holds."""
-        self._kinds: tuple[RoundKind, Seq[int], RoundKind] | None = None
-        """The kind of the last plan, what was drafted, and what kind of round it became."""
         self._round = self._since_plain = 0
         self.probes = Probes(len(members), costs, widths)
         self._under_way = False
@@ -90,6 +84,18 @@ class Controller:
         """The round in which each drafter was last asked."""
         self._judged = [0] * len(members)
         """The same, or in which the text judged guesses of it: what is known of it is not old."""
+
+    @property
+    def acceptance(self) -> list[Acceptance]:
+        """Of each drafter, by all rounds so far."""
+        self._log.tell()
+        return self._acceptance
+
+    def _rates_of(self, member: int) -> Acceptance:
+        """The same of one drafter, but for what it stated: rounds that it was not asked for may be left out."""
+        if self._log.holds(member):
+            self._log.tell()
+        return self._acceptance[member]
 
     def plan(self, seq_ids: Seq[int], budgets: Seq[int]) -> Plan:
         """Who drafts how far in the next round; no sequence gets more than its budget."""
@@ -173,11 +179,11 @@ class Controller:
         if not any(seen):
             return [True] * len(who)
         worth = [self._worth(*each) if each[2] else 0.0 for each in zip(who, seq_ids, drafted, expected, strict=True)]
-        kept = choose_drafts(worth, drafted, self._kind(plan, drafted), self.costs)
+        kept = choose_drafts(worth, drafted, self.prices.kind_of(plan, drafted), self.costs)
         if plan.settled and len(who) > 1 and not self._trials.pays(len(who)):
             # a trial: what they promise is enough to learn from, and no request gets ahead of the others by it
             lengths = [n if keep else 0 for n, keep in zip(drafted, kept, strict=True)]
-            extra = self._price(self._kind(plan, lengths))[1] if any(kept) else 0.0
+            extra = self._price(self.prices.kind_of(plan, lengths)).extra if any(kept) else 0.0
             self._promised = [w if keep else 0.0 for w, keep in zip(worth, kept, strict=True)], extra
             kept = [False] * len(kept)
         return [keep or not free for keep, free in zip(kept, seen, strict=True)]
@@ -206,96 +212,53 @@ class Controller:
         if not plan.asks:
             self.note_plain(plan, [seq_ids[row] for row in rows], 0.0)
             return
-        self._count_rests()
-        plain = extra = 0.0
-        if self.widths or any(drafted):  # else a round without drafts
-            plain, extra = self._price(self._kind(plan, drafted))
-        extra += asking
+        self._decisions.end_rest()
+        streak = self._log.streak_of(seq_ids, rows, plan, drafted, asking, self._round)
         if plan.settled:
-            self._trials.note(seq_ids, self._asked_round(accepted, extra))
+            self._trials.note(seq_ids, self._asked_round(accepted, streak.extra))
         self._count_round(any(drafted))
-        if plain > 0:
-            self._lost = max(0.0, self._lost - sum(accepted) + len(seq_ids) * extra / plain)
-        for i in () if plan.probe else {who for who, n in zip(plan.drafters, plan.lengths, strict=True) if n}:
+        if streak.price.plain > 0:
+            self._lost = max(0.0, self._lost - sum(accepted) + streak.loss)
+        for i in () if plan.probe else streak.asked:
             self._asked[i] = self._judged[i] = self._round
-        # a draft shorter than asked for is not accepted beyond its end either, unless it was seen before it was scored
-        told = plan.lengths if self.widths else drafted
-        judged = [row for row in rows if drafted[row] and plan.lengths[row]]
-        for i, known in enumerate(self.acceptance):
-            if judged or known.states:
-                self._note_drafts(i, seq_ids, [row for row in judged if plan.drafters[row] == i], told, accepted)
-        for row in rows:
-            chosen = self._decisions.get(seq_ids[row])
-            if chosen is None:
-                chosen = self._decisions[seq_ids[row]] = Decisions()
-            length = min(plan.lengths[row], drafted[row])
-            chosen.rounds += 1
-            chosen.lengths[(self.members[plan.drafters[row]].name if length else "", length)] += 1
-            chosen.saved += accepted[row] * plain - extra
+        self._log.add(accepted)
 
     def _asked_round(self, accepted: Seq[float], extra: float) -> AskedRound:
         """What `Trials` are told of a round; of drafts that were left out for one, what they promised."""
         if self._promised is not None:
             accepted, extra, self._promised = self._promised[0], extra + self._promised[1], None
         batch, target = len(accepted), self.costs.target
-        plain, one, all_rows = self._price(RoundKind(batch, 1, batch))[0], *map(target.rows_seconds, (1, batch))
+        plain, one, all_rows = self._price(RoundKind(batch, 1, batch)).plain, *map(target.rows_seconds, (1, batch))
         row = plain * (all_rows - one) / all_rows / (batch - 1) if batch > 1 else plain
         return AskedRound(accepted, extra, plain, row)
 
     def plain_rate(self, batch: int) -> float:
         """Tokens a second of plain decoding."""
-        return batch / self._price(RoundKind(batch, 1, batch))[0]
+        return batch / self._price(RoundKind(batch, 1, batch)).plain
 
     def usual_seconds(self, plan: Plan, drafted: Seq[int]) -> float:
         """What a round of a plan takes, going by others of its kind: one alone may be a stall."""
-        return sum(self._price(self._kind(plan, drafted)))
+        price = self._price(self.prices.kind_of(plan, drafted))
+        return price.plain + price.extra
 
-    def _price(self, kind: RoundKind) -> tuple[float, float]:
-        """Seconds of a round without drafts, and how many more this kind takes; not asked for in every round."""
-        known = self._prices.get(kind)
-        if known is None or self._round >= known[0]:
-            plain = self.costs.seconds(RoundKind(kind.batch, 1, kind.batch))
-            if len(self._prices) >= _MAX_PRICES:
-                self._prices.clear()
-            known = self._prices[kind] = self._round + _PRICE_ROUNDS, plain, self.costs.seconds(kind) - plain
-        return known[1:]
-
-    def _note_drafts(
-        self, member: int, seq_ids: Seq[int], rows: Seq[int], drafted: Seq[int], accepted: Seq[int]
-    ) -> None:
-        """Note this drafter's drafts, of the sequences in these rows; the others had none of it."""
-        known = self.acceptance[member]
-        ids = [seq_ids[row] for row in rows]
-        known.note(ids, [drafted[row] for row in rows], [accepted[row] for row in rows])
-        if known.states and len(ids) < len(seq_ids):
-            known.forget_stated(seq_id for seq_id in seq_ids if seq_id not in ids)
+    def _price(self, kind: RoundKind) -> Price:
+        return self.prices.of(kind, self._round)
 
     def note_plain(self, plan: Plan, seq_ids: Iterable[int], seconds: float) -> None:
         """Note a round that nobody was asked to draft for, and what it took; 0: that says nothing."""
         ids = list(seq_ids)
-        if ids != self._resting:  # else nothing is done for each sequence: a batch may be large, and a round short
-            self._count_rests()
-            self._resting = ids
+        if self._decisions.note_rest(ids):
             self.forget_stated(ids)
-        self._rests += 1
         self._count_round(False)
         self.costs.observe(plan.kind, seconds)
-
-    def _count_rests(self) -> None:
-        """Count the rounds without drafts that are not counted yet."""
-        for seq_id in self._resting:
-            chosen = self._decisions.setdefault(seq_id, Decisions())
-            chosen.rounds += self._rests
-            chosen.lengths["", 0] += self._rests
-        self._resting, self._rests = [], 0
 
     def _count_round(self, drafted: bool) -> None:
         self.probes.count_round()
         self._since_plain += drafted
         self._round += 1
-        for judged, acceptance in zip(self._judged, self.acceptance, strict=True):
+        for i, judged in enumerate(self._judged):
             if (self._round - judged) % _FADE_ROUNDS == 0:
-                acceptance.fade(_FADE_SHARE)
+                self._rates_of(i).fade(_FADE_SHARE)
 
     def is_active(self, member: int) -> bool:
         """Whether the drafter is asked these days, or has still to be tried."""
@@ -303,8 +266,10 @@ class Controller:
 
     def note_guesses(self, member: int, seq_ids: Seq[int], lengths: Seq[int], accepted: Seq[int]) -> None:
         """Note drafts that were not scored, judged by the text that came."""
-        known = self.acceptance[member]
-        self._judged[member] = self._round if seq_ids else self._judged[member]
+        if not seq_ids:
+            return
+        known = self._rates_of(member)
+        self._judged[member] = self._round
         known.note(seq_ids, [known.max_tokens] * len(lengths) if self.widths else lengths, accepted)
 
     def would_pay(self, member: int, batch: int, accepted: float) -> bool:
@@ -335,30 +300,15 @@ class Controller:
 
     def forget_stated(self, seq_ids: Seq[int]) -> None:
         """What drafters stated of these requests' last drafts is not of the place in the text where the next one is."""
-        for acceptance in self.acceptance:
+        for acceptance in self._acceptance:
             acceptance.forget_stated(seq_ids)
 
     def note_seconds(self, plan: Plan, drafted: Seq[int], seconds: float) -> None:
         """Note what a round of a plan took, in which every sequence decodes; without asking, as in `note`."""
-        self.costs.observe(self._kind(plan, drafted), seconds)
-
-    def _kind(self, plan: Plan, drafted: Seq[int]) -> RoundKind:
-        """What kind of round a plan became: a pass is no wider than what was drafted."""
-        if self._kinds is None or self._kinds[0] is not plan.kind or self._kinds[1] != drafted:
-            self._kinds = plan.kind, drafted, self._made_kind(plan, drafted)
-        return self._kinds[2]
-
-    def _made_kind(self, plan: Plan, drafted: Seq[int]) -> RoundKind:
-        width, rows = 1 + max(drafted, default=0), len(drafted) + sum(drafted)
-        if width == 1 and not (self.widths and plan.asks):
-            return RoundKind(rows, 1, rows)
-        # where rounds overlap, drafters that were asked and found nothing have cost time all the same
-        kind = RoundKind(len(drafted), width, rows, plan.kind.drafters, plan.kind.steps)
-        return kind if width == 1 else self.costs.padded_kind(kind, self.widths)
+        self.costs.observe(self.prices.kind_of(plan, drafted), seconds)
 
     def forget(self, seq_id: int) -> Decisions:
         """Drop what is kept of a request; returns what was decided for it."""
-        self._count_rests()
         for each in (*self.acceptance, *self.calibration, self._trials):
             each.forget(seq_id)
-        return self._decisions.pop(seq_id, Decisions())
+        return self._decisions.forget(seq_id)

@@ -31,6 +31,8 @@ class Feedback:
         """overlaps: the host prepares one round while the device works on another."""
         self.members, self.controller, self.overlaps = members, controller, overlaps
         self._kept = kept
+        self._watchers = [i for i, member in enumerate(members) if member.traits.watches]
+        self._observers = [i for i, member in enumerate(members) if member.traits.observes]
         self._unscored: dict[int, tuple[int, int, Draft]] = {}
         """By sequence: a draft that was left out, until the text judges it; whose it is, and where it starts."""
 
@@ -48,17 +50,24 @@ class Feedback:
         round; None: all.
         """
         drafters = [0] * len(seqs) if drafters is None else drafters
-        for i, member in enumerate(self.members):
-            if not member.traits.observes or (members is not None and i not in members):
+        for i in self._observers:
+            if members is not None and i not in members:
                 continue
-            own = [d.source != grammar.NAME and by == i for d, by in zip(drafts, drafters, strict=True)]
-            member.observe(
+            own = [by == i and d.source != grammar.NAME for d, by in zip(drafts, drafters, strict=True)]
+            if all(own):
+                self.members[i].observe(seqs, drafts, verdicts)
+                continue
+            self.members[i].observe(
                 seqs,
                 [draft if mine else EMPTY for draft, mine in zip(drafts, own, strict=True)],
                 [v if mine or not v.path else Verdict(v.tokens) for v, mine in zip(verdicts, own, strict=True)],
             )
-        if self.controller is not None and (self._unscored or any(drafts)):
-            self._judge(seqs, drafts, verdicts, drafters)
+        if self.controller is None:
+            return
+        if any(draft.confidence is not None for draft in drafts) and any(drafts):
+            self._judge_stated(self.controller, seqs, drafts, verdicts, drafters)
+        if self.controller.reviews:
+            self._judge(self.controller, seqs, drafts, verdicts, drafters)
 
     def account(
         self, proposal: Proposal, verdicts: Mapping[int, Verdict], seq_ids: Seq[int], seconds: float, rest: int
@@ -68,29 +77,36 @@ class Feedback:
         verdicts: of the live sequences, by id. seq_ids: all of the round. seconds: what it took; 0 where it says
         nothing, since prompts were read in it. rest: of the last proposal.
         """
-        if self.controller is None or proposal.plan is None:
+        controller, plan = self.controller, proposal.plan
+        if controller is None or plan is None:
             return
         told = seconds if self._tells(proposal, rest) else 0.0
         if not proposal.members:
-            self.controller.note_plain(proposal.plan, verdicts, told)
+            controller.note_plain(plan, verdicts, told)
             return
         drafted = proposal.lengths
-        accepted = [verdicts[i].accepted if i in verdicts and n else 0 for i, n in zip(seq_ids, drafted, strict=True)]
-        rows = [row for row, seq_id in enumerate(seq_ids) if seq_id in verdicts]
-        self.controller.note(seq_ids, rows, proposal.plan, drafted, accepted, proposal.asking)
-        self.controller.note_seconds(proposal.plan, drafted, max(0.0, told - proposal.asking))
-        tokens, plain_rate = len(seq_ids) + sum(accepted), self.controller.plain_rate(len(seq_ids))
-        usual = self.controller.usual_seconds(proposal.plan, drafted)
-        took = min(seconds, _MAX_STALL * usual) if proposal.plan.probe else usual  # catching up is part of a probe
-        self._kept.note(proposal.plan, tokens, took or usual, plain_rate)
-        for i, member in enumerate(self.members):
-            if not member.traits.watches or i not in proposal.members:
-                continue
-            evidence = [each for each in member.take_evidence() if each.seq_id in verdicts]
-            accepted = [e.accepted for e in evidence]
-            self.controller.note_guesses(i, [e.seq_id for e in evidence], [e.length for e in evidence], accepted)
-            if accepted and self.controller.would_pay(i, len(seq_ids), sum(accepted) / len(accepted)):
-                self._kept.end_rest()
+        rows, accepted = _accepted(seq_ids, drafted, verdicts)
+        controller.note(seq_ids, rows, plan, drafted, accepted, proposal.asking)
+        controller.note_seconds(plan, drafted, max(0.0, told - proposal.asking))
+        tokens, plain_rate = len(seq_ids) + sum(accepted), controller.plain_rate(len(seq_ids))
+        usual = controller.usual_seconds(plan, drafted)
+        took = min(seconds, _MAX_STALL * usual) if plan.probe else usual  # catching up is part of a probe
+        self._kept.note(plan, tokens, took or usual, plain_rate)
+        for i in self._watchers:
+            if i in proposal.members:
+                self._note_evidence(controller, i, seq_ids, verdicts)
+
+    def _note_evidence(
+        self, controller: Controller, member: int, seq_ids: Seq[int], verdicts: Mapping[int, Verdict]
+    ) -> None:
+        """Tell the controller how a drafter's guesses fared. seq_ids, verdicts: as in `account`."""
+        evidence = [each for each in self.members[member].take_evidence() if each.seq_id in verdicts]
+        if not evidence:
+            return
+        accepted = [each.accepted for each in evidence]
+        controller.note_guesses(member, [e.seq_id for e in evidence], [e.length for e in evidence], accepted)
+        if controller.would_pay(member, len(seq_ids), sum(accepted) / len(accepted)):
+            self._kept.end_rest()
 
     def leave_out(self, seq: Sequence, member: int, draft: Draft) -> None:
         """A drafter's draft for the text as it is now is not scored: the text judges it."""
@@ -109,16 +125,17 @@ class Feedback:
             return True
         return 2 <= proposal.rest < rest or proposal.asked > _CATCHING_UP
 
-    def _judge(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict], drafters: Seq[int]) -> None:
-        """Tell the controller how drafts fared that state what they expect, and those that were left out."""
-        controller = cast(Controller, self.controller)
-        if any(draft.confidence is not None for draft in drafts):
-            if self._kept.is_brief:
-                self._note_stated(controller, seqs, drafts, verdicts, drafters)
-            else:
-                controller.forget_stated([seq.id for seq in seqs])
+    def _judge(
+        self,
+        controller: Controller,
+        seqs: Seq[Sequence],
+        drafts: Seq[Draft],
+        verdicts: Seq[Verdict],
+        drafters: Seq[int],
+    ) -> None:
+        """Tell the controller how drafts fared that are seen before they are scored, and those that were left out."""
         for seq, draft, verdict, by in zip(seqs, drafts, verdicts, drafters, strict=True):
-            if by >= 0 and draft.expected > 0 and draft.source != grammar.NAME:
+            if by >= 0 and draft.expected > 0 and draft and draft.source != grammar.NAME:
                 controller.note_expected(by, seq.id, draft.expected, verdict.accepted)
             if seq.id not in self._unscored:
                 continue
@@ -129,13 +146,29 @@ class Feedback:
                 controller.note_guesses(member, [seq.id], [len(left_out)], [accepted])
                 controller.note_expected(member, seq.id, left_out.expected, accepted)
 
-    def _note_stated(
-        self, controller: Controller, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict], by: Seq[int]
+    def _judge_stated(
+        self,
+        controller: Controller,
+        seqs: Seq[Sequence],
+        drafts: Seq[Draft],
+        verdicts: Seq[Verdict],
+        by: Seq[int],
     ) -> None:
         """Tell the controller how sure drafters were of drafts that are judged by now."""
+        if not self._kept.is_brief:  # by the next plan that is long ago
+            controller.forget_stated([seq.id for seq in seqs])
+            return
         for member in range(len(self.members)):
             rows = [i for i, draft in enumerate(drafts) if by[i] == member and draft.confidence is not None and draft]
             if rows:
                 stated = [cast(ConfidenceRow, drafts[i].confidence).read() for i in rows]
                 lengths, accepted = [len(drafts[i]) for i in rows], [verdicts[i].accepted for i in rows]
                 controller.note_stated(member, [seqs[i].id for i in rows], stated, lengths, accepted)
+
+
+def _accepted(seq_ids: Seq[int], drafted: Seq[int], verdicts: Mapping[int, Verdict]) -> tuple[Seq[int], list[int]]:
+    """The rows of sequences that go on, and the draft tokens accepted of each sequence; forced ones do not count."""
+    if all(drafted) and [*verdicts] == seq_ids:
+        return range(len(seq_ids)), [len(verdict.path) for verdict in verdicts.values()]
+    accepted = [len(verdicts[i].path) if i in verdicts and n else 0 for i, n in zip(seq_ids, drafted, strict=True)]
+    return [row for row, seq_id in enumerate(seq_ids) if seq_id in verdicts], accepted

@@ -63,7 +63,7 @@ class _Script(Controller):
         self._note_took(plan.kind, seconds)
 
     def note_seconds(self, plan: Plan, drafted: Seq[int], seconds: float) -> None:
-        self._note_took(self._kind(plan, drafted), seconds)
+        self._note_took(self.prices.kind_of(plan, drafted), seconds)
 
     def _note_took(self, kind: RoundKind, seconds: float) -> None:
         if seconds > 0:

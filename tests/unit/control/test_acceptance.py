@@ -64,9 +64,8 @@ def test_drafts_of_requests_one_by_one_count_as_those_noted_together():
         for seq_id, length, right in zip([1, 2, 3], lengths, accepted, strict=True):
             alone.note([seq_id], [length], [right])
     assert together.drafts == alone.drafts == 150
-    for name in ("_reached", "_accepted"):
-        assert getattr(alone, name) == pytest.approx(getattr(together, name))
-    assert alone._all_reached == pytest.approx(together._all_reached)
+    assert alone._figures == pytest.approx(together._figures)
+    assert alone._all == pytest.approx(together._all)
     assert alone.survival([1, 2, 3, 4]) == pytest.approx(together.survival([1, 2, 3, 4]))
 
 
@@ -75,9 +74,9 @@ def test_forgotten_rows_are_used_again_and_hold_nothing():
     for seq_id in range(100):
         acceptance.note([seq_id], [1], [0])
         acceptance.forget(seq_id)
-    assert len(acceptance._reached) == 8
+    assert len(acceptance._figures) == 8
     other = Acceptance(1)
-    for name in ("_all_reached", "_all_accepted", "_first_weight"):
+    for name in ("_all", "_first_weight"):
         setattr(other, name, getattr(acceptance, name))
     assert acceptance.survival([500])[0, 0] == other.survival([500])[0, 0]
 

@@ -21,7 +21,7 @@ def survival_of(known: Acceptance, seq_id: int) -> list[float]:
     found, product, row = list[float](), 1.0, known._rows.get(seq_id)
     for j, rate in enumerate(known._rates()):
         if row is not None:
-            rate = (known._accepted[row, j] + _PRIOR_WEIGHT * rate) / (known._reached[row, j] + _PRIOR_WEIGHT)
+            rate = (known._figures[row, 1, j] + _PRIOR_WEIGHT * rate) / (known._figures[row, 0, j] + _PRIOR_WEIGHT)
             if known._times_stated[j] > 0 and not np.isnan(known._stated[row, j]):
                 rate += known.slope * (known._stated[row, j] - known._sum_stated[j] / known._times_stated[j])
         product *= min(max(rate, _MIN_RATE), _MAX_RATE)

@@ -1,0 +1,63 @@
+"""What kind of round a plan became, and what such a round takes beyond one without drafts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence as Seq
+from typing import NamedTuple
+
+from outrider.control.choose import Plan
+from outrider.control.costs import RoundCosts, RoundKind
+
+_PRICE_ROUNDS, _MAX_PRICES = 16, 256
+"""The price of a kind of round is asked for again after so many; so many are kept."""
+
+
+class Price(NamedTuple):
+    """What a kind of round takes."""
+
+    until: int
+    """The round from which on it is asked for again."""
+    plain: float
+    """Seconds of a round without drafts."""
+    extra: float
+    """Seconds that this kind takes beyond that."""
+
+
+FREE = Price(sys.maxsize, 0.0, 0.0)
+"""Of a round that drafters were asked for and found nothing, at no cost."""
+
+
+class Prices:
+    """The prices of rounds, by what is known of costs; not asked for anew in every round."""
+
+    def __init__(self, costs: RoundCosts, widths: Seq[int]) -> None:
+        """widths: as of the controller."""
+        self.costs, self.widths = costs, widths
+        self._known: dict[RoundKind, Price] = {}
+        self._last: tuple[RoundKind, Seq[int], RoundKind] | None = None
+        """The kind of the last plan, what was drafted, and what kind of round it became."""
+
+    def of(self, kind: RoundKind, now: int) -> Price:
+        """now: the round."""
+        known = self._known.get(kind)
+        if known is None or now >= known.until:
+            plain = self.costs.seconds(RoundKind(kind.batch, 1, kind.batch))
+            if len(self._known) >= _MAX_PRICES:
+                self._known.clear()
+            known = self._known[kind] = Price(now + _PRICE_ROUNDS, plain, self.costs.seconds(kind) - plain)
+        return known
+
+    def kind_of(self, plan: Plan, drafted: Seq[int]) -> RoundKind:
+        """What kind of round a plan became: a pass is no wider than what was drafted."""
+        if self._last is None or self._last[0] is not plan.kind or self._last[1] != drafted:
+            self._last = plan.kind, drafted, self._made_kind(plan, drafted)
+        return self._last[2]
+
+    def _made_kind(self, plan: Plan, drafted: Seq[int]) -> RoundKind:
+        width, rows = 1 + max(drafted, default=0), len(drafted) + sum(drafted)
+        if width == 1 and not (self.widths and plan.asks):
+            return RoundKind(rows, 1, rows)
+        # where rounds overlap, drafters that were asked and found nothing have cost time all the same
+        kind = RoundKind(len(drafted), width, rows, plan.kind.drafters, plan.kind.steps)
+        return kind if width == 1 else self.costs.padded_kind(kind, self.widths)

@@ -1,0 +1,49 @@
+"""Rounds in a row that are alike, and what came of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from outrider.control.choose import Plan
+from outrider.control.prices import Price
+
+
+@dataclass(slots=True)
+class Streak:
+    """Rounds of one plan and price, for the same sequences, with drafts of the same lengths."""
+
+    plan: Plan
+    seq_ids: Seq[int]
+    rows: Seq[int]
+    """The sequences that go on; the others ended meanwhile."""
+    drafted: Seq[int]  # [sequences]: draft tokens that were scored
+    price: Price
+    asking: float = 0.0
+    """Seconds in which drafters were asked whose drafts are seen first: not in the price."""
+    accepted: list[Seq[int]] = field(default_factory=list[Seq[int]])  # [rounds][sequences]
+    judged: list[int] = field(init=False)
+    """The rows that drafts were scored for, and that go on."""
+    asked: tuple[int, ...] = field(init=False)
+    """The drafters that the plan asks."""
+    loss: float = field(init=False)
+    """Tokens that plain decoding would have brought in the time that each took beyond one of its rounds."""
+
+    def __post_init__(self) -> None:
+        lengths, drafted, plain = self.plan.lengths, self.drafted, self.price.plain
+        self.judged = [row for row in self.rows if drafted[row] and lengths[row]]
+        self.asked = tuple({who for who, n in zip(self.plan.drafters, lengths, strict=True) if n})
+        self.loss = len(self.seq_ids) * self.extra / plain if plain > 0 else 0.0
+
+    @property
+    def extra(self) -> float:
+        """Seconds that each took beyond a round without drafts."""
+        return self.price.extra + self.asking
+
+    def is_like(self, seq_ids: Seq[int], rows: Seq[int], plan: Plan, drafted: Seq[int]) -> bool:
+        """Whether a round is one of these, but for what it costs."""
+        return plan is self.plan and drafted == self.drafted and seq_ids == self.seq_ids and rows == self.rows
+
+    def rows_of(self, drafter: int) -> list[int]:
+        """Those that this drafter's drafts were scored for."""
+        return [row for row in self.judged if self.plan.drafters[row] == drafter]
