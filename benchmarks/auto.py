@@ -2,16 +2,18 @@
 
     python benchmarks/auto.py TARGET [--auto auto:model=DRAFT] [--fixed suffix draft-model:model=DRAFT,k=4]
         [--kinds chat code ... | --sets FILE ...] [--batches 1 4 16 64] [--temperatures 0 1] [--texts 32] [--threads 1]
+        [--refill]
 
-Prompts of five kinds, made up here, each seen for the first time: chat, code, summary, copy (edits of a given text)
-and random tokens. `--sets`: prompts of files instead, as `outrider train collect` reads them; their answers end by
-themselves. For each kind, batch and temperature: tokens per second of plain decoding, prompts included, and of each
-drafter over that. Others draft always; `auto` decides, and `chosen` is what it did most often. `plain again` is a
-second engine without a drafter, over the first: as far as it is from 1, so far may noise alone move the others. `best`
-is `auto` over the fastest of the others, that one left out. `cpu` and `cpu best` are `auto` over plain and over the
-best by the time that the processors worked, which a busy machine changes less than the clock; only with `--threads 1`
-is it free of threads that wait for one another. `predicted` is what the controller believes to have gained, over what
-was measured. The last rows are a load of all kinds together.
+Prompts of five kinds, made up here, each seen for the first time: chat, code, summary, copy (edits of a given text) and
+random tokens. `--sets`: prompts of files instead, as `outrider train collect` reads them; their answers end by
+themselves. A batch begins together and shrinks as its texts end; with `--refill` the next text begins where one ends,
+as in a server with so many users. For each kind, batch and temperature: tokens per second of plain decoding, prompts
+included, and of each drafter over that. Others draft always; `auto` decides, and `chosen` is what it did most often.
+`plain again` is a second engine without a drafter, over the first: as far as it is from 1, so far may noise alone move
+the others. `best` is `auto` over the fastest of the others, that one left out. `cpu` and `cpu best` are `auto` over
+plain and over the best by the time that the processors worked, which a busy machine changes less than the clock; only
+with `--threads 1` is it free of threads that wait for one another. `predicted` is what the controller believes to have
+gained, over what was measured. The last rows are a load of all kinds together.
 """
 
 from __future__ import annotations
@@ -58,6 +60,8 @@ COPY = (
     "Turn these lines into a JSON array of objects with the fields name, count and place:\n\n{text}",
 )
 PLAIN, AUTO, CONTROL = "plain", "auto", "plain again"
+_REFILLED = 6
+"""Times a batch that texts of a cell begin in one run, with `--refill`."""
 KINDS = ("chat", "code", "summary", "copy", "random")
 Prompt = str | list[int]
 
@@ -105,16 +109,22 @@ class Run:
     decisions: Decisions = field(default_factory=Decisions)
 
 
-def answer(llm: LLM, batch: list[Prompt], params: SamplingParams, salt: str) -> Run:
+def answer(llm: LLM, prompts: list[Prompt], params: SamplingParams, salt: str, together: int = 0) -> Run:
+    """together: texts that are answered at a time, the next one beginning where one ends; 0: all of them."""
     began, worked = time.perf_counter(), time.process_time()
-    chats = [each for each in batch if isinstance(each, str)]
-    rest = [each for each in batch if not isinstance(each, str)]
-    requests = [llm.request([{"role": "user", "content": each}], params, salt=salt) for each in chats]
-    requests += [llm.request(each, params, salt=salt) for each in rest]
-    ids = {seq_id for request in requests for seq_id in llm.engine.submit(request)}
+    asked = (
+        llm.request([{"role": "user", "content": each}] if isinstance(each, str) else each, params, salt=salt)
+        for each in prompts
+    )
+    for request in islice(asked, together or None):
+        llm.engine.submit(request)
     stats = []
     while llm.engine.busy:
-        stats += [event.stats for event in llm.engine.step() if event.seq_id in ids and event.stats is not None]
+        for event in llm.engine.step():
+            if event.stats is not None:
+                stats.append(event.stats)
+                for request in islice(asked, 1):
+                    llm.engine.submit(request)
     seconds, worked = time.perf_counter() - began, time.process_time() - worked
     tokens, decisions = sum(each.tokens for each in stats), Decisions()
     for each in stats:
@@ -163,12 +173,13 @@ class Table:
         params = SamplingParams(
             max_tokens=self.given.tokens, temperature=temperature, seed=1, ignore_eos=not self.given.sets
         )
-        repeats = max(self.given.repeats, self.given.texts // batch)
+        texts = max(self.given.repeats, self.given.texts // batch) * batch
+        size = min(texts, _REFILLED * batch) if self.given.refill else batch
         found: dict[str, list[Run]] = {name: [] for name in self.llms}
-        for _ in range(repeats):
-            chosen = [next(self.sources[kinds[i % len(kinds)]]) for i in range(batch)]
+        for _ in range(texts // size):
+            chosen = [next(self.sources[kinds[i % len(kinds)]]) for i in range(size)]
             for name, llm in self.llms.items():
-                found[name].append(answer(llm, chosen, params, name))
+                found[name].append(answer(llm, chosen, params, name, batch))
         speed = {name: 1 / statistics.mean(run.seconds for run in runs) for name, runs in found.items()}
         by_work = {name: 1 / statistics.mean(run.processor for run in runs) for name, runs in found.items()}
         plain, auto = speed[PLAIN], speed[AUTO]
@@ -213,6 +224,7 @@ def main() -> None:
         "--texts", type=int, default=32, help="texts of a cell, at least; more than the batch: one after the other"
     )
     parser.add_argument("--repeats", type=int, default=1, help="batches of a cell, at least, each of other prompts")
+    parser.add_argument("--refill", action="store_true", help="let the next text begin where one of a batch ends")
     parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--threads", type=int, help="of a CPU; by default as many as are fastest")
     parser.add_argument("--seed", type=int, default=0)
