@@ -102,6 +102,8 @@ class KeptPlan:
             self._tried, self._due, self._gain = 0, _FIRST_ROUNDS, 0.0
         self.seq_ids, self.plan, self.asks, self._others = seq_ids, plan, plan.asks, False
         self.is_new, self._rounds = not plan.rounds, plan.rounds
+        if plan.rounds:  # else it is known once the plan is used
+            self.is_brief = plan.rounds < _BRIEF_ROUNDS
         self._until = self._in_vain = 0.0  # those of a plan before it do not count
         self._seconds = self._host.charge(began)
         self._spent += self._seconds
