@@ -87,11 +87,14 @@ def test_texts_differ_from_plain_decoding_only_at_near_ties(config: ToyEagleConf
     texts, expected = answers(tried, asked), answers(plain, asked)
     assert tried.stats.all.drafted > 500
     assert tried.stats.draft_failures == 0
-    assert sum(one == other for one, other in zip(texts, expected, strict=True)) >= 4
+    agreed = 0
     for each, one, other in zip(asked, texts, expected, strict=True):
-        where = next((i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), None)
-        if where is not None:
+        where = next((i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), len(other))
+        agreed += where
+        if where < len(other):
             assert lead(plain, each, other[: where + 1]) < 0.1
+    # a third, not all: the best two logits of a random model are the same number in bfloat16 now and then
+    assert agreed > sum(map(len, expected)) / 3
 
 
 def lead(plain: Engine, asked: Request, written: tuple[int, ...]) -> float:
