@@ -9,21 +9,18 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from async_toy import ASYNC_TOY
 from plain_decoding import Told, World, assert_same, request, run, told_by
 from repeating_toy import Guesser, RepeatingToy
 from test_cancellation import assert_begins
-from test_rounds_behind_rounds import Place, Schedule, at_random, interrupt
+from test_controlled_rounds import Restless
+from test_rounds_behind_rounds import Schedule, at_random
 from testbed import CONTEXT, EOS, TOKENIZER, Testbed
 from torch import Tensor
 
-from outrider.core.device_row import DeviceRow
-from outrider.core.draft import EMPTY, Draft
-from outrider.core.errors import LosslessError
-from outrider.core.host_copy import HostCopy
+from outrider.control.choose import Plan
 from outrider.core.sampling import Token
-from outrider.drafters.base import Drafter, RoundView
+from outrider.drafters.base import Drafter
 from outrider.drafters.none import NoDraft
 from outrider.engine.engine import Engine
 from outrider.engine.events import Event
@@ -46,7 +43,9 @@ class Tried:
         limits: EngineLimits | None = None,
         target: RepeatingToy | None = None,
         world: Testbed = ASYNC_TOY,
+        plans: str = "",
     ) -> None:
+        """plans: the seed of a controller that decides at random; empty: without one."""
         self.target, self.world = target or RepeatingToy(), world
         self.drafter: Any = (DRAFTERS[drafter] if isinstance(drafter, str) else drafter)(self.target)
         self.engine = Engine(
@@ -56,6 +55,7 @@ class Tried:
             TOKENIZER,
             eos_ids=TOKENIZER.eos_ids,
             limits=limits or EngineLimits(max_batch=8),
+            controller=Planned(self.drafter, (), plans) if plans else None,
         )
 
     def check(self, asked: Seq[Request]) -> int:
@@ -128,7 +128,7 @@ def test_texts_end_by_stop_ids(drafter: str, temperature: float, stops: tuple[To
 @temperatures
 def test_texts_end_with_the_context(drafter: str, temperature: float):
     """The toy refuses to read on behind it; drafts of any length would."""
-    for length in range(CONTEXT - 51, CONTEXT - 40):
+    for length in range(CONTEXT - 51, CONTEXT - 40, 2):
         tried = Tried(drafter)
         prompts = [1, 2], [i % 7 + 1 for i in range(length)]
         options = {"temperature": temperature, "seed": length, "max_tokens": 1000, "ignore_eos": True}
@@ -265,6 +265,38 @@ def test_at_random(drafter: str):
     assert repeated > 30
 
 
+class Planned(Restless):
+    """Its plans, made at random, hold for some rounds."""
+
+    def plan(self, seq_ids: Seq[int], budgets: Seq[int]) -> Plan:
+        plan = super().plan(seq_ids, budgets)
+        if self.rng.random() < 0.5 and plan.asks:  # one drafter for all
+            plan = replace(plan, lengths=[min(3, n) for n in budgets], drafters=[0 if n else -1 for n in budgets])
+        return replace(plan, rounds=self.rng.choice((0, 5, 20)))
+
+
+class Pair(Guesser):
+    """Two drafters, each with tokens of its own, for a controller to choose from."""
+
+    def __init__(self, target: RepeatingToy) -> None:
+        super().__init__(target)
+        self.parts = (Guesser(target), Guesser(target, k=2, rows=12))
+
+
+def test_rounds_planned_at_random():
+    repeated = drafted = failures = 0
+    for seed in range(8):
+        rng = random.Random(f"planned {seed}")
+        limits = EngineLimits(max_batch=rng.choice((1, 2, 4)), max_round_tokens=512)
+        tried = Tried(Pair, target=RepeatingToy(rng.choice((256, 4096))), limits=limits, plans=str(seed))
+        assert come_and_go(tried, asks(8, seed % 2, max_tokens=70), rng, 0.02) <= {"cancelled", "length"}
+        repeated += tried.target.repeated
+        drafted += sum(part.repeats for part in tried.drafter.parts)
+        failures += tried.engine.stats.draft_failures
+    assert repeated - drafted > 20 < drafted
+    assert failures == 0
+
+
 class Breaking(RepeatingToy):
     """Its logits are NaN after some pairs of tokens."""
 
@@ -295,142 +327,11 @@ def test_a_text_that_breaks_ends_where_plain_decoding_ends(drafter: str):
     assert repeated > 20
 
 
-# --- what goes wrong ----------------------------------------------------------------------------
-
-
-class Wrong(Guesser):
-    """Its `repeat` answers as `answer` says, every `every`-th time; else as it should."""
-
-    def __init__(self, target: RepeatingToy, answer: Answer, every: int) -> None:
-        super().__init__(target)
-        self.answer, self.every = answer, every
-
-    def repeat(self, view: RoundView, drafts: Seq[Draft]) -> Any:
-        made = super().repeat(view, drafts)
-        return made if self.repeats % self.every else self.answer(self, view, made)
-
-
-Answer = Callable[[Wrong, RoundView, Any], Any]
-
-
-def fails(drafter: Wrong, view: RoundView, made: Any) -> Any:
-    raise RuntimeError("repeat is broken")
-
-
-def changed(**parts: Any) -> Answer:
-    return lambda drafter, view, made: [replace(each, **parts) for each in made]
-
-
-def in_rows(row: Callable[[DeviceRow], DeviceRow]) -> Answer:
-    """The drafts with their tokens told otherwise."""
-    return lambda drafter, view, made: [replace(each, tokens=row(each.tokens)) for each in made]
-
-
-FAILURES: dict[str, Answer] = {
-    "raises": fails,
-    "no list": lambda drafter, view, made: 3,
-    "no drafts": lambda drafter, view, made: [],
-    "fewer drafts": lambda drafter, view, made: made[:-1],
-    "more drafts": lambda drafter, view, made: [*made, made[0]],
-    "what are no drafts": lambda drafter, view, made: [tuple(each.tokens) for each in made],
-    "drafts without tokens": lambda drafter, view, made: [EMPTY] * len(made),
-    "tokens of the host": in_rows(lambda row: tuple(row)),  # pyright: ignore[reportArgumentType]
-    "shorter drafts": in_rows(lambda row: DeviceRow(row.block, row.row, len(row) - 1)),
-    "longer drafts": in_rows(lambda row: DeviceRow(row.block, row.row, len(row) + 1)),
-    "drafts that are padded": in_rows(lambda row: DeviceRow(row.block, row.row, len(row), padded=True)),
-    "another tensor": in_rows(lambda row: DeviceRow(HostCopy(row.block.tokens.clone()), row.row, len(row))),
-    "another row": in_rows(lambda row: DeviceRow(row.block, row.row + 1, len(row))),
-    "the rows of others": lambda drafter, view, made: made[::-1],
-    "trees": changed(parents=(-1,) * 4),
-    "probabilities": changed(probs=torch.full((4, 24), 1 / 24)),
-    "drafts that are not known": changed(known=False),
-    "a source that is no name": changed(source=7),
-    "an expectation that is no number": changed(expected=float("nan")),
-}
-
-
-@pytest.mark.parametrize("every", [1, 3])
-@pytest.mark.parametrize("answer", FAILURES)
-def test_a_drafter_that_answers_wrongly_is_asked_as_ever(answer: str, every: int):
-    """Texts are right, the failure is counted for all that it was asked for, and nothing is scored again by it."""
-    tried = Tried(lambda target: Wrong(target, FAILURES[answer], every))
-    asked = asks(3, 1.0, max_tokens=60)
-    repeated = tried.check(asked)
-    wrong = tried.drafter.repeats // every
-    assert wrong > 0
-    assert tried.engine.stats.draft_failures == 3 * wrong
-    assert repeated == tried.drafter.repeats - wrong
-    assert tried.engine.stats.all.accepted > 0.3 * tried.engine.stats.all.drafted
-
-
-@pytest.mark.parametrize("every", [1, 3])
-def test_a_drafter_that_has_to_be_asked_does_not_fail(every: int):
-    tried = Tried(lambda target: Wrong(target, lambda *_: None, every))
-    repeated = tried.check(asks(3, 1.0, max_tokens=60))
-    assert repeated == tried.drafter.repeats - tried.drafter.repeats // every
-    assert tried.engine.stats.draft_failures == 0
-
-
-def test_a_drafter_that_writes_to_the_state_is_found_out():
-    def writes(drafter: Wrong, view: RoundView, made: Any) -> Any:
-        assert view.state is not None
-        view.state.lengths.add_(1)
-        return made
-
-    tried = Tried(lambda target: Wrong(target, writes, 2))
-    with pytest.raises(LosslessError, match="repeat wrote to the target's tensors"):
-        tried.check(asks(2, 0.0))
-
-
-PLACES = {
-    "the draft": Place(lambda tried: tried.drafter, "repeat"),
-    "the pass": Place(lambda tried: tried.target, "repeat"),
-}
-
-
-@pytest.mark.parametrize("place", PLACES)
-def test_an_interrupt_before_a_round_is_repeated(place: str):
-    """The others go on as if nothing had been."""
-    asked = asks(3, 1.0)
-    for at in (1, 2, 5):
-        tried, interrupts = Tried(), 0
-        first, *others = (tried.engine.submit(each)[0] for each in asked)
-        texts = [tried.engine.live(seq_id).seq for seq_id in others]
-        interrupt(tried.engine, PLACES[place], at)
-        while tried.engine.busy:
-            try:
-                tried.engine.step()
-            except KeyboardInterrupt:
-                interrupts += 1
-                tried.engine.cancel(first)
-            tried.engine.check()
-        assert interrupts == 1
-        for text, each in zip(texts, asked[1:], strict=True):
-            assert tuple(text.tokens[text.prompt_len :]) == tried.world.judged(each)[0].tokens
-
-
 def finish(engine: Engine) -> list[Event]:
     events: list[Event] = []
     while engine.busy:
         events += engine.step()
     return events
-
-
-def test_a_pass_that_breaks_takes_no_text_with_it():
-    tried = Tried()
-
-    def breaks(scores: object) -> Any:
-        raise RuntimeError("out of memory")
-
-    tried.target.repeat = breaks
-    ids = [tried.engine.submit(each)[0] for each in asks(3, 1.0)]
-    with pytest.raises(RuntimeError, match="out of memory"):
-        finish(tried.engine)
-    tried.target.pool.check()
-    for seq_id in ids:
-        assert tried.engine.cancel(seq_id) is not None
-    tried.engine.check()
-    assert tried.target.pool.used == 0
 
 
 @drafters

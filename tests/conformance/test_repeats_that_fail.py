@@ -1,0 +1,148 @@
+"""What goes wrong where a round would be repeated: texts are right, and the fault is counted where it is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from repeating_toy import Guesser, RepeatingToy
+from test_repeated_rounds import Tried, asks, finish
+from test_rounds_behind_rounds import Place, interrupt
+
+from outrider.core.device_row import DeviceRow
+from outrider.core.draft import EMPTY, Draft
+from outrider.core.errors import LosslessError
+from outrider.core.host_copy import HostCopy
+from outrider.drafters.base import RoundView
+
+
+class Wrong(Guesser):
+    """Its `repeat` answers as `answer` says, every `every`-th time; else as it should."""
+
+    def __init__(self, target: RepeatingToy, answer: Answer, every: int) -> None:
+        super().__init__(target)
+        self.answer, self.every = answer, every
+
+    def repeat(self, view: RoundView, drafts: Seq[Draft]) -> Any:
+        made = super().repeat(view, drafts)
+        return made if self.repeats % self.every else self.answer(self, view, made)
+
+
+Answer = Callable[[Wrong, RoundView, Any], Any]
+
+
+def fails(drafter: Wrong, view: RoundView, made: Any) -> Any:
+    raise RuntimeError("repeat is broken")
+
+
+def changed(**parts: Any) -> Answer:
+    return lambda drafter, view, made: [replace(each, **parts) for each in made]
+
+
+def in_rows(row: Callable[[DeviceRow], DeviceRow]) -> Answer:
+    """The drafts with their tokens told otherwise."""
+    return lambda drafter, view, made: [replace(each, tokens=row(each.tokens)) for each in made]
+
+
+FAILURES: dict[str, Answer] = {
+    "raises": fails,
+    "no list": lambda drafter, view, made: 3,
+    "no drafts": lambda drafter, view, made: [],
+    "fewer drafts": lambda drafter, view, made: made[:-1],
+    "more drafts": lambda drafter, view, made: [*made, made[0]],
+    "what are no drafts": lambda drafter, view, made: [tuple(each.tokens) for each in made],
+    "drafts without tokens": lambda drafter, view, made: [EMPTY] * len(made),
+    "tokens of the host": in_rows(lambda row: tuple(row)),  # pyright: ignore[reportArgumentType]
+    "shorter drafts": in_rows(lambda row: DeviceRow(row.block, row.row, len(row) - 1)),
+    "longer drafts": in_rows(lambda row: DeviceRow(row.block, row.row, len(row) + 1)),
+    "drafts that are padded": in_rows(lambda row: DeviceRow(row.block, row.row, len(row), padded=True)),
+    "another tensor": in_rows(lambda row: DeviceRow(HostCopy(row.block.tokens.clone()), row.row, len(row))),
+    "another row": in_rows(lambda row: DeviceRow(row.block, row.row + 1, len(row))),
+    "the rows of others": lambda drafter, view, made: made[::-1],
+    "trees": changed(parents=(-1,) * 4),
+    "probabilities": changed(probs=torch.full((4, 24), 1 / 24)),
+    "drafts that are not known": changed(known=False),
+    "a source that is no name": changed(source=7),
+    "an expectation that is no number": changed(expected=float("nan")),
+}
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("answer", FAILURES)
+def test_a_drafter_that_answers_wrongly_is_asked_as_ever(answer: str, every: int):
+    """Texts are right, the failure is counted for all that it was asked for, and nothing is scored again by it."""
+    tried = Tried(lambda target: Wrong(target, FAILURES[answer], every))
+    asked = asks(3, 1.0, max_tokens=60)
+    repeated = tried.check(asked)
+    wrong = tried.drafter.repeats // every
+    assert wrong > 0
+    assert tried.engine.stats.draft_failures == 3 * wrong
+    assert repeated == tried.drafter.repeats - wrong
+    assert tried.engine.stats.all.accepted > 0.3 * tried.engine.stats.all.drafted
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_drafter_that_has_to_be_asked_does_not_fail(every: int):
+    tried = Tried(lambda target: Wrong(target, lambda *_: None, every))
+    repeated = tried.check(asks(3, 1.0, max_tokens=60))
+    assert repeated == tried.drafter.repeats - tried.drafter.repeats // every
+    assert tried.engine.stats.draft_failures == 0
+
+
+def test_a_drafter_that_writes_to_the_state_is_found_out():
+    def writes(drafter: Wrong, view: RoundView, made: Any) -> Any:
+        assert view.state is not None
+        view.state.lengths.add_(1)
+        return made
+
+    tried = Tried(lambda target: Wrong(target, writes, 2))
+    with pytest.raises(LosslessError, match="repeat wrote to the target's tensors"):
+        tried.check(asks(2, 0.0))
+
+
+PLACES = {
+    "the draft": Place(lambda tried: tried.drafter, "repeat"),
+    "the pass": Place(lambda tried: tried.target, "repeat"),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_an_interrupt_before_a_round_is_repeated(place: str):
+    """The others go on as if nothing had been."""
+    asked = asks(3, 1.0)
+    for at in (1, 2, 5):
+        tried, interrupts = Tried(), 0
+        first, *others = (tried.engine.submit(each)[0] for each in asked)
+        texts = [tried.engine.live(seq_id).seq for seq_id in others]
+        interrupt(tried.engine, PLACES[place], at)
+        while tried.engine.busy:
+            try:
+                tried.engine.step()
+            except KeyboardInterrupt:
+                interrupts += 1
+                tried.engine.cancel(first)
+            tried.engine.check()
+        assert interrupts == 1
+        for text, each in zip(texts, asked[1:], strict=True):
+            assert tuple(text.tokens[text.prompt_len :]) == tried.world.judged(each)[0].tokens
+
+
+def test_a_pass_that_breaks_takes_no_text_with_it():
+    tried = Tried()
+
+    def breaks(scores: object) -> Any:
+        raise RuntimeError("out of memory")
+
+    tried.target.repeat = breaks
+    ids = [tried.engine.submit(each)[0] for each in asks(3, 1.0)]
+    with pytest.raises(RuntimeError, match="out of memory"):
+        finish(tried.engine)
+    tried.target.pool.check()
+    for seq_id in ids:
+        assert tried.engine.cancel(seq_id) is not None
+    tried.engine.check()
+    assert tried.target.pool.used == 0
