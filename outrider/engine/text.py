@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from codecs import utf_8_decode
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from functools import lru_cache
 from itertools import islice, product
 from typing import Protocol
 
-from outrider.core.errors import RequestError
+from outrider.engine.stop_strings import automaton
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # how a decoder shows bytes that are not (yet) a character
 MAX_UTF8 = 4  # most bytes in a character, so most tokens one can be spread over
@@ -21,8 +21,8 @@ class Detokenizer(Protocol):
     """What turns ids into text, leaving out special tokens."""
 
     @property
-    def own_texts(self) -> Mapping[int, str] | None:
-        """What each token decodes to alone, where a text is its tokens' bytes put together; None: it may be more."""
+    def own_texts(self) -> Mapping[int, str | bytes] | None:
+        """What each token adds to a text, where that is just its bytes: bytes if not of whole characters, or U+FFFD."""
         ...
 
     def decode(self, ids: list[int], /) -> str: ...
@@ -44,7 +44,7 @@ class TextStream:
         """The stop string that ended the text."""
         texts = tokenizer.own_texts
         self._window = _Window(tokenizer, prompt) if texts is None else _OwnTexts(tokenizer, texts, prompt)
-        self._stops = _automaton(stop)
+        self._stops = automaton(stop)
         self._state = 0
         self._held = ""  # out of the window, but it could be the beginning of a stop string
         self._shown: list[str] = []
@@ -196,37 +196,70 @@ class _Window:
 
 
 class _OwnTexts:
-    """A window for tokens that have bytes of their own, which decode to the same text wherever they are.
+    """A window for tokens that have bytes of their own, which are the same wherever they are.
 
-    After a whole character, a token of whole characters adds just these. Only where one is unfinished
-    does a window decide, and until all is finished again.
+    After a whole character, a token of whole characters adds just these.
     """
 
-    def __init__(self, tokenizer: Detokenizer, texts: Mapping[int, str], prompt: Seq[int]) -> None:
-        self._tokenizer, self._text_of = tokenizer, texts.__getitem__
-        last = next(filter(None, map(self._text_of, reversed(prompt))), "")
-        self._window = _Window(tokenizer, prompt) if UNFINISHED in last else None
+    def __init__(self, tokenizer: Detokenizer, texts: Mapping[int, str | bytes], prompt: Seq[int]) -> None:
+        self._own = texts.__getitem__
+        last = next(filter(None, map(self._own, reversed(prompt))), "")
+        self._unfinished = None if isinstance(last, str) else _Window(tokenizer, prompt)
 
     def push(self, token: int) -> str:
-        if self._window is None:
-            text = self._text_of(token)
-            if UNFINISHED not in text:
-                return text
-            self._window = _Window(self._tokenizer, ())
-        ready = self._window.push(token)
-        if self._window.finished:
-            self._window = None
+        if self._unfinished is None:
+            own = self._own(token)
+            if isinstance(own, str):
+                return own
+            self._unfinished = _Bytes(self._own)
+        ready = self._unfinished.push(token)
+        if self._unfinished.finished:
+            self._unfinished = None
         return ready
 
     def push_all(self, tokens: Seq[int]) -> list[str]:
-        if self._window is None:
-            pieces = list(map(self._text_of, tokens))
-            if UNFINISHED not in "".join(pieces):
+        if self._unfinished is None:
+            pieces = [own for own in map(self._own, tokens) if isinstance(own, str)]
+            if len(pieces) == len(tokens):
                 return pieces
         return list(map(self.push, tokens))
 
     def flush(self) -> str:
-        return "" if self._window is None else self._window.flush()
+        return "" if self._unfinished is None else self._unfinished.flush()
+
+
+class _Bytes:
+    """The bytes since a whole character, and of their text what is not out: what `_Window` does, decoding each once."""
+
+    def __init__(self, own: Callable[[int], str | bytes]) -> None:
+        self._own = own
+        self._begun = b""  # of a character
+        self._held = 0  # U+FFFD that are not out
+        self._end = 0  # characters so far, of which none can change
+        self._lengths = deque[int](maxlen=MAX_UTF8)  # after each of the last few tokens, with the one begun
+        self.finished = False
+
+    def push(self, token: int) -> str:
+        own = self._own(token)
+        if not own:
+            return ""
+        data = self._begun + (own.encode() if isinstance(own, str) else own)
+        new, used = utf_8_decode(data, "replace")
+        self._begun = data[used:]
+        if b"\xed\xa0" <= self._begun < b"\xee":  # Python waits for all of a surrogate, which is no character either
+            new, self._begun = new + UNFINISHED * 2, b""
+        self._end += len(new)
+        text = UNFINISHED * self._held + new
+        whole = len(text.rstrip(UNFINISHED))
+        self.finished = whole == len(text) and not self._begun
+        self._lengths.append(self._end + bool(self._begun))
+        if len(self._lengths) == MAX_UTF8:  # as in _Window
+            whole = max(whole, len(text) - self._end + min(self._lengths))
+        self._held = len(text) - whole
+        return text[:whole]
+
+    def flush(self) -> str:
+        return UNFINISHED * (self._held + bool(self._begun))
 
 
 def _context(tokenizer: Detokenizer, prompt: Seq[int]) -> tuple[list[int], list[int]]:
@@ -245,53 +278,3 @@ def _context(tokenizer: Detokenizer, prompt: Seq[int]) -> tuple[list[int], list[
 def _silent(tokenizer: Detokenizer, token: int) -> bool:
     """Whether a token has no text at all."""
     return not tokenizer.decode([token, token])  # twice: one space at the beginning decodes to nothing, too
-
-
-class _Stops:
-    """Stop strings as one automaton (Aho and Corasick, 1975), so that their number costs nothing.
-
-    A state is the longest end of the text that begins a stop string; 0 is none.
-    """
-
-    def __init__(self, stops: tuple[str, ...]) -> None:
-        self.edges: list[dict[str, int]] = [{}]
-        self.longest = [0]  # characters of the longest stop string that ends here; 0: none does
-        self.hold = [0]  # characters at the text's end that could still begin a stop string
-        self._fall = [0]  # the state of the next shorter end
-        for stop in stops:
-            self._add(stop)
-        queue = list(self.edges[0].values())
-        for state in queue:  # by depth: every shorter end is ready before it is needed
-            fall = self._fall[state]
-            self.longest[state] = self.longest[state] or self.longest[fall]
-            if not self.edges[state]:
-                self.hold[state] = self.hold[fall]
-            for char, child in self.edges[state].items():
-                self._fall[child] = self.step(fall, char)
-                queue.append(child)
-
-    def step(self, state: int, char: str) -> int:
-        """The state after one more character."""
-        while state and char not in self.edges[state]:
-            state = self._fall[state]
-        return self.edges[state].get(char, 0)
-
-    def _add(self, stop: str) -> None:
-        if not stop:
-            raise RequestError("a stop string is empty and would end every text at once; leave it out")
-        state = 0
-        for depth, char in enumerate(stop, 1):
-            child = self.edges[state].setdefault(char, len(self.edges))
-            if child == len(self.edges):
-                self.edges.append({})
-                self.longest.append(0)
-                self.hold.append(depth)
-                self._fall.append(0)
-            state = child
-        self.longest[state] = len(stop)
-
-
-@lru_cache(maxsize=64)
-def _automaton(stops: tuple[str, ...]) -> _Stops | None:
-    """Built once for all texts with these stop strings; None where there are none."""
-    return _Stops(stops) if stops else None

@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import tokenizers
+
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE = "▁"  # how SentencePiece writes a space
 
@@ -20,19 +22,27 @@ def _byte_level_characters() -> dict[str, int]:
 _BYTE_LEVEL = _byte_level_characters()
 
 
-class OwnTexts(dict[int, str]):
-    """What each token decodes to by itself, found as tokens come. U+FFFD is in it where bytes are no whole character.
+class OwnTexts(dict[int, str | bytes]):
+    """What each token of a byte-level vocabulary adds to a text, found as tokens come. Threads may share it.
 
-    Threads may share it.
+    Text where it is of whole characters, none of them U+FFFD; else its bytes.
     """
 
-    def __init__(self, decode: Callable[[list[int]], str]) -> None:
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
         super().__init__()
-        self._decode = decode
+        self._backend = backend
 
-    def __missing__(self, token: int) -> str:
-        text = self[token] = self._decode([token])
-        return text
+    def __missing__(self, token: int) -> str | bytes:
+        text = self._backend.decode([token], skip_special_tokens=True)
+        own = text if "\N{REPLACEMENT CHARACTER}" not in text else self._bytes_of(token)
+        self[token] = own
+        return own
+
+    def _bytes_of(self, token: int) -> bytes:
+        """The bytes that the decoder takes a token for: those it spells, or else its name's own."""
+        name = self._backend.id_to_token(token) or ""
+        spelled = _read_byte_level(name)
+        return name.encode() if spelled is None else spelled
 
 
 def bytes_reader(tokenizer: Mapping[str, Any]) -> Callable[[str], bytes | None]:

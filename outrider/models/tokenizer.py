@@ -54,8 +54,8 @@ class Tokenizer:
         named_bos = self._id_of("bos_token")
         self.bos_id = bos_id if named_bos is None else named_bos
         joins_bytes = isinstance(backend.decoder, tokenizers.decoders.ByteLevel)
-        self.own_texts = OwnTexts(self.decode) if joins_bytes else None
-        """What `decode` makes of each token alone, where a text is its tokens' bytes put together."""
+        self.own_texts = OwnTexts(backend) if joins_bytes else None
+        """What each token adds to a text, where that is just its bytes."""
 
     @classmethod
     def from_folder(cls, path: Path) -> Tokenizer:

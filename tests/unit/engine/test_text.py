@@ -51,11 +51,11 @@ class Rust:
 
 
 class RustByToken(Rust):
-    """The same, and it says what each token decodes to by itself."""
+    """The same, and it says what each token adds to a text."""
 
     def __init__(self, backend: Tokenizer) -> None:
         super().__init__(backend)
-        self.own_texts = OwnTexts(self.decode)
+        self.own_texts = OwnTexts(backend)
 
 
 def byte_level() -> Rust:
@@ -309,6 +309,10 @@ def test_the_cost_of_a_token_does_not_grow_with_the_text(tok):
 # --- texts of tokens by themselves, against the window ---------------------------------------------------------------
 
 
+EDGES = [bytes([i]) for i in b"\x80\x8f\x90\x9f\xa0\xbd\xbf\xc2\xe0\xe2\xed\xef\xf0\xf4\xf5"]
+"""Bytes at which it is decided whether a character can still become whole."""
+
+
 def with_added_tokens() -> tuple[Rust, list[list[int]]]:
     """A byte-level tokenizer with added tokens, and what a text may be made of: ids that belong together."""
     backend = byte_level().backend
@@ -316,7 +320,9 @@ def with_added_tokens() -> tuple[Rust, list[list[int]]]:
     backend.add_special_tokens([AddedToken("<end>", special=True)])
     size = backend.get_vocab_size()
     words = [backend.encode(text, add_special_tokens=False).ids for text in [*PICKS, "the cat", " naïve", "👍", FFFD]]
-    return Rust(backend), [*words, *([i] for i in range(size)), [size], [size + 70]]  # the last two have no token
+    own = OwnTexts(backend)
+    edges = [[i] for i in range(size) if own[i] in EDGES]
+    return Rust(backend), [*words, *edges * 20, *([i] for i in range(size)), [size], [size + 70]]  # two have no token
 
 
 WINDOWED, PARTS = with_added_tokens()

@@ -318,15 +318,16 @@ def test_token_text_keeps_the_leading_space(pairs):
     assert bytes_.token_text(bytes_.encode(" ")[0]) == " "
 
 
-def test_byte_level_tokens_have_texts_of_their_own_wherever_they_are(pairs):
+def test_byte_level_tokens_add_their_own_text_or_bytes_wherever_they_are(pairs):
     tokenizer, _ = pairs["chatml"]
-    texts, around = tokenizer.own_texts, [*tokenizer.encode("x", special=False)]
+    own, around = tokenizer.own_texts, tokenizer.encode("x", special=False)
     for token in range(tokenizer.vocab_size + 1):  # the last id has no token
-        if "\ufffd" not in texts[token]:
-            assert tokenizer.decode([*around, token, *around]) == f"x{texts[token]}x"
-    assert [texts[i] for i in tokenizer.encode("the fox 中")] == ["the", " fox", " 中"]
-    assert texts[tokenizer.tokens.index("<|im_end|>")] == texts[tokenizer.vocab_size] == ""
-    assert "\ufffd" in texts[tokenizer.tokens.index("ä")]  # half a character, as byte-level vocabularies write it
+        added = own[token] if isinstance(own[token], bytes) else own[token].encode()
+        assert tokenizer.decode([*around, token, *around]) == (b"x" + added + b"x").decode(errors="replace")
+        assert isinstance(own[token], bytes) == ("\ufffd" in tokenizer.decode([token]))
+    assert [own[i] for i in tokenizer.encode("the fox 中")] == ["the", " fox", " 中"]
+    assert own[tokenizer.tokens.index("<|im_end|>")] == own[tokenizer.vocab_size] == ""
+    assert own[tokenizer.tokens.index("ä")] == b"\xe4"
 
 
 def test_a_decoder_that_does_more_than_join_bytes_gives_tokens_no_texts_of_their_own(pairs):
