@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from outrider.control.decisions import Decisions
@@ -16,22 +17,25 @@ from outrider.control.limits import PassLimits
 from outrider.core.draft import Draft, Verdict
 
 
-class _DraftedRound(NamedTuple):
-    """What a round with a draft adds to a tally."""
+class JudgedDraft(NamedTuple):
+    """What came of a round's draft, if only an empty one."""
 
+    source: str
     drafted: int
     depth: int
     """Levels of the draft."""
     accepted: int
     emitted: int
+    """One more than accepted, unless a stop cut the text inside the draft."""
     rejected: bool
 
     @staticmethod
-    def of(draft: Draft, verdict: Verdict) -> _DraftedRound:
+    def of(draft: Draft, verdict: Verdict) -> JudgedDraft:
+        """verdict: what the text kept of it."""
         drafted, accepted, emitted = len(draft.tokens), len(verdict.path), len(verdict.tokens)
         depth = drafted if draft.parents is None else max(draft.depths(), default=0)
         rejected = emitted > accepted and ends_in_rejection(draft, verdict)
-        return _DraftedRound(drafted, depth, accepted, emitted, rejected)
+        return JudgedDraft(draft.source, drafted, depth, accepted, emitted, rejected)
 
 
 @dataclass(slots=True)
@@ -44,44 +48,45 @@ class Tally:
     rejected: int = 0
     """Rounds in which a draft token was rejected."""
     emitted: int = 0
-    drafted_at: list[int] = field(default_factory=list[int])
-    """Rounds whose draft reached this depth."""
-    accepted_at: list[int] = field(default_factory=list[int])
-    """Rounds in which a token of this depth was accepted."""
+    by_depth: list[int] = field(default_factory=list[int])
+    """Drafts of just so many levels, from 0."""
+    by_accepted: list[int] = field(default_factory=list[int])
+    """Drafts of which just so many tokens were accepted, from 0."""
 
-    def count(self, draft: Draft, verdict: Verdict) -> None:
-        """Add a round. The verdict holds only what the text kept: a stop may have cut it inside the draft."""
-        if draft.tokens:
-            self.add_round(_DraftedRound.of(draft, verdict))
-        else:
-            self.rounds += 1
-            self.emitted += len(verdict.tokens)
-
-    def add_round(self, one: _DraftedRound) -> None:
-        """Add a round that had a draft."""
-        drafted, depth, accepted, emitted, rejected = one
+    def count(self, judged: JudgedDraft) -> None:
+        """Add a round."""
+        _, drafted, depth, accepted, emitted, rejected = judged
         self.rounds += 1
+        self.emitted += emitted
+        if not drafted:
+            return
         self.drafted += drafted
         self.accepted += accepted
-        self.emitted += emitted
         self.rejected += rejected
-        drafted_at, accepted_at = self.drafted_at, self.accepted_at
-        while len(drafted_at) < depth:
-            drafted_at.append(0)
-            accepted_at.append(0)
-        for i in range(depth):
-            drafted_at[i] += 1
-        for i in range(accepted):
-            accepted_at[i] += 1
+        if depth >= len(self.by_depth):
+            _extend(self.by_depth, depth + 1)
+            _extend(self.by_accepted, depth + 1)
+        self.by_depth[depth] += 1
+        self.by_accepted[accepted] += 1
 
     def add(self, other: Tally) -> None:
         for name in ("rounds", "drafted", "accepted", "rejected", "emitted"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name in ("drafted_at", "accepted_at"):
+        for name in ("by_depth", "by_accepted"):
             ours, theirs = getattr(self, name), getattr(other, name)
-            ours.extend([0] * (len(theirs) - len(ours)))
+            _extend(ours, len(theirs))
             for i, n in enumerate(theirs):
                 ours[i] += n
+
+    @property
+    def drafted_at(self) -> list[int]:
+        """Rounds whose draft reached each depth."""
+        return _or_more(self.by_depth)
+
+    @property
+    def accepted_at(self) -> list[int]:
+        """Rounds in which a token of each depth was accepted."""
+        return _or_more(self.by_accepted)
 
     @property
     def alpha(self) -> float:
@@ -178,16 +183,15 @@ class Stats:
     limits: PassLimits | None = None
     """What passes are bound by, where a controller knows it."""
 
-    def count(self, draft: Draft, verdict: Verdict) -> None:
-        if not draft.tokens:
-            self.all.count(draft, verdict)
+    def count(self, judged: JudgedDraft) -> None:
+        """Add a round, also to its drafter's own tally."""
+        self.all.count(judged)
+        if not judged.drafted:
             return
-        one = _DraftedRound.of(draft, verdict)
-        self.all.add_round(one)
-        tally = self.drafters.get(draft.source)
+        tally = self.drafters.get(judged.source)
         if tally is None:
-            tally = self.drafters[draft.source] = Tally()
-        tally.add_round(one)
+            tally = self.drafters[judged.source] = Tally()
+        tally.count(judged)
 
     def count_tokens(self, tokens: int, now: float) -> None:
         """Note the tokens of a round."""
@@ -307,6 +311,15 @@ def meaning(alpha: float, judged: int) -> str:
     if alpha >= 0.7:
         return "excellent"
     return "worthwhile" if alpha >= 0.5 else "look for another drafter"
+
+
+def _extend(counts: list[int], size: int) -> None:
+    counts.extend([0] * (size - len(counts)))
+
+
+def _or_more(counts: list[int]) -> list[int]:
+    """From how many are just 0, 1, 2 ... to how many are 1 or more, 2 or more ..."""
+    return list(accumulate(reversed(counts[1:])))[::-1]
 
 
 def _ratio(a: float, b: float) -> float:

@@ -71,11 +71,9 @@ def _count(values: dict[str, Any], *names: str) -> int:
 
 def _tally(told: dict[str, Any]) -> Tally:
     """vLLM's record: entry j of the histogram is how many drafts had j tokens accepted."""
-    histogram = [int(each) for each in told.get("acceptance_histogram") or ()]
-    accepted_at = [sum(histogram[i + 1 :]) for i in range(len(histogram) - 1)]
     return Tally(
         rounds=_count(told, "num_spec_steps"),
         drafted=_count(told, "num_draft_tokens"),
         accepted=_count(told, "num_accepted_draft_tokens"),
-        accepted_at=accepted_at,
+        by_accepted=[int(each) for each in told.get("acceptance_histogram") or ()],
     )

@@ -165,4 +165,4 @@ def _copy_stats(stats: Stats) -> Stats:
 
 
 def _copy_tally(tally: Tally) -> Tally:
-    return replace(tally, drafted_at=list(tally.drafted_at), accepted_at=list(tally.accepted_at))
+    return replace(tally, by_depth=list(tally.by_depth), by_accepted=list(tally.by_accepted))

@@ -8,9 +8,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from outrider.core.draft import Draft, Verdict
+from outrider.core.outputs import Provenance
 from outrider.core.sampling import SamplingParams
 from outrider.core.sequence import Sequence
-from outrider.engine.events import detokenize, extend, logprobs_of, provenance_of
+from outrider.engine.events import Event, Live, Outcome, describe, detokenize, extend, logprobs_of
+from outrider.engine.stats import JudgedDraft, Stats
 from outrider.engine.text import TextStream
 from outrider.testing.toy import ByteTokenizer
 
@@ -133,37 +135,70 @@ def test_before_min_tokens_nothing_ends_the_text():
     assert seq.finish is None
 
 
+def event_of(draft: Draft, verdict: Verdict, round_: int, kept: int | None = None) -> tuple[Event, Stats]:
+    """The event of a round that ended with `kept` tokens of the verdict, and the figures it was counted in."""
+    seq, stream = text_in_the_making()
+    seq.round, live = round_ + 1, Live(seq, stream, Stats())
+    return describe(Outcome(live, draft, verdict, verdict.tokens[:kept])), live.stats
+
+
+def told_of(draft: Draft, verdict: Verdict, round_: int) -> tuple[Provenance, ...]:
+    return event_of(draft, verdict, round_)[0].provenance
+
+
 @pytest.mark.parametrize(
     ("draft", "verdict", "expected"),
     [
         (Draft(), Verdict((4,)), [("plain", "", 0)]),
-        (Draft((1, 2), source="s"), Verdict((9,)), [("recovered", "s", 0)]),
-        (Draft((1, 2), source="s"), Verdict((1, 9), (0,)), [("accepted", "s", 0), ("recovered", "s", 1)]),
+        (Draft((1, 2), source="s"), Verdict((6,)), [("recovered", "s", 0)]),
+        (Draft((1, 2), source="s"), Verdict((1, 6), (0,)), [("accepted", "s", 0), ("recovered", "s", 1)]),
         (
             Draft((1, 2), source="s"),
-            Verdict((1, 2, 9), (0, 1)),
+            Verdict((1, 2, 6), (0, 1)),
             [("accepted", "s", 0), ("accepted", "s", 1), ("bonus", "s", 2)],
         ),
-        (Draft((1, 2, 3), (-1, -1, 0), source="t"), Verdict((2, 9), (1,)), [("accepted", "t", 0), ("bonus", "t", 1)]),
+        (Draft((1, 2, 3), (-1, -1, 0), source="t"), Verdict((2, 6), (1,)), [("accepted", "t", 0), ("bonus", "t", 1)]),
         (
             Draft((1, 2, 3), (-1, -1, 0), source="t"),
-            Verdict((1, 9), (0,)),
+            Verdict((1, 6), (0,)),
             [("accepted", "t", 0), ("recovered", "t", 1)],
         ),
     ],
 )
 def test_where_each_token_came_from(draft: Draft, verdict: Verdict, expected: list[tuple[str, str, int]]):
-    told = provenance_of(draft, verdict, 7)
+    told = told_of(draft, verdict, 7)
     assert [(p.origin, p.drafter, p.position) for p in told] == expected
     assert {(p.round, p.drafted) for p in told} == {(7, len(draft))}
+
+
+@pytest.mark.parametrize("kept", [1, 2, 3, 4])
+@pytest.mark.parametrize("last", [5, 6], ids=["not-rejected", "rejected"])
+@pytest.mark.parametrize("stated", [False, True])
+def test_a_round_cut_by_a_stop_tells_and_counts_only_what_was_kept(kept: int, last: int, *, stated: bool):
+    """The plain way: all of the verdict's provenance, and of that the first few; figures of what was kept."""
+    probs = torch.rand(4, 8, generator=torch.Generator().manual_seed(0)) if stated else None
+    draft, verdict = Draft((1, 2, 3, 5), probs=probs, source="s"), Verdict((1, 2, 3, last), (0, 1, 2))
+    of = [None if probs is None else probs[i, token].item() for i, token in enumerate((1, 2, 3))]
+    whole = [Provenance("accepted", "s", i, 7, 4, of[i]) for i in range(3)]
+    whole.append(Provenance("recovered" if last == 6 else "bonus", "s", 3, 7, 4))
+    event, stats = event_of(draft, verdict, 7, kept)
+    assert event.provenance == tuple(whole[:kept])
+    assert {type(each) for each in event.provenance} == {Provenance}
+    judged = JudgedDraft("s", 4, 4, min(kept, 3), kept, rejected=kept == 4 and last == 6)
+    assert JudgedDraft.of(draft, Verdict(verdict.tokens[:kept], verdict.path[:kept])) == judged
+    by_hand = Stats()
+    by_hand.count(judged)
+    assert (stats.all, stats.drafters) == (by_hand.all, by_hand.drafters)
+    assert stats.all == stats.drafters["s"]
+    assert (stats.all.accepted, stats.all.emitted, stats.all.rejected) == (judged.accepted, kept, judged.rejected)
 
 
 def test_stated_probs_are_reported_for_accepted_tokens():
     probs = torch.tensor([[0.1, 0.9, 0.0], [0.5, 0.2, 0.3], [0.25, 0.25, 0.5]])
     draft = Draft((1, 0, 2), (-1, -1, 1), probs, "d")
-    told = provenance_of(draft, Verdict((0, 2, 1), (1, 2)), 3)
+    told = told_of(draft, Verdict((0, 2, 1), (1, 2)), 3)
     assert [p.draft_prob for p in told] == pytest.approx([0.5, 0.5, None])
-    assert [p.draft_prob for p in provenance_of(Draft((1,)), Verdict((1, 2), (0,)), 3)] == [None, None]
+    assert [p.draft_prob for p in told_of(Draft((1,)), Verdict((1, 2), (0,)), 3)] == [None, None]
 
 
 def test_log_probabilities_come_from_the_row_each_token_was_chosen_by():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from outrider.control.decisions import Decisions
 from outrider.control.limits import Ceilings, PassLimits
 from outrider.core.draft import EMPTY, Draft, Verdict
-from outrider.engine.stats import Stats, Tally, Times, ends_in_rejection, meaning, total
+from outrider.engine.stats import JudgedDraft, Stats, Tally, Times, ends_in_rejection, meaning, total
 from outrider.runners.pass_work import PassWork
 
 VOCAB = 6
@@ -68,7 +68,7 @@ by_hand = settings(max_examples=60, deadline=None, derandomize=True)
 def tally_of(history: list[Round]) -> Tally:
     tally = Tally()
     for each in history:
-        tally.count(each.draft, each.verdict)
+        tally.count(JudgedDraft.of(each.draft, each.verdict))
     return tally
 
 
@@ -102,9 +102,9 @@ def test_tau_formula_of_equal_drafts_is_the_textbook_one(gamma: int, alpha: floa
     accepted, rejected = round(alpha * 100), round((1 - alpha) * 100)
     draft = Draft((1,) * gamma)
     for _ in range(rejected):
-        tally.count(draft, Verdict((9,)))
+        tally.count(JudgedDraft.of(draft, Verdict((9,))))
     for _ in range(accepted // gamma):
-        tally.count(draft, Verdict((1,) * gamma + (9,), tuple(range(gamma))))
+        tally.count(JudgedDraft.of(draft, Verdict((1,) * gamma + (9,), tuple(range(gamma)))))
     alpha = tally.alpha
     assert tally.tau_formula == pytest.approx((1 - alpha ** (gamma + 1)) / (1 - alpha))
 
@@ -118,6 +118,9 @@ def test_acceptance_by_position(history: list[Round]):
         reached = [each for each in history if depth_of(each.draft) > depth]
         assert share == pytest.approx(sum(each.verdict.accepted > depth for each in reached) / len(reached))
     assert len(tally.acceptance_by_position) == max(depth_of(each.draft) for each in history)
+    depths = range(len(tally.acceptance_by_position))
+    assert tally.drafted_at == [sum(depth_of(each.draft) > depth for each in history) for depth in depths]
+    assert tally.accepted_at == [sum(each.verdict.accepted > depth for each in history) for depth in depths]
 
 
 @by_hand
@@ -141,7 +144,7 @@ def test_totals_over_requests_and_drafters(one: list[Round], other: list[Round])
     parts = [Stats(prompt_tokens=3, started=5.0), Stats(prompt_tokens=4, started=4.0)]
     for part, history in zip(parts, (one, other), strict=True):
         for i, each in enumerate(history):
-            part.count(each.draft, each.verdict)
+            part.count(JudgedDraft.of(each.draft, each.verdict))
             part.count_tokens(len(each.verdict.tokens), 10.0 + i)
     whole = total(parts)
     assert whole.all == tally_of([*one, *other])
@@ -184,7 +187,7 @@ def test_no_rounds_are_all_zero_and_json():
 def test_every_figure_is_a_number_json_can_hold(history: list[Round]):
     stats = Stats()
     for each in history:
-        stats.count(each.draft, each.verdict)
+        stats.count(JudgedDraft.of(each.draft, each.verdict))
         stats.count_tokens(len(each.verdict.tokens), 1.0)
     told = json.loads(json.dumps(stats.as_dict(), allow_nan=False))
     assert math.isclose(told["acceptance_rate"], told["accepted"] / told["drafted"] if told["drafted"] else 0)
