@@ -74,7 +74,7 @@ class Engine:
         if self._outcomes:
             return self._emit()
         if len(self._in_flight) == 1:
-            self._enqueue(self._launch(after=self._in_flight[0]))
+            self._launch_behind(self._in_flight[0])
         try:
             self._complete()
         except BaseException:  # what did not complete is scored again; no round behind it is good without it
@@ -85,6 +85,13 @@ class Engine:
         if not self.target.asynchronous:
             self._complete()
         return self._emit()
+
+    def _launch_behind(self, first: InFlightRound) -> None:
+        try:
+            self._enqueue(self._launch(after=first))
+        except BaseException:  # the device may be beyond that round by now: nothing is launched from there
+            first.state = None
+            raise
 
     def _enqueue(self, launched: InFlightRound | None) -> None:
         if launched is not None:

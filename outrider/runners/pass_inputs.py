@@ -56,6 +56,8 @@ class PassInputs:
         self._written = [_parts(array, shape) for array in self._inputs.arrays]
         self._fetched: list[Tensor] = []
         """What the next pass fetches by address: kept until another is loaded."""
+        self._copied = False
+        """Drafts are among that which lie somewhere else, or otherwise, for their drafter."""
         self._sent: tuple[Any, ...] | None = None
         """All that the inputs on the device follow from; None where a text or tree is among them."""
         self.wanted: Tensor | slice = slice(0, 0)
@@ -105,7 +107,7 @@ class PassInputs:
 
     def fetches(self, state: DeviceState) -> bool:
         """Whether the inputs on the device are those of a batch whose texts and drafts it fetches, from this state."""
-        return self._sent is not None and self._fetched[0] is state.lengths
+        return self._sent is not None and not self._copied and self._fetched[0] is state.lengths
 
     def fetch(self) -> None:
         """Launch what completes the inputs by what only the device knows."""
@@ -125,7 +127,7 @@ class PassInputs:
         """
         blocks: dict[HostCopy, Tensor] = {}
         sources: list[Source] = []
-        trees = False
+        trees = self._copied = False
         for span in spans:
             tokens = span.draft.tokens
             trees = trees or span.draft.parents is not None
@@ -137,6 +139,7 @@ class PassInputs:
                 block = tokens.block.tokens.to(self._tables.device, non_blocking=True).contiguous()
                 blocks[tokens.block] = block
                 self._fetched.append(block)
+                self._copied = self._copied or block is not tokens.block.tokens
             sources.append(block.data_ptr() + 8 * tokens.row * block.shape[1])
         return sources, trees
 

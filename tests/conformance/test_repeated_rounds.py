@@ -354,3 +354,28 @@ def _until(events: list[Event], tokens: int) -> list[Event]:
     """The events of a text's first so many tokens."""
     made = [sum(len(each.tokens) for each in events[: i + 1]) for i in range(len(events))]
     return [event for event, end in zip(events, made, strict=True) if end <= tokens]
+
+
+@pytest.mark.parametrize("method", ["repeat", "score_and_choose"])
+@pytest.mark.parametrize("at", [2, 3, 5])
+def test_an_interrupt_after_a_round_was_launched_behind_another(method: str, at: int):
+    """The device has gone on by then: nothing may be launched from where it is."""
+    tried, asked, calls, interrupts = Tried(), asks(3, 1.0), iter(range(1, 1 << 30)), 0
+    texts = [tried.engine.live(tried.engine.submit(each)[0]).seq for each in asked]
+    real = getattr(tried.target, method)
+
+    def called(*args: Any) -> Any:
+        made = real(*args)
+        if next(calls) == at:
+            raise KeyboardInterrupt
+        return made
+
+    setattr(tried.target, method, called)
+    while tried.engine.busy:
+        try:
+            tried.engine.step()
+        except KeyboardInterrupt:
+            interrupts += 1
+    assert interrupts == 1
+    for text, each in zip(texts, asked, strict=True):
+        assert tuple(text.tokens[text.prompt_len :]) == tried.world.judged(each)[0].tokens

@@ -16,6 +16,7 @@ import torch
 
 from outrider.core.device_row import DeviceRow
 from outrider.core.draft import EMPTY, Draft
+from outrider.core.draws import Draws
 from outrider.core.host_copy import HostCopy
 from outrider.core.sampling import SamplingParams
 from outrider.core.sequence import Sequence, Span
@@ -454,3 +455,66 @@ def fresh(model: DraftModel, seqs: list[Sequence], steps: int) -> list[Draft]:
         model.forget(seq)
         assert model.cache.make_room(seq, steps) == steps
     return model._chains(seqs, [steps] * len(seqs))
+
+
+@pytest.mark.parametrize("k", [2, 3])  # 3 rows in a pass of 4, and 4
+def test_a_repeated_pass_is_the_one_launched_anew(target: NativeRunner, k: int):
+    count = 2
+    drafts = torch.arange(count * k).view(count, k) * 7 % VOCAB
+    spans, _ = read(target, count, [EMPTY] * count)
+    assert all(target.pool.reserve(span.seq_id, 64) for span in spans)
+    spans = [span._replace(draft=Draft(DeviceRow(HostCopy(drafts), i, k), known=True)) for i, span in enumerate(spans)]
+    draws = Draws(list(range(count)), [1.0] * count, False)
+
+    def choices(rounds: int, *, repeats: bool) -> tuple[list[list[int]], int]:
+        scores, told, again = target.score_and_choose(spans, None, draws), list[list[int]](), 0
+        for _ in range(rounds):
+            assert scores.choices is not None
+            told.append(scores.choices.tolist())
+            state = target.advance(scores, scores.choices)
+            assert state is not None
+            if repeats and target.can_repeat(scores, state):
+                again += 1
+                scores = target.repeat(scores)
+            else:
+                scores = target.score_and_choose(spans, state, draws)
+        return told, again
+
+    told, again = choices(4, repeats=True)
+    assert again > 0
+    assert told == choices(4, repeats=False)[0]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_repeated_pass_reads_the_drafts_that_are_there_now(target: NativeRunner, turned: bool):
+    """Drafts that are not side by side in memory are copied for each pass: no such pass is repeated."""
+    count, k = 2, 3
+    base = torch.zeros((k, count) if turned else (count, k), dtype=torch.int64)
+    drafts = base.t() if turned else base
+    read_spans, _ = read(target, count, [EMPTY] * count)
+    assert all(target.pool.reserve(span.seq_id, 64) for span in read_spans)
+    draws = Draws(list(range(count)), [0.0] * count, False)
+
+    def spans() -> list[Span]:
+        copy = HostCopy(drafts)
+        return [s._replace(draft=Draft(DeviceRow(copy, i, k), known=True)) for i, s in enumerate(read_spans)]
+
+    def choices(*, repeats: bool) -> tuple[list[list[int]], int]:
+        base.fill_(1)
+        scores, told, again = target.score_and_choose(spans(), None, draws), list[list[int]](), 0
+        for number in range(4):
+            assert scores.choices is not None
+            told.append(scores.choices.tolist())
+            state = target.advance(scores, scores.choices)
+            assert state is not None
+            base.fill_(20 + number)
+            if repeats and target.can_repeat(scores, state):
+                again += 1
+                scores = target.repeat(scores)
+            else:
+                scores = target.score_and_choose(spans(), state, draws)
+        return told, again
+
+    told, again = choices(repeats=True)
+    assert (again > 0) != turned
+    assert told == choices(repeats=False)[0]

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 Part = tuple[str, str, int]  # a file, which of its tests, how many those are at least
 PROCESSES: list[list[Part]] = [  # of about the same time
-    [("graphed_forward_on_cpu", "", 25), ("reduced_head", "kernel", 3)],
+    [("graphed_forward_on_cpu", "", 29), ("reduced_head", "kernel", 3)],
     [("fused_head", "", 11), ("packed_rows", "", 7), ("small_linear", "", 40), ("loss_kernels", "", 12)],
     [("fused_kernels", "", 50), ("lookup_kernels", "", 17), ("graphed_lookup", "captured", 3), ("accept", "", 85)],
     [
