@@ -47,6 +47,8 @@ class Member:
     """
     lengths: tuple[int, ...] = ()
     """As in `Outlook`."""
+    watches: bool = False
+    """What it would draft is judged by the text, where nobody asks it."""
 
 
 class Controller:
@@ -73,7 +75,7 @@ class Controller:
         self._promised: tuple[list[float], float] | None = None
         """What drafts of the round that were left out in a trial promised: tokens of each, and the seconds of all."""
         self._round = self._since_plain = 0
-        self.probes = Probes(len(members), costs, widths)
+        self.probes = Probes([not (each.watches and widths) for each in members], costs, widths)
         self._under_way = False
         """The last plan had drafts, and not only to learn of them."""
         self._lost = 0.0
@@ -216,7 +218,7 @@ class Controller:
         streak = self._log.streak_of(seq_ids, rows, plan, drafted, asking, self._round)
         if plan.settled:
             self._trials.note(seq_ids, self._asked_round(accepted, streak.extra))
-        self._count_round(any(drafted))
+        self._count_round(streak.drafts)
         if streak.price.plain > 0:
             self._lost = max(0.0, self._lost - sum(accepted) + streak.loss)
         for i in () if plan.probe else streak.asked:

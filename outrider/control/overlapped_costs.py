@@ -28,6 +28,9 @@ class OverlappedCosts(RoundCosts):
         self._host: dict[tuple[str, ...], dict[int, RunningMean]] = {}
         """By drafters and `size_of` the batch: seconds of rounds that wait for the host. (): of those without drafts,
         whatever they wait for."""
+        self._last: tuple[RoundKind, float, RunningMean, RunningMean] | None = None
+        """The kind of the last round with drafts, seconds of its passes, what is known of the host's part and of the
+        kind itself: the next is most often one more of it."""
 
     def shared_seconds(self, kind: RoundKind) -> float:
         return max(self._measured(kind), self.host_seconds(kind.drafters, kind.batch))
@@ -57,14 +60,21 @@ class OverlappedCosts(RoundCosts):
         return bool(known) and size_of(batch) not in known
 
     def start_with(self, kind: RoundKind, seconds: float) -> None:
+        self._last = None
         known, size = self._host.setdefault(kind.drafters, {}), size_of(kind.batch)
         known[size] = RunningMean(seconds, _START_ROUNDS, NEVER, seconds, _recent(kind))
         for smaller in (known[each] for each in known if each < size):  # it was disturbed if it took longer
             smaller.value, smaller.start = min(smaller.value, seconds), min(smaller.start, seconds)
 
     def observe(self, kind: RoundKind, seconds: float) -> None:
+        if seconds <= 0:
+            return
+        if self._last is not None and kind is self._last[0]:
+            self._now += 1
+            self._observe_asked(seconds, *self._last[1:])
+            return
         passes = self._measured(kind)
-        if seconds <= 0 or passes <= 0:
+        if passes <= 0:
             return
         self._now += 1
         known, size = self._host.setdefault(kind.drafters, {}), size_of(kind.batch)
@@ -72,13 +82,19 @@ class OverlappedCosts(RoundCosts):
         if host is None:
             first = _within(seconds, passes, MAX_RATIO)
             host = known[size] = RunningMean(first, 0, self._now, first, _recent(kind))
-        host.value = host.at(self._now)
         if kind.plain:
+            host.value = host.at(self._now)
             host.add(_within(seconds, max(passes, host.value), _MAX_STEP), self._now)
             host.start = host.value
             return
         own = self._kinds.setdefault(kind, RunningMean(1.0, last=self._now, start=1.0, recent=_DRAFTED_ROUNDS))
-        own.value = own.at(self._now)
+        self._last = kind, passes, host, own
+        self._observe_asked(seconds, passes, host, own)
+        self._drop_oldest_kind()
+
+    def _observe_asked(self, seconds: float, passes: float, host: RunningMean, own: RunningMean) -> None:
+        """Note a round with drafts. passes: what its passes were measured to take."""
+        host.value, own.value = host.at(self._now), own.at(self._now)
         seconds = _within(seconds, own.value * max(passes, host.value), _MAX_STEP)
         if seconds > _DEVICE_SHARE * passes or seconds < host.value:
             host.add(seconds, self._now)
@@ -86,7 +102,6 @@ class OverlappedCosts(RoundCosts):
         else:  # it tells of its passes, longer contexts among the reasons
             host.last = self._now
             own.add(seconds / max(passes, host.value), self._now)
-        self._drop_oldest_kind()
 
 
 def _recent(kind: RoundKind) -> int:

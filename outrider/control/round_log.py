@@ -11,7 +11,7 @@ from outrider.control.decisions import DecisionLog
 from outrider.control.prices import FREE, Prices
 from outrider.control.streak import Streak
 
-_ROUNDS = 8
+_ROUNDS = 16
 """So many are noted at the latest, whether anybody asks or not."""
 
 

@@ -26,6 +26,8 @@ class Streak:
     """The rows that drafts were scored for, and that go on."""
     asked: tuple[int, ...] = field(init=False)
     """The drafters that the plan asks."""
+    drafts: bool = field(init=False)
+    """Whether any draft was scored."""
     loss: float = field(init=False)
     """Tokens that plain decoding would have brought in the time that each took beyond one of its rounds."""
 
@@ -33,6 +35,7 @@ class Streak:
         lengths, drafted, plain = self.plan.lengths, self.drafted, self.price.plain
         self.judged = [row for row in self.rows if drafted[row] and lengths[row]]
         self.asked = tuple({who for who, n in zip(self.plan.drafters, lengths, strict=True) if n})
+        self.drafts = any(drafted)
         self.loss = len(self.seq_ids) * self.extra / plain if plain > 0 else 0.0
 
     @property

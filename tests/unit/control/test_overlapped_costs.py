@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from outrider.control.costs import PassTable, RoundKind
@@ -84,3 +86,20 @@ def test_a_round_that_tells_nothing_is_left_out():
     made = costs()
     made.observe(PLAIN, 0.0)
     assert made.seconds(PLAIN) == pytest.approx(1.0)
+
+
+def test_rounds_of_one_kind_in_a_row_count_as_any_others():
+    """`same` knows the last kind again by the kind itself; `other` gets a copy each time, and looks it up."""
+    rng, same, other = random.Random(5), costs(), costs()
+    kind = NARROW
+    for _ in range(600):
+        kind = rng.choice((PLAIN, NARROW, WIDE)) if rng.random() < 0.2 else kind
+        seconds = rng.choice((0.0, rng.uniform(0.5, 5)))
+        same.observe(kind, seconds)
+        other.observe(RoundKind(*kind), seconds)
+        if rng.random() < 0.02:
+            for each in (same, other):
+                each.start_with(kind, 2.0)
+        assert [same.seconds(each) for each in (PLAIN, NARROW, WIDE)] == [
+            other.seconds(each) for each in (PLAIN, NARROW, WIDE)
+        ]

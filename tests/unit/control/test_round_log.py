@@ -123,11 +123,11 @@ def test_the_rounds_of_one_plan_are_noted_in_one_go(monkeypatch: pytest.MonkeyPa
     )
     plan = next(p for p in (control.plan([0, 1], [7, 7]) for _ in range(9)) if p.asks)
     short = replace(plan, lengths=[plan.lengths[0], 1])  # where a text is about to end
-    for i in range(19):
+    for i in range(35):
         control.note([0, 1], range(2), short if i > 5 else plan, [*(short if i > 5 else plan).lengths], [1, 1])
-    assert calls == [8, 8]
+    assert calls == [16, 16]
     control.forget(0)
-    assert calls == [8, 8, 3]
+    assert calls == [16, 16, 3]
 
 
 def test_a_streak_is_priced_as_its_rounds_would_be():
