@@ -29,10 +29,10 @@ _AT_START, _DRAFTS_AT_START = 3, 12
 class Probes:
     """The probes of a controller's drafters."""
 
-    def __init__(self, members: int, costs: RoundCosts, widths: Seq[int]) -> None:
-        """widths: as of the controller."""
-        self.costs, self.widths = costs, widths
-        self.times = [0] * members
+    def __init__(self, again: Seq[bool], costs: RoundCosts, widths: Seq[int]) -> None:
+        """again: of each drafter, whether it is tried again after the start. widths: as of the controller."""
+        self.costs, self.widths, self._again = costs, widths, again
+        self.times = [0] * len(again)
         """How often each drafter was tried."""
         self._rounds, self._rest = 0, _MIN_REST
         """Since the last one, and how many must pass before another is thought of."""
@@ -45,12 +45,14 @@ class Probes:
 
         drafts: how many of each are known.
         """
-        used = set(plan.drafters)
-        left_out = [i for i, each in enumerate(outlooks) if i not in used and each.budgets.any()]
+        used, new = set(plan.drafters), [self._is_new(i, known) for i, known in enumerate(drafts)]
+        left_out = [
+            i for i, each in enumerate(outlooks) if i not in used and each.budgets.any() and (new[i] or self._again[i])
+        ]
         if not left_out:
             return None
         at = min(left_out, key=lambda i: self.times[i])
-        starts = self.times[at] < _AT_START and drafts[at] < _DRAFTS_AT_START
+        starts = new[at]
         if not starts and self._rounds < self._rest:
             return None
         tried = replace(outlooks[at], budgets=self._budgets(outlooks[at], at))
@@ -64,6 +66,10 @@ class Probes:
         self._rounds, self._rest = 0, _MIN_REST
         self.times[at] += 1
         return replace(probe, probe=True, rounds=rounds)
+
+    def _is_new(self, member: int, drafts: int) -> bool:
+        """Whether a drafter, of which so many drafts are known, has still to be tried before it is judged."""
+        return self.times[member] < _AT_START and drafts < _DRAFTS_AT_START
 
     def _length(self, probe: Plan, loss: float) -> int:
         """In rounds. loss: the part of a round that each should lose."""

@@ -1,0 +1,42 @@
+"""Which drafters are tried again, and when."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from outrider.control.choose import Outlook, plain_plan
+from outrider.control.costs import PassTable, RoundCosts
+from outrider.control.probes import Probes
+
+WIDTHS = (1, 2, 4, 8)
+COSTS = RoundCosts(PassTable({(b, w): 1.0 + 0.1 * w for b in (1, 2) for w in WIDTHS}, padded=True))
+
+
+def outlooks() -> list[Outlook]:
+    survival, budgets = np.full((1, 7), 0.1).cumprod(1), np.array([7])
+    return [Outlook("lookup", survival, budgets, False, ()), Outlook("head", survival, budgets, True, (7,))]
+
+
+def tried(probes: Probes, drafts: list[int], rounds: int) -> list[int]:
+    """Which drafter each probe of so many rounds is of."""
+    found: list[int] = []
+    for _ in range(rounds):
+        plan = probes.due(outlooks(), plain_plan(1, COSTS), drafts)
+        if plan is not None:
+            found.append(plan.drafters[0])
+        probes.count_round()
+    return found
+
+
+def test_one_that_is_watched_is_tried_at_the_start_alone():
+    probes = Probes([False, True], COSTS, WIDTHS)
+    assert tried(probes, [0, 0], 200).count(0) == 3
+    assert set(tried(probes, [3, 100], 20_000)) == {1}
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_one_of_which_enough_drafts_are_known_is_not_new(again: bool):
+    found = tried(Probes([again, True], COSTS, WIDTHS), [100, 100], 20_000)
+    assert (0 in found) == again
+    assert 1 in found
