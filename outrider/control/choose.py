@@ -225,13 +225,18 @@ class _Group:
 
 
 def _groups(promises: Seq[_Promise]) -> Iterator[list[_Promise]]:
-    """Sets of drafters to try together: those without a model, and with each one that runs one."""
+    """Sets of drafters to try together: those without a model, each one that runs one, and that with the others.
+
+    Alone, too: of drafters that are tried together, one that promises more and costs more hides another.
+    """
     free = [each for each in promises if not each.outlook.runs_model]
+    models = [each for each in promises if each.outlook.runs_model]
     if free:
         yield free
-    for each in promises:
-        if each.outlook.runs_model:
-            yield [*free, each]
+    for each in models:
+        yield [each]
+    for each in models if free else ():
+        yield [*free, each]
 
 
 @lru_cache

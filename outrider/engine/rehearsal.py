@@ -27,8 +27,8 @@ SECONDS = 2.0
 _ROUNDS, _FEWEST = 32, 4
 """Of each kind, and where texts have little room: the first and the last ones tell nothing, since others are beside
 them, and early ones are slower."""
-_LENGTH = 3
-"""Tokens asked for: what drafters take the host hardly depends on it."""
+_LENGTH = 1
+"""Tokens asked for: what drafters take the host hardly depends on it, and the shortest pass hides least of that."""
 _PROMPT = 20
 _MAX_GAIN = 8
 """Tokens that a text has room for in each of those rounds."""
@@ -52,9 +52,9 @@ class _Script(Controller):
         if who < 0:
             return Plan(plain.kind, plain.lengths, plain.drafters, plain.tokens, plain.seconds, rounds=self.rounds)
         member = self.members[who]
-        length = next((n for n in member.lengths if n >= _LENGTH), min(_LENGTH, member.max_tokens))
-        lengths = [min(length, budget) for budget in budgets]
-        kind = RoundKind(batch, 1 + max(lengths), batch + sum(lengths), (member.name,), length * member.runs_model)
+        steps = next((n for n in member.lengths if n >= _LENGTH), _LENGTH) * member.runs_model
+        lengths = [min(_LENGTH, budget) for budget in budgets]
+        kind = RoundKind(batch, 1 + max(lengths), batch + sum(lengths), (member.name,), steps)
         kind = self.costs.padded_kind(kind, self.widths)
         asked = [who if n else -1 for n in lengths]
         return Plan(kind, lengths, asked, float(batch), self.costs.seconds(kind), rounds=self.rounds)

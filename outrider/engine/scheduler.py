@@ -102,6 +102,7 @@ class Scheduler:
     def next_round_after(self, scheduled: list[ScheduledSequence], max_draft: int) -> list[ScheduledSequence]:
         """The sequences of the round behind one in flight, pages reserved for any outcome of it.
 
+        A draft may go beyond the end of its text, where it is cut: so rounds are alike, and can be repeated.
         Empty where that one must complete first: others could take part, all sequences are sure to end, or
         one does whose place another waits for, or pages would have to be taken from another sequence.
         """
@@ -118,9 +119,11 @@ class Scheduler:
             seq, rows = each.seq, each.chunk + each.budget
             room = seq.room - each.budget - 1  # were the whole draft accepted
             if max_draft:
-                budget = max(0, min(_max_draft(seq, widest), room - 1, drafts))
+                budget = max(0, min(_max_draft(seq, widest), self.target.context - seq.limit + room - 1, drafts))
             if not self.pool.reserve(seq.id, seq.cached + rows + 1 + budget):
-                return []
+                budget = max(0, min(budget, room - 1))  # nothing beyond the text's end then
+                if not self.pool.reserve(seq.id, seq.cached + rows + 1 + budget):
+                    return []
             behind.append(ScheduledSequence(seq, 1, budget, True, room=room))
             drafts -= budget
             short = short or self._capacity(seq) < min(seq.limit - room + _SOON, self._last(seq))

@@ -75,7 +75,7 @@ def packed(group: list[int], outlooks: list[Outlook], costs: RoundCosts, best: P
 def best_plan(outlooks: list[Outlook], costs: RoundCosts) -> Plan:
     plain = best = plain_plan(len(outlooks[0].budgets), costs)
     best = Plan(plain.kind, plain.lengths, plain.drafters, MIN_GAIN * plain.tokens, plain.seconds)
-    for group in ([0], [0, 1]):
+    for group in ([0], [1], [0, 1]):
         best = packed(group, outlooks, costs, padded(group, outlooks, costs, best))
     return best if best.asks else plain
 
@@ -131,3 +131,16 @@ def test_gains_fall_along_a_draft():
     """What `_first` goes by: the likeliest tokens of a sequence are the first of its draft."""
     for outlook in random_outlooks(random.Random(1), 5):
         assert all(a >= b for row in outlook.survival.tolist() for a, b in pairwise(row))
+
+
+def test_a_drafter_that_promises_more_and_costs_more_does_not_hide_another():
+    """By tokens alone the lookup is ahead at every length; the head is worth its time, and the lookup is not."""
+    costs = RoundCosts(PassTable({(1, w): 1.0 + 0.01 * w for w in WIDTHS}, padded=True))
+    costs.observe(RoundKind(1, 1, 1), 1.0)
+    for name, seconds in (("lookup", 3.0), ("head", 1.3)):
+        for _ in range(20):
+            costs.observe(RoundKind(1, 8, 8, (name,), 7 * (name == "head")), seconds)
+    room = np.array([7])
+    lookup = Outlook("lookup", np.full((1, 7), 0.52).cumprod(1), room)
+    head = Outlook("head", np.full((1, 7), 0.5).cumprod(1), room, True, (7,))
+    assert set(choose_plan([lookup, head], costs, WIDTHS).drafters) == {1}
