@@ -13,6 +13,7 @@ from outrider.control.acceptance import Acceptance, Calibration, Floats
 from outrider.control.choose import MIN_GAIN, Outlook, Plan, choose_drafts, choose_plan, plain_plan
 from outrider.control.costs import RoundCosts, RoundKind, size_of
 from outrider.control.decisions import DecisionLog, Decisions
+from outrider.control.overruns import Overruns
 from outrider.control.prices import Price, Prices
 from outrider.control.probes import Probes
 from outrider.control.round_log import RoundLog
@@ -76,6 +77,7 @@ class Controller:
         """What drafts of the round that were left out in a trial promised: tokens of each, and the seconds of all."""
         self._round = self._since_plain = 0
         self.probes = Probes([not (each.watches and widths) for each in members], costs, widths)
+        self.overruns = Overruns()
         self._under_way = False
         """The last plan had drafts, and not only to learn of them."""
         self._lost = 0.0
@@ -127,10 +129,11 @@ class Controller:
         """
         if not self.widths:
             return MIN_GAIN
+        overrun = self.overruns.of_drafts(batch)
         if self._under_way and self._lost < _PATIENCE * batch**0.5:
-            return _STAYING_GAIN
+            return _STAYING_GAIN * overrun
         self._lost = 0.0
-        return _STARTING_GAIN
+        return _STARTING_GAIN * overrun
 
     def _is_new_size(self, batch: int) -> bool:
         """Whether to find out first what rounds without drafts take: those of another batch tell something else, since

@@ -81,17 +81,24 @@ class Feedback:
         if controller is None or plan is None:
             return
         told = seconds if self._tells(proposal, rest) else 0.0
+        batch, plain_rate = len(seq_ids), controller.plain_rate(len(seq_ids))
         if not proposal.members:
             controller.note_plain(plan, verdicts, told)
+            if self.overlaps:
+                controller.overruns.note(batch, seconds, batch / plain_rate, drafted=False)
             return
         drafted = proposal.lengths
         rows, accepted = _accepted(seq_ids, drafted, verdicts)
         controller.note(seq_ids, rows, plan, drafted, accepted, proposal.asking)
         controller.note_seconds(plan, drafted, max(0.0, told - proposal.asking))
-        tokens, plain_rate = len(seq_ids) + sum(accepted), controller.plain_rate(len(seq_ids))
         usual = controller.usual_seconds(plan, drafted)
-        took = min(seconds, _MAX_STALL * usual) if plan.probe else usual  # catching up is part of a probe
-        self._kept.note(plan, tokens, took or usual, plain_rate)
+        took = usual
+        if plan.probe:  # catching up is part of it
+            took = min(seconds, _MAX_STALL * usual)
+        elif self.overlaps:
+            controller.overruns.note(batch, seconds, usual, drafted=True)
+            took = usual * controller.overruns.of_drafts(batch)
+        self._kept.note(plan, batch + sum(accepted), took or usual, plain_rate)
         for i in self._watchers:
             if i in proposal.members:
                 self._note_evidence(controller, i, seq_ids, verdicts)
