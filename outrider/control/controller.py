@@ -10,7 +10,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from outrider.control.acceptance import Acceptance, Calibration, Floats
-from outrider.control.choose import MIN_GAIN, Outlook, Plan, choose_drafts, choose_plan, plain_plan
+from outrider.control.choose import (
+    MIN_GAIN,
+    Outlook,
+    Plan,
+    best_plan_of,
+    choose_drafts,
+    choose_plan,
+    plain_plan,
+)
 from outrider.control.costs import RoundCosts, RoundKind, size_of
 from outrider.control.decisions import DecisionLog, Decisions
 from outrider.control.overruns import Overruns
@@ -145,9 +153,14 @@ class Controller:
         return True
 
     def move(self, plan: Plan, before: Seq[int], seq_ids: Seq[int]) -> Plan:
-        """A plan for sequences `before`, made one for others: those keep their drafts, newcomers get the most usual."""
+        """A plan for sequences `before`, made one for others: those keep their drafts, newcomers get the most usual.
+
+        In a batch of another size its drafter's best length is another: that is found anew.
+        """
         if not plan.asks:
             return plain_plan(len(seq_ids), self.costs)
+        if self.widths and size_of(len(seq_ids)) != size_of(len(before)) and not plan.probe:
+            return self._resized(plan, seq_ids)
         drafts = list(zip(plan.drafters, plan.lengths, strict=True))
         known, usual = dict(zip(before, drafts, strict=True)), Counter(drafts).most_common(1)[0][0]
         who, lengths = (list(each) for each in zip(*(known.get(i, usual) for i in seq_ids), strict=True))
@@ -155,6 +168,19 @@ class Controller:
         kind = self.costs.padded_kind(kind, self.widths)
         tokens, seconds = plan.tokens * len(who) / len(before), self.costs.seconds(kind)
         return replace(plan, kind=kind, lengths=lengths, drafters=who, tokens=tokens, seconds=seconds)
+
+    def _resized(self, plan: Plan, seq_ids: Seq[int]) -> Plan:
+        """The best plan of the drafter that most sequences of a plan have, for these; none where that does not pay."""
+        plain = plain_plan(len(seq_ids), self.costs)
+        member = Counter(who for who in plan.drafters if who >= 0).most_common(1)[0][0]
+        known = self.members[member]
+        budgets = np.full(len(seq_ids), min(known.max_tokens, self.widths[-1] - 1), dtype=np.int64)
+        survival = self._rates_of(member).survival(seq_ids)
+        outlook = Outlook(known.name, survival, budgets, known.runs_model, known.lengths)
+        found = best_plan_of([outlook], 0, self.costs, self.widths)
+        if found.rate < _STAYING_GAIN * self.overruns.of_drafts(len(seq_ids)) * plain.rate:
+            return plain
+        return replace(found, drafters=[member] * len(seq_ids))
 
     def _ask_visible(self, plan: Plan, member: int, seq_ids: Seq[int], budgets: Seq[int]) -> Plan:
         """The plan, with all that there is room for from a drafter whose drafts can be seen before they are scored."""

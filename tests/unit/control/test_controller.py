@@ -303,3 +303,23 @@ def test_what_the_text_judges_for_free_is_not_forgotten():
         if i % 50 == 0:
             control.note_guesses(0, [9], [7], [0])
     assert control.acceptance[0].survival([0])[0, 0] <= known
+
+
+def test_a_plan_for_a_batch_of_another_size_has_the_length_that_is_best_there():
+    """Rows are free for one sequence, and dear for many: the same drafts pay with fewer tokens, then not at all."""
+    rows = {1: 0.0, 4: 0.02, 16: 0.2}
+    table = PassTable({(b, w): 1.0 + price * b * (w - 1) for b, price in rows.items() for w in WIDTHS}, padded=True)
+    head = Member("head", 7, runs_model=True, pays_budget=True, lengths=(7,))
+    control = Controller([head], RoundCosts(table), WIDTHS)
+    for _ in range(30):
+        plan = control.plan([0], [7])
+        control.note([0], [0], plan, plan.lengths, [min(2, plan.lengths[0])])
+    plan = control.plan([0], [7])
+    assert plan.lengths == [7]
+    four = control.move(plan, [0], [0, 1, 2, 3])
+    assert four.drafters == [0] * 4
+    assert len(set(four.lengths)) == 1
+    assert 0 < four.lengths[0] < 7
+    assert four.kind.batch == 4
+    assert not control.move(plan, [0], list(range(16))).asks
+    assert control.move(four, [0, 1, 2, 3], [0, 1, 2]).lengths == four.lengths[:3]
