@@ -90,7 +90,7 @@ class Engine:
         try:
             self._enqueue(self._launch(after=first))
         except BaseException:  # the device may be beyond that round by now: nothing is launched from there
-            first.state = None
+            first.closed, first.repeats = True, 0
             raise
 
     def _enqueue(self, launched: InFlightRound | None) -> None:

@@ -81,9 +81,12 @@ def describe(outcome: Outcome) -> Event:
     if len(kept) < len(verdict.tokens):
         verdict = Verdict(kept, verdict.path[: len(kept)])
     pieces = outcome.pieces or detokenize(seq, kept, live.text)
-    judged = JudgedDraft.of(outcome.draft, verdict)
+    draft = outcome.draft
+    if seq.finish == "length" and draft.parents is None and len(draft.tokens) > len(kept):
+        draft = draft.first_nodes(len(kept))  # a draft behind a round in flight may pass its text's end
+    judged = JudgedDraft.of(draft, verdict)
     live.stats.count(judged)
-    provenance = provenance_of(judged, seq.round - 1, _stated(outcome.draft.probs, verdict))
+    provenance = provenance_of(judged, seq.round - 1, _stated(draft.probs, verdict))
     return Event(seq.id, kept, pieces, "".join(pieces), outcome.logprobs, provenance, seq.finish, seq.stop_reason)
 
 

@@ -38,6 +38,8 @@ class InFlightRound:
     """Of the choices, being copied; None where nobody asks for them, or the verifier chooses on the host."""
     processed: bool = False
     """Drafters that follow the target have been shown this round."""
+    closed: bool = False
+    """Nothing is launched behind it: something was, and got lost, so that the device may be beyond it."""
     repeats: int = 0
     """How many rounds may be launched behind it that are like it, one behind the other."""
     version: tuple[int, int] = (0, 0)
@@ -66,7 +68,7 @@ class InFlightRound:
 
         No option or constraint may look at the text.
         """
-        return self.state is not None and not any(each.seq.reads_text for each in self.scheduled)
+        return self.state is not None and not (self.closed or any(each.seq.reads_text for each in self.scheduled))
 
 
 def spans_of(scheduled: Seq[ScheduledSequence], drafts: Seq[Draft]) -> list[Span]:

@@ -99,8 +99,8 @@ def test_a_head_that_nobody_asks_runs_nothing(world: Testbed, spec: str):
     assert calls
 
 
-def test_a_round_behind_another_has_room_for_all_that_is_sure_to_fit(world: Testbed):
-    """Before a text ends, by the tokens that the round in flight drafts for it, not by those that it might have."""
+def test_a_round_behind_another_has_room_for_a_whole_draft_up_to_the_texts_end(world: Testbed):
+    """What is drafted beyond it is cut: so rounds are alike to the end. Only the model's context is a limit."""
     tried = engine(world, "block:model=tiny-block", asynchronous=True)
     drafter: Any = tried.drafter
     propose, behind = drafter.propose, list[tuple[int, int]]()
@@ -111,10 +111,13 @@ def test_a_round_behind_another_has_room_for_all_that_is_sure_to_fit(world: Test
         return [draft.first_nodes(1) if draft else draft for draft in propose(view)]
 
     drafter.propose = one_token
-    run(tried, [request(PROMPT, max_tokens=60, ignore_eos=True)])
     most = drafter.traits.max_tokens
-    assert [budget for _, budget in behind] == [max(0, min(most, room - 1 - 2)) for room, _ in behind]
-    assert min(room for room, _ in behind) <= most
+    for tokens, beyond in ((60, CONTEXT - len(PROMPT) - 60), (CONTEXT - len(PROMPT), 0)):
+        behind.clear()
+        ((told,),) = run(tried, [request(PROMPT, max_tokens=tokens, ignore_eos=True)])
+        assert len(told.tokens) == tokens
+        assert [budget for _, budget in behind] == [max(0, min(most, room + beyond - 1 - 2)) for room, _ in behind]
+        assert min(room for room, _ in behind) <= most
 
 
 def test_a_text_that_is_about_to_end_is_not_taken_out_of_a_batch(world: Testbed, monkeypatch: pytest.MonkeyPatch):
@@ -129,7 +132,8 @@ def test_a_text_that_is_about_to_end_is_not_taken_out_of_a_batch(world: Testbed,
     budgets: list[list[int]] = []
     propose = tried.drafting.propose
     monkeypatch.setattr(tried.drafting, "propose", lambda view: (budgets.append(list(view.budgets)), propose(view))[1])
-    asked = [request(PROMPT, max_tokens=n, ignore_eos=True) for n in (20, 31, 45)]
+    lengths = (20, 30), (37, 31), (37, 123), (30, 130)  # of prompts and answers: the last two end with the context
+    asked = [request(PROMPT[:prompt], max_tokens=n, ignore_eos=True) for prompt, n in lengths]
     plain = run(engine(world, "none", asynchronous=True), asked)
     for told, expected in zip(run(tried, asked), plain, strict=True):
         assert_same(told, expected)
