@@ -112,9 +112,14 @@ def test_drafts_are_what_a_search_of_the_text_finds(cache_tokens: int):
     limits: Any = EngineLimits(max_batch=3, max_round_tokens=40)
     made = Engine(runner, Loud(tried), make_verifier("seeded"), TOKENIZER, eos_ids=TOKENIZER.eos_ids, limits=limits)
     asked = [at_random(rng) for _ in range(20)] + repetitive(4)
+    cut = 0
     for told, each in zip(run(made, asked), asked, strict=True):
         assert_same(told, ASYNC_TOY.judged(each))
-    assert tried.drafted == made.stats.all.drafted > 100
+        cut += sum(text.finish == "length" for text in told)
+    beyond = tried.drafted - made.stats.all.drafted  # the ends of texts: figures count their last drafts up to there
+    assert cut > 0
+    assert 0 <= beyond <= 5 * cut
+    assert made.stats.all.drafted > 100
     assert runner.followed > 20
     assert (made.stats.preemptions > 0) == (cache_tokens == 256)
 
