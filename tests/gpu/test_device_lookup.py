@@ -103,8 +103,11 @@ def test_drafts_are_what_a_search_of_the_text_finds():
     rules = PromptLookupConfig(k=5).rules(0.0)
     tried = CheckedLookup(rules, target, BATCH)
     made = engine(target, tried)
-    answers(made, requests(20, 0.0))
-    assert tried.drafted == made.stats.all.drafted > 100
+    asked = requests(20, 0.0)
+    answers(made, asked)
+    beyond = tried.drafted - made.stats.all.drafted  # the ends of texts: figures count their last drafts up to there
+    assert 0 <= beyond <= 5 * len(asked)
+    assert made.stats.all.drafted > 100
     assert made.stats.draft_failures == 0
 
 
