@@ -17,6 +17,11 @@ PrefixId = int | str  # names the text up to a page's end: a number; before the 
 PageKey = tuple[PrefixId, tuple[Token, ...]]  # (the text before the page, the page's own tokens)
 
 
+_RUNS = (64, 16, 4)
+"""Pages that a new run has to grow at least, where there is so much room."""
+_EMPTY_PAGES = bytes([1]) * 2 * _RUNS[0]
+
+
 @dataclass(slots=True)
 class SequencePages:
     """One sequence's pages, in order; `prefixes` names the text up to the end of each published one."""
@@ -185,15 +190,12 @@ class PagePool:
         return page
 
     def _start_of_run(self) -> int:
-        """Where a new run has most room to grow: inside the longest run of empty pages.
+        """Where a new run has room to grow: inside the first run of empty pages that is long enough, or the longest.
 
-        Its middle, unless it begins the pool: the page before it may belong to a text still growing.
+        Not at its beginning, unless that begins the pool: the page before it may belong to a text still growing.
         """
-        best, start = (0, 0), self._empty.find(1)
-        while start >= 0:
-            end = self._empty.find(0, start)
-            end = self.count if end < 0 else end
-            best = max(best, (end - start, -start))
-            start = self._empty.find(1, end)
-        length, start = best[0], -best[1]
-        return start if start == 0 else start + length // 2
+        for room in _RUNS:
+            start = self._empty.find(_EMPTY_PAGES[: 2 * room])
+            if start >= 0:
+                return start + room if start else 0
+        return self._empty.find(1)
