@@ -7,7 +7,8 @@
 Prompts of five kinds, made up here, each seen for the first time: chat, code, summary, copy (edits of a given text) and
 random tokens. `--sets`: prompts of files instead, as `outrider train collect` reads them; their answers end by
 themselves. A batch begins together and shrinks as its texts end; with `--refill` the next text begins where one ends,
-as in a server with so many users. For each kind, batch and temperature: tokens per second of plain decoding, prompts
+as in a server with so many users, and texts have half of `--tokens` to half more, so that they do not end together. For
+each kind, batch and temperature: tokens per second of plain decoding, prompts
 included, and of each drafter over that. Others draft always; `auto` decides, and `chosen` is what it did most often.
 `plain again` is a second engine without a drafter, over the first: as far as it is from 1, so far may noise alone move
 the others. `best` is `auto` over the fastest of the others, that one left out. `cpu` and `cpu best` are `auto` over
@@ -109,12 +110,15 @@ class Run:
     decisions: Decisions = field(default_factory=Decisions)
 
 
-def answer(llm: LLM, prompts: list[Prompt], params: SamplingParams, salt: str, together: int = 0) -> Run:
+Asked = tuple[Prompt, SamplingParams]
+
+
+def answer(llm: LLM, texts: list[Asked], salt: str, together: int = 0) -> Run:
     """together: texts that are answered at a time, the next one beginning where one ends; 0: all of them."""
     began, worked = time.perf_counter(), time.process_time()
     asked = (
         llm.request([{"role": "user", "content": each}] if isinstance(each, str) else each, params, salt=salt)
-        for each in prompts
+        for each, params in texts
     )
     for request in islice(asked, together or None):
         llm.engine.submit(request)
@@ -147,7 +151,7 @@ class Table:
             name: LLM(loaded, drafter=spec, max_batch=max(given.batches), adaptive=adaptive)
             for name, (spec, adaptive) in choices.items()
         }
-        self.given, self.vocab = given, loaded.target.vocab_size
+        self.given, self.vocab, self.lengths = given, loaded.target.vocab_size, random.Random(given.seed)
         self.sources: dict[str, Iterator[Prompt]] = {
             kind: prompts(kind, self.vocab, given.seed) for kind in given.kinds if kind in KINDS
         }
@@ -159,7 +163,7 @@ class Table:
         # of the prompts that follow: what is drafted here is what the controller first learns of its drafters
         warm_up = [next(each) for each in islice(cycle(self.sources.values()), max(given.batches))]
         for name, llm in self.llms.items():  # a salt for each: they share pages
-            answer(llm, warm_up, SamplingParams(max_tokens=16, ignore_eos=True), name)
+            answer(llm, [(each, SamplingParams(max_tokens=16, ignore_eos=True)) for each in warm_up], name)
         names = [f"{name:>14}" for name in choices]
         print(
             f"{'kind':>8} {'T':>3} {'batch':>5}"
@@ -168,18 +172,22 @@ class Table:
             flush=True,
         )
 
+    def params(self, temperature: float) -> SamplingParams:
+        """Of the next text."""
+        tokens = self.given.tokens
+        if self.given.refill:
+            tokens = self.lengths.randrange(tokens // 2, tokens + tokens // 2 + 1)
+        return SamplingParams(max_tokens=tokens, temperature=temperature, seed=1, ignore_eos=not self.given.sets)
+
     def cell(self, kinds: list[str], temperature: float, batch: int) -> None:
         """Measure one cell; every engine gets the same prompts, in turns."""
-        params = SamplingParams(
-            max_tokens=self.given.tokens, temperature=temperature, seed=1, ignore_eos=not self.given.sets
-        )
         texts = max(self.given.repeats, self.given.texts // batch) * batch
         size = min(texts, _REFILLED * batch) if self.given.refill else batch
         found: dict[str, list[Run]] = {name: [] for name in self.llms}
         for _ in range(texts // size):
-            chosen = [next(self.sources[kinds[i % len(kinds)]]) for i in range(size)]
+            chosen = [(next(self.sources[kinds[i % len(kinds)]]), self.params(temperature)) for i in range(size)]
             for name, llm in self.llms.items():
-                found[name].append(answer(llm, chosen, params, name, batch))
+                found[name].append(answer(llm, chosen, name, batch))
         speed = {name: 1 / statistics.mean(run.seconds for run in runs) for name, runs in found.items()}
         by_work = {name: 1 / statistics.mean(run.processor for run in runs) for name, runs in found.items()}
         plain, auto = speed[PLAIN], speed[AUTO]

@@ -22,7 +22,7 @@ from outrider.engine.drafting import Drafting, Proposal
 from outrider.engine.events import Event, Live, Outcome, describe, extend, logprobs_of
 from outrider.engine.logprobs import RoundLogprobs
 from outrider.engine.request import CheckedRequest, EngineLimits, Request, sequences_of, validate_request
-from outrider.engine.round import InFlightRound, spans_of
+from outrider.engine.round import InFlightRound, drafts_of_all, spans_of
 from outrider.engine.scheduler import ScheduledSequence, Scheduler
 from outrider.engine.stats import Stats, Times
 from outrider.engine.text import Detokenizer, TextStream
@@ -52,6 +52,7 @@ class Engine:
         self._limits = None if controller is None else controller.costs.limits
         self.eos_ids = frozenset(eos_ids)
         self.scheduler = Scheduler(target, max_batch=limits.max_batch, max_round_tokens=limits.max_round_tokens)
+        self.scheduler.joins = not self.drafting.traits.follows_target
         self.stats = Stats()
         """The figures of every request that has ended, summed."""
         self._live: dict[int, Live] = {}
@@ -113,18 +114,21 @@ class Engine:
         proposal = self._propose(scheduled, state)
         if proposal is None:
             return None
+        if state is not None and self.scheduler.waiting:
+            scheduled, state = self._join(scheduled, state)
         scoring = time.perf_counter()
         times = Times(rounds=1)
         if after is None:  # else the device is busy meanwhile
             times.host, times.draft = proposing - began, scoring - proposing
-        spans = spans_of(scheduled, proposal.drafts)
+        spans = spans_of(scheduled, drafts_of_all(scheduled, proposal))
         scores = self._score(scheduled, spans, state)
         launched = InFlightRound(scheduled, proposal, spans, scores, scoring, times, behind=after is not None)
         if self.target.asynchronous:
-            for each, draft in zip(scheduled, proposal.drafts, strict=True):
+            for each, draft in zip(scheduled, launched.drafts, strict=True):
                 each.budget = len(draft.tokens)  # so that the round behind it knows how much room is left for sure
             self._decide(launched, spans)
-            if launched.can_be_followed and launched.logprobs is None and not launched.processed:
+            alike = launched.logprobs is None and not launched.processed and not scheduled[-1].joined
+            if launched.can_be_followed and alike:
                 launched.repeats = self.scheduler.repeats(scheduled, self.drafting.rows)
                 launched.version = self._version
         elif scores.choices is not None:
@@ -169,6 +173,22 @@ class Engine:
         rows = [i for i, each in enumerate(after.scheduled) if each.seq.id in self._live]
         scheduled = self.scheduler.next_round_after([after.scheduled[i] for i in rows], self.drafting.max_draft)
         return scheduled, after.state.take(rows) if scheduled else None
+
+    def _join(
+        self, scheduled: list[ScheduledSequence], state: DeviceState
+    ) -> tuple[list[ScheduledSequence], DeviceState]:
+        """Let newcomers join a round behind one in flight: their texts but for the last token are read before it."""
+        joined = self.scheduler.join()
+        if not joined:
+            return scheduled, state
+        seqs = [each.seq for each in joined]
+        state = state.joined([seq.tokens for seq in seqs])  # a copy: reading may overwrite what the pass in flight left
+        spans = [Span(seq.id, seq.cached, tuple(seq.tokens[seq.cached : -1]), wanted=False) for seq in seqs]
+        spans = [span for span in spans if span.tokens]
+        if spans:
+            self.target.read(spans)
+            self._note_read(spans, trim=False)
+        return [*scheduled, *joined], state
 
     def _propose(self, scheduled: list[ScheduledSequence], state: DeviceState | None) -> Proposal | None:
         """A draft for each scheduled sequence; None where the round in flight must complete first."""
@@ -287,11 +307,11 @@ class Engine:
         if not self.busy and (self.target.pool.used or self._live):
             raise OutriderError(f"idle, yet {self.target.pool.used} pages in use and {len(self._live)} texts alive")
 
-    def _note_read(self, spans: list[Span]) -> None:
-        """Note prompts that were read, but not to their end."""
+    def _note_read(self, spans: list[Span], *, trim: bool = True) -> None:
+        """Note prompts that were read, but not to their end. trim: see `Runner.keep`."""
         for span in spans:
             seq = self._live[span.seq_id].seq
-            seq.cached = self.target.keep(span, ())
+            seq.cached = self.target.keep(span, (), trim=trim)
             self.target.pool.publish(seq.id, seq.tokens, seq.cached)
 
     def _commit(self, span: Span, verdict: Verdict | RequestError, done: InFlightRound, row: int) -> Outcome:
@@ -334,7 +354,10 @@ class Engine:
         proposal = done.proposal
         if not proposal.members:
             return
-        seen = [(o.live.seq, o.draft, o.verdict) for o in outcomes if o.verdict is not None]
+        joined = {each.seq.id for each in done.scheduled if each.joined}  # no drafter knows of this round
+        seen = [
+            (o.live.seq, o.draft, o.verdict) for o in outcomes if o.verdict is not None and o.live.seq.id not in joined
+        ]
         if seen:
             drafters = done.drafters_of([seq.id for seq, _, _ in seen])
             seqs, drafts, verdicts = [s for s, _, _ in seen], [d for _, d, _ in seen], [v for _, _, v in seen]
@@ -344,10 +367,12 @@ class Engine:
         times = done.times
         if not self._in_flight:  # else the device works meanwhile
             times.host += time.perf_counter() - self._completed
+        ids = [each.seq.id for each in done.planned]
         verdicts = {o.live.seq.id: o.verdict for o in outcomes if o.verdict is not None}
-        decodes = all(each.decodes for each in done.scheduled)
-        ids = [each.seq.id for each in done.scheduled]
-        rows = sum(len(draft.tokens) for draft in done.drafts) + len(ids)
+        if len(ids) < len(done.scheduled):
+            verdicts = {seq_id: verdicts[seq_id] for seq_id in ids if seq_id in verdicts}
+        decodes = all(each.decodes and not each.joined for each in done.scheduled)
+        rows = sum(len(draft.tokens) for draft in done.drafts) + len(done.scheduled)
         self.drafting.account(done.proposal, verdicts, ids, times.total if decodes else 0.0)
         for each in done.scheduled:
             if each.seq.id in self._live:
@@ -355,7 +380,7 @@ class Engine:
                 stats.shared_tokens += 0 if stats.passes else each.shared  # not what is found again after a preemption
                 stats.passes += 1
                 stats.rows += rows if each.decodes else 0
-                stats.times.add(times if each.decodes else Times(read=times.total))
+                stats.times.add(Times(read=times.total) if each.joined or not each.decodes else times)
 
     def _retire(self, live: Live) -> None:
         """Free all that an ended sequence holds."""

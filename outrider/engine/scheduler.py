@@ -30,6 +30,8 @@ class ScheduledSequence:
     """Tokens found in the cache when the sequence was admitted, in this round."""
     room: int = 0
     """Tokens that the text may gain from this round on, whatever the one in flight before it brings."""
+    joined: bool = False
+    """It joined a round behind one in flight, before which the rest of its text was read."""
 
     @property
     def decodes(self) -> bool:
@@ -49,6 +51,8 @@ class Scheduler:
         """Sequences that lost their pages in the last round; they wait again."""
         self.changes = 0
         """How often it changed who waits or runs."""
+        self.joins = False
+        """Whether newcomers may join the round behind one in flight, where the runner lets them."""
 
     def __len__(self) -> int:
         return len(self.waiting) + len(self.running)
@@ -103,13 +107,13 @@ class Scheduler:
         """The sequences of the round behind one in flight, pages reserved for any outcome of it.
 
         A draft may go beyond the end of its text, where it is cut: so rounds are alike, and can be repeated.
-        Empty where that one must complete first: others could take part, all sequences are sure to end, or
-        one does whose place another waits for, or pages would have to be taken from another sequence.
+        Empty where that one must complete first: others could take part who cannot join it, all sequences are sure
+        to end, or one does whose place such a one waits for, or pages would have to be taken from another sequence.
         """
-        if len(scheduled) != len(self.running) or (self.waiting and len(self.running) < self.max_batch):
-            return []
         ending = [each.seq.room <= 1 for each in scheduled]  # whatever the round brings
-        if all(ending) or (self.waiting and any(ending)):
+        if len(scheduled) != len(self.running) or all(ending):
+            return []
+        if self.waiting and (any(ending) or len(self.running) < self.max_batch) and not self._can_join():
             return []
         self.preempted = []
         behind: list[ScheduledSequence] = []
@@ -130,6 +134,29 @@ class Scheduler:
         if short:
             self._reserve_ahead(scheduled)
         return behind
+
+    def join(self) -> list[ScheduledSequence]:
+        """Newcomers to the round that `next_round_after` returned, admitted: all but their last token is read first."""
+        joined: list[ScheduledSequence] = []
+        spare = self.max_round_tokens - len(self.running)
+        while self.waiting and len(self.running) < self.max_batch and self._can_join(spare):
+            each = self._admit(spare)
+            if each is None:
+                break
+            spare -= each.chunk
+            joined.append(ScheduledSequence(each.seq, 1, 0, True, shared=each.shared, room=each.seq.room, joined=True))
+        return joined
+
+    def _can_join(self, spare: int | None = None) -> bool:
+        """Whether the first who waits can join a round behind one in flight: its whole text in one pass, no options.
+
+        spare: tokens that may be read.
+        """
+        seq = self.waiting[0]
+        if not (self.joins and self.target.joins) or seq.generated or seq.reads_text or not seq.plain_logits:
+            return False
+        spare = self.max_round_tokens - len(self.running) if spare is None else spare
+        return len(seq.tokens) <= min(spare, self.pool.free * self.pool.size)
 
     def repeats(self, scheduled: list[ScheduledSequence], rows: int) -> int:
         """How often a round of these may be launched again, behind itself: all have their pages, whatever is accepted.

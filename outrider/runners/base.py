@@ -97,6 +97,8 @@ class Runner(ABC):
     """Max rows of one decoding sequence in a pass that is launched behind another: its last token and its draft."""
     asynchronous: bool = False
     """Passes are launched and not waited for, so that the host works meanwhile."""
+    joins: bool = False
+    """Whether texts can be read behind a pass in flight, so that newcomers join the round behind it."""
     work: PassWork | None = None
     """What its passes read and compute; None where nobody said."""
 
@@ -107,6 +109,13 @@ class Runner(ABC):
         after: the state of the spans' sequences, in their order, which only the device knows: each span is
         one token and a draft, and its `start` and `tokens` are ignored.
         """
+
+    def read(self, spans: Seq[Span]) -> None:
+        """Read each span's tokens, no logits wanted. Where the runner `joins`, also behind a pass in flight.
+
+        The scores and the state of that one may be overwritten, once the device has come so far.
+        """
+        self.score(spans)
 
     def score_and_choose(self, spans: Seq[Span], after: DeviceState | None, draws: Draws) -> Scores:
         """As `score`, for spans that are one token and a draft each: the scores may hold the target's choices too.

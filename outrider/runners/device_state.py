@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from outrider.core.sampling import Token
 from outrider.core.sequence import Span
 
 
@@ -38,6 +39,14 @@ class DeviceState:
             return self
         parts = (self.lengths, self.last, self.tokens, self.accepted, self.features)
         return DeviceState(*(None if part is None else part[:count] for part in parts))  # type: ignore[arg-type]
+
+    def joined(self, texts: Seq[Seq[Token]]) -> DeviceState:
+        """Where sequences are, these and behind them newcomers, all of whose texts but the last token is cached."""
+        known = [(len(text), text[-2] if len(text) > 1 else 0, text[-1]) for text in texts]
+        rows = torch.tensor(known, dtype=torch.int64)
+        if self.lengths.is_cuda:
+            rows = rows.pin_memory().to(self.lengths.device, non_blocking=True)
+        return DeviceState(torch.cat([self.lengths, rows[:, 0]]), torch.cat([self.last, rows[:, 1:]]))
 
     def take(self, rows: Seq[int]) -> DeviceState:
         """The state of some of the sequences, in this order."""

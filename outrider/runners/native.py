@@ -103,6 +103,18 @@ class NativeRunner(Runner):
             if not 0 <= layer < count:
                 raise ConfigError(f"no layer {layer} to {purpose}: this model's layers are 0 to {count - 1}")
 
+    @property
+    def joins(self) -> bool:  # type: ignore[override]
+        """Unless somebody is shown the outputs of layers as they are computed."""
+        return self.graphs is not None and not self.model.returns_taps
+
+    @torch.inference_mode()
+    def read(self, spans: Seq[Span]) -> None:
+        if self.graphs is not None and self.graphs.pinned:
+            self.score(spans)
+        else:
+            self._plain(spans)
+
     @torch.inference_mode()
     def score_and_choose(self, spans: Seq[Span], after: DeviceState | None, draws: Draws) -> Scores:
         graphs = self.graphs

@@ -26,7 +26,7 @@ class AsyncToyRunner(ToyRunner):
     Accepted nodes of trees are moved together by `advance`, as on a device, and by nobody else.
     """
 
-    asynchronous = True
+    asynchronous = joins = True
     followed = 0
     """Passes that were launched behind another."""
 

@@ -141,7 +141,8 @@ def test_options_that_read_the_text_are_waited_for(options: dict[str, Any]):
     assert tried.target.followed == 0
 
 
-def test_no_round_follows_where_somebody_waits_to_begin():
+@pytest.mark.parametrize("penalty", [0.0, 0.5])
+def test_who_waits_joins_the_round_that_follows_unless_its_options_read_the_text(penalty: float):
     launched = target()
     tried = Engine(launched, NoDraft(), make_verifier("seeded"), TOKENIZER, limits=EngineLimits(max_batch=2))
     (first,) = tried.submit(request([1, 2], max_tokens=50, ignore_eos=True))
@@ -149,13 +150,10 @@ def test_no_round_follows_where_somebody_waits_to_begin():
         tried.step()
     followed = launched.followed
     assert followed > 0
-    (late,) = tried.submit(request([3, 4], max_tokens=5, ignore_eos=True))
-    # the round in flight completes, then the one that reads its prompt
+    (late,) = tried.submit(request([3, 4], max_tokens=5, ignore_eos=True, frequency_penalty=penalty))
+    # the round in flight completes, then the one that it takes part in
     assert [[event.seq_id for event in tried.step()] for _ in range(2)] == [[first], [first, late]]
-    assert launched.followed == followed
-    while tried.busy:
-        tried.step()
-    tried.check()
+    assert launched.followed == followed + (0 if penalty else 2)
 
 
 def test_what_is_cancelled_in_flight_has_no_more_events():
