@@ -25,6 +25,9 @@ MIN_GAIN = 1.02
 LEEWAY = 0.98
 """Of plans of the same drafters, the longest that promises as much of the best: only longer drafts tell what tokens far
 in a draft are worth, and times of passes are known no better."""
+OWN_LENGTHS_GAIN = 1.08
+"""What a length for each sequence must promise over the same for all: the best of many guesses is partly luck, and who
+comes next has another text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +113,10 @@ def choose_plan(outlooks: Seq[Outlook], costs: RoundCosts, widths: Seq[int] = ()
             continue
         group = _Group(drafters, costs)
         if widths:
-            best = _best_packed(group, widths, _best_padded(group, widths, best))
+            even = _best_padded(group, widths, best)
+            own = _best_packed(group, widths, even)
+            margin = OWN_LENGTHS_GAIN if own.kind.drafters == even.kind.drafters else 1.0
+            best = own if own.rate > margin * even.rate else even
         else:
             best = _longest_paying(group, best)
     return best if best.asks else plain

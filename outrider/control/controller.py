@@ -137,11 +137,10 @@ class Controller:
         """
         if not self.widths:
             return MIN_GAIN
-        overrun = self.overruns.of_drafts(batch)
         if self._under_way and self._lost < _PATIENCE * batch**0.5:
-            return _STAYING_GAIN * overrun
+            return self.overruns.least_gain(batch, _STAYING_GAIN)
         self._lost = 0.0
-        return _STARTING_GAIN * overrun
+        return self.overruns.least_gain(batch, _STARTING_GAIN)
 
     def _is_new_size(self, batch: int) -> bool:
         """Whether to find out first what rounds without drafts take: those of another batch tell something else, since
@@ -178,7 +177,7 @@ class Controller:
         survival = self._rates_of(member).survival(seq_ids)
         outlook = Outlook(known.name, survival, budgets, known.runs_model, known.lengths)
         found = best_plan_of([outlook], 0, self.costs, self.widths)
-        if found.rate < _STAYING_GAIN * self.overruns.of_drafts(len(seq_ids)) * plain.rate:
+        if found.rate < self.overruns.least_gain(len(seq_ids), _STAYING_GAIN) * plain.rate:
             return plain
         return replace(found, drafters=[member] * len(seq_ids))
 
@@ -282,6 +281,10 @@ class Controller:
             self.forget_stated(ids)
         self._count_round(False)
         self.costs.observe(plan.kind, seconds)
+
+    def note_joined(self, seq_ids: Iterable[int]) -> None:
+        """Note a round that these sequences joined, without drafts, and that was planned for others."""
+        self._decisions.note_one(seq_ids)
 
     def _count_round(self, drafted: bool) -> None:
         self.probes.count_round()

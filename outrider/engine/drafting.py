@@ -139,9 +139,22 @@ class Drafting:
         """As `Feedback.observe`."""
         self.feedback.observe(seqs, drafts, verdicts, drafters, members)
 
-    def account(self, proposal: Proposal, verdicts: Mapping[int, Verdict], seq_ids: Seq[int], seconds: float) -> None:
+    def account(
+        self,
+        proposal: Proposal,
+        verdicts: Mapping[int, Verdict],
+        seq_ids: Seq[int],
+        seconds: float,
+        *,
+        steady: bool = True,
+    ) -> None:
         """As `Feedback.account`."""
-        self.feedback.account(proposal, verdicts, seq_ids, seconds, self._rest)
+        self.feedback.account(proposal, verdicts, seq_ids, seconds, self._rest, steady=steady)
+
+    def note_joined(self, seq_ids: Seq[int]) -> None:
+        """Note a round that these sequences joined, without drafts."""
+        if self.controller is not None:
+            self.controller.note_joined(seq_ids)
 
     def forget(self, seq: Sequence) -> Decisions | None:
         """Let drafters drop a finished sequence; returns what was decided for it. `take_failures` comes after."""

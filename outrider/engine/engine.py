@@ -149,11 +149,12 @@ class Engine:
         began = time.perf_counter()
         proposal = self.drafting.repeat(after.proposal, RoundView(seqs, lengths, state, False))
         if proposal is None:
+            after.repeats = 0
             return None
         scores = self.target.repeat(after.scores)
         launched = InFlightRound(after.scheduled, proposal, after.spans, scores, began, Times(rounds=1), behind=True)
         launched.choices, launched.state = HostCopy(cast(Tensor, scores.choices)), state
-        launched.repeats, launched.version = after.repeats - 1, after.version
+        launched.repeats, launched.version, launched.repeated = after.repeats - 1, after.version, True
         return launched
 
     @property
@@ -370,16 +371,18 @@ class Engine:
         ids = [each.seq.id for each in done.planned]
         verdicts = {o.live.seq.id: o.verdict for o in outcomes if o.verdict is not None}
         if len(ids) < len(done.scheduled):
+            self.drafting.note_joined([each.seq.id for each in done.scheduled[len(ids) :] if each.seq.id in verdicts])
             verdicts = {seq_id: verdicts[seq_id] for seq_id in ids if seq_id in verdicts}
         decodes = all(each.decodes and not each.joined for each in done.scheduled)
         rows = sum(len(draft.tokens) for draft in done.drafts) + len(done.scheduled)
-        self.drafting.account(done.proposal, verdicts, ids, times.total if decodes else 0.0)
+        steady = not any(each.is_transition for each in (done, *self._in_flight))
+        self.drafting.account(done.proposal, verdicts, ids, times.total if decodes else 0.0, steady=steady)
         for each in done.scheduled:
             if each.seq.id in self._live:
                 stats = self._live[each.seq.id].stats
                 stats.shared_tokens += 0 if stats.passes else each.shared  # not what is found again after a preemption
-                stats.passes += 1
-                stats.rows += rows if each.decodes else 0
+                stats.passes += 2 if each.joined and each.seq.prompt_len > 1 + each.shared else 1
+                stats.rows += rows if each.decodes and not each.joined else 0
                 stats.times.add(Times(read=times.total) if each.joined or not each.decodes else times)
 
     def _retire(self, live: Live) -> None:

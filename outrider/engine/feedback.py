@@ -70,22 +70,28 @@ class Feedback:
             self._judge(self.controller, seqs, drafts, verdicts, drafters)
 
     def account(
-        self, proposal: Proposal, verdicts: Mapping[int, Verdict], seq_ids: Seq[int], seconds: float, rest: int
+        self,
+        proposal: Proposal,
+        verdicts: Mapping[int, Verdict],
+        seq_ids: Seq[int],
+        seconds: float,
+        rest: int,
+        *,
+        steady: bool = True,
     ) -> None:
         """Tell the controller what came of a round.
 
         verdicts: of the live sequences, by id. seq_ids: all of the round. seconds: what it took; 0 where it says
-        nothing, since prompts were read in it. rest: of the last proposal.
+        nothing, since prompts were read in it. rest: of the last proposal. steady: the host did no more for it, or
+        meanwhile, than for any round of its kind.
         """
         controller, plan = self.controller, proposal.plan
         if controller is None or plan is None:
             return
-        told = seconds if self._tells(proposal, rest) else 0.0
+        told = seconds if steady and self._tells(proposal, rest) else 0.0
         batch, plain_rate = len(seq_ids), controller.plain_rate(len(seq_ids))
         if not proposal.members:
             controller.note_plain(plan, verdicts, told)
-            if self.overlaps:
-                controller.overruns.note(batch, seconds, batch / plain_rate, drafted=False)
             return
         drafted = proposal.lengths
         rows, accepted = _accepted(seq_ids, drafted, verdicts)
@@ -96,8 +102,9 @@ class Feedback:
         if plan.probe:  # catching up is part of it
             took = min(seconds, _MAX_STALL * usual)
         elif self.overlaps:
-            controller.overruns.note(batch, seconds, usual, drafted=True)
-            took = usual * controller.overruns.of_drafts(batch)
+            if proposal.asked > _CATCHING_UP:  # what it takes to begin does not come again
+                controller.overruns.note(batch, seconds, usual)
+            took = usual * controller.overruns.least_gain(batch, 1.0)
         self._kept.note(plan, batch + sum(accepted), took or usual, plain_rate)
         for i in self._watchers:
             if i in proposal.members:

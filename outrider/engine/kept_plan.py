@@ -98,7 +98,7 @@ class KeptPlan:
 
     def begin(self, seq_ids: list[int], plan: Plan, began: float) -> None:
         """A new plan for these sequences, begun at that time."""
-        if self.plan is None or plan.lengths != self.plan.lengths:
+        if self.plan is None or plan.kind.drafters != self.plan.kind.drafters:
             self._tried, self._due, self._gain = 0, _FIRST_ROUNDS, 0.0
         self.seq_ids, self.plan, self.asks, self._others = seq_ids, plan, plan.asks, False
         self.is_new, self._rounds = not plan.rounds, plan.rounds

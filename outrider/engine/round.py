@@ -42,6 +42,8 @@ class InFlightRound:
     """Nothing is launched behind it: something was, and got lost, so that the device may be beyond it."""
     repeats: int = 0
     """How many rounds may be launched behind it that are like it, one behind the other."""
+    repeated: bool = False
+    """It was launched as one of those."""
     version: tuple[int, int] = (0, 0)
     """Of the sequences and pages that it was launched with: another one, and nothing is repeated."""
     drafts: list[Draft] = field(init=False)
@@ -65,6 +67,11 @@ class InFlightRound:
             return None
         asked = dict(zip((each.seq.id for each in self.planned), self.proposal.plan.drafters, strict=True))
         return [asked[seq_id] for seq_id in seq_ids]
+
+    @property
+    def is_transition(self) -> bool:
+        """Whether it takes the host more than rounds of its kind do: others will repeat it, or somebody joined it."""
+        return not self.repeated and (self.repeats > 0 or self.scheduled[-1].joined)
 
     @property
     def can_be_followed(self) -> bool:

@@ -118,7 +118,8 @@ class Scheduler:
         self.preempted = []
         behind: list[ScheduledSequence] = []
         short = False
-        drafts, widest, budget = self.max_round_tokens - len(scheduled), min(max_draft, self.target.max_width - 1), 0
+        widest, budget, drafts = min(max_draft, self.target.max_width - 1), 0, self.max_round_tokens - len(scheduled)
+        drafts -= min(len(self.waiting), self.max_batch - len(self.running))  # who joins has a row
         for each in scheduled:
             seq, rows = each.seq, each.chunk + each.budget
             room = seq.room - each.budget - 1  # were the whole draft accepted

@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from outrider.control.choose import LEEWAY, MIN_GAIN, Outlook, choose_drafts, choose_plan, plain_plan
+from outrider.control.choose import LEEWAY, MIN_GAIN, OWN_LENGTHS_GAIN, Outlook, choose_drafts, choose_plan, plain_plan
 from outrider.control.costs import PassTable, RoundCosts, RoundKind
 
 
@@ -71,14 +71,23 @@ def test_packed_passes_by_enumeration(step: float):
         rates = [[rng.choice((0.1, 0.5, 0.95)) for _ in range(3)] for _ in range(3)]
         model = outlook("model", rates, [3, 3, 2], runs_model=step > 0, lengths=(1, 2, 3) if step else ())
         found = choose_plan([model], costs, widths)
-        best = plain = plain_plan(3, costs).rate
+        best = even = plain = plain_plan(3, costs).rate
         for lengths in product(range(4), range(4), range(3)):
             tokens = 3 + sum(float(np.cumprod(r)[:n].sum()) for r, n in zip(rates, lengths, strict=True))
             rows = min(
                 4 * next(w for w in widths if w > max(lengths)), *(n for n in packs if n >= 3 + sum(lengths)), 99
             )
             best = max(best, tokens / (1 + price * rows + step * max(lengths)))
-        assert found.rate == pytest.approx(best if best >= MIN_GAIN * plain else plain)
+            if lengths in ((1, 1, 1), (2, 2, 2), (3, 3, 2)):
+                width = next(w for w in widths if w > max(lengths))
+                rows = min(4 * width, *(n for n in packs if n >= 3 * width), 99)
+                even = max(even, tokens / (1 + price * rows + step * max(lengths)))
+        if best < MIN_GAIN * plain:
+            assert found.rate == pytest.approx(plain)
+        elif even <= MIN_GAIN * plain or best > OWN_LENGTHS_GAIN * even:
+            assert found.rate == pytest.approx(best)
+        else:  # the same for all is as good
+            assert LEEWAY * even * (1 - 1e-9) <= found.rate <= best * (1 + 1e-9)
         assert all(n <= budget for n, budget in zip(found.lengths, [3, 3, 2], strict=True))
         mixed += len(set(found.lengths)) > 1
     assert mixed > 5

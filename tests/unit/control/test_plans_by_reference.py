@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from outrider.control.acceptance import _MAX_RATE, _MIN_RATE, _PRIOR_WEIGHT, Acceptance
-from outrider.control.choose import LEEWAY, MIN_GAIN, Outlook, Plan, choose_plan, plain_plan
+from outrider.control.choose import LEEWAY, MIN_GAIN, OWN_LENGTHS_GAIN, Outlook, Plan, choose_plan, plain_plan
 from outrider.control.costs import PassTable, RoundCosts, RoundKind
 
 WIDTHS = (1, 2, 4, 6, 8, 16)
@@ -76,7 +76,10 @@ def best_plan(outlooks: list[Outlook], costs: RoundCosts) -> Plan:
     plain = best = plain_plan(len(outlooks[0].budgets), costs)
     best = Plan(plain.kind, plain.lengths, plain.drafters, MIN_GAIN * plain.tokens, plain.seconds)
     for group in ([0], [1], [0, 1]):
-        best = packed(group, outlooks, costs, padded(group, outlooks, costs, best))
+        even = padded(group, outlooks, costs, best)
+        own = packed(group, outlooks, costs, even)
+        same = own.kind.drafters == even.kind.drafters
+        best = own if own.rate > (OWN_LENGTHS_GAIN if same else 1) * even.rate else even
     return best if best.asks else plain
 
 
