@@ -62,7 +62,7 @@ def test_packed_passes_by_enumeration(step: float):
     """Any lengths, each round at the cost of the smallest pass that takes it: uniform, or packed of 6 or 9 rows."""
     rng = random.Random(5)
     widths, packs, mixed = (1, 2, 4), (6, 9), 0
-    for _ in range(40):
+    for _ in range(120):
         price = rng.choice((0.01, 0.05, 0.1, 0.2))
         table = PassTable(
             {(3 + 1, w): 1 + price * 4 * w for w in widths}, padded=True, packed={(4, n): 1 + price * n for n in packs}
