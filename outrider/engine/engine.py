@@ -375,7 +375,7 @@ class Engine:
             verdicts = {seq_id: verdicts[seq_id] for seq_id in ids if seq_id in verdicts}
         decodes = all(each.decodes and not each.joined for each in done.scheduled)
         rows = sum(len(draft.tokens) for draft in done.drafts) + len(done.scheduled)
-        steady = not any(each.is_transition for each in (done, *self._in_flight))
+        steady = done.is_steady(self._in_flight[0] if self._in_flight else None)
         self.drafting.account(done.proposal, verdicts, ids, times.total if decodes else 0.0, steady=steady)
         for each in done.scheduled:
             if each.seq.id in self._live:

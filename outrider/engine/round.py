@@ -68,10 +68,16 @@ class InFlightRound:
         asked = dict(zip((each.seq.id for each in self.planned), self.proposal.plan.drafters, strict=True))
         return [asked[seq_id] for seq_id in seq_ids]
 
-    @property
-    def is_transition(self) -> bool:
-        """Whether it takes the host more than rounds of its kind do: others will repeat it, or somebody joined it."""
-        return not self.repeated and (self.repeats > 0 or self.scheduled[-1].joined)
+    def is_steady(self, behind: InFlightRound | None) -> bool:
+        """Whether the host did no more for it, and meanwhile for the round behind it, than for any of its kind.
+
+        Where rounds of a kind are repeated, one that is launched anew takes longer; so does one that somebody joins.
+        """
+        if self.repeats and not self.repeated:
+            return False
+        if behind is None or behind.repeated:
+            return True
+        return not (self.repeats or behind.scheduled[-1].joined)
 
     @property
     def can_be_followed(self) -> bool:
