@@ -36,9 +36,15 @@ class Probes:
         """How often each drafter was tried."""
         self._rounds, self._rest = 0, _MIN_REST
         """Since the last one, and how many must pass before another is thought of."""
+        self._lost = 0.0
+        """What the last one lost, in rounds of plain decoding."""
 
     def count_round(self) -> None:
         self._rounds += 1
+
+    def charge(self, lost: float) -> None:
+        """Note what a round of a probe lost, in rounds of plain decoding: to begin costs more than it should lose."""
+        self._lost += max(0.0, lost)
 
     def due(self, outlooks: Seq[Outlook], plan: Plan, drafts: Seq[int]) -> Plan | None:
         """The best plan of the drafter longest left out, where it is due to be tried; None: take the plan.
@@ -52,18 +58,17 @@ class Probes:
         if not left_out:
             return None
         at = min(left_out, key=lambda i: self.times[i])
-        starts = new[at]
-        if not starts and self._rounds < self._rest:
+        starts, share = new[at], _SHARE if plan.asks else _RESTING_SHARE
+        if not starts and self._rounds < max(self._rest, min(self._lost / share, _MAX_REST)):
             return None
         tried = replace(outlooks[at], budgets=self._budgets(outlooks[at], at))
         probe = best_plan_of([*outlooks[:at], tried, *outlooks[at + 1 :]], at, self.costs, self.widths)
         loss = max(0.0, 1 - probe.rate / plan.rate)
         rounds = self._length(probe, loss)
-        share = _SHARE if plan.asks else _RESTING_SHARE
         self._rest = min(int(rounds * loss / share), _MAX_REST)
         if not starts and self._rounds < self._rest:
             return None
-        self._rounds, self._rest = 0, _MIN_REST
+        self._rounds, self._rest, self._lost = 0, _MIN_REST, 0.0
         self.times[at] += 1
         return replace(probe, probe=True, rounds=rounds)
 

@@ -101,6 +101,7 @@ class Feedback:
         took = usual
         if plan.probe:  # catching up is part of it
             took = min(seconds, _MAX_STALL * usual)
+            controller.probes.charge((plain_rate * took - batch - sum(accepted)) / batch)
         elif self.overlaps:
             if proposal.asked > _CATCHING_UP:  # what it takes to begin does not come again
                 controller.overruns.note(batch, seconds, usual)

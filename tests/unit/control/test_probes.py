@@ -40,3 +40,15 @@ def test_one_of_which_enough_drafts_are_known_is_not_new(again: bool):
     found = tried(Probes([again, True], COSTS, WIDTHS), [100, 100], 20_000)
     assert (0 in found) == again
     assert 1 in found
+
+
+@pytest.mark.parametrize(("lost", "most"), [(0.0, 1250), (4.0, 20), (1000.0, 5)])
+def test_what_a_probe_lost_keeps_off_the_next(lost: float, most: int):
+    """A round lost is 250 rounds, at most 4096 in all; by what it should lose, another is due after 16."""
+    probes = Probes([True, True], COSTS, WIDTHS)
+    found = 0
+    for _ in range(20_000):
+        if tried(probes, [100, 100], 1):
+            found += 1
+            probes.charge(lost)
+    assert most / 2 <= found <= most
