@@ -18,6 +18,7 @@ from outrider.core.host_copy import HostCopy
 from outrider.core.sampling import Token
 from outrider.core.sequence import Span
 from outrider.drafters.base import Drafter, RoundView, TargetPass
+from outrider.engine.accounting import count_round, observe, tell_controller
 from outrider.engine.drafting import Drafting, Proposal
 from outrider.engine.events import Event, Live, Outcome, describe, extend, logprobs_of
 from outrider.engine.logprobs import RoundLogprobs
@@ -248,8 +249,12 @@ class Engine:
                     outcomes.append(self._commit(span, verdict, done, row))
                 row += span.rows
             self._process(done, spans, verdicts)
-            self._observe(outcomes, done)
-            self._account(done, outcomes)
+            observe(self.drafting, done, outcomes)
+            behind = self._in_flight[0] if self._in_flight else None
+            if behind is None:  # else the device works meanwhile
+                done.times.host += time.perf_counter() - self._completed
+            tell_controller(self.drafting, done, outcomes, behind)
+            count_round(done, self._live)
         finally:  # what is committed is returned, whatever interrupts the rest
             self._outcomes += outcomes
             for outcome in outcomes:
@@ -350,40 +355,6 @@ class Engine:
         state = self.target.advance_to(scores, [each for i in rows if isinstance(each := verdict_of[i], Verdict)])
         seqs = [done.scheduled[i].seq for i in rows]
         self.drafting.process(TargetPass(seqs, [spans[i] for i in rows], scores, state))
-
-    def _observe(self, outcomes: list[Outcome], done: InFlightRound) -> None:
-        proposal = done.proposal
-        if not proposal.members:
-            return
-        joined = {each.seq.id for each in done.scheduled if each.joined}  # no drafter knows of this round
-        seen = [
-            (o.live.seq, o.draft, o.verdict) for o in outcomes if o.verdict is not None and o.live.seq.id not in joined
-        ]
-        if seen:
-            drafters = done.drafters_of([seq.id for seq, _, _ in seen])
-            seqs, drafts, verdicts = [s for s, _, _ in seen], [d for _, d, _ in seen], [v for _, _, v in seen]
-            self.drafting.observe(seqs, drafts, verdicts, drafters, proposal.members)
-
-    def _account(self, done: InFlightRound, outcomes: list[Outcome]) -> None:
-        times = done.times
-        if not self._in_flight:  # else the device works meanwhile
-            times.host += time.perf_counter() - self._completed
-        ids = [each.seq.id for each in done.planned]
-        verdicts = {o.live.seq.id: o.verdict for o in outcomes if o.verdict is not None}
-        if len(ids) < len(done.scheduled):
-            self.drafting.note_joined([each.seq.id for each in done.scheduled[len(ids) :] if each.seq.id in verdicts])
-            verdicts = {seq_id: verdicts[seq_id] for seq_id in ids if seq_id in verdicts}
-        decodes = all(each.decodes and not each.joined for each in done.scheduled)
-        rows = sum(len(draft.tokens) for draft in done.drafts) + len(done.scheduled)
-        steady = done.is_steady(self._in_flight[0] if self._in_flight else None)
-        self.drafting.account(done.proposal, verdicts, ids, times.total if decodes else 0.0, steady=steady)
-        for each in done.scheduled:
-            if each.seq.id in self._live:
-                stats = self._live[each.seq.id].stats
-                stats.shared_tokens += 0 if stats.passes else each.shared  # not what is found again after a preemption
-                stats.passes += 2 if each.joined and each.seq.prompt_len > 1 + each.shared else 1
-                stats.rows += rows if each.decodes and not each.joined else 0
-                stats.times.add(Times(read=times.total) if each.joined or not each.decodes else times)
 
     def _retire(self, live: Live) -> None:
         """Free all that an ended sequence holds."""
