@@ -72,17 +72,18 @@ class Rounds:
     """An engine over stand-ins, whose rounds are timed."""
 
     def __init__(self, name: str, batch: int, card: Card, ask: int | None = None) -> None:
-        """name: none or auto. ask: the part of it that every plan asks, for two tokens of each sequence."""
+        """name: none, head (drafts always) or auto. ask: the part that every plan asks, for two tokens of each."""
         put_stand_ins(card)
         pair, self.card, self.batch = synthetic_pair("tiny", dtype=torch.float32), card, batch
         self.target = target = NativeRunner(pair.draft, batch * 512, context=448)
         target.model.fused = target.asynchronous = True
         target.graphs, target.cpu_pass = GraphRunner(target.model), None
         context = DrafterContext(vocab_size=target.vocab_size, context=448, target=target, max_batch=batch)
-        drafter = NoDraft() if name == "none" else self._drafter(context)
+        drafter: Drafter = NoDraft() if name == "none" else self._drafter(context)
+        drafter = drafter.parts[-1] if name == "head" else drafter
         for _ in target.capture(batch, 1 + drafter.traits.max_tokens):
             pass
-        controller = Meter(target, batch, None, ()).controller(drafter)
+        controller = None if name == "head" else Meter(target, batch, None, ()).controller(drafter)
         limits = EngineLimits(max_batch=batch, max_round_tokens=2048)
         verifier = make_verifier("seeded")
         if controller is not None:
