@@ -284,7 +284,7 @@ class Controller:
 
     def note_joined(self, seq_ids: Iterable[int]) -> None:
         """Note a round that these sequences joined, without drafts, and that was planned for others."""
-        self._decisions.note_one(seq_ids)
+        self._decisions.note_joined(seq_ids)
 
     def _count_round(self, drafted: bool) -> None:
         self.probes.count_round()

@@ -67,7 +67,7 @@ class DecisionLog:
         self._rests += 1
         return is_first
 
-    def note_one(self, seq_ids: Iterable[int]) -> None:
+    def note_joined(self, seq_ids: Iterable[int]) -> None:
         """Note a round without drafts of these sequences, among others for whom there was a plan."""
         for seq_id in seq_ids:
             chosen = self._of(seq_id)

@@ -12,7 +12,7 @@ from outrider.engine.stats import Times
 
 
 def observe(drafting: Drafting, done: InFlightRound, outcomes: Seq[Outcome]) -> None:
-    """Show drafters what became of a round; of who joined it no drafter knows."""
+    """Show drafters what became of a round, but for those sequences that joined it: no drafter was asked for them."""
     if not done.proposal.members:
         return
     joined = {each.seq.id for each in done.scheduled if each.joined}

@@ -52,8 +52,12 @@ class Engine:
         self.drafting = Drafting(drafter, target, controller)
         self._limits = None if controller is None else controller.costs.limits
         self.eos_ids = frozenset(eos_ids)
-        self.scheduler = Scheduler(target, max_batch=limits.max_batch, max_round_tokens=limits.max_round_tokens)
-        self.scheduler.joins = not self.drafting.traits.follows_target
+        self.scheduler = Scheduler(
+            target,
+            max_batch=limits.max_batch,
+            max_round_tokens=limits.max_round_tokens,
+            joins=not self.drafting.traits.follows_target,
+        )
         self.stats = Stats()
         """The figures of every request that has ended, summed."""
         self._live: dict[int, Live] = {}

@@ -42,7 +42,8 @@ class ScheduledSequence:
 class Scheduler:
     """First come, first served. Decoding goes before reading; the newest is preempted when pages run out."""
 
-    def __init__(self, target: Runner, *, max_batch: int, max_round_tokens: int) -> None:
+    def __init__(self, target: Runner, *, max_batch: int, max_round_tokens: int, joins: bool = False) -> None:
+        """joins: newcomers may join the round behind one in flight, where the runner lets them."""
         self.target, self.pool = target, target.pool
         self.max_batch, self.max_round_tokens = max_batch, max_round_tokens
         self.waiting: deque[Sequence] = deque()
@@ -51,8 +52,7 @@ class Scheduler:
         """Sequences that lost their pages in the last round; they wait again."""
         self.changes = 0
         """How often it changed who waits or runs."""
-        self.joins = False
-        """Whether newcomers may join the round behind one in flight, where the runner lets them."""
+        self.joins = joins
 
     def __len__(self) -> int:
         return len(self.waiting) + len(self.running)

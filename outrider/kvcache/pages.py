@@ -16,9 +16,8 @@ from outrider.core.sampling import Token
 PrefixId = int | str  # names the text up to a page's end: a number; before the first page: the salt
 PageKey = tuple[PrefixId, tuple[Token, ...]]  # (the text before the page, the page's own tokens)
 
-
 _RUNS = (64, 16, 4)
-"""Pages that a new run has to grow at least, where there is so much room."""
+"""Pages that a new run, and the one before it, have to grow: the first of these that there is room for."""
 _EMPTY_PAGES = bytes([1]) * 2 * _RUNS[0]
 
 
@@ -190,9 +189,9 @@ class PagePool:
         return page
 
     def _start_of_run(self) -> int:
-        """Where a new run has room to grow: inside the first run of empty pages that is long enough, or the longest.
+        """Where a new run has room to grow: in the first run of empty pages long enough, or at the first empty page.
 
-        Not at its beginning, unless that begins the pool: the page before it may belong to a text still growing.
+        Not at the run's beginning, unless that begins the pool: the page before may belong to a text still growing.
         """
         for room in _RUNS:
             start = self._empty.find(_EMPTY_PAGES[: 2 * room])

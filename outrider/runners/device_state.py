@@ -43,18 +43,14 @@ class DeviceState:
     def joined(self, texts: Seq[Seq[Token]]) -> DeviceState:
         """Where sequences are, these and behind them newcomers, all of whose texts but the last token is cached."""
         known = [(len(text), text[-2] if len(text) > 1 else 0, text[-1]) for text in texts]
-        rows = torch.tensor(known, dtype=torch.int64)
-        if self.lengths.is_cuda:
-            rows = rows.pin_memory().to(self.lengths.device, non_blocking=True)
+        rows = _sent(known, self.lengths.device)
         return DeviceState(torch.cat([self.lengths, rows[:, 0]]), torch.cat([self.last, rows[:, 1:]]))
 
     def take(self, rows: Seq[int]) -> DeviceState:
         """The state of some of the sequences, in this order."""
         if list(rows) == list(range(len(self))):
             return self
-        index = torch.tensor(rows, dtype=torch.int64)
-        if self.lengths.is_cuda:
-            index = index.pin_memory().to(self.lengths.device, non_blocking=True)
+        index = _sent(rows, self.lengths.device)
 
         def some(values: Tensor | None) -> Tensor | None:
             return None if values is None else values[index]
@@ -63,6 +59,12 @@ class DeviceState:
         return DeviceState(
             self.lengths[index], self.last[index], some(self.tokens), some(self.accepted), some(self.features), drafted
         )
+
+
+def _sent(numbers: Seq[int] | Seq[tuple[int, ...]], device: torch.device) -> Tensor:
+    """int64: the numbers on a device. Never waits."""
+    made = torch.tensor(numbers, dtype=torch.int64)
+    return made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made
 
 
 def resolve_spans(spans: Seq[Span], after: DeviceState) -> list[Span]:

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
-ROOT = Path(__file__).parents[3]
+from benchmark_scripts import output_of
 
 
 def test_every_kind_of_round_is_timed():
     options = ["--batches", "2", "--standing", "0", "0.9", "--tokens", "60", "--answers", "1"]
-    command = [sys.executable, str(ROOT / "benchmarks" / "host_rounds.py"), *options]
-    env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=300)
-    assert done.returncode == 0, done.stderr
-    table, _, answers = done.stdout.partition("\n\n")
+    printed = output_of("host_rounds.py", *options)
+    table, _, answers = printed.partition("\n\n")
     times = {
         kind: (float(us), float(ratio)) for kind, us, ratio in re.findall(r"(\w+) +([\d.]+) \( *([\d.]+)\)", table)
     }

@@ -36,6 +36,21 @@ def test_two_growing_sequences_both_stay_in_a_row():
     p.check()
 
 
+@pytest.mark.parametrize(("count", "room"), [(300, 64), (60, 16), (20, 4)])
+def test_a_new_run_leaves_room_to_the_one_before(count: int, room: int):
+    """As much as it has itself at least, and the most of 64, 16 and 4 pages that there is room for."""
+    pool = PagePool(count, 16)
+    pool.open(0, ())
+    pool.reserve(0, 16)
+    pool.open(1, ())
+    pool.reserve(1, 16)
+    assert (pool.table(0), pool.table(1)) == ([0], [1 + room])
+    pool.reserve(0, 16 * room)
+    pool.reserve(1, 16 * room)
+    assert pool.table(0) == list(range(room))
+    assert pool.table(1) == list(range(1 + room, 1 + 2 * room))
+
+
 def test_reserve_is_all_or_nothing():
     p = pool(3)
     p.open(1, [1])
