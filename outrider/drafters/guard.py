@@ -176,8 +176,7 @@ class GuardedDrafter:
 
 
 def _tensors_of(state: DeviceState | None) -> list[Tensor]:
-    held = () if state is None else (state.lengths, state.last, state.tokens, state.accepted, state.features)
-    return [each for each in held if each is not None]
+    return [] if state is None else state.held
 
 
 def _versions(tensors: Seq[Tensor]) -> list[int]:

@@ -102,10 +102,13 @@ class Drafting:
 
         view: the same sequences, with the lengths of their last drafts.
         """
-        plan = last.plan
-        if last.by is None or (plan is not None and (plan.settled or not self._kept.goes_on or self._watches(view))):
+        if last.by is None:
             return None
-        drafts = last.drafts if last.by == NOBODY else self.members[last.by].repeat(view, last.drafts)
+        plan = last.plan if last.by != NOBODY else self._rest_again(last.plan, view)
+        if plan is not None and (plan.settled or not self._kept.goes_on or self._watches(view)):
+            return None
+        nobody = [EMPTY] * len(view.seqs)
+        drafts = nobody if last.by == NOBODY else self.members[last.by].repeat(view, last.drafts)
         if drafts is None:
             return None
         if plan is not None:
@@ -113,6 +116,15 @@ class Drafting:
             self._rest, self._asked = (0, self._asked + 1) if plan.asks else (self._rest + 1, 0)
         members = last.members if plan is None or last.by == NOBODY else (last.by,)
         return Proposal([*drafts], plan, members, self._rest, self._asked, by=last.by)
+
+    def _rest_again(self, plan: Plan | None, view: RoundView) -> Plan | None:
+        """The plan of a round without drafts, for the round behind it: others may have joined it meanwhile."""
+        ids, kept = [seq.id for seq in view.seqs], self._kept
+        if self.controller is None or kept.plan is None or kept.asks:
+            return plan
+        if ids != kept.seq_ids and not kept.is_new and kept.holds_for(ids):
+            kept.move(ids, self.controller.move(kept.plan, kept.seq_ids, ids))
+        return kept.plan if ids == kept.seq_ids else plan
 
     def _only_drafter(self, drafts: Seq[Draft], plan: Plan | None) -> int | None:
         """Who made all of these drafts, as `Proposal.by`."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import count
 from typing import cast
 
+import torch
 from torch import Tensor
 
 from outrider.control.controller import Controller
@@ -19,9 +20,10 @@ from outrider.core.sampling import Token
 from outrider.core.sequence import Span
 from outrider.drafters.base import Drafter, RoundView, TargetPass
 from outrider.engine.accounting import count_round, observe, tell_controller
-from outrider.engine.drafting import Drafting, Proposal
+from outrider.engine.drafting import Drafting
 from outrider.engine.events import Event, Live, Outcome, describe, extend, logprobs_of
 from outrider.engine.logprobs import RoundLogprobs
+from outrider.engine.proposal import NOBODY, Proposal
 from outrider.engine.request import CheckedRequest, EngineLimits, Request, sequences_of, validate_request
 from outrider.engine.round import InFlightRound, drafts_of_all, spans_of
 from outrider.engine.scheduler import ScheduledSequence, Scheduler
@@ -56,7 +58,7 @@ class Engine:
             target,
             max_batch=limits.max_batch,
             max_round_tokens=limits.max_round_tokens,
-            joins=not self.drafting.traits.follows_target,
+            joins=not self.drafting.traits.taps,
         )
         self.stats = Stats()
         """The figures of every request that has ended, summed."""
@@ -132,7 +134,8 @@ class Engine:
             for each, draft in zip(scheduled, launched.drafts, strict=True):
                 each.budget = len(draft.tokens)  # so that the round behind it knows how much room is left for sure
             self._decide(launched, spans)
-            alike = launched.logprobs is None and not launched.processed and not scheduled[-1].joined
+            alike = proposal.by == NOBODY or not scheduled[-1].joined  # no drafter was asked for who joined
+            alike = alike and launched.logprobs is None and not self.drafting.traits.taps
             if launched.can_be_followed and alike:
                 launched.repeats = self.scheduler.repeats(scheduled, self.drafting.rows)
                 launched.version = self._version
@@ -149,7 +152,8 @@ class Engine:
         if state is None or after.version != self._version or not self.target.can_repeat(after.scores, state):
             return None
         seqs, lengths = after.decoding[0], [each.budget for each in after.scheduled]
-        if any(seq.room <= 1 for seq in seqs):  # it ends with the round in flight, whatever that brings
+        ending = [seq.room <= 1 for seq in seqs]  # with the round in flight, whatever that brings
+        if all(ending) or (any(ending) and self.scheduler.waiting):
             return None
         began = time.perf_counter()
         proposal = self.drafting.repeat(after.proposal, RoundView(seqs, lengths, state, False))
@@ -157,9 +161,15 @@ class Engine:
             after.repeats = 0
             return None
         scores = self.target.repeat(after.scores)
-        launched = InFlightRound(after.scheduled, proposal, after.spans, scores, began, Times(rounds=1), behind=True)
+        scheduled = after.scheduled
+        if scheduled[-1].joined:
+            scheduled = [replace(each, joined=False) if each.joined else each for each in scheduled]
+        launched = InFlightRound(scheduled, proposal, after.spans, scores, began, Times(rounds=1), behind=True)
         launched.choices, launched.state = HostCopy(cast(Tensor, scores.choices)), state
         launched.repeats, launched.version, launched.repeated = after.repeats - 1, after.version, True
+        if after.processed:
+            self.drafting.process(TargetPass(seqs, after.spans, scores, state))
+            launched.processed = True
         return launched
 
     @property
@@ -188,12 +198,16 @@ class Engine:
         if not joined:
             return scheduled, state
         seqs = [each.seq for each in joined]
-        state = state.joined([seq.tokens for seq in seqs])  # a copy: reading may overwrite what the pass in flight left
+        state = state.joined([seq.tokens for seq in seqs])
         spans = [Span(seq.id, seq.cached, tuple(seq.tokens[seq.cached : -1]), wanted=False) for seq in seqs]
         spans = [span for span in spans if span.tokens]
         if spans:
-            self.target.read(spans)
+            state = cast(DeviceState, self.target.read(spans, state))
             self._note_read(spans, trim=False)
+            if self.drafting.traits.follows_target:
+                read = [seq for seq in seqs if seq.id in {span.seq_id for span in spans}]
+                nothing = torch.empty(0, self.target.vocab_size, device=self.target.device)
+                self.drafting.process(TargetPass(read, spans, Scores(nothing, spans), None))
         return [*scheduled, *joined], state
 
     def _propose(self, scheduled: list[ScheduledSequence], state: DeviceState | None) -> Proposal | None:

@@ -146,6 +146,7 @@ class Scheduler:
                 break
             spare -= each.chunk
             joined.append(ScheduledSequence(each.seq, 1, 0, True, shared=each.shared, room=each.seq.room, joined=True))
+        self._reserve_ahead(joined)
         return joined
 
     def _can_join(self, spare: int | None = None) -> bool:

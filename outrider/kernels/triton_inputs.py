@@ -6,6 +6,8 @@ launched or copied for them besides.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
+
 import numpy as np
 import triton
 import triton.language as tl
@@ -41,14 +43,17 @@ def _fetch(ids, starts, header, sources, width, max_id, FIELDS: tl.constexpr, WI
         tl.store(row + tl.load(source + _COLUMN) + w, token, mask=there)
 
 
-def write_state(header: np.ndarray, sources: np.ndarray, lengths: Tensor, last: Tensor, reads: int) -> None:
-    """Say that sequence b of the first B begins where a state has it; it reads the last 1 or 2 tokens of its text.
+def write_state(
+    header: np.ndarray, sources: np.ndarray, lengths: Tensor, last: Tensor, reads: int, rows: Seq[int]
+) -> None:
+    """Say that sequence b begins where a state has the one of row rows[b]; it reads the last 1 or 2 tokens of its text.
 
     header int64 [HEADER], sources int64 [sequences, SOURCES]. lengths int64 [B] and last int64 [B, 2], contiguous, are
-    not freed before the pass is launched; nor are drafts.
+    not freed before the pass is launched; nor are drafts. A negative row: the inputs have the sequence already.
     """
     header[:] = lengths.data_ptr(), last.data_ptr(), reads
-    sources[: len(lengths), 0] = range(1, len(lengths) + 1)
+    sources[: len(rows), 0] = rows
+    sources[: len(rows), 0] += 1
 
 
 def write_draft(source: np.ndarray, address: int, column: int, count: int) -> None:

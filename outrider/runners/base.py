@@ -110,12 +110,14 @@ class Runner(ABC):
         one token and a draft, and its `start` and `tokens` are ignored.
         """
 
-    def read(self, spans: Seq[Span]) -> None:
+    def read(self, spans: Seq[Span], after: DeviceState | None = None) -> DeviceState | None:
         """Read each span's tokens, no logits wanted. Where the runner `joins`, also behind a pass in flight.
 
-        The scores and the state of that one may be overwritten, once the device has come so far.
+        after: where that one leaves sequences, others among them. Returns the same, where nothing overwrites it; the
+        scores of that pass may be overwritten, once the device has come so far.
         """
         self.score(spans)
+        return after
 
     def score_and_choose(self, spans: Seq[Span], after: DeviceState | None, draws: Draws) -> Scores:
         """As `score`, for spans that are one token and a draft each: the scores may hold the target's choices too.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from itertools import count
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -11,23 +12,75 @@ from torch import Tensor
 from outrider.core.sampling import Token
 from outrider.core.sequence import Span
 
+KnownEnd = tuple[int, Token, Token]
+"""A text that the host knows: its length and last two tokens."""
 
-@dataclass(frozen=True, slots=True)
+
 class DeviceState:
-    """B sequences after a round, in the round's order. All tensors are on the target's device."""
+    """B sequences after a round, in the round's order. All tensors are on the target's device.
 
-    lengths: Tensor  # int64 [B]: tokens of each text; all but the last are cached
-    last: Tensor  # int64 [B, 2]: its last two tokens
-    # int64 [B, W]: the tokens read and kept: the text's last, then the accepted; valid until the next pass. None after
-    # trees where no layer is tapped, which nobody reads
-    tokens: Tensor | None = None
-    accepted: Tensor | None = None  # int64 [B]: how many those are; columns beyond 1 + accepted are undefined
-    features: Tensor | None = None  # [B, W, taps * hidden]: the tapped outputs at those tokens
-    drafted: tuple[int, ...] | None = None
-    """How many tokens were drafted for each, as the host knows: it gained one token more at most. None: unknown."""
+    Some of a state's sequences, and newcomers behind them, are gathered when a tensor of theirs is asked for: captured
+    passes fetch them from where they are.
+    """
+
+    __slots__ = ("_gathered", "_parts", "drafted", "origin", "rows")
+
+    def __init__(
+        self,
+        lengths: Tensor,
+        last: Tensor,
+        tokens: Tensor | None = None,
+        accepted: Tensor | None = None,
+        features: Tensor | None = None,
+        drafted: tuple[int, ...] | None = None,
+    ) -> None:
+        """drafted: how many tokens were drafted for each, as the host knows: it gained one more at most; None: unknown.
+
+        For the others see the properties of the same names.
+        """
+        self._parts = lengths, last, tokens, accepted, features
+        self._gathered: dict[int, Tensor | None] = {}
+        self.drafted = drafted
+        self.rows: Seq[int | KnownEnd] | None = None
+        """Which sequences of `origin` these are, and newcomers that the host knows; None: all."""
+        self.origin = self
+        """The state whose tensors are there."""
 
     def __len__(self) -> int:
-        return self.lengths.shape[0]
+        return len(self.lengths) if self.rows is None else len(self.rows)
+
+    @property
+    def lengths(self) -> Tensor:
+        """int64 [B]: tokens of each text; all but the last are cached."""
+        return cast(Tensor, self._part(0))
+
+    @property
+    def last(self) -> Tensor:
+        """int64 [B, 2]: its last two tokens."""
+        return cast(Tensor, self._part(1))
+
+    @property
+    def tokens(self) -> Tensor | None:
+        """int64 [B, W]: the tokens read and kept: the text's last, then the accepted; valid until the next pass.
+
+        None after trees where no layer is tapped, which nobody reads, and where newcomers are among the sequences.
+        """
+        return self._part(2)
+
+    @property
+    def accepted(self) -> Tensor | None:
+        """int64 [B]: how many of those are accepted; columns beyond 1 + accepted are undefined."""
+        return self._part(3)
+
+    @property
+    def features(self) -> Tensor | None:
+        """[B, W, taps * hidden]: the tapped outputs at those tokens."""
+        return self._part(4)
+
+    @property
+    def held(self) -> list[Tensor]:
+        """All tensors of its origin."""
+        return [part for part in self.origin._parts if part is not None]
 
     def with_drafted(self, drafted: tuple[int, ...]) -> DeviceState:
         """The same, and how many tokens were drafted for each."""
@@ -43,25 +96,48 @@ class DeviceState:
     def joined(self, texts: Seq[Seq[Token]]) -> DeviceState:
         """Where sequences are, these and behind them newcomers, all of whose texts but the last token is cached."""
         known = [(len(text), text[-2] if len(text) > 1 else 0, text[-1]) for text in texts]
-        rows = _sent(known, self.lengths.device)
-        return DeviceState(torch.cat([self.lengths, rows[:, 0]]), torch.cat([self.last, rows[:, 1:]]))
+        return self._some([*(range(len(self)) if self.rows is None else self.rows), *known], None)
 
     def take(self, rows: Seq[int]) -> DeviceState:
         """The state of some of the sequences, in this order."""
         if list(rows) == list(range(len(self))):
             return self
-        index = _sent(rows, self.lengths.device)
-
-        def some(values: Tensor | None) -> Tensor | None:
-            return None if values is None else values[index]
-
         drafted = None if self.drafted is None else tuple(self.drafted[row] for row in rows)
-        return DeviceState(
-            self.lengths[index], self.last[index], some(self.tokens), some(self.accepted), some(self.features), drafted
-        )
+        return self._some(rows if self.rows is None else [self.rows[row] for row in rows], drafted)
+
+    def copied(self) -> DeviceState:
+        """Lengths and last tokens, where no pass writes to them."""
+        if self.rows is None:
+            return DeviceState(self.lengths.clone(), self.last.clone(), drafted=self.drafted)
+        return DeviceState(self.lengths, self.last, drafted=self.drafted)
+
+    def _some(self, rows: Seq[int | KnownEnd], drafted: tuple[int, ...] | None) -> DeviceState:
+        state = DeviceState(*self._parts, drafted)
+        state.rows, state.origin = rows, self.origin
+        return state
+
+    def _part(self, part: int) -> Tensor | None:
+        """One of the tensors, gathered once."""
+        whole = self._parts[part]
+        if self.rows is None or whole is None:
+            return whole
+        if part not in self._gathered:
+            self._gathered[part] = self._gather(part, whole, self.rows)
+        return self._gathered[part]
+
+    def _gather(self, part: int, whole: Tensor, rows: Seq[int | KnownEnd]) -> Tensor | None:
+        new = [row for row in rows if not isinstance(row, int)]
+        places = count(len(whole))
+        index = [row if isinstance(row, int) else next(places) for row in rows]
+        if new and part > 1:  # nothing of theirs was accepted
+            return None
+        if new:
+            ends = [length if part == 0 else last for length, *last in new]
+            whole = torch.cat([whole, _sent(ends, whole.device)])
+        return whole if index == [*range(len(whole))] else whole[_sent(index, whole.device)]
 
 
-def _sent(numbers: Seq[int] | Seq[tuple[int, ...]], device: torch.device) -> Tensor:
+def _sent(numbers: Seq[int | list[int]], device: torch.device) -> Tensor:
     """int64: the numbers on a device. Never waits."""
     made = torch.tensor(numbers, dtype=torch.int64)
     return made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made

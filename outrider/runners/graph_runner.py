@@ -175,7 +175,8 @@ class GraphRunner:
         if shape is None:
             middle = len(spans) // 2
             halves = [range(middle), range(middle, len(spans))]
-            parts = [self._part(spans[h.start : h.stop], after and after.take(h)) for h in halves]
+            states = [after and after.take(half).copied() for half in halves]  # where no part writes
+            parts = [self._part(spans[h.start : h.stop], state) for h, state in zip(halves, states, strict=True)]
             features = [each for part in parts for each in part.features or ()]
             positions = [part.positions() for part in parts if part.positions is not None]
             return Scores(
@@ -197,15 +198,18 @@ class GraphRunner:
         )
 
     def can_repeat(self, scores: Scores, after: DeviceState) -> bool:
-        """As `Runner.can_repeat`: the device has all inputs where that pass fetched its own from the same places."""
+        """As `Runner.can_repeat`: the device has all inputs where it leaves the texts in the pass's own buffers."""
         forward = cast("GraphedForward | None", scores.handle)
-        if forward is None or scores.choices is None or self.model.returns_taps or forward.has_trees:
+        if forward is None or scores.choices is None or not forward.inputs.are_fetched:
             return False
-        return forward.inputs.fetches(after) and self.captured.get(forward.shape, (None,))[0] is forward
+        known = forward.known_state(len(scores.spans))
+        own = known is not None and known.lengths is after.lengths
+        return own and self.captured.get(forward.shape, (None,))[0] is forward
 
     def repeat(self, scores: Scores) -> Scores:
         """As `Runner.repeat`. Scores are views of what the pass writes, or gathered from that after each."""
         forward = cast(GraphedForward, scores.handle)
+        forward.inputs.load_again(forward.accept(len(scores.spans)))
         self.captured[forward.shape][1].replay()
         rows = forward.inputs.wanted
         if isinstance(rows, slice):

@@ -109,11 +109,13 @@ class NativeRunner(Runner):
         return self.graphs is not None and not self.model.returns_taps
 
     @torch.inference_mode()
-    def read(self, spans: Seq[Span]) -> None:
-        if self.graphs is not None and self.graphs.pinned:
-            self.score(spans)
-        else:
+    def read(self, spans: Seq[Span], after: DeviceState | None = None) -> DeviceState | None:
+        if self.graphs is None or not self.graphs.pinned:
             self._plain(spans)
+            return after
+        after = after and after.copied()  # pinned rows are read by the very passes that leave states
+        self.score(spans)
+        return after
 
     @torch.inference_mode()
     def score_and_choose(self, spans: Seq[Span], after: DeviceState | None, draws: Draws) -> Scores:

@@ -78,11 +78,12 @@ class PassInputs:
         all drafts are chains.
         """
         widths, table_ids = [span.width for span in spans], self._tables.table_ids([span.seq_id for span in spans])
-        self._fetched = [] if after is None else [after.lengths.contiguous(), after.last.contiguous()]
+        self._fetched = [] if after is None else [after.origin.lengths.contiguous(), after.origin.last.contiguous()]
         sources, trees = self._sources(spans)
         key = None
         if after is not None and not trees:
-            state, drawn = [each.data_ptr() for each in self._fetched[:2]], draws and (draws.seeds, draws.temperatures)
+            state = [each.data_ptr() for each in self._fetched[:2]], after.rows
+            drawn = draws and (draws.seeds, draws.temperatures)
             key = table_ids, widths, sources, state, drawn, len(spans[0].tokens), [span.wanted for span in spans]
             if key == self._sent:
                 return self.wanted, None
@@ -98,16 +99,30 @@ class PassInputs:
         if after is None:
             _write_texts(spans, into)
         else:
-            write_state(into.header, into.sources, *self._fetched[:2], reads=len(spans[0].tokens))
+            self._write_state(after, len(spans[0].tokens), into)
         device_parents = _write_drafts(spans, widths, sources, into)
         self._write_packing(into)
         self.wanted = self._write_wanted(spans, widths, into)
         self._inputs.send()
         return self.wanted, device_parents if trees else None
 
-    def fetches(self, state: DeviceState) -> bool:
-        """Whether the inputs on the device are those of a batch whose texts and drafts it fetches, from this state."""
-        return self._sent is not None and not self._copied and self._fetched[0] is state.lengths
+    @property
+    def are_fetched(self) -> bool:
+        """Whether the last batch's texts and drafts are fetched from where they are: it can be loaded once more."""
+        return self._sent is not None and not self._copied
+
+    def load_again(self, state: DeviceState) -> None:
+        """The last batch once more, its texts fetched from this state: sent only where they were from another."""
+        if self._sent is None or self._fetched[0] is state.lengths:
+            return
+        reads = int(self._written[self._inputs.current].header[-1])
+        last, array = self._inputs.arrays[self._inputs.current], self._inputs.array()
+        array[:] = last
+        self._fetched[:2] = state.lengths.contiguous(), state.last.contiguous()
+        self._write_state(state, reads, self._written[self._inputs.current])
+        self._inputs.send()
+        fetched = [each.data_ptr() for each in self._fetched[:2]], state.rows
+        self._sent = (*self._sent[:3], fetched, *self._sent[4:])
 
     def fetch(self) -> None:
         """Launch what completes the inputs by what only the device knows."""
@@ -119,6 +134,16 @@ class PassInputs:
         if not self.shape.packed:
             return [i * self.shape.width for i in range(len(widths))]
         return [0, *accumulate(widths)][: len(widths)]
+
+    def _write_state(self, after: DeviceState, reads: int, into: InputParts) -> None:
+        """Where the texts of a state are, on the device or known to the host; each reads so many tokens of its own."""
+        rows = range(len(after)) if after.rows is None else after.rows
+        for i, row in enumerate(rows):
+            if not isinstance(row, int):
+                into.starts[i] = row[0] - reads
+                into.ids[i, :reads] = row[-reads:]
+        known = [row if isinstance(row, int) else -1 for row in rows]
+        write_state(into.header, into.sources, *self._fetched[:2], reads=reads, rows=known)
 
     def _sources(self, spans: Seq[Span]) -> tuple[list[Source], bool]:
         """Where each draft's tokens are, and whether there is a tree among them.

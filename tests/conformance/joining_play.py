@@ -17,6 +17,8 @@ from test_controlled_rounds import WIDTHS, controlled, members_of
 from test_lookups_in_flight import drafter_of
 from test_lookups_in_flight import engine as lookup_engine
 from test_repeated_rounds import Pair, Tried
+from test_rounds_behind_rounds import WHOLE
+from test_rounds_behind_rounds import engine as model_engine
 from test_trees_in_flight import KINDS
 from test_trees_in_flight import engine as tree_engine
 from testbed import CONTEXT, TOKENIZER, VOCAB, Testbed
@@ -31,11 +33,13 @@ from outrider.engine.events import Event
 from outrider.engine.request import EngineLimits, Request
 from outrider.engine.scheduler import ScheduledSequence
 from outrider.engine.stats import Stats
+from outrider.runners.device_state import DeviceState
 from outrider.runners.native import NativeRunner
 from outrider.verify.base import make_verifier
 
 LOOKUPS = ("suffix", "prompt-lookup")
-TOYS = ("none", "guesser", *KINDS, *LOOKUPS, "planned", "auto")
+MODELS = ("draft-model:model=draft,k=4", "draft-model:model=other,k=3", "smaller")
+TOYS = ("none", "guesser", *KINDS, *LOOKUPS, *MODELS, "with-model", "planned", "auto", "auto-with-model")
 BLOCK, EAGLE = "block:model=tiny-block", "eagle:model=tiny-eagle3,k=3"
 HEADS = (BLOCK, f"{BLOCK},tree=7", EAGLE)
 LENGTHS = (1, 2, 3, 15, 16, 17, 31, 32, 33, 34, 48)
@@ -59,11 +63,13 @@ def engine(drafter: str, asked: Seq[Request], limits: EngineLimits, cache_tokens
         return Engine(model, head, make_verifier("seeded"), TOKENIZER, eos_ids=TOKENIZER.eos_ids, limits=limits)
     if drafter in KINDS:
         return tree_engine(ASYNC_TOY, drafter, asked, limits, cache_tokens)
-    if drafter in LOOKUPS:
+    if drafter in (*LOOKUPS, "with-model"):
         return lookup_engine(drafter, limits, cache_tokens)[0]
-    if drafter == "auto":
+    if drafter in MODELS:
+        return model_engine(WHOLE, drafter, limits, cache_tokens)
+    if drafter.startswith("auto"):
         runner = target(cache_tokens)
-        lookups = drafter_of("mix", runner, limits.max_batch)
+        lookups = drafter_of("mix" if drafter == "auto" else "with-model", runner, limits.max_batch)
         table = PassTable({(b, w): 1.0 + 0.01 * b * w for b in (1, 2, 4, 8) for w in WIDTHS}, padded=True)
         return controlled(runner, lookups, Controller(members_of(lookups), RoundCosts(table), WIDTHS), limits)
     toy = RepeatingToy(cache_tokens)
@@ -88,10 +94,11 @@ class Play:
         self._read, self._join = tried.target.read, tried.scheduler.join
         tried.target.read, tried.scheduler.join = self._noted_read, self._noted_join
 
-    def _noted_read(self, spans: Seq[Span]) -> None:
+    def _noted_read(self, spans: Seq[Span], after: DeviceState | None = None) -> DeviceState | None:
         assert len(self.tried._in_flight) == 1
-        self._read(spans)
+        after = self._read(spans, after)
         self.read += spans
+        return after
 
     def _noted_join(self) -> list[ScheduledSequence]:
         joined = self._join()

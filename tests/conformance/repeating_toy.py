@@ -62,6 +62,15 @@ class RepeatingToy(AsyncToyRunner):
         self._last = None
         return super().score(spans, after)
 
+    def read(self, spans: Seq[Span], after: DeviceState | None = None) -> DeviceState | None:
+        """As pinned passes do, overwrites the states that others left."""
+        after = after and after.copied()
+        super().read(spans)
+        for made in self._captured.values():
+            made.lengths.fill_(1)
+            made.last.fill_(0)
+        return after
+
     def score_and_choose(self, spans: Seq[Span], after: DeviceState | None, draws: Draws) -> Scores:
         scores = self.score(spans, after)
         choices = _choices(scores, draws)
@@ -85,7 +94,7 @@ class RepeatingToy(AsyncToyRunner):
         made = scores.handle
         if self.refuses or made is None or made is not self._last or scores.choices is None:
             return False
-        return made.fetched is after.lengths is made.lengths
+        return made.fetched is not None and after.lengths is made.lengths
 
     def repeat(self, scores: Scores) -> Scores:
         made = self._last

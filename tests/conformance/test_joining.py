@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Any
@@ -15,12 +16,14 @@ from joining_play import (
     LENGTHS,
     LONGEST,
     LOOKUPS,
+    MODELS,
     Play,
     asks,
     begun,
     toys,
 )
 from plain_decoding import request
+from repeating_toy import Guesser, RepeatingToy
 from test_repeated_rounds import BREAKING, Breaking, Tried
 from test_rounds_behind_rounds import at_random
 from testbed import VOCAB, avoid_last
@@ -28,12 +31,13 @@ from torch import Tensor
 
 from outrider.core.sampling import SamplingParams, Token
 from outrider.core.sequence import Span
-from outrider.engine.request import Request
+from outrider.drafters.base import TargetPass
+from outrider.engine.request import EngineLimits, Request
 from outrider.runners.base import Scores
 from outrider.runners.device_state import DeviceState
 
 
-@pytest.mark.parametrize("drafter", ["none", "guesser", "trees", BLOCK])
+@pytest.mark.parametrize("drafter", ["none", "guesser", "trees", MODELS[0], BLOCK])
 def test_newcomers_join_at_once_and_nothing_drains(drafter: str):
     """All but the last token is read in the step that follows, the first token told of in the one behind that."""
     asked = asks(len(LENGTHS), max_tokens=3)
@@ -105,7 +109,8 @@ def test_shared_prefixes(drafter: str):
 
 
 @pytest.mark.parametrize(
-    ("figure", "drafter"), [("rows", "none"), ("passes", "guesser"), ("decisions", "auto"), ("decisions", "planned")]
+    ("figure", "drafter"),
+    [("rows", "none"), ("passes", "guesser"), ("decisions", "auto"), ("decisions", "planned"), ("passes", MODELS[1])],
 )
 def test_figures_of_those_that_join(figure: str, drafter: str):
     """Rows of the rounds that `times` counts, passes that its tokens were in, decisions for all of its rounds."""
@@ -308,16 +313,17 @@ def at_random_plainly(rng: random.Random) -> Request:
 def test_at_random(drafter: str):
     """Everything together: come, join, wait, be cancelled, preempted, interrupted."""
     joined, ends = 0, set[str]()
-    for seed in range(2 if drafter in (*LOOKUPS, "auto") else 3):
+    for seed in range(2 if drafter in (*LOOKUPS, "auto", "auto-with-model") else 3):
         rng = random.Random(f"{drafter} {seed}")
         asked = [at_random_plainly(rng) for _ in range(16)]
         play = begun(drafter, asked, rng.choice((2, 3, 5)), (40, 512, 20, 9)[seed], rng.choice((192, 256, 4096)))
         real = play._read
 
-        def read(spans: Seq[Span], real: Any = real, rng: random.Random = rng) -> None:
-            real(spans)
+        def read(spans: Seq[Span], after: Any = None, real: Any = real, rng: random.Random = rng) -> Any:
+            after = real(spans, after)
             if rng.random() < 0.1:
                 raise KeyboardInterrupt
+            return after
 
         play._read = read
         for each in asked:
@@ -329,3 +335,36 @@ def test_at_random(drafter: str):
         joined += len(play.joined)
     assert joined > 3
     assert ends >= {"cancelled", "length"}
+
+
+class Follower(Guesser):
+    """Notes what it is shown of each text, as one that keeps a cache of its own would."""
+
+    def __init__(self, target: RepeatingToy) -> None:
+        super().__init__(target)
+        self.traits = replace(self.traits, follows_target=True)
+        self.passes, self.prompts = Counter[int](), dict[int, list[Token]]()
+
+    def process(self, work: TargetPass) -> None:
+        assert len(work.scores.logits) == sum(span.rows for span in work.spans)
+        for seq, span in zip(work.seqs, work.spans, strict=True):
+            self.passes[seq.id] += span.wanted
+            read = self.prompts.setdefault(seq.id, [])
+            if not seq.generated and len(read) == span.start:  # the host is not behind there
+                read += span.tokens
+
+
+def test_who_follows_the_target_is_shown_all_that_it_reads():
+    """The prompts of those that join, and every round, repeated or not."""
+    tried = Tried(Follower, limits=EngineLimits(max_batch=4))
+    play = Play(tried.engine)
+    asked = [LONGEST, *asks(9, max_tokens=40)]
+    for each in asked:
+        play.submit(each)
+        play.step(3)
+    assert play.finish() == {"length"}
+    assert len(play.joined) > 3
+    assert tried.target.repeated > 10
+    for seq_id, (made, _) in play.asked.items():
+        assert tried.drafter.passes[seq_id] >= play.stats_of(seq_id).all.rounds
+        assert tried.drafter.prompts[seq_id][: len(made.prompt) - 1] == [*made.prompt[:-1]]

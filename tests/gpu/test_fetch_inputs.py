@@ -21,7 +21,7 @@ def test_inputs_are_completed_by_what_the_device_knows(seed: int, reads: int):
 
     rng = random.Random(seed)
     batch, width = rng.choice([1, 2, 8]), rng.choice([4, 8, 32])
-    behind = rng.randrange(batch + 1)  # so many sequences begin where the state has them
+    behind = rng.randrange(batch + 1)  # so many sequences may begin where the state has one, in any order
     ids = [[rng.randrange(100) for _ in range(width)] for _ in range(batch)]
     starts = [rng.randrange(100) for _ in range(batch)]
     lengths = [rng.randrange(100, 200) for _ in range(behind)]
@@ -29,12 +29,13 @@ def test_inputs_are_completed_by_what_the_device_knows(seed: int, reads: int):
     blocks = [torch.randint(-1, 300, (batch, width), device=DEVICE) for _ in range(2)]
     header, sources = np.zeros(HEADER, dtype=np.int64), np.zeros((batch, SOURCES), dtype=np.int64)
     state = torch.tensor(lengths, dtype=torch.int64, device=DEVICE), torch.tensor(last, device=DEVICE).view(behind, 2)
-    write_state(header, sources, *state, reads)
+    rows = [rng.randrange(-1, behind) for _ in range(behind)]  # -1: as sent
+    write_state(header, sources, *state, reads, rows)
     sent = [torch.tensor(each, device=DEVICE) for each in (ids, starts)]
     for b in range(batch):
-        if b < behind:
-            ids[b][:reads] = [min(token, MAX_ID) for token in last[b][2 - reads :]]
-            starts[b] = lengths[b] - reads
+        if b < behind and rows[b] >= 0:
+            ids[b][:reads] = [min(token, MAX_ID) for token in last[rows[b]][2 - reads :]]
+            starts[b] = lengths[rows[b]] - reads
         if rng.random() < 0.7:
             block, row, count = rng.choice(blocks), rng.randrange(batch), rng.randrange(width - reads)
             write_draft(sources[b], block[row].data_ptr(), reads, count)
@@ -94,6 +95,53 @@ def test_what_the_device_has_is_not_sent_again_and_the_new_state_is_fetched():
     for _ in range(2):  # texts of the host are sent each time
         inputs.load(text, None, None)
     assert len(sent) == 7
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="watches what is written on the host")
+def test_some_texts_of_a_state_and_newcomers_are_fetched_and_then_all_from_where_they_are_left():
+    from outrider.core.draws import Draws
+    from outrider.core.sequence import Span
+    from outrider.kvcache.block_tables import BlockTables
+    from outrider.kvcache.pages import PagePool
+    from outrider.runners.cuda_graphs import BatchShape
+    from outrider.runners.device_state import DeviceState
+    from outrider.runners.pass_inputs import PassInputs
+
+    pool = PagePool(8)
+    for seq_id in range(1, 5):
+        pool.open(seq_id, ())
+        assert pool.reserve(seq_id, 16)
+    inputs = PassInputs(BatchShape(4, 1), BlockTables(pool, 8, 64, torch.device("cpu")), MAX_ID)
+    sent: list[int] = []
+    inputs._inputs.send = lambda: sent.append(inputs._inputs.current)
+    before = DeviceState(torch.tensor([10, 20, 30]), torch.tensor([[1, 2], [3, 4], [5, 6]]))
+    texts = [[7, 8, 9], [11]]
+    behind = before.take([2, 0]).joined(texts)
+    spans, draws = [Span(seq_id, 0, (0,)) for seq_id in (3, 1, 4, 2)], Draws([7, 8, 9, 10], [0.0, 0.5, 0.0, 1.0])
+
+    def given() -> list[list[int]]:
+        inputs.fetch()
+        parts = inputs.given
+        return [each.view(-1).tolist() for each in (parts.ids, parts.starts, parts.seeds, parts.table_ids)]
+
+    assert not inputs.are_fetched
+    inputs.load(spans, behind, draws)
+    first = given()
+    assert first[:3] == [[6, 2, 9, 11], [29, 9, 2, 0], [7, 8, 9, 10]]
+    assert inputs.are_fetched
+    inputs.load(spans, before.take([2, 0]).joined(texts), draws)
+    assert len(sent) == 1
+    own = DeviceState(torch.tensor([31, 11, 4, 2]), torch.tensor([[6, 60], [2, 20], [9, 90], [11, 110]]))
+    for lengths in ([31, 11, 4, 2], [32, 12, 5, 3]):
+        own.lengths.copy_(torch.tensor(lengths))
+        inputs.load_again(own)
+        assert given() == [[60, 20, 90, 110], [n - 1 for n in lengths], *first[2:]]
+    assert len(sent) == 2
+    inputs.load(spans, own, draws)  # as they are there by now
+    assert len(sent) == 2
+    inputs.load(spans, behind, draws)
+    assert given() == first
+    assert len(sent) == 3
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="watches what is written on the host")
