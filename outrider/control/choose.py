@@ -12,6 +12,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
+from math import ceil
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +32,18 @@ OWN_LENGTHS_GAIN = 1.08
 comes next has another text."""
 
 
+class OwnDrafts(NamedTuple):
+    """The drafts of one that limits itself, those of no tokens included: tokens of each, and how many are accepted."""
+
+    drafted: float
+    accepted: float
+
+    def kind(self, name: str, batch: int, asked: int, costs: RoundCosts, widths: Seq[int]) -> RoundKind:
+        """The round in which it is asked for so many of the sequences."""
+        width = min(1 + max(1, ceil(self.drafted)), widths[-1])
+        return costs.padded_kind(RoundKind(batch, width, batch + max(1, ceil(asked * self.drafted)), (name,)), widths)
+
+
 @dataclass(frozen=True, slots=True)
 class Outlook:
     """What one drafter could do in a round."""
@@ -41,6 +55,8 @@ class Outlook:
     """Every token of the longest draft takes a pass of its model."""
     lengths: tuple[int, ...] = ()
     """The lengths its model drafts, others being cut from the next longer; empty: any."""
+    own: OwnDrafts | None = None
+    """Of one that limits itself: how its drafts are of late; None: it drafts as many tokens as it is asked for."""
 
     def steps(self, length: int) -> int:
         """Passes of its model for a draft of this length."""
@@ -68,6 +84,8 @@ class Plan:
     """It holds for so many rounds at least, in which nobody else is asked, not even to watch: made to learn from."""
     settled: bool = False
     """Only a drafter whose drafts are seen before they are scored is asked: the plan need not be made anew so soon."""
+    own: bool = False
+    """The drafter limits itself: lengths are the most that it may draft, and what it does not draft is not accepted."""
 
     @property
     def rate(self) -> float:
@@ -107,12 +125,14 @@ def choose_plan(outlooks: Seq[Outlook], costs: RoundCosts, widths: Seq[int] = ()
     plain = plain_plan(batch, costs)
     best = Plan(plain.kind, plain.lengths, plain.drafters, least * plain.tokens, plain.seconds)
     for drafters in _groups([_Promise(i, outlook) for i, outlook in enumerate(outlooks)]):
-        most = batch + sum([each.tokens[-1] for each in drafters])
+        most = batch + sum([each.most_tokens for each in drafters])
         asking = min([costs.asking_seconds((each.name,), batch) for each in drafters])
         if most < best.rate * (plain.seconds + asking):  # not even if drafts took no row more
             continue
         group = _Group(drafters, costs)
-        if widths:
+        if widths and len(drafters) == 1 and drafters[0].outlook.own is not None:
+            best = _best_own(group, widths, best)
+        elif widths:
             even = _best_padded(group, widths, best)
             own = _best_packed(group, widths, even)
             margin = OWN_LENGTHS_GAIN if own.kind.drafters == even.kind.drafters else 1.0
@@ -126,6 +146,8 @@ def best_plan_of(outlooks: Seq[Outlook], drafter: int, costs: RoundCosts, widths
     """The plan of the highest rate in which this drafter drafts, and no other, whether that pays or not."""
     none = replace(plain_plan(len(outlooks[drafter].budgets), costs), tokens=0.0)
     group = _Group([_Promise(drafter, outlooks[drafter])], costs)
+    if widths and outlooks[drafter].own is not None:
+        return _best_own(group, widths, none)
     return _best_padded(group, widths, none) if widths else _longest_paying(group, none)
 
 
@@ -159,6 +181,8 @@ class _Promise:
             self.gains = np.where(np.arange(self.gains.shape[1]) < outlook.budgets[:, None], self.gains, 0.0)
         self.tokens = [*accumulate(self.gains.sum(0).tolist())]
         """Of drafts of 1, 2, ... tokens for each sequence, those accepted in all."""
+        own = 0.0 if outlook.own is None else outlook.own.accepted * len(self.budgets)
+        self.most_tokens = max(self.tokens[-1], own)
 
 
 class _Group:
@@ -243,6 +267,18 @@ def _groups(promises: Seq[_Promise]) -> Iterator[list[_Promise]]:
         yield [each]
     for each in models if free else ():
         yield [*free, each]
+
+
+def _best_own(group: _Group, widths: Seq[int], best: Plan) -> Plan:
+    """The better of this plan and the one in which the drafter, which limits itself, may draft all it wants to."""
+    drafter, batch = group.drafters[0], group.batch
+    lengths = [min(n, widths[-1] - 1) for n in drafter.budgets]
+    asked, own = sum(n > 0 for n in lengths), cast(OwnDrafts, drafter.outlook.own)
+    kind = own.kind(drafter.name, batch, asked, group.costs, widths)
+    tokens, seconds = batch + asked * own.accepted, group.costs.seconds(kind)
+    if not asked or tokens <= best.rate * seconds:
+        return best
+    return Plan(kind, lengths, group.indices([0] * batch, lengths), tokens, seconds, own=True)
 
 
 @lru_cache

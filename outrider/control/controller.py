@@ -13,6 +13,7 @@ from outrider.control.acceptance import Acceptance, Calibration, Floats
 from outrider.control.choose import (
     MIN_GAIN,
     Outlook,
+    OwnDrafts,
     Plan,
     best_plan_of,
     choose_drafts,
@@ -37,6 +38,9 @@ _PLAIN_SPELL = 5
 """So many, where rounds overlap: the time of the first and the last is also that of its neighbours."""
 _ACTIVE_ROUNDS = 64
 """A drafter that no plan asked for so long need not keep up with the text."""
+_FIRST_OWN, _OWN_SHARE = OwnDrafts(3.0, 1.0), 0.02
+"""What is assumed at first of a drafter that limits itself, and how much the last round counts: texts repeat others in
+spells, and to ask in between costs little."""
 _FADE_ROUNDS, _FADE_SHARE = 64, 0.08
 """A drafter that no plan asks for loses this share of its figures every so many rounds, half of them in 500, so that
 one that was bad is tried again."""
@@ -58,6 +62,8 @@ class Member:
     """As in `Outlook`."""
     watches: bool = False
     """What it would draft is judged by the text, where nobody asks it."""
+    limits_itself: bool = False
+    """How far it drafts is its own choice for each text, and the pass no wider than that."""
 
 
 class Controller:
@@ -92,6 +98,8 @@ class Controller:
         """Tokens that drafts brought less than plain decoding would have, since they last brought more."""
         self._sizes: set[int] = set()
         """Of batches that had rounds without drafts when they were new, to learn what those take."""
+        self._own = [_FIRST_OWN if each.limits_itself and widths else None for each in members]
+        """As `Outlook.own`."""
         self._asked = [0] * len(members)
         """The round in which each drafter was last asked."""
         self._judged = [0] * len(members)
@@ -121,8 +129,8 @@ class Controller:
             return self._ask_visible(plain_plan(batch, self.costs), self._visible, seq_ids, budgets)
         most = np.asarray(budgets, dtype=np.int64)
         outlooks = [
-            Outlook(m.name, a.survival(seq_ids), np.minimum(most, m.max_tokens), m.runs_model, m.lengths)
-            for m, a in zip(self.members, self.acceptance, strict=True)
+            Outlook(m.name, a.survival(seq_ids), np.minimum(most, m.max_tokens), m.runs_model, m.lengths, own)
+            for m, a, own in zip(self.members, self.acceptance, self._own, strict=True)
         ]
         plan = choose_plan(outlooks, self.costs, self.widths, self._least_gain(batch))
         self._under_way = plan.asks
@@ -160,6 +168,8 @@ class Controller:
             return plain_plan(len(seq_ids), self.costs)
         if self.widths and size_of(len(seq_ids)) != size_of(len(before)) and not plan.probe:
             return self._resized(plan, seq_ids)
+        if plan.own:
+            return self._resized(plan, seq_ids)
         drafts = list(zip(plan.drafters, plan.lengths, strict=True))
         known, usual = dict(zip(before, drafts, strict=True)), Counter(drafts).most_common(1)[0][0]
         who, lengths = (list(each) for each in zip(*(known.get(i, usual) for i in seq_ids), strict=True))
@@ -175,7 +185,7 @@ class Controller:
         known = self.members[member]
         budgets = np.full(len(seq_ids), min(known.max_tokens, self.widths[-1] - 1), dtype=np.int64)
         survival = self._rates_of(member).survival(seq_ids)
-        outlook = Outlook(known.name, survival, budgets, known.runs_model, known.lengths)
+        outlook = Outlook(known.name, survival, budgets, known.runs_model, known.lengths, self._own[member])
         found = best_plan_of([outlook], 0, self.costs, self.widths)
         if found.rate < self.overruns.least_gain(len(seq_ids), _STAYING_GAIN) * plain.rate:
             return plain
@@ -244,6 +254,8 @@ class Controller:
             return
         self._decisions.end_rest()
         streak = self._log.streak_of(seq_ids, rows, plan, drafted, asking, self._round)
+        if plan.own:
+            self._note_own(streak.asked[0], drafted, accepted)
         if plan.settled:
             self._trials.note(seq_ids, self._asked_round(accepted, streak.extra))
         self._count_round(streak.drafts)
@@ -304,15 +316,26 @@ class Controller:
             return
         known = self._rates_of(member)
         self._judged[member] = self._round
+        self._note_own(member, lengths, accepted)
         known.note(seq_ids, [known.max_tokens] * len(lengths) if self.widths else lengths, accepted)
 
     def would_pay(self, member: int, batch: int, accepted: float) -> bool:
         """Whether this drafter's drafts pay in a batch of this size, so many of whose tokens are accepted each."""
-        name, plain = self.members[member].name, plain_plan(batch, self.costs).rate
+        name, plain, own = self.members[member].name, plain_plan(batch, self.costs).rate, self._own[member]
+        if own is not None:
+            kind = own.kind(name, batch, batch, self.costs, self.widths)
+            return batch * (1 + accepted) > MIN_GAIN * plain * self.costs.seconds(kind)
         kinds = [RoundKind(batch, width, batch * width, (name,)) for width in self.widths[1:]]
         return any(
             batch * (1 + min(accepted, kind.width - 1)) > MIN_GAIN * plain * self.costs.seconds(kind) for kind in kinds
         )
+
+    def _note_own(self, member: int, drafted: Seq[int], accepted: Seq[int]) -> None:
+        """Note what a drafter that limits itself drafted for sequences in a round, or would have."""
+        before = self._own[member]
+        if before is not None and drafted:
+            means = sum(drafted) / len(drafted), sum(accepted) / len(drafted)
+            self._own[member] = OwnDrafts(*(b + _OWN_SHARE * (now - b) for b, now in zip(before, means, strict=True)))
 
     def note_expected(self, member: int, seq_id: int, expected: float, accepted: int) -> None:
         """Note how many tokens a drafter expected of a draft, and how many came: of one whose drafts are reviewed."""

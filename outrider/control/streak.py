@@ -23,7 +23,7 @@ class Streak:
     """Seconds in which drafters were asked whose drafts are seen first: not in the price."""
     accepted: list[Seq[int]] = field(default_factory=list[Seq[int]])  # [rounds][sequences]
     judged: list[int] = field(init=False)
-    """The rows that drafts were scored for, and that go on."""
+    """The rows that were drafted for, were it nothing, and that go on."""
     asked: tuple[int, ...] = field(init=False)
     """The drafters that the plan asks."""
     drafts: bool = field(init=False)
@@ -33,7 +33,8 @@ class Streak:
 
     def __post_init__(self) -> None:
         lengths, drafted, plain = self.plan.lengths, self.drafted, self.price.plain
-        self.judged = [row for row in self.rows if drafted[row] and lengths[row]]
+        own = self.plan.own  # then what was not drafted was not accepted
+        self.judged = [row for row in self.rows if lengths[row] and (drafted[row] or own)]
         self.asked = tuple({who for who, n in zip(self.plan.drafters, lengths, strict=True) if n})
         self.drafts = any(drafted)
         self.loss = len(self.seq_ids) * self.extra / plain if plain > 0 else 0.0

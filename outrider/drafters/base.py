@@ -44,6 +44,8 @@ class Traits:
     """It can propose from a DeviceState, before the host knows the outcome of the round in flight."""
     pays_budget: bool = False
     """A pass is as wide as its budget, however few tokens it drafts: the host does not see them first."""
+    limits_itself: bool = False
+    """How far it drafts is its own choice for each text, nothing included: a budget only cuts that."""
     observes: bool = True
     """`observe` is called after rounds."""
     watches: bool = False

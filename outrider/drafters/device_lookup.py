@@ -120,7 +120,13 @@ class DeviceLookup(Drafter):
         self.k = min(rules.traits.max_tokens, target.max_width - 1)
         self.rules = rules
         self.traits = replace(
-            rules.traits, max_tokens=self.k, drafts_ahead=True, pays_budget=True, observes=True, watches=True
+            rules.traits,
+            max_tokens=self.k,
+            drafts_ahead=True,
+            pays_budget=True,
+            limits_itself=True,
+            observes=True,
+            watches=True,
         )
         self.max_match = len(rules.limits) - 1
         self.ring = AnswerRing(rules.ring_tokens, rules.ring_answers, target.device)

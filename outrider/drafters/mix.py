@@ -75,6 +75,7 @@ def _traits_of(members: Seq[Traits]) -> Traits:
         runs_model=all(each.runs_model for each in members),
         drafts_ahead=all(each.drafts_ahead for each in members),
         pays_budget=any(each.pays_budget for each in members),
+        limits_itself=all(each.limits_itself for each in members),
         watches=any(each.watches for each in members),
         follows_target=any(each.follows_target for each in members),
         taps=next((each.taps for each in members if each.taps), ()),

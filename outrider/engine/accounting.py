@@ -27,12 +27,14 @@ def tell_controller(
     drafting: Drafting, done: InFlightRound, outcomes: Seq[Outcome], behind: InFlightRound | None
 ) -> None:
     """Tell the controller what came of a round, and what it took where it only decoded. behind: the round behind it."""
+    if drafting.controller is None:
+        return
     ids = [each.seq.id for each in done.planned]
     verdicts = {o.live.seq.id: o.verdict for o in outcomes if o.verdict is not None}
     if len(ids) < len(done.scheduled):
         drafting.note_joined([each.seq.id for each in done.scheduled[len(ids) :] if each.seq.id in verdicts])
         verdicts = {seq_id: verdicts[seq_id] for seq_id in ids if seq_id in verdicts}
-    decodes = all(each.decodes and not each.joined for each in done.scheduled)
+    decodes = done.repeated or all(each.decodes and not each.joined for each in done.scheduled)
     seconds = done.times.total if decodes else 0.0
     drafting.account(done.proposal, verdicts, ids, seconds, steady=done.is_steady(behind))
 

@@ -75,4 +75,12 @@ class CostMeter:
 def _member(drafter: Drafter, target: Runner) -> Member:
     traits = drafter.traits
     pays = traits.pays_budget and target.asynchronous
-    return Member(traits.name, traits.max_tokens, traits.runs_model, pays, drafter.lengths, traits.watches)
+    return Member(
+        traits.name,
+        traits.max_tokens,
+        traits.runs_model,
+        pays,
+        drafter.lengths,
+        traits.watches,
+        traits.limits_itself and pays,
+    )

@@ -109,14 +109,23 @@ class Feedback:
         self._kept.note(plan, batch + sum(accepted), took or usual, plain_rate)
         for i in self._watchers:
             if i in proposal.members:
-                self._note_evidence(controller, i, seq_ids, verdicts)
+                self._note_evidence(controller, i, seq_ids, verdicts, asked=plan.own)
 
     def _note_evidence(
-        self, controller: Controller, member: int, seq_ids: Seq[int], verdicts: Mapping[int, Verdict]
+        self,
+        controller: Controller,
+        member: int,
+        seq_ids: Seq[int],
+        verdicts: Mapping[int, Verdict],
+        *,
+        asked: bool,
     ) -> None:
-        """Tell the controller how a drafter's guesses fared. seq_ids, verdicts: as in `account`."""
+        """Tell the controller how a drafter's guesses fared. seq_ids, verdicts: as in `account`.
+
+        asked: it chose to draft nothing there, which is known by now.
+        """
         evidence = [each for each in self.members[member].take_evidence() if each.seq_id in verdicts]
-        if not evidence:
+        if not evidence or asked:
             return
         accepted = [each.accepted for each in evidence]
         controller.note_guesses(member, [e.seq_id for e in evidence], [e.length for e in evidence], accepted)

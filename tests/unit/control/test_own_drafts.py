@@ -1,0 +1,106 @@
+"""Drafters that decide for each text how far they draft: asked for all of it, and judged by what came of asking."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from outrider.control.choose import Outlook, OwnDrafts, best_plan_of, choose_plan
+from outrider.control.controller import Controller, Member
+from outrider.control.costs import PassTable, RoundCosts, RoundKind
+
+WIDTHS = (1, 2, 4, 8, 16)
+BATCHES = (1, 2, 4, 8)
+MEMBER = Member("lookup", 15, pays_budget=True, watches=True, limits_itself=True)
+
+
+def costs(row: float = 0.02) -> RoundCosts:
+    """A pass of one row takes a millisecond, each row more a part of that."""
+    times = {(b, w): (1 + row * (b * w - 1)) / 1e3 for b in BATCHES for w in WIDTHS}
+    packed = {(b, n): (1 + row * (n - 1)) / 1e3 for b in BATCHES if b > 1 for n in (2 * b, 3 * b, 4 * b, 8 * b)}
+    return RoundCosts(PassTable(times, padded=True, packed=packed))
+
+
+def outlook(batch: int, own: OwnDrafts, rate: float = 0.5) -> Outlook:
+    survival = np.tile(np.power(rate, np.arange(1.0, 16.0)), (batch, 1))
+    return Outlook("lookup", survival, np.full(batch, 15), own=own)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_it_is_asked_for_all_and_costs_what_it_drafts(batch: int):
+    """One token drafted on average takes what one row more takes, whatever it may draft."""
+    plan = choose_plan([outlook(batch, OwnDrafts(1.0, 0.9))], costs(), WIDTHS)
+    assert plan.own
+    assert plan.lengths == [15] * batch
+    assert plan.drafters == [0] * batch
+    assert plan.tokens == pytest.approx(1.9 * batch)
+    assert plan.kind.rows == 2 * batch
+    assert plan.seconds == pytest.approx((1 + 0.02 * (2 * batch - 1)) / 1e3)
+
+
+def test_what_came_of_asking_counts_and_not_what_tokens_are_likely_to_survive():
+    """A drafter that is mostly right where it drafts, and seldom does, is not asked where asking costs more."""
+    seldom = outlook(1, OwnDrafts(0.2, 0.1), rate=0.9)
+    assert not choose_plan([seldom], costs(row=0.2), WIDTHS).asks
+    assert choose_plan([seldom], costs(row=0.02), WIDTHS).own
+    often = outlook(1, OwnDrafts(2.0, 1.8), rate=0.1)
+    assert choose_plan([often], costs(row=0.2), WIDTHS).own
+
+
+def test_sequences_without_room_are_not_asked_for():
+    tight = Outlook("lookup", np.full((3, 15), 0.9), np.array([0, 3, 15]), own=OwnDrafts(2.0, 1.5))
+    plan = choose_plan([tight], costs(), WIDTHS)
+    assert plan.lengths == [0, 3, 15]
+    assert plan.drafters == [-1, 0, 0]
+    assert plan.tokens == pytest.approx(3 + 2 * 1.5)
+    nobody = Outlook("lookup", np.full((3, 15), 0.9), np.zeros(3, dtype=np.int64), own=OwnDrafts(2.0, 1.5))
+    assert not best_plan_of([nobody], 0, costs(), WIDTHS).asks
+
+
+def learned(rounds: int, drafted: int, accepted: int, every: int, batch: int = 2) -> Controller:
+    """After rounds that asked it, every so many of which it drafted in."""
+    controller, ids = Controller([MEMBER], costs(), WIDTHS), [*range(batch)]
+    for i in range(rounds):
+        plan = best_plan_of([outlook(batch, OwnDrafts(1.0, 1.0))], 0, controller.costs, WIDTHS)
+        some = [drafted if (i + row) % every == 0 else 0 for row in ids]
+        controller.note(ids, ids, plan, some, [min(n, accepted) for n in some])
+    return controller
+
+
+def test_spells_in_which_it_drafts_nothing_count():
+    """So that what it brings is known, and it goes on being asked where that pays: here 4 tokens in every 4th round."""
+    busy = learned(300, drafted=8, accepted=4, every=4)
+    plan = busy.plan([0, 1], [15, 15])
+    assert plan.own
+    assert plan.tokens == pytest.approx(2 * (1 + 4 / 4), rel=0.15)
+    assert plan.kind.rows in (6, 8)  # 2 * (1 + 8 / 4), or the next that is captured
+    idle = learned(300, drafted=8, accepted=0, every=4)
+    assert not idle.plan([0, 1], [15, 15]).asks
+    nothing = learned(300, drafted=0, accepted=0, every=4)
+    assert not nothing.plan([0, 1], [15, 15]).asks
+
+
+def test_guesses_that_the_text_judged_count_as_drafts():
+    controller = learned(300, drafted=0, accepted=0, every=1)
+    assert not controller.would_pay(0, 2, 0.0)
+    for _ in range(200):
+        controller.note_guesses(0, [0, 1], [6, 1], [6, 0])
+    assert controller.would_pay(0, 2, 3.0)
+    plan = controller.plan([0, 1], [15, 15])
+    assert plan.own
+    assert plan.tokens == pytest.approx(2 * (1 + 3.0), rel=0.15)
+
+
+def test_its_plan_moves_to_others_with_what_it_costs_them():
+    controller = learned(300, drafted=4, accepted=4, every=1)
+    plan = controller.plan([0, 1], [15, 15])
+    moved = controller.move(plan, [0, 1], [1, 2, 3])
+    assert moved.own
+    assert moved.lengths == [15] * 3
+    assert moved.kind == controller.costs.padded_kind(RoundKind(3, 5, 15, ("lookup",)), WIDTHS)
+
+
+def test_where_passes_are_not_padded_nothing_changes():
+    """There its drafts are seen before they are scored."""
+    controller = Controller([Member("lookup", 15, limits_itself=True)], RoundCosts(PassTable({(1, 1): 1e-3})))
+    assert not controller.plan([0], [15]).own
