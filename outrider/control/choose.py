@@ -33,15 +33,24 @@ comes next has another text."""
 
 
 class OwnDrafts(NamedTuple):
-    """The drafts of one that limits itself, those of no tokens included: tokens of each, and how many are accepted."""
+    """What a drafter that limits itself does for a sequence that it is asked for, on average."""
 
+    share: float
+    """The part of the rounds in which it drafts anything."""
     drafted: float
     accepted: float
+    """Tokens, those rounds included in which there are none."""
 
-    def kind(self, name: str, batch: int, asked: int, costs: RoundCosts, widths: Seq[int]) -> RoundKind:
-        """The round in which it is asked for so many of the sequences."""
-        width = min(1 + max(1, ceil(self.drafted)), widths[-1])
-        return costs.padded_kind(RoundKind(batch, width, batch + max(1, ceil(asked * self.drafted)), (name,)), widths)
+    def round(self, name: str, batch: int, asked: int, costs: RoundCosts, widths: Seq[int]) -> tuple[RoundKind, float]:
+        """The round in which it drafts, asked for so many of the sequences; and what one in which it is asked takes."""
+        idle = (1 - self.share) ** asked
+        nothing = RoundKind(batch, 1, batch, (name,))
+        if idle == 1:
+            return nothing, costs.seconds(nothing)
+        width = min(1 + max(1, ceil(self.drafted / self.share)), widths[-1])
+        rows = batch + max(1, ceil(asked * self.drafted / (1 - idle)))
+        kind = costs.padded_kind(RoundKind(batch, width, min(rows, batch * width), (name,)), widths)
+        return kind, idle * costs.seconds(nothing) + (1 - idle) * costs.seconds(kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,8 +283,8 @@ def _best_own(group: _Group, widths: Seq[int], best: Plan) -> Plan:
     drafter, batch = group.drafters[0], group.batch
     lengths = [min(n, widths[-1] - 1) for n in drafter.budgets]
     asked, own = sum(n > 0 for n in lengths), cast(OwnDrafts, drafter.outlook.own)
-    kind = own.kind(drafter.name, batch, asked, group.costs, widths)
-    tokens, seconds = batch + asked * own.accepted, group.costs.seconds(kind)
+    kind, seconds = own.round(drafter.name, batch, asked, group.costs, widths)
+    tokens = batch + asked * own.accepted
     if not asked or tokens <= best.rate * seconds:
         return best
     return Plan(kind, lengths, group.indices([0] * batch, lengths), tokens, seconds, own=True)

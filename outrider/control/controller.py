@@ -38,9 +38,9 @@ _PLAIN_SPELL = 5
 """So many, where rounds overlap: the time of the first and the last is also that of its neighbours."""
 _ACTIVE_ROUNDS = 64
 """A drafter that no plan asked for so long need not keep up with the text."""
-_FIRST_OWN, _OWN_SHARE = OwnDrafts(3.0, 1.0), 0.02
-"""What is assumed at first of a drafter that limits itself, and how much the last round counts: texts repeat others in
-spells, and to ask in between costs little."""
+_FIRST_OWN, _OWN_PART, _MAX_OWN_PART = OwnDrafts(0.5, 3.0, 1.0), 0.02, 0.12
+"""What is assumed at first of a drafter that limits itself, and how much the last draft counts, and the last round at
+most: texts repeat others in spells, and to ask in between costs little."""
 _FADE_ROUNDS, _FADE_SHARE = 64, 0.08
 """A drafter that no plan asks for loses this share of its figures every so many rounds, half of them in 500, so that
 one that was bad is tried again."""
@@ -81,7 +81,8 @@ class Controller:
         self.calibration = [Calibration() for _ in members]
         self._decisions = DecisionLog([member.name for member in members])
         self.prices = Prices(costs, widths)
-        self._log = RoundLog(self._acceptance, self._decisions, self.prices)
+        limiting = frozenset(i for i, each in enumerate(members) if each.limits_itself and widths)
+        self._log = RoundLog(self._acceptance, self._decisions, self.prices, limiting)
         free = [i for i, m in enumerate(members) if not (m.runs_model or m.pays_budget)]
         self._visible = free[0] if free and not widths else None
         """The drafter whose drafts are seen, and chosen from, before they are scored."""
@@ -98,7 +99,7 @@ class Controller:
         """Tokens that drafts brought less than plain decoding would have, since they last brought more."""
         self._sizes: set[int] = set()
         """Of batches that had rounds without drafts when they were new, to learn what those take."""
-        self._own = [_FIRST_OWN if each.limits_itself and widths else None for each in members]
+        self._own = [_FIRST_OWN if i in limiting else None for i in range(len(members))]
         """As `Outlook.own`."""
         self._asked = [0] * len(members)
         """The round in which each drafter was last asked."""
@@ -255,7 +256,7 @@ class Controller:
         self._decisions.end_rest()
         streak = self._log.streak_of(seq_ids, rows, plan, drafted, asking, self._round)
         if plan.own:
-            self._note_own(streak.asked[0], drafted, accepted)
+            self._note_own(streak.asked[0], drafted, accepted, min(_OWN_PART * len(drafted), _MAX_OWN_PART))
         if plan.settled:
             self._trials.note(seq_ids, self._asked_round(accepted, streak.extra))
         self._count_round(streak.drafts)
@@ -316,26 +317,26 @@ class Controller:
             return
         known = self._rates_of(member)
         self._judged[member] = self._round
-        self._note_own(member, lengths, accepted)
+        found = [n if n > 1 or right else 0 for n, right in zip(lengths, accepted, strict=True)]  # 1: or nothing
+        self._note_own(member, found, accepted, _MAX_OWN_PART)  # they are few, and tell of many rounds
         known.note(seq_ids, [known.max_tokens] * len(lengths) if self.widths else lengths, accepted)
 
     def would_pay(self, member: int, batch: int, accepted: float) -> bool:
         """Whether this drafter's drafts pay in a batch of this size, so many of whose tokens are accepted each."""
         name, plain, own = self.members[member].name, plain_plan(batch, self.costs).rate, self._own[member]
         if own is not None:
-            kind = own.kind(name, batch, batch, self.costs, self.widths)
-            return batch * (1 + accepted) > MIN_GAIN * plain * self.costs.seconds(kind)
+            return batch * (1 + accepted) > MIN_GAIN * plain * own.round(name, batch, batch, self.costs, self.widths)[1]
         kinds = [RoundKind(batch, width, batch * width, (name,)) for width in self.widths[1:]]
         return any(
             batch * (1 + min(accepted, kind.width - 1)) > MIN_GAIN * plain * self.costs.seconds(kind) for kind in kinds
         )
 
-    def _note_own(self, member: int, drafted: Seq[int], accepted: Seq[int]) -> None:
-        """Note what a drafter that limits itself drafted for sequences in a round, or would have."""
-        before = self._own[member]
-        if before is not None and drafted:
-            means = sum(drafted) / len(drafted), sum(accepted) / len(drafted)
-            self._own[member] = OwnDrafts(*(b + _OWN_SHARE * (now - b) for b, now in zip(before, means, strict=True)))
+    def _note_own(self, member: int, drafted: Seq[int], accepted: Seq[int], part: float) -> None:
+        """Note what a drafter that limits itself drafted for sequences in a round, or would have; it counts so much."""
+        before, count = self._own[member], len(drafted)
+        if before is not None and count:
+            means = sum(n > 0 for n in drafted) / count, sum(drafted) / count, sum(accepted) / count
+            self._own[member] = OwnDrafts(*(b + part * (now - b) for b, now in zip(before, means, strict=True)))
 
     def note_expected(self, member: int, seq_id: int, expected: float, accepted: int) -> None:
         """Note how many tokens a drafter expected of a draft, and how many came: of one whose drafts are reviewed."""

@@ -18,9 +18,11 @@ _ROUNDS = 16
 class RoundLog:
     """What came of rounds with drafts, until it is noted."""
 
-    def __init__(self, acceptance: Seq[Acceptance], decisions: DecisionLog, prices: Prices) -> None:
-        """acceptance: of each drafter."""
-        self._acceptance, self._decisions, self._prices = acceptance, decisions, prices
+    def __init__(
+        self, acceptance: Seq[Acceptance], decisions: DecisionLog, prices: Prices, limiting: frozenset[int]
+    ) -> None:
+        """acceptance: of each drafter. limiting: those that limit themselves."""
+        self._acceptance, self._decisions, self._prices, self._limiting = acceptance, decisions, prices, limiting
         self._streaks: list[Streak] = []
         """The last one stays, noted or not: more of the same may come."""
         self._rounds = 0
@@ -38,7 +40,7 @@ class RoundLog:
         price = FREE
         if self._prices.widths or any(drafted):  # else a round without drafts
             price = self._prices.of(self._prices.kind_of(plan, drafted), now)
-        self._streaks.append(Streak(plan, seq_ids, rows, drafted, price, asking))
+        self._streaks.append(Streak(plan, seq_ids, rows, drafted, price, self._limiting, asking))
         return self._streaks[-1]
 
     def add(self, accepted: Seq[int]) -> None:

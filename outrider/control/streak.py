@@ -19,6 +19,8 @@ class Streak:
     """The sequences that go on; the others ended meanwhile."""
     drafted: Seq[int]  # [sequences]: draft tokens that were scored
     price: Price
+    limiting: frozenset[int] = frozenset()
+    """Drafters that limit themselves: what they do not draft is not accepted."""
     asking: float = 0.0
     """Seconds in which drafters were asked whose drafts are seen first: not in the price."""
     accepted: list[Seq[int]] = field(default_factory=list[Seq[int]])  # [rounds][sequences]
@@ -33,8 +35,8 @@ class Streak:
 
     def __post_init__(self) -> None:
         lengths, drafted, plain = self.plan.lengths, self.drafted, self.price.plain
-        own = self.plan.own  # then what was not drafted was not accepted
-        self.judged = [row for row in self.rows if lengths[row] and (drafted[row] or own)]
+        by = self.plan.drafters
+        self.judged = [row for row in self.rows if lengths[row] and (drafted[row] or by[row] in self.limiting)]
         self.asked = tuple({who for who, n in zip(self.plan.drafters, lengths, strict=True) if n})
         self.drafts = any(drafted)
         self.loss = len(self.seq_ids) * self.extra / plain if plain > 0 else 0.0

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import cast
 
+from outrider.control.choose import Plan
 from outrider.control.controller import Controller
 from outrider.core.device_row import ConfidenceRow
 from outrider.core.draft import EMPTY, Draft, Verdict, accepted_by
@@ -109,23 +110,26 @@ class Feedback:
         self._kept.note(plan, batch + sum(accepted), took or usual, plain_rate)
         for i in self._watchers:
             if i in proposal.members:
-                self._note_evidence(controller, i, seq_ids, verdicts, asked=plan.own)
+                self._note_evidence(controller, i, plan, seq_ids, verdicts)
 
     def _note_evidence(
         self,
         controller: Controller,
         member: int,
+        plan: Plan,
         seq_ids: Seq[int],
         verdicts: Mapping[int, Verdict],
-        *,
-        asked: bool,
     ) -> None:
-        """Tell the controller how a drafter's guesses fared. seq_ids, verdicts: as in `account`.
+        """Tell the controller how a drafter's guesses fared where it was not asked. seq_ids, verdicts: as in `account`.
 
-        asked: it chose to draft nothing there, which is known by now.
+        Where it was, and limits itself, it chose to draft nothing: that is known by now.
         """
-        evidence = [each for each in self.members[member].take_evidence() if each.seq_id in verdicts]
-        if not evidence or asked:
+        told = self.members[member].take_evidence()
+        if plan.asks and self.members[member].traits.limits_itself:
+            asked = {seq_id for seq_id, n in zip(seq_ids, plan.lengths_of(member), strict=True) if n}
+            told = [each for each in told if each.seq_id not in asked]
+        evidence = [each for each in told if each.seq_id in verdicts]
+        if not evidence:
             return
         accepted = [each.accepted for each in evidence]
         controller.note_guesses(member, [e.seq_id for e in evidence], [e.length for e in evidence], accepted)

@@ -29,7 +29,7 @@ def outlook(batch: int, own: OwnDrafts, rate: float = 0.5) -> Outlook:
 @pytest.mark.parametrize("batch", BATCHES)
 def test_it_is_asked_for_all_and_costs_what_it_drafts(batch: int):
     """One token drafted on average takes what one row more takes, whatever it may draft."""
-    plan = choose_plan([outlook(batch, OwnDrafts(1.0, 0.9))], costs(), WIDTHS)
+    plan = choose_plan([outlook(batch, OwnDrafts(1.0, 1.0, 0.9))], costs(), WIDTHS)
     assert plan.own
     assert plan.lengths == [15] * batch
     assert plan.drafters == [0] * batch
@@ -38,22 +38,34 @@ def test_it_is_asked_for_all_and_costs_what_it_drafts(batch: int):
     assert plan.seconds == pytest.approx((1 + 0.02 * (2 * batch - 1)) / 1e3)
 
 
+def test_rounds_in_which_it_drafts_nothing_are_as_narrow_as_plain_ones():
+    """Ten tokens in every tenth round: nine rounds of one row, and one of eleven, in a pass of sixteen."""
+    plan = choose_plan([outlook(1, OwnDrafts(0.1, 1.0, 0.9))], costs(), WIDTHS)
+    assert plan.kind == RoundKind(1, 16, 16, ("lookup",))
+    assert plan.seconds == pytest.approx((0.9 * 1 + 0.1 * (1 + 0.02 * 15)) / 1e3)
+    several = choose_plan([outlook(4, OwnDrafts(0.1, 1.0, 0.9))], costs(), WIDTHS)
+    idle = 0.9**4
+    rows = 16  # 4, and the 4 / (1 - idle) tokens of a round with drafts: more than 12, of which passes are captured
+    assert several.kind.rows == rows
+    assert several.seconds == pytest.approx((idle * (1 + 0.02 * 3) + (1 - idle) * (1 + 0.02 * (rows - 1))) / 1e3)
+
+
 def test_what_came_of_asking_counts_and_not_what_tokens_are_likely_to_survive():
     """A drafter that is mostly right where it drafts, and seldom does, is not asked where asking costs more."""
-    seldom = outlook(1, OwnDrafts(0.2, 0.1), rate=0.9)
-    assert not choose_plan([seldom], costs(row=0.2), WIDTHS).asks
+    seldom = outlook(1, OwnDrafts(0.2, 0.2, 0.1), rate=0.9)
+    assert not choose_plan([seldom], costs(row=0.6), WIDTHS).asks
     assert choose_plan([seldom], costs(row=0.02), WIDTHS).own
-    often = outlook(1, OwnDrafts(2.0, 1.8), rate=0.1)
+    often = outlook(1, OwnDrafts(1.0, 2.0, 1.8), rate=0.1)
     assert choose_plan([often], costs(row=0.2), WIDTHS).own
 
 
 def test_sequences_without_room_are_not_asked_for():
-    tight = Outlook("lookup", np.full((3, 15), 0.9), np.array([0, 3, 15]), own=OwnDrafts(2.0, 1.5))
+    tight = Outlook("lookup", np.full((3, 15), 0.9), np.array([0, 3, 15]), own=OwnDrafts(1.0, 2.0, 1.5))
     plan = choose_plan([tight], costs(), WIDTHS)
     assert plan.lengths == [0, 3, 15]
     assert plan.drafters == [-1, 0, 0]
     assert plan.tokens == pytest.approx(3 + 2 * 1.5)
-    nobody = Outlook("lookup", np.full((3, 15), 0.9), np.zeros(3, dtype=np.int64), own=OwnDrafts(2.0, 1.5))
+    nobody = Outlook("lookup", np.full((3, 15), 0.9), np.zeros(3, dtype=np.int64), own=OwnDrafts(1.0, 2.0, 1.5))
     assert not best_plan_of([nobody], 0, costs(), WIDTHS).asks
 
 
@@ -61,7 +73,7 @@ def learned(rounds: int, drafted: int, accepted: int, every: int, batch: int = 2
     """After rounds that asked it, every so many of which it drafted in."""
     controller, ids = Controller([MEMBER], costs(), WIDTHS), [*range(batch)]
     for i in range(rounds):
-        plan = best_plan_of([outlook(batch, OwnDrafts(1.0, 1.0))], 0, controller.costs, WIDTHS)
+        plan = best_plan_of([outlook(batch, OwnDrafts(1.0, 1.0, 1.0))], 0, controller.costs, WIDTHS)
         some = [drafted if (i + row) % every == 0 else 0 for row in ids]
         controller.note(ids, ids, plan, some, [min(n, accepted) for n in some])
     return controller
@@ -73,7 +85,7 @@ def test_spells_in_which_it_drafts_nothing_count():
     plan = busy.plan([0, 1], [15, 15])
     assert plan.own
     assert plan.tokens == pytest.approx(2 * (1 + 4 / 4), rel=0.15)
-    assert plan.kind.rows in (6, 8)  # 2 * (1 + 8 / 4), or the next that is captured
+    assert plan.kind.width == 16  # of eight tokens, where it drafts
     idle = learned(300, drafted=8, accepted=0, every=4)
     assert not idle.plan([0, 1], [15, 15]).asks
     nothing = learned(300, drafted=0, accepted=0, every=4)
