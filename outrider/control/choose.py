@@ -41,6 +41,10 @@ class OwnDrafts(NamedTuple):
     accepted: float
     """Tokens, those rounds included in which there are none."""
 
+    def nearer(self, other: OwnDrafts, part: float) -> OwnDrafts:
+        """Those of this that are left, and so great a part of the other."""
+        return OwnDrafts(*(mine + part * (its - mine) for mine, its in zip(self, other, strict=True)))
+
     def round(self, name: str, batch: int, asked: int, costs: RoundCosts, widths: Seq[int]) -> tuple[RoundKind, float]:
         """The round in which it drafts, asked for so many of the sequences; and what one in which it is asked takes."""
         idle = (1 - self.share) ** asked
@@ -133,21 +137,27 @@ def choose_plan(outlooks: Seq[Outlook], costs: RoundCosts, widths: Seq[int] = ()
     batch = len(outlooks[0].budgets)
     plain = plain_plan(batch, costs)
     best = Plan(plain.kind, plain.lengths, plain.drafters, least * plain.tokens, plain.seconds)
-    for drafters in _groups([_Promise(i, outlook) for i, outlook in enumerate(outlooks)]):
+    promises = [_Promise(i, outlook) for i, outlook in enumerate(outlooks)]
+    for drafters in _groups(promises):
+        if widths and len(drafters) == 1 and drafters[0].outlook.own is not None:
+            continue
         most = batch + sum([each.most_tokens for each in drafters])
         asking = min([costs.asking_seconds((each.name,), batch) for each in drafters])
         if most < best.rate * (plain.seconds + asking):  # not even if drafts took no row more
             continue
         group = _Group(drafters, costs)
-        if widths and len(drafters) == 1 and drafters[0].outlook.own is not None:
-            best = _best_own(group, widths, best)
-        elif widths:
+        if widths:
             even = _best_padded(group, widths, best)
             own = _best_packed(group, widths, even)
             margin = OWN_LENGTHS_GAIN if own.kind.drafters == even.kind.drafters else 1.0
             best = own if own.rate > margin * even.rate else even
         else:
             best = _longest_paying(group, best)
+    for drafter in promises if widths else ():
+        if drafter.outlook.own is not None:  # to ask it costs little more than not to, whatever others must promise
+            floor = max(1.0, min(least, MIN_GAIN))
+            other = best if best.asks else replace(plain, tokens=floor * plain.tokens)
+            best = _best_own(_Group([drafter], costs), widths, other)
     return best if best.asks else plain
 
 

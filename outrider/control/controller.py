@@ -306,6 +306,9 @@ class Controller:
         for i, judged in enumerate(self._judged):
             if (self._round - judged) % _FADE_ROUNDS == 0:
                 self._rates_of(i).fade(_FADE_SHARE)
+            own = self._own[i]
+            if own is not None and (self._round - self._asked[i]) % _FADE_ROUNDS == _FADE_ROUNDS - 1:
+                self._own[i] = own.nearer(_FIRST_OWN, _FADE_SHARE)
 
     def is_active(self, member: int) -> bool:
         """Whether the drafter is asked these days, or has still to be tried."""
@@ -336,7 +339,7 @@ class Controller:
         before, count = self._own[member], len(drafted)
         if before is not None and count:
             means = sum(n > 0 for n in drafted) / count, sum(drafted) / count, sum(accepted) / count
-            self._own[member] = OwnDrafts(*(b + part * (now - b) for b, now in zip(before, means, strict=True)))
+            self._own[member] = before.nearer(OwnDrafts(*means), part)
 
     def note_expected(self, member: int, seq_id: int, expected: float, accepted: int) -> None:
         """Note how many tokens a drafter expected of a draft, and how many came: of one whose drafts are reviewed."""

@@ -18,8 +18,8 @@ NEWCOMER_SHARE = 0.005
 """The share of planning alone for others that come meanwhile, where drafts did pay of late, or one at a time comes."""
 _WORTH_DECAY = 0.97
 """Of late: in about 33 rounds with drafts."""
-_MAX_REST = 1024
-"""Rounds that nobody is asked for at most, whatever was in vain before."""
+_MAX_REST, _SHORT_REST = 1024, 128
+"""Rounds that nobody is asked for at most, whatever was in vain before; and where drafts did pay of late."""
 
 _FIRST_ROUNDS = 8
 """After so many rounds of a plan with drafts, twice as many and so on, it is asked whether they were worth it."""
@@ -168,7 +168,8 @@ class KeptPlan:
             self._until = now + rest_after(self._seconds, share)
             self.is_brief = self._until - now < _BRIEF_ROUNDS * plan.seconds
         else:
-            rest = min(rest_after(self._spent, RESTING_SHARE), _MAX_REST * plan.seconds)
+            most = _SHORT_REST if self._worth > 0 else _MAX_REST
+            rest = min(rest_after(self._spent, RESTING_SHARE), most * plan.seconds)
             self._until = now + rest
             soon = self._worth > 0 or len(self.seq_ids) == 1  # a request alone: no others tell anything of its text
             others = min(rest, rest_after(self._seconds, NEWCOMER_SHARE)) if soon else rest

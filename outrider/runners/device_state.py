@@ -23,7 +23,7 @@ class DeviceState:
     passes fetch them from where they are.
     """
 
-    __slots__ = ("_gathered", "_parts", "drafted", "origin", "rows")
+    __slots__ = ("_gathered", "_index", "_parts", "drafted", "origin", "rows")
 
     def __init__(
         self,
@@ -40,6 +40,7 @@ class DeviceState:
         """
         self._parts = lengths, last, tokens, accepted, features
         self._gathered: dict[int, Tensor | None] = {}
+        self._index: Tensor | None = None
         self.drafted = drafted
         self.rows: Seq[int | KnownEnd] | None = None
         """Which sequences of `origin` these are, and newcomers that the host knows; None: all."""
@@ -127,14 +128,18 @@ class DeviceState:
 
     def _gather(self, part: int, whole: Tensor, rows: Seq[int | KnownEnd]) -> Tensor | None:
         new = [row for row in rows if not isinstance(row, int)]
-        places = count(len(whole))
-        index = [row if isinstance(row, int) else next(places) for row in rows]
         if new and part > 1:  # nothing of theirs was accepted
             return None
+        places = count(len(whole))
+        index = [row if isinstance(row, int) else next(places) for row in rows]
         if new:
             ends = [length if part == 0 else last for length, *last in new]
             whole = torch.cat([whole, _sent(ends, whole.device)])
-        return whole if index == [*range(len(whole))] else whole[_sent(index, whole.device)]
+        if index == [*range(len(whole))]:
+            return whole
+        if self._index is None:
+            self._index = _sent(index, whole.device)
+        return whole[self._index]
 
 
 def _sent(numbers: Seq[int | list[int]], device: torch.device) -> Tensor:

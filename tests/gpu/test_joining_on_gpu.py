@@ -29,7 +29,7 @@ def count_reads(tried: Engine) -> list[list[Span]]:
     """What is read behind rounds in flight from now on."""
     target: Any = tried.target
     read, seen = target.read, list[list[Span]]()
-    target.read = lambda spans: (seen.append(spans), read(spans))[1]
+    target.read = lambda spans, after=None: (seen.append(spans), read(spans, after))[1]
     return seen
 
 

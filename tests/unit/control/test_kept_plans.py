@@ -154,6 +154,27 @@ def test_no_rest_is_longer_than_so_long(clock: Clock, monkeypatch: pytest.Monkey
     assert np.diff(made).tolist() == [51.0] * 3
 
 
+@pytest.mark.parametrize(("tokens", "rest"), [(8, 10.0), (2, 50.0)])
+def test_a_rest_is_short_where_drafts_did_pay_of_late(
+    tokens: int, rest: float, clock: Clock, monkeypatch: pytest.MonkeyPatch
+):
+    """Four tokens in two seconds would pay; then much is lost by a probe."""
+    monkeypatch.setattr(kept_plan, "_MAX_REST", 50.0)
+    monkeypatch.setattr(kept_plan, "_SHORT_REST", 10.0)
+    kept, controller = KeptPlan(HostTime()), Scripted(drafts=True)
+    asking, plain = controller.plan([0, 1], [1, 1]), plain_plan(2, controller.costs)
+    kept.begin([0, 1], asking, clock.now)
+    for _ in range(3):
+        kept.note(asking, tokens, 2.0, 2.0)
+    kept.note(replace(asking, probe=True), 0, 1e6, 2.0)
+    kept.begin([0, 1], plain, clock.now)
+    kept.use()
+    clock.now += (rest - 0.5) * plain.seconds
+    assert kept.holds_for([0, 1])
+    clock.now += plain.seconds
+    assert not kept.holds_for([0, 1])
+
+
 def test_a_rest_is_of_one_size_of_batch(clock: Clock, long_rests: None):
     """Newcomers in a batch of another size are planned for at once, and then rest for as long; who is left is not."""
     run, seqs = Rounds(Scripted()), sequences(8)

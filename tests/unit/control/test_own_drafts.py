@@ -112,6 +112,29 @@ def test_its_plan_moves_to_others_with_what_it_costs_them():
     assert moved.kind == controller.costs.padded_kind(RoundKind(3, 5, 15, ("lookup",)), WIDTHS)
 
 
+def test_it_is_asked_again_after_a_while():
+    """What was learned of it fades, at the cost of a few rounds in hundreds."""
+    controller, ids = learned(300, drafted=8, accepted=0, every=2), [0, 1]
+    plans = [controller.plan(ids, [15, 15])]
+    while not plans[-1].asks and len(plans) < 2000:
+        controller.note_plain(plans[-1], ids, 0.0)
+        plans.append(controller.plan(ids, [15, 15]))
+    assert 64 < len(plans) < 1000
+    assert plans[-1].own
+
+
+def test_others_must_promise_what_they_must_and_it_no_more_than_two_per_cent():
+    """A model of which one token survives, where drafts must promise 1.2 times plain decoding, and 2.5 times."""
+    model = Outlook("model", np.power(0.5, np.arange(1.0, 8.0))[None], np.array([7]))
+    lookup = outlook(1, OwnDrafts(0.1, 0.3, 0.1), rate=0.1)
+    assert choose_plan([lookup, model], costs(), WIDTHS, least=1.2).drafters == [1]
+    assert choose_plan([lookup, model], costs(), WIDTHS, least=2.5).drafters == [0]
+    nothing = outlook(1, OwnDrafts(0.0, 0.0, 0.0))
+    assert not choose_plan([nothing, model], costs(), WIDTHS, least=2.5).asks
+    better = outlook(1, OwnDrafts(1.0, 6.0, 5.0))
+    assert choose_plan([better, model], costs(), WIDTHS, least=1.2).drafters == [0]
+
+
 def test_where_passes_are_not_padded_nothing_changes():
     """There its drafts are seen before they are scored."""
     controller = Controller([Member("lookup", 15, limits_itself=True)], RoundCosts(PassTable({(1, 1): 1e-3})))
