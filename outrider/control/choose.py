@@ -12,14 +12,14 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
-from math import ceil
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider.control.acceptance import Floats
 from outrider.control.costs import RoundCosts, RoundKind
+from outrider.control.own_drafts import OwnDrafts
 
 Ints = NDArray[np.int64]
 MIN_GAIN = 1.02
@@ -30,31 +30,6 @@ in a draft are worth, and times of passes are known no better."""
 OWN_LENGTHS_GAIN = 1.08
 """What a length for each sequence must promise over the same for all: the best of many guesses is partly luck, and who
 comes next has another text."""
-
-
-class OwnDrafts(NamedTuple):
-    """What a drafter that limits itself does for a sequence that it is asked for, on average."""
-
-    share: float
-    """The part of the rounds in which it drafts anything."""
-    drafted: float
-    accepted: float
-    """Tokens, those rounds included in which there are none."""
-
-    def nearer(self, other: OwnDrafts, part: float) -> OwnDrafts:
-        """Those of this that are left, and so great a part of the other."""
-        return OwnDrafts(*(mine + part * (its - mine) for mine, its in zip(self, other, strict=True)))
-
-    def round(self, name: str, batch: int, asked: int, costs: RoundCosts, widths: Seq[int]) -> tuple[RoundKind, float]:
-        """The round in which it drafts, asked for so many of the sequences; and what one in which it is asked takes."""
-        idle = (1 - self.share) ** asked
-        nothing = RoundKind(batch, 1, batch, (name,))
-        if idle == 1:
-            return nothing, costs.seconds(nothing)
-        width = min(1 + max(1, ceil(self.drafted / self.share)), widths[-1])
-        rows = batch + max(1, ceil(asked * self.drafted / (1 - idle)))
-        kind = costs.padded_kind(RoundKind(batch, width, min(rows, batch * width), (name,)), widths)
-        return kind, idle * costs.seconds(nothing) + (1 - idle) * costs.seconds(kind)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from outrider.control.acceptance import Acceptance, Calibration, Floats
 from outrider.control.choose import (
     MIN_GAIN,
     Outlook,
-    OwnDrafts,
     Plan,
     best_plan_of,
     choose_drafts,
@@ -23,6 +22,7 @@ from outrider.control.choose import (
 from outrider.control.costs import RoundCosts, RoundKind, size_of
 from outrider.control.decisions import DecisionLog, Decisions
 from outrider.control.overruns import Overruns
+from outrider.control.own_drafts import OwnFigures
 from outrider.control.prices import Price, Prices
 from outrider.control.probes import Probes
 from outrider.control.round_log import RoundLog
@@ -38,9 +38,6 @@ _PLAIN_SPELL = 5
 """So many, where rounds overlap: the time of the first and the last is also that of its neighbours."""
 _ACTIVE_ROUNDS = 64
 """A drafter that no plan asked for so long need not keep up with the text."""
-_FIRST_OWN, _OWN_PART, _MAX_OWN_PART = OwnDrafts(0.5, 3.0, 1.0), 0.02, 0.12
-"""What is assumed at first of a drafter that limits itself, and how much the last draft counts, and the last round at
-most: texts repeat others in spells, and to ask in between costs little."""
 _FADE_ROUNDS, _FADE_SHARE = 64, 0.08
 """A drafter that no plan asks for loses this share of its figures every so many rounds, half of them in 500, so that
 one that was bad is tried again."""
@@ -99,8 +96,7 @@ class Controller:
         """Tokens that drafts brought less than plain decoding would have, since they last brought more."""
         self._sizes: set[int] = set()
         """Of batches that had rounds without drafts when they were new, to learn what those take."""
-        self._own = [_FIRST_OWN if i in limiting else None for i in range(len(members))]
-        """As `Outlook.own`."""
+        self._own = OwnFigures(limiting)
         self._asked = [0] * len(members)
         """The round in which each drafter was last asked."""
         self._judged = [0] * len(members)
@@ -130,8 +126,10 @@ class Controller:
             return self._ask_visible(plain_plan(batch, self.costs), self._visible, seq_ids, budgets)
         most = np.asarray(budgets, dtype=np.int64)
         outlooks = [
-            Outlook(m.name, a.survival(seq_ids), np.minimum(most, m.max_tokens), m.runs_model, m.lengths, own)
-            for m, a, own in zip(self.members, self.acceptance, self._own, strict=True)
+            Outlook(
+                m.name, a.survival(seq_ids), np.minimum(most, m.max_tokens), m.runs_model, m.lengths, self._own.of(i)
+            )
+            for i, (m, a) in enumerate(zip(self.members, self.acceptance, strict=True))
         ]
         plan = choose_plan(outlooks, self.costs, self.widths, self._least_gain(batch))
         self._under_way = plan.asks
@@ -186,7 +184,7 @@ class Controller:
         known = self.members[member]
         budgets = np.full(len(seq_ids), min(known.max_tokens, self.widths[-1] - 1), dtype=np.int64)
         survival = self._rates_of(member).survival(seq_ids)
-        outlook = Outlook(known.name, survival, budgets, known.runs_model, known.lengths, self._own[member])
+        outlook = Outlook(known.name, survival, budgets, known.runs_model, known.lengths, self._own.of(member))
         found = best_plan_of([outlook], 0, self.costs, self.widths)
         if found.rate < self.overruns.least_gain(len(seq_ids), _STAYING_GAIN) * plain.rate:
             return plain
@@ -256,7 +254,7 @@ class Controller:
         self._decisions.end_rest()
         streak = self._log.streak_of(seq_ids, rows, plan, drafted, asking, self._round)
         if plan.own:
-            self._note_own(streak.asked[0], drafted, accepted, min(_OWN_PART * len(drafted), _MAX_OWN_PART))
+            self._own.note_round(streak.asked[0], drafted, accepted)
         if plan.settled:
             self._trials.note(seq_ids, self._asked_round(accepted, streak.extra))
         self._count_round(streak.drafts)
@@ -306,9 +304,8 @@ class Controller:
         for i, judged in enumerate(self._judged):
             if (self._round - judged) % _FADE_ROUNDS == 0:
                 self._rates_of(i).fade(_FADE_SHARE)
-            own = self._own[i]
-            if own is not None and (self._round - self._asked[i]) % _FADE_ROUNDS == _FADE_ROUNDS - 1:
-                self._own[i] = own.nearer(_FIRST_OWN, _FADE_SHARE)
+            if (self._round - self._asked[i]) % _FADE_ROUNDS == _FADE_ROUNDS - 1:
+                self._own.fade(i, _FADE_SHARE)
 
     def is_active(self, member: int) -> bool:
         """Whether the drafter is asked these days, or has still to be tried."""
@@ -320,26 +317,18 @@ class Controller:
             return
         known = self._rates_of(member)
         self._judged[member] = self._round
-        found = [n if n > 1 or right else 0 for n, right in zip(lengths, accepted, strict=True)]  # 1: or nothing
-        self._note_own(member, found, accepted, _MAX_OWN_PART)  # they are few, and tell of many rounds
+        self._own.note_guesses(member, lengths, accepted)
         known.note(seq_ids, [known.max_tokens] * len(lengths) if self.widths else lengths, accepted)
 
     def would_pay(self, member: int, batch: int, accepted: float) -> bool:
         """Whether this drafter's drafts pay in a batch of this size, so many of whose tokens are accepted each."""
-        name, plain, own = self.members[member].name, plain_plan(batch, self.costs).rate, self._own[member]
+        name, plain, own = self.members[member].name, plain_plan(batch, self.costs).rate, self._own.of(member)
         if own is not None:
             return batch * (1 + accepted) > MIN_GAIN * plain * own.round(name, batch, batch, self.costs, self.widths)[1]
         kinds = [RoundKind(batch, width, batch * width, (name,)) for width in self.widths[1:]]
         return any(
             batch * (1 + min(accepted, kind.width - 1)) > MIN_GAIN * plain * self.costs.seconds(kind) for kind in kinds
         )
-
-    def _note_own(self, member: int, drafted: Seq[int], accepted: Seq[int], part: float) -> None:
-        """Note what a drafter that limits itself drafted for sequences in a round, or would have; it counts so much."""
-        before, count = self._own[member], len(drafted)
-        if before is not None and count:
-            means = sum(n > 0 for n in drafted) / count, sum(drafted) / count, sum(accepted) / count
-            self._own[member] = before.nearer(OwnDrafts(*means), part)
 
     def note_expected(self, member: int, seq_id: int, expected: float, accepted: int) -> None:
         """Note how many tokens a drafter expected of a draft, and how many came: of one whose drafts are reviewed."""

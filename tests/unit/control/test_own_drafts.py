@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from outrider.control.choose import Outlook, OwnDrafts, best_plan_of, choose_plan
+from outrider.control.choose import Outlook, best_plan_of, choose_plan
 from outrider.control.controller import Controller, Member
 from outrider.control.costs import PassTable, RoundCosts, RoundKind
+from outrider.control.own_drafts import OwnDrafts
 
 WIDTHS = (1, 2, 4, 8, 16)
 BATCHES = (1, 2, 4, 8)

@@ -1,0 +1,77 @@
+"""Drafters that decide for each text how far they draft: what they do on average, and what asking them takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from math import ceil
+from typing import NamedTuple
+
+from outrider.control.costs import RoundCosts, RoundKind
+
+_DRAFT_PART, _ROUND_PART = 0.02, 0.12
+"""How much the last draft counts, and the last round at most: texts repeat others in spells, and to ask in between
+costs little."""
+
+
+class OwnDrafts(NamedTuple):
+    """What a drafter that limits itself does for a sequence that it is asked for, on average."""
+
+    share: float
+    """The part of the rounds in which it drafts anything."""
+    drafted: float
+    accepted: float
+    """Tokens, those rounds included in which there are none."""
+
+    def nearer(self, other: OwnDrafts, part: float) -> OwnDrafts:
+        """These figures, moved towards others by so great a part of the distance."""
+        return OwnDrafts(*(mine + part * (its - mine) for mine, its in zip(self, other, strict=True)))
+
+    def round(self, name: str, batch: int, asked: int, costs: RoundCosts, widths: Seq[int]) -> tuple[RoundKind, float]:
+        """The round in which it drafts, asked for so many of the sequences; and what one in which it is asked takes."""
+        idle = (1 - self.share) ** asked
+        nothing = RoundKind(batch, 1, batch, (name,))
+        if idle == 1:
+            return nothing, costs.seconds(nothing)
+        width = min(1 + max(1, ceil(self.drafted / self.share)), widths[-1])
+        rows = batch + max(1, ceil(asked * self.drafted / (1 - idle)))
+        kind = costs.padded_kind(RoundKind(batch, width, min(rows, batch * width), (name,)), widths)
+        return kind, idle * costs.seconds(nothing) + (1 - idle) * costs.seconds(kind)
+
+
+_FIRST = OwnDrafts(0.5, 3.0, 1.0)
+"""What is assumed at first."""
+
+
+class OwnFigures:
+    """How the drafts of each drafter that limits itself are of late."""
+
+    def __init__(self, limiting: frozenset[int]) -> None:
+        """limiting: those drafters, by index."""
+        self._known = dict.fromkeys(limiting, _FIRST)
+
+    def of(self, drafter: int) -> OwnDrafts | None:
+        """None: it does not limit itself."""
+        return self._known.get(drafter)
+
+    def note_round(self, drafter: int, drafted: Seq[int], accepted: Seq[int]) -> None:
+        """Note a round in which it was asked. drafted, accepted: tokens of each sequence."""
+        self._note(drafter, drafted, accepted, min(_DRAFT_PART * len(drafted), _ROUND_PART))
+
+    def note_guesses(self, drafter: int, lengths: Seq[int], accepted: Seq[int]) -> None:
+        """Note what it would have drafted, as the text judges it: such guesses are few, and tell of many rounds.
+
+        One of one token that did not come may be that nothing was found.
+        """
+        found = [n if n > 1 or right else 0 for n, right in zip(lengths, accepted, strict=True)]
+        self._note(drafter, found, accepted, _ROUND_PART)
+
+    def fade(self, drafter: int, part: float) -> None:
+        """Forget so much of what is known, so that one that was bad is asked again."""
+        if drafter in self._known:
+            self._known[drafter] = self._known[drafter].nearer(_FIRST, part)
+
+    def _note(self, drafter: int, drafted: Seq[int], accepted: Seq[int], part: float) -> None:
+        count = len(drafted)
+        if drafter in self._known and count:
+            means = OwnDrafts(sum(n > 0 for n in drafted) / count, sum(drafted) / count, sum(accepted) / count)
+            self._known[drafter] = self._known[drafter].nearer(means, part)
