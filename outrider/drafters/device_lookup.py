@@ -29,8 +29,8 @@ from outrider.runners.text_store import COLUMN, AnswerRing, TextStore
 
 MAX_WATCHED = 4
 """Sequences whose texts are looked at where nobody drafts."""
-MAX_WRITTEN = 16_384
-"""Max tokens of texts brought to the device in one round: other sequences wait meanwhile."""
+MAX_WRITTEN = 4096
+"""Max tokens of texts brought to the device in one round: about as many as the host has time for while a pass runs."""
 _NOTHING = -2
 """Equals no token of a continuation, nor its padding."""
 
