@@ -71,10 +71,16 @@ class Script(BaseHTTPRequestHandler):
         pass
 
 
+class Server(ThreadingHTTPServer):
+    """Many connections may come at once: five are the library's default, and more of them are reset."""
+
+    request_queue_size = 128
+
+
 @pytest.fixture
 def scripted() -> Iterator[tuple[str, type[Script]]]:
     kind = type("OwnScript", (Script,), {"asked": []})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), kind)
+    server = Server(("127.0.0.1", 0), kind)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{server.server_address[1]}/v1", kind
