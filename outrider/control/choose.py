@@ -114,9 +114,9 @@ def choose_plan(outlooks: Seq[Outlook], costs: RoundCosts, widths: Seq[int] = ()
     best = Plan(plain.kind, plain.lengths, plain.drafters, least * plain.tokens, plain.seconds)
     promises = [_Promise(i, outlook) for i, outlook in enumerate(outlooks)]
     for drafters in _groups(promises):
-        if widths and len(drafters) == 1 and drafters[0].outlook.own is not None:
+        if widths and len(drafters) == 1 and drafters[0].outlook.own is not None:  # below
             continue
-        most = batch + sum([each.most_tokens for each in drafters])
+        most = batch + sum([each.tokens[-1] for each in drafters])
         asking = min([costs.asking_seconds((each.name,), batch) for each in drafters])
         if most < best.rate * (plain.seconds + asking):  # not even if drafts took no row more
             continue
@@ -175,8 +175,6 @@ class _Promise:
             self.gains = np.where(np.arange(self.gains.shape[1]) < outlook.budgets[:, None], self.gains, 0.0)
         self.tokens = [*accumulate(self.gains.sum(0).tolist())]
         """Of drafts of 1, 2, ... tokens for each sequence, those accepted in all."""
-        own = 0.0 if outlook.own is None else outlook.own.accepted * len(self.budgets)
-        self.most_tokens = max(self.tokens[-1], own)
 
 
 class _Group:

@@ -165,9 +165,7 @@ class Controller:
         """
         if not plan.asks:
             return plain_plan(len(seq_ids), self.costs)
-        if self.widths and size_of(len(seq_ids)) != size_of(len(before)) and not plan.probe:
-            return self._resized(plan, seq_ids)
-        if plan.own:
+        if plan.own or (self.widths and size_of(len(seq_ids)) != size_of(len(before)) and not plan.probe):
             return self._resized(plan, seq_ids)
         drafts = list(zip(plan.drafters, plan.lengths, strict=True))
         known, usual = dict(zip(before, drafts, strict=True)), Counter(drafts).most_common(1)[0][0]
