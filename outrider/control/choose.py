@@ -45,6 +45,8 @@ class Outlook:
     """The lengths its model drafts, others being cut from the next longer; empty: any."""
     own: OwnDrafts | None = None
     """Of one that limits itself: how its drafts are of late; None: it drafts as many tokens as it is asked for."""
+    sharing: Seq[float] | None = None
+    """Where its drafts share rows: what is expected of drafts of 1, 2, ... tokens, times what survival says."""
 
     def steps(self, length: int) -> int:
         """Passes of its model for a draft of this length."""
@@ -173,6 +175,8 @@ class _Promise:
         self.gains = outlook.survival  # of each token, none beyond the budget, [sequences, tokens]
         if self.least < self.gains.shape[1]:
             self.gains = np.where(np.arange(self.gains.shape[1]) < outlook.budgets[:, None], self.gains, 0.0)
+        if outlook.sharing is not None:
+            self.gains = np.diff(self.gains.cumsum(1) * outlook.sharing, prepend=0.0).clip(0.0)
         self.tokens = [*accumulate(self.gains.sum(0).tolist())]
         """Of drafts of 1, 2, ... tokens for each sequence, those accepted in all."""
 

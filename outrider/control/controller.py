@@ -12,6 +12,7 @@ import numpy as np
 from outrider.control.acceptance import Acceptance, Calibration, Floats
 from outrider.control.choose import (
     MIN_GAIN,
+    Ints,
     Outlook,
     Plan,
     best_plan_of,
@@ -26,6 +27,7 @@ from outrider.control.own_drafts import OwnFigures
 from outrider.control.prices import Price, Prices
 from outrider.control.probes import Probes
 from outrider.control.round_log import RoundLog
+from outrider.control.sharing import Sharing
 from outrider.control.trials import TRIAL_ROUNDS, AskedRound, Trials
 
 _STARTING_GAIN, _STAYING_GAIN, _PATIENCE = 1.05, 0.95, 8.0
@@ -61,6 +63,8 @@ class Member:
     """What it would draft is judged by the text, where nobody asks it."""
     limits_itself: bool = False
     """How far it drafts is its own choice for each text, and the pass no wider than that."""
+    shares: bool = False
+    """Its drafts share the rows of a pass, where they are the surest: lengths are what each has on average."""
 
 
 class Controller:
@@ -79,7 +83,8 @@ class Controller:
         self._decisions = DecisionLog([member.name for member in members])
         self.prices = Prices(costs, widths)
         limiting = frozenset(i for i, each in enumerate(members) if each.limits_itself and widths)
-        self._log = RoundLog(self._acceptance, self._decisions, self.prices, limiting)
+        self._sharing = Sharing(frozenset(i for i, each in enumerate(members) if each.shares), costs, widths)
+        self._log = RoundLog(self._acceptance, self._decisions, self.prices, limiting, self._sharing)
         free = [i for i, m in enumerate(members) if not (m.runs_model or m.pays_budget)]
         self._visible = free[0] if free and not widths else None
         """The drafter whose drafts are seen, and chosen from, before they are scored."""
@@ -125,17 +130,20 @@ class Controller:
         if self._visible is not None and len(self.members) == 1:
             return self._ask_visible(plain_plan(batch, self.costs), self._visible, seq_ids, budgets)
         most = np.asarray(budgets, dtype=np.int64)
-        outlooks = [
-            Outlook(
-                m.name, a.survival(seq_ids), np.minimum(most, m.max_tokens), m.runs_model, m.lengths, self._own.of(i)
-            )
-            for i, (m, a) in enumerate(zip(self.members, self.acceptance, strict=True))
-        ]
+        self._log.tell()
+        outlooks = [self._outlook(i, seq_ids, np.minimum(most, each.max_tokens)) for i, each in enumerate(self.members)]
         plan = choose_plan(outlooks, self.costs, self.widths, self._least_gain(batch))
         self._under_way = plan.asks
         if self._visible is not None:
             plan = self._ask_visible(plan, self._visible, seq_ids, budgets)
         return self.probes.due(outlooks, plan, [each.drafts for each in self.acceptance]) or plan
+
+    def _outlook(self, member: int, seq_ids: Seq[int], budgets: Ints) -> Outlook:
+        """What a drafter could do for these sequences, with these budgets."""
+        known, survival = self.members[member], self._rates_of(member).survival(seq_ids)
+        sharing = self._sharing.factors(member, len(seq_ids), known.max_tokens)
+        own = self._own.of(member)
+        return Outlook(known.name, survival, budgets, known.runs_model, known.lengths, own, sharing)
 
     def _least_gain(self, batch: int) -> float:
         """What a plan with drafts must promise, of what plain decoding brings.
@@ -181,9 +189,7 @@ class Controller:
         member = Counter(who for who in plan.drafters if who >= 0).most_common(1)[0][0]
         known = self.members[member]
         budgets = np.full(len(seq_ids), min(known.max_tokens, self.widths[-1] - 1), dtype=np.int64)
-        survival = self._rates_of(member).survival(seq_ids)
-        outlook = Outlook(known.name, survival, budgets, known.runs_model, known.lengths, self._own.of(member))
-        found = best_plan_of([outlook], 0, self.costs, self.widths)
+        found = best_plan_of([self._outlook(member, seq_ids, budgets)], 0, self.costs, self.widths)
         if found.rate < self.overruns.least_gain(len(seq_ids), _STAYING_GAIN) * plain.rate:
             return plain
         return replace(found, drafters=[member] * len(seq_ids))
@@ -239,18 +245,21 @@ class Controller:
         drafted: Seq[int],
         accepted: Seq[int],
         asking: float = 0.0,
+        *,
+        shared: bool = False,
     ) -> None:
         """Note a round of a plan: how many tokens of each sequence's draft were scored, and how many accepted.
 
         A draft that only the device knows is scored at the length that was asked for, found or not.
         rows: the sequences that go on; the others ended meanwhile. asking: the seconds in which the drafter was asked
-        whose drafts are seen first, where it was the only one.
+        whose drafts are seen first, where it was the only one. shared: drafts shared rows, and lengths are on average.
         """
         if not plan.asks:
             self.note_plain(plan, [seq_ids[row] for row in rows], 0.0)
             return
         self._decisions.end_rest()
         streak = self._log.streak_of(seq_ids, rows, plan, drafted, asking, self._round)
+        streak.shared = shared
         if plan.own:
             self._own.note_round(streak.asked[0], drafted, accepted)
         if plan.settled:

@@ -9,6 +9,7 @@ from outrider.control.acceptance import Acceptance
 from outrider.control.choose import Plan
 from outrider.control.decisions import DecisionLog
 from outrider.control.prices import FREE, Prices
+from outrider.control.sharing import Sharing
 from outrider.control.streak import Streak
 
 _ROUNDS = 16
@@ -19,10 +20,16 @@ class RoundLog:
     """What came of rounds with drafts, until it is noted."""
 
     def __init__(
-        self, acceptance: Seq[Acceptance], decisions: DecisionLog, prices: Prices, limiting: frozenset[int]
+        self,
+        acceptance: Seq[Acceptance],
+        decisions: DecisionLog,
+        prices: Prices,
+        limiting: frozenset[int],
+        sharing: Sharing,
     ) -> None:
-        """acceptance: of each drafter. limiting: those that limit themselves."""
+        """acceptance: of each drafter. limiting: those that limit themselves. sharing: of those that share rows."""
         self._acceptance, self._decisions, self._prices, self._limiting = acceptance, decisions, prices, limiting
+        self._sharing = sharing
         self._streaks: list[Streak] = []
         """The last one stays, noted or not: more of the same may come."""
         self._rounds = 0
@@ -74,10 +81,24 @@ class RoundLog:
             rows = streaks[0].rows_of(i)
             ids = [seq_ids[row] for row in rows]
             if rows:
+                self._note_shared(i, ids, rows, [each for each in streaks if each.shared])
                 accepted = [[each[row] for row in rows] for streak in streaks for each in streak.accepted]
                 known.note_rounds(ids, self._lengths(streaks, rows), accepted)
             if known.states and len(ids) < len(seq_ids):
                 known.forget_stated(seq_id for seq_id in seq_ids if seq_id not in ids)
+
+    def _note_shared(self, drafter: int, ids: Seq[int], rows: Seq[int], streaks: Seq[Streak]) -> None:
+        """Note what drafts that shared rows gained by that: before their acceptance is noted."""
+        if not streaks:
+            return
+        known = self._acceptance[drafter]
+        by_length = known.survival(ids).cumsum(1)
+        for streak in streaks:
+            lengths = [streak.drafted[row] for row in rows]
+            expected = sum(float(by_length[i, n - 1]) for i, n in enumerate(lengths) if n)
+            accepted = sum(each[row] for each in streak.accepted for row in rows)
+            share, rounds = sum(lengths) / len(rows) / known.max_tokens, len(streak.accepted)
+            self._sharing.note(drafter, share, accepted, rounds * expected, rounds * len(rows))
 
     def _lengths(self, streaks: Seq[Streak], rows: Seq[int]) -> list[list[int]]:
         """[rounds][rows]: how long the drafts in these rows count as.

@@ -23,6 +23,8 @@ class Streak:
     """Drafters that limit themselves: what they do not draft is not accepted."""
     asking: float = 0.0
     """Seconds in which drafters were asked whose drafts are seen first: not in the price."""
+    shared: bool = False
+    """Drafts shared rows: lengths are what each had on average."""
     accepted: list[Seq[int]] = field(default_factory=list[Seq[int]])  # [rounds][sequences]
     judged: list[int] = field(init=False)
     """The rows that were drafted for, were it nothing, and that go on."""

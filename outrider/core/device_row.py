@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import takewhile
 from typing import Any, NamedTuple, overload
 
 import numpy as np
@@ -42,7 +41,13 @@ class DeviceRow(Sequence[int]):
 
     def without_padding(self) -> Sequence[int]:
         """The numbers that are there. Waits for them where the row is padded."""
-        return tuple(takewhile(lambda number: number >= 0, self)) if self.padded else self
+        if not self.padded:
+            return self
+        numbers = self.block.list()[self.row][: self._count]
+        for i, number in enumerate(numbers):
+            if number < 0:
+                return tuple(numbers[:i])
+        return tuple(numbers)
 
 
 class ConfidenceRow(NamedTuple):

@@ -43,11 +43,20 @@ class Draft:
     confidence: ConfidenceRow | None = None
     """Of a chain: how sure of each token the drafter is; None: it does not say.
 
-    Only later drafts may depend on it: what is scored must not depend on what was drawn.
+    Only later drafts may depend on it, or in mode `seeded` how the drafts of a round share its rows: there no draft
+    changes a text. Elsewhere what is scored must not depend on what was drawn.
     """
+    share: int | None = None
+    """Of a padded chain: its part of the tokens that the drafts of its round have together, at most. How many of them
+    are its own only the device knows. None: so many as it has."""
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def scored(self) -> int:
+        """Tokens that are scored for it, on average over the drafts that share rows."""
+        return len(self.tokens) if self.share is None else self.share
 
     @property
     def is_chain(self) -> bool:
@@ -84,6 +93,7 @@ class Draft:
             return self
         return replace(
             self,
+            share=None if self.share is None else min(self.share, count),
             tokens=self.tokens[:count],
             parents=None if self.parents is None else self.parents[:count],
             probs=None if self.probs is None else self.probs[:count],
@@ -94,7 +104,11 @@ class Draft:
         if not self.tokens or not isinstance(self.tokens, DeviceRow) or not self.tokens.padded:
             return self
         tokens = self.tokens.without_padding()
-        return replace(self, tokens=tokens) if tokens else EMPTY
+        return (
+            Draft(tokens, None, self.probs, self.source, self.expected, self.known, self.confidence)
+            if tokens
+            else EMPTY
+        )
 
     def first_chain(self) -> Draft:
         """The chain of first children: what a runner that scores no trees can check."""

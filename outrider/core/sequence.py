@@ -235,6 +235,11 @@ class Span(NamedTuple):
         return len(self.tokens) + len(self.draft.tokens)
 
     @property
+    def scored(self) -> int:
+        """Its part of the rows of a pass, where drafts share them; else its width."""
+        return len(self.tokens) + self.draft.scored
+
+    @property
     def rows(self) -> int:
         """How many rows of logits this span asks for."""
         return 1 + len(self.draft.tokens) if self.wanted else 0

@@ -58,6 +58,8 @@ class Traits:
     """Layers of the target whose outputs it reads in the target's pages, when it is asked."""
     uses_prediction: bool = False
     """It drafts from `Sequence.prediction`."""
+    shares: bool = False
+    """Its drafts share the rows of a pass where a round has `room`: those tokens have one that it is surest of."""
     needs_prediction: bool = False
     """It drafts nothing for a sequence without one, and need not be asked."""
     states_probs: bool = False
@@ -81,11 +83,14 @@ class RoundView:
     """
     compared: bool = True
     """Whether anybody reads what drafts expect and how sure they are: on a device that is a copy to the host."""
+    room: Seq[int] | None = None
+    """Max tokens of each where drafts may share the budgets of all, see `Draft.share`; None: they may not."""
 
     def take(self, rows: Seq[int]) -> RoundView:
         """The same round for some of its sequences."""
         state = None if self.state is None else self.state.take(rows)
-        return RoundView([self.seqs[i] for i in rows], [self.budgets[i] for i in rows], state, self.compared)
+        room = None if self.room is None else [self.room[i] for i in rows]
+        return RoundView([self.seqs[i] for i in rows], [self.budgets[i] for i in rows], state, self.compared, room)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,18 @@ from outrider.models.heads.config import HeadConfig
 from outrider.models.heads.packed import PackedLinear, pack_linears
 from outrider.runners.block_heads import BlockBatch, BlockRunner
 from outrider.runners.cpu_heads import TreeSize
-from outrider.runners.draft_batch import HeadDraft
+from outrider.runners.cuda_graphs import MIN_PACKED_BATCH
+from outrider.runners.draft_batch import HeadDraft, Share
 from outrider.runners.native import NativeRunner
-from outrider.verify.block_sampling import TREE_WIDTH, BlockLogits, ConfidenceLayer, draft_chain, draft_tree, draw_chain
+from outrider.verify.block_sampling import (
+    TREE_WIDTH,
+    BlockLogits,
+    ConfidenceLayer,
+    draft_chain,
+    draft_tree,
+    draw_chain,
+    share_chains,
+)
 
 MAX_BLOCK = 32
 """Max rows of a block, and nodes of a tree with the text's last token."""
@@ -61,9 +70,13 @@ class BlockConfig:
     """Tokens drafted a round; 0: as many as its blocks have."""
     tree: int = 0
     """Nodes of a tree of the likeliest tokens; 0 drafts chains. In mode `distribution` always chains."""
+    share: int = 0
+    """Max tokens scored a sequence and round, on average, where several share a pass: those that the head is surest of.
+    0: as many as are drafted, or as a controller asks for. On CUDA, in mode `seeded`."""
 
     def __post_init__(self) -> None:
-        for name, value, most in (("k", self.k, MAX_BLOCK), ("tree", self.tree, MAX_BLOCK - 1)):
+        numbers = ("k", self.k, MAX_BLOCK), ("tree", self.tree, MAX_BLOCK - 1), ("share", self.share, MAX_BLOCK)
+        for name, value, most in numbers:
             if not is_int(value) or not 0 <= value <= most:
                 raise ConfigError(f"block: {name} must be 0 to {most}, got {value!r}")
 
@@ -117,7 +130,8 @@ class Block(HeadDrafter[BlockRunner]):
         self.nodes = 0 if self.sampled or not target.scores_trees else options.tree
         """Of a tree; 0: chains are drafted."""
         levels = options.levels(config)
-        self.traits = replace(options.traits_with(config), max_tokens=max(self.nodes, levels))
+        shares = not self.nodes and not self.sampled and head.confidence_head is not None and target.graphs is not None
+        self.traits = replace(options.traits_with(config), max_tokens=max(self.nodes, levels), shares=shares)
         target.keep_taps(config.taps)
         pool = None if target.graphs is None else target.graphs.graph_pool
         self.runner = BlockRunner(
@@ -130,12 +144,29 @@ class Block(HeadDrafter[BlockRunner]):
         self._markov = None if markov is None else (markov.markov_w1.weight.detach(), markov.markov_w2.weight.detach())
         super().__init__(levels)
         self.lengths = (self.traits.max_tokens,)
+        self._graphs = target.graphs if shares else None
+        """Of the target, where drafts can share its rows."""
+        self._share = options.share
         self._confidences: dict[int, tuple[ConfidenceRow | None, ConfidenceRow]] = {}
         """Of each sequence's last two drafts, the older first; None where there was but one."""
 
     def make(self, view: RoundView) -> HeadDraft:
-        made = self.runner.draft(view.seqs, view.state, max(view.budgets))
+        share = None
+        if view.room is not None and self._graphs is not None:
+            share = Share(view.room, self._graphs.shared_tokens(view.budgets, self.lengths[0]))
+        made = self.runner.draft(view.seqs, view.state, max(view.budgets), share)
         return made if view.compared else made._replace(confidence=None)  # which is not copied to the host then
+
+    def sharing(self, view: RoundView) -> RoundView:
+        room, longest = view.room, self.lengths[0]
+        if room is None or self._graphs is None or len(room) > self.runner.max_batch:
+            return super().sharing(view)
+        budgets = [min(n, self._share) for n in view.budgets] if self._share else view.budgets
+        room = [min(n, longest) for n in room]
+        options = any(not seq.plain_logits or seq.params.logprobs is not None for seq in view.seqs)
+        if options or sum(budgets) >= sum(room) or not self._graphs.shared_tokens(budgets, longest):
+            return super().sharing(view)
+        return replace(view, budgets=budgets, room=room)
 
     def propose(self, view: RoundView) -> Seq[Draft]:
         drafts, told = super().propose(view), self._confidences
@@ -183,6 +214,8 @@ class Block(HeadDrafter[BlockRunner]):
         kept = batch.kept()
         out = None if kept is None else (kept.tokens, kept.confidence)
         tokens, chances = draft_chain(block, confident, out)
+        if self._graphs is not None and chances is not None and batch.batch >= MIN_PACKED_BATCH:
+            share_chains(tokens, chances, batch.room, batch.shared)
         return HeadDraft(tokens, confidence=chances)
 
     def _confidence_layer(self, hidden: Tensor) -> ConfidenceLayer | None:

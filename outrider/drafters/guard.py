@@ -63,6 +63,8 @@ class GuardedDrafter:
             what = "more or fewer drafts than sequences" if isinstance(drafts, list) else f"a {type(drafts).__name__}"
             self._fail(view.seqs, f"propose returned {what}")
             return [EMPTY] * len(view.seqs)
+        if view.room is not None and _share_budgets(drafts, view.budgets, view.room):
+            return drafts
         return [self._checked(*each) for each in zip(drafts, view.seqs, view.budgets, strict=True)]
 
     def repeat(self, view: RoundView, drafts: Seq[Draft]) -> list[Draft] | None:
@@ -112,7 +114,8 @@ class GuardedDrafter:
         return self.failures.pop(seq_id, 0) + self.drafter.take_failures(seq_id)
 
     def _shown(self, view: RoundView) -> RoundView:
-        return RoundView(self._read_only(view.seqs), tuple(view.budgets), view.state, view.compared)
+        room = None if view.room is None else tuple(view.room)
+        return RoundView(self._read_only(view.seqs), tuple(view.budgets), view.state, view.compared, room)
 
     def _read_only(self, seqs: Seq[Sequence]) -> tuple[SequenceView, ...]:
         """The sequences as a drafter gets them: a change raises, and is the drafter's failure."""
@@ -161,7 +164,7 @@ class GuardedDrafter:
 
     def _checked(self, draft: Any, seq: Sequence, budget: int) -> Draft:
         """The part of a draft that may be scored, out of the drafter's reach."""
-        if draft is EMPTY or _is_sound_chain(draft, budget):
+        if draft is EMPTY or (_is_sound_chain(draft, budget) and draft.share is None):
             return draft
         draft, problem = _copied(draft)
         problem = problem or draft_problem(draft)
@@ -198,7 +201,7 @@ def _copied(draft: Any) -> tuple[Any, str]:
         tokens = draft.tokens if _is_row(draft, draft.tokens) else tuple(draft.tokens)
         parents = draft.parents
         parents = parents if parents is None or _is_row(draft, parents) else tuple(parents)
-        rest = draft.probs, draft.source, draft.expected, draft.known, draft.confidence
+        rest = draft.probs, draft.source, draft.expected, draft.known, draft.confidence, draft.share
         return Draft(tokens, parents, *rest), ""
     except Exception as error:  # its parts are not even sequences
         return draft, f"a draft cannot be read: {type(error).__name__}"
@@ -242,6 +245,14 @@ def _is_sound_chain(draft: Any, budget: int) -> bool:
     )
 
 
+def _share_budgets(drafts: Seq[Any], budgets: Seq[int], room: Seq[int]) -> bool:
+    """Whether drafts are sound chains that share the budgets of all, none longer than it has room for."""
+    return all(
+        draft is EMPTY or (_is_sound_chain(draft, most) and draft.share in range(budget + 1) and draft.tokens.padded)
+        for draft, budget, most in zip(drafts, budgets, room, strict=True)
+    )
+
+
 def _is_alike(new: Draft, old: Draft) -> bool:
     """Whether a draft is as long as another, and where that was: a pass reads it there without being told."""
     tokens, before = new.tokens, old.tokens
@@ -252,7 +263,8 @@ def _is_alike(new: Draft, old: Draft) -> bool:
         and len(tokens) == len(before)
         and tokens.row == before.row
         and tokens.block.tokens is before.block.tokens
-        and not tokens.padded
+        and (not tokens.padded or new.share is not None)
+        and new.share == old.share
     )
 
 
@@ -273,6 +285,8 @@ def _bad_values(draft: Draft) -> str:
         return "a draft's tokens are not ints"
     if not isinstance(draft.source, str):
         return "a draft's source is not a str"
+    if draft.share is not None:
+        return "a draft has a share of what is not shared, or more than its part"
     return _bad_confidence(draft) if is_finite(draft.expected) else "a draft's expected is not a number"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from outrider.core.device_row import ConfidenceRow, DeviceRow
@@ -34,6 +35,10 @@ class HeadDrafter(Drafter, Generic[RunnerT]):
     def make(self, view: RoundView) -> HeadDraft:
         """Draft for these sequences, all of them ready."""
 
+    def sharing(self, view: RoundView) -> RoundView:
+        """The round, with room only where drafts share the budgets of all: where they are the surest."""
+        return view if view.room is None else replace(view, room=None)
+
     def expected(self, seqs: Seq[Sequence], *, ahead: bool) -> list[float]:
         """How many tokens of each next draft should be accepted, by what is known before it is made.
 
@@ -49,7 +54,7 @@ class HeadDrafter(Drafter, Generic[RunnerT]):
         drafts, ahead = [EMPTY] * len(view.seqs), view.state is not None
         rows = [i for i in self.runner.ready(view.seqs, view.state) if self._drafts_for(view, i)]
         if any(view.budgets[i] for i in rows):
-            asked = view if len(rows) == len(view.seqs) else view.take(rows)
+            asked = self.sharing(view if len(rows) == len(view.seqs) else view.take(rows))
             expected = self.expected(asked.seqs, ahead=ahead)
             made = drafts_of(self.make(asked), asked, self.traits.name, expected)
             for i, draft in zip(rows, made, strict=True):
@@ -65,7 +70,16 @@ class HeadDrafter(Drafter, Generic[RunnerT]):
             return None
         tokens, name = HostCopy(made.tokens), self.traits.name
         return [
-            Draft(DeviceRow(tokens, at, len(draft.tokens)), None, None, name, draft.expected, True)
+            Draft(
+                DeviceRow(tokens, at, len(draft.tokens), padded=draft.share is not None),
+                None,
+                None,
+                name,
+                draft.expected,
+                True,
+                None,
+                draft.share,
+            )
             for at, draft in enumerate(drafts)
         ]
 
@@ -90,25 +104,27 @@ def _is_plain_chain(draft: Draft) -> bool:
 
 
 def drafts_of(made: HeadDraft, view: RoundView, name: str, expected: Seq[float]) -> list[Draft]:
-    """A draft for each sequence of the view, cut to its budget. Nothing is waited for.
+    """A draft for each sequence of the view, cut to its budget, or to its room where budgets are shared.
 
-    name: the drafter's. expected: how many tokens of each draft should be accepted.
+    Nothing is waited for. name: the drafter's. expected: how many tokens of each draft should be accepted.
     """
     tokens, nodes, probs = HostCopy(made.tokens), made.tokens.shape[1], made.probs
     parents = None if made.parents is None else HostCopy(made.parents)
     confidence = None if made.confidence is None else HostCopy(made.confidence)
     drafts: list[Draft] = []
+    shares, room = view.room is not None, view.room or view.budgets
     for at, budget in enumerate(view.budgets):
-        count = min(nodes, budget)
+        count = min(nodes, room[at])
         drafts.append(
             Draft(
-                DeviceRow(tokens, at, count),
+                DeviceRow(tokens, at, count, padded=shares),
                 None if parents is None else DeviceRow(parents, at, count),
                 None if probs is None or view.seqs[at].params.greedy else probs[at, :count],
                 name,
                 min(expected[at], nodes),
                 True,
                 None if confidence is None else ConfidenceRow(confidence, at),
+                min(budget, count) if shares else None,
             )
         )
     return drafts

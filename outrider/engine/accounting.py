@@ -42,7 +42,7 @@ def tell_controller(
 def count_round(done: InFlightRound, live: Mapping[int, Live]) -> None:
     """Count a round in the figures of its sequences that are live."""
     times = done.times
-    rows = sum(len(draft.tokens) for draft in done.drafts) + len(done.scheduled)
+    rows = sum(draft.scored for draft in done.drafts) + len(done.scheduled)
     for each in done.scheduled:
         if each.seq.id in live:
             stats = live[each.seq.id].stats

@@ -83,4 +83,5 @@ def _member(drafter: Drafter, target: Runner) -> Member:
         drafter.lengths,
         traits.watches,
         traits.limits_itself and pays,
+        traits.shares and pays,
     )

@@ -45,6 +45,8 @@ class Drafting:
             part if part.traits.guards_itself else GuardedDrafter(part, runner.vocab_size) for part in parts
         ]
         self._compares = drafter.compares
+        self._shares = runner.asynchronous and not (drafter.compares or drafter.traits.follows_target)
+        """Whether drafts may share budgets: nobody compares them, and of the target's rows only choices are read."""
         self.rows = max(part.rows for part in parts)
         """Rows of the target's pages that a draft writes, the one of the text's last token first."""
         self.host = HostTime()
@@ -260,7 +262,7 @@ class Drafting:
             if view.state is not None and plan is not None and not member.traits.drafts_ahead:
                 return None
             compared = self._compares if plan is None else self._kept.is_brief
-            asked = RoundView(view.seqs, budgets, view.state, compared)
+            asked = RoundView(view.seqs, budgets, view.state, compared, view.budgets if self._shares else None)
             if member.traits.watches or view.state is not None:  # to take some out of tensors costs more than all
                 rows = list(range(len(budgets)))
             made = member.propose(asked if len(rows) == len(budgets) else asked.take(rows))

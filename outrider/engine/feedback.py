@@ -96,7 +96,7 @@ class Feedback:
             return
         drafted = proposal.lengths
         rows, accepted = _accepted(seq_ids, drafted, verdicts)
-        controller.note(seq_ids, rows, plan, drafted, accepted, proposal.asking)
+        controller.note(seq_ids, rows, plan, drafted, accepted, proposal.asking, shared=proposal.shared)
         controller.note_seconds(plan, drafted, max(0.0, told - proposal.asking))
         usual = controller.usual_seconds(plan, drafted)
         took = usual

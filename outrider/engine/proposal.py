@@ -30,6 +30,11 @@ class Proposal:
     """The drafter that made all of these drafts; NOBODY where none is asked; None: several, or it cannot be said."""
 
     @property
+    def shared(self) -> bool:
+        """Whether drafts share rows: lengths are what each has on average."""
+        return any(draft.share is not None for draft in self.drafts)
+
+    @property
     def lengths(self) -> list[int]:
-        """How many tokens drafters drafted for each sequence; forced ones do not count."""
-        return [0 if draft.source == grammar.NAME else len(draft) for draft in self.drafts]
+        """How many tokens of drafters are scored for each sequence; forced ones do not count."""
+        return [0 if draft.source == grammar.NAME else draft.scored for draft in self.drafts]

@@ -40,15 +40,19 @@ def _parent_rows(parents, w, nodes):
 
 
 @triton.jit(
-    do_not_specialize=["width"], do_not_specialize_on_alignment=["ids", "starts", "widths", "offsets", "choices"]
+    do_not_specialize=["width"],
+    do_not_specialize_on_alignment=["ids", "starts", "widths", "offsets", "choices", "sources", "placed"],
 )
 def _accept_chain(
-    ids, starts, widths, offsets, choices, lengths, last, kept, width,
-    SEQUENCES: tl.constexpr, WIDTH: tl.constexpr, OFFSET: tl.constexpr,
+    ids, starts, widths, offsets, choices, lengths, last, kept, sources, placed, width,
+    SEQUENCES: tl.constexpr, WIDTH: tl.constexpr, OFFSET: tl.constexpr, FIELDS: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(0)
     w = tl.arange(0, WIDTH)
     own, chosen = _chosen_tokens(widths, offsets, choices, b, w, SEQUENCES, OFFSET)
+    if FIELDS > 0:
+        place = tl.load(sources + (b + 1) * FIELDS - 2)
+        tl.store(placed + place + w, chosen, mask=w < tl.load(sources + (b + 1) * FIELDS - 1))
     drafted = tl.load(ids + b * width + w + 1, mask=w + 1 < own, other=-2)
     accepted = tl.min(tl.where((drafted != chosen) | (chosen < 0), w, WIDTH), 0)  # nothing is drafted after the last
     token = tl.sum(tl.where(w == accepted, chosen, 0), 0)
@@ -150,16 +154,19 @@ def accept_chains(
     choices: Tensor,
     offsets: Tensor | None = None,
     out: tuple[Tensor, Tensor, Tensor] | None = None,
+    placed: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As the plain `accept_chains`; at most MAX_SEQUENCES sequences of MAX_WIDTH rows, all contiguous.
 
-    out: where the result goes; None: to new tensors.
+    out: where the result goes; None: to new tensors. placed: the sources of a pass, int64 [B, SOURCES], and where the
+    choices go that `write_shared` says are asked for, sequence after sequence; negative where the pass has no such row.
     """
     count, width = _size(ids)
     lengths, last, accepted = out or (_ints(ids, count), _ints(ids, count, 2), _ints(ids, count))
+    sources, into = placed or (ids, ids)
     _accept_chain[(count,)](
-        ids, starts, widths, widths if offsets is None else offsets, choices, lengths, last, accepted, width,
-        MAX_SEQUENCES, MAX_WIDTH, offsets is not None, num_warps=1,
+        ids, starts, widths, widths if offsets is None else offsets, choices, lengths, last, accepted, sources, into,
+        width, MAX_SEQUENCES, MAX_WIDTH, offsets is not None, 0 if placed is None else sources.shape[1], num_warps=1,
     )  # fmt: skip
     return lengths, last, accepted
 

@@ -253,11 +253,13 @@ def direct_splits(q: Tensor, keys: Tensor, batch: AttentionBatch, page: int) -> 
     heads, kv, dim = q.shape[1], *keys.shape[1:]
     if not DIRECT or not batch.chunk or heads > DIRECT_ROWS * kv or q.dtype != torch.bfloat16:
         return 0
-    programs = len(batch.starts) * _direct_groups(q, keys, batch)[1] * kv
+    (rows, groups), sequences = _direct_groups(q, keys, batch), len(batch.starts)
+    programs = sequences * groups * kv
     fewest = {64: 1, 128: 8}.get(dim, MAX_DIRECT_PROGRAMS + 1)  # two programs take too long for a thousand long keys
     if page != 16 or not fewest <= programs <= MAX_DIRECT_PROGRAMS:
         return 0
-    return max(1, min(batch.splits, MULTIPROCESSORS // programs))
+    busy = min(programs, (sequences + len(q) // rows) * kv)  # of packed rows: others find that they have none
+    return max(1, min(batch.splits, MULTIPROCESSORS // busy))
 
 
 def attend_pages(

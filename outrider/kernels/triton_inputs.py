@@ -1,12 +1,14 @@
 """What only the device knows of a pass's inputs, in Triton: where a round in flight leaves its texts, and drafts.
 
 The first launch of a captured pass reads both where they are, by addresses that came with the other inputs: nothing is
-launched or copied for them besides.
+launched or copied for them besides. Where drafts share the rows of a packed pass, it also decides where each row lies:
+padding of drafts has none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from typing import NamedTuple
 
 import numpy as np
 import triton
@@ -15,16 +17,68 @@ from torch import Tensor
 
 from outrider.kernels.batch import MAX_WIDTH
 
-HEADER, SOURCES = 3, 4
-"""int64 numbers of a pass, and of each sequence; see `write_state` and `write_draft`."""
-_ROW, _DRAFT, _COLUMN, _COUNT = (tl.constexpr(i) for i in range(SOURCES))
-_LENGTHS, _LAST, _READS = (tl.constexpr(i) for i in range(HEADER))
+HEADER, SOURCES = 4, 6
+"""int64 numbers of a pass, and of each sequence; see `write_state`, `write_draft` and `write_shared`."""
+_ROW, _DRAFT, _COLUMN, _COUNT = (tl.constexpr(i) for i in range(4))
+_LENGTHS, _LAST, _READS, _SHARED = (tl.constexpr(i) for i in range(HEADER))
+_CHUNK = tl.constexpr(16)
+"""Sequences whose drafts a program counts at once."""
+
+
+@triton.jit
+def _count_rows(sources, widths, j, live, FIELDS: tl.constexpr, WIDTH: tl.constexpr):
+    """Of sequences j: rows that are theirs whatever is shared, and draft tokens that are no padding, int64 both."""
+    w = tl.arange(0, WIDTH)
+    source = sources + j * FIELDS
+    draft = tl.load(source + _DRAFT, mask=live, other=0)
+    there = live & (draft != 0)
+    count = tl.load(source + _COUNT, mask=there, other=0)
+    tokens = draft.to(tl.pointer_type(tl.int64))[:, None] + w[None, :]
+    drafted = tl.load(tokens, mask=w[None, :] < count[:, None], other=-1) >= 0
+    text = tl.load(source + _COLUMN, mask=there, other=0) + tl.load(widths + j, mask=live & (draft == 0), other=0)
+    return text, tl.sum(drafted.to(tl.int64), 1)
+
+
+@triton.jit
+def _pack(
+    sources, widths, offsets, row_index, b, shared, batch, width, rows, FIELDS: tl.constexpr, WIDTH: tl.constexpr
+):  # fmt: skip
+    """Sequence b's width, its first row and the place of each; the last one's program also marks what is padding.
+
+    Drafts have `shared` rows together: those before have theirs first, so that no row is beyond the pass.
+    """
+    texts = tl.full((), 0, dtype=tl.int64)
+    drafted = tl.full((), 0, dtype=tl.int64)
+    for first in range(0, b, _CHUNK):
+        j = first + tl.arange(0, _CHUNK)
+        text, own = _count_rows(sources, widths, j, j < b, FIELDS, WIDTH)
+        texts += tl.sum(text, 0)
+        drafted += tl.sum(own, 0)
+    j = b + tl.arange(0, _CHUNK)
+    text, own = _count_rows(sources, widths, j, j == b, FIELDS, WIDTH)
+    before = tl.minimum(drafted, shared)
+    offset = texts + before
+    count = tl.sum(text, 0) + tl.minimum(drafted + tl.sum(own, 0), shared) - before
+    w = tl.arange(0, WIDTH)
+    tl.store(widths + b, count)
+    tl.store(offsets + b, offset)
+    tl.store(row_index + offset + w, b * width + w, mask=(w < count) & (offset + w < rows))
+    if b == batch - 1:
+        for first in range(0, rows, WIDTH):
+            row = first + w
+            tl.store(
+                row_index + row, tl.full((WIDTH,), -1, dtype=tl.int64), mask=(row >= offset + count) & (row < rows)
+            )
 
 
 @triton.jit(
-    do_not_specialize=["width", "max_id"], do_not_specialize_on_alignment=["ids", "starts", "header", "sources"]
+    do_not_specialize=["width", "max_id", "batch", "rows"],
+    do_not_specialize_on_alignment=["ids", "starts", "header", "sources", "widths", "offsets", "row_index"],
 )
-def _fetch(ids, starts, header, sources, width, max_id, FIELDS: tl.constexpr, WIDTH: tl.constexpr):
+def _fetch(
+    ids, starts, header, sources, widths, offsets, row_index, width, max_id, batch, rows,
+    FIELDS: tl.constexpr, WIDTH: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
     b = tl.program_id(0)
     row, source = ids + b * width, sources + b * FIELDS
     of = tl.load(source + _ROW) - 1
@@ -41,6 +95,10 @@ def _fetch(ids, starts, header, sources, width, max_id, FIELDS: tl.constexpr, WI
         there = w < tl.load(source + _COUNT)
         token = tl.load(draft.to(tl.pointer_type(tl.int64)) + w, mask=there, other=0)
         tl.store(row + tl.load(source + _COLUMN) + w, token, mask=there)
+    if PACKED:
+        shared = tl.load(header + _SHARED) - 1
+        if shared >= 0:
+            _pack(sources, widths, offsets, row_index, b, shared, batch, width, rows, FIELDS, WIDTH)
 
 
 def write_state(
@@ -51,20 +109,46 @@ def write_state(
     header int64 [HEADER], sources int64 [sequences, SOURCES]. lengths int64 [B] and last int64 [B, 2], contiguous, are
     not freed before the pass is launched; nor are drafts. A negative row: the inputs have the sequence already.
     """
-    header[:] = lengths.data_ptr(), last.data_ptr(), reads
+    header[:3] = lengths.data_ptr(), last.data_ptr(), reads
     sources[: len(rows), 0] = rows
     sources[: len(rows), 0] += 1
 
 
 def write_draft(source: np.ndarray, address: int, column: int, count: int) -> None:
     """Say that a sequence, source int64 [SOURCES], has `count` tokens int64 at its places from `column` on."""
-    source[1:] = address, column, count
+    source[1:4] = address, column, count
 
 
-def fetch_inputs(ids: Tensor, starts: Tensor, header: Tensor, sources: Tensor, max_id: int) -> None:
+def write_shared(header: np.ndarray, sources: np.ndarray, tokens: int, asked: Seq[int]) -> None:
+    """Say that drafts share so many rows of a packed pass: of their tokens as many as are no padding.
+
+    asked: rows of each sequence whose choices are asked for, were they no rows of the pass; see `accept_chains`.
+    """
+    header[3] = 1 + tokens
+    places = np.cumsum(asked)
+    sources[: len(asked), 4] = places - asked
+    sources[: len(asked), 5] = asked
+
+
+class Packing(NamedTuple):
+    """Where a packed pass says where its rows lie, see `PackedRows`: int64 all."""
+
+    widths: Tensor  # [B]
+    offsets: Tensor  # [B]
+    row_index: Tensor  # [N]
+
+
+def fetch_inputs(
+    ids: Tensor, starts: Tensor, header: Tensor, sources: Tensor, max_id: int, packing: Packing | None = None
+) -> None:
     """Complete ids int64 [B, W] and starts int64 [B] by what `write_state` and `write_draft` said.
 
-    max_id: larger tokens of a state are read as this one.
+    max_id: larger tokens of a state are read as this one. packing: of a packed pass; it is written where
+    `write_shared` said that drafts share rows: sequences without a draft have as many as it says before.
     """
     batch, width = ids.shape
-    _fetch[(batch,)](ids, starts, header, sources, width, max_id, FIELDS=SOURCES, WIDTH=MAX_WIDTH, num_warps=1)
+    parts = (ids, ids, ids) if packing is None else packing
+    _fetch[(batch,)](
+        ids, starts, header, sources, *parts, width, max_id, batch, len(parts[2]),
+        FIELDS=SOURCES, WIDTH=MAX_WIDTH, PACKED=packing is not None, num_warps=1,
+    )  # fmt: skip

@@ -13,7 +13,7 @@ from outrider.core.sequence import Sequence, Span
 from outrider.models.heads.block import BlockHead
 from outrider.runners.cpu_heads import BlockRows, TreeSize, cpu_blocks_of
 from outrider.runners.device_state import DeviceState
-from outrider.runners.draft_batch import BatchAttention, DraftBatch, HeadDraft
+from outrider.runners.draft_batch import BatchAttention, DraftBatch, HeadDraft, Share
 from outrider.runners.graphed_reads import GraphedReads
 from outrider.runners.head_reads import HeadReads
 from outrider.runners.layout import lay_out
@@ -136,10 +136,16 @@ class BlockBatch(DraftBatch):
         return runner.run(self.last, BatchAttention(runner.model, runner.layers, batch, runner.workspace))
 
     def draft(
-        self, table_ids: Seq[int], seqs: Seq[Sequence], firsts: Seq[int], state: DeviceState | None, length: int
+        self,
+        table_ids: Seq[int],
+        seqs: Seq[Sequence],
+        firsts: Seq[int],
+        state: DeviceState | None,
+        length: int,
+        share: Share | None = None,
     ) -> HeadDraft:
         """length: tokens that the CPU kernels draft; others draft all."""
-        self.fill_texts(table_ids, seqs, firsts, state)
+        self.fill_texts(table_ids, seqs, firsts, state, share)
         cpu = self.runner.cpu
         if cpu is not None and self._texts is not None and self.runner.chains:
             return cpu.chains(self._texts, int(self.lengths.max()), length)

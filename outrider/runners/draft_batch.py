@@ -21,8 +21,11 @@ from outrider.runners.cuda_graphs import capture
 from outrider.runners.device_state import DeviceState
 from outrider.runners.paged_model import PagedModel, TappedPages, tapped_pages
 
-COLUMNS, STATE = 6, 3
-"""int64 numbers of each text, and of a state: the addresses of its lengths and last tokens, and how many they are."""
+COLUMNS, STATE = 7, 4
+"""int64 numbers of each text, and of all: the addresses of a state's lengths and last tokens, and how many they are;
+tokens that drafts share."""
+_ALL = 1 << 30
+"""Tokens that no draft has."""
 
 
 class HeadDraft(NamedTuple):
@@ -42,6 +45,15 @@ def joined(drafts: Seq[HeadDraft]) -> HeadDraft:
     """The drafts of one sequence after another."""
     columns = zip(*drafts, strict=True)
     return HeadDraft(*(None if each[0] is None else torch.cat(each) for each in columns))  # type: ignore[arg-type]
+
+
+class Share(NamedTuple):
+    """How drafts share the rows of a pass, see `kernels.share`."""
+
+    room: Seq[int]
+    """Max tokens of each."""
+    total: int
+    """Of all together."""
 
 
 class UnreadRows(NamedTuple):
@@ -74,9 +86,11 @@ class DraftBatch:
         self.model, self.batch, self.graph_pool, self.sampled = model, batch, graph_pool, sampled
         self._inputs = PinnedInputs(COLUMNS * batch + STATE, model.device)
         columns, self._state = self._inputs.ints[:-STATE].view(COLUMNS, batch), self._inputs.ints[-STATE:]
-        self.table_ids, self.lengths, self.last, self.firsts, self.seeds, temperatures = columns
+        self.table_ids, self.lengths, self.last, self.firsts, self.seeds, temperatures, self.room = columns
         """lengths: tokens of each text. last: its last token. firsts: the first position that the head reads. seeds: of
-        the text's noise. temperatures: of its request."""
+        the text's noise. temperatures: of its request. room: max tokens of its draft, where drafts share rows."""
+        self.shared = self._state[-1:]
+        """int64 [1]: tokens that drafts have together, at most."""
         self.temperatures = temperatures.view(torch.float64)
         self.starts = torch.zeros_like(self.lengths)
         """The position of each text's last token, once `fetch` is done."""
@@ -88,19 +102,19 @@ class DraftBatch:
         self._fetched: tuple[Tensor, Tensor] | None = None
         """What the next draft fetches by address: kept until the one after it is filled."""
         self._constants: dict[tuple[str, int], Tensor] = {}
-        self._padding = np.array([[model.tables.spare], [2], [0], [1], [0], [0]])
+        self._padding = np.array([[model.tables.spare], [2], [0], [1], [0], [0], [0]])
         self.fill()
 
-    def fill(self, *columns: Any, state: DeviceState | None = None) -> None:
+    def fill(self, *columns: Any, state: DeviceState | None = None, shared: int = 0) -> None:
         """Write and send the inputs, by column: one copy. state: of the texts, where the host is a round behind."""
         array = self._inputs.array()
         rows = array[:-STATE].reshape(COLUMNS, self.batch)
         rows[:] = self._padding
         for row, values in zip(rows, columns, strict=False):
             row[: len(values)] = values
-        array[-STATE:] = 0
+        array[-STATE:] = 0, 0, 0, shared
         if state is not None and self.model.fused:
-            array[-STATE:] = state.lengths.data_ptr(), state.last.data_ptr(), len(state)
+            array[-STATE:-1] = state.lengths.data_ptr(), state.last.data_ptr(), len(state)
         self._inputs.send()
         if state is not None and not self.model.fused:
             self.lengths[: len(state)].copy_(state.lengths)
@@ -115,8 +129,15 @@ class DraftBatch:
         else:
             torch.sub(self.lengths, 1, out=self.starts)
 
-    def fill_texts(self, table_ids: Seq[int], seqs: Seq[Sequence], firsts: Seq[int], state: DeviceState | None) -> None:
-        """The inputs of these sequences. state: theirs, where the host is a round behind.
+    def fill_texts(
+        self,
+        table_ids: Seq[int],
+        seqs: Seq[Sequence],
+        firsts: Seq[int],
+        state: DeviceState | None,
+        share: Share | None = None,
+    ) -> None:
+        """The inputs of these sequences. state: theirs, where the host is a round behind. share: None: nothing is cut.
 
         With a state, the fused kernels fetch lengths and last tokens, and read each text from as far back as a draft
         has room for: what is read again is written as it was. So the inputs are those of the draft before while the
@@ -124,10 +145,11 @@ class DraftBatch:
         """
         own = [seq.draw_seed if self.sampled else seq.seed for seq in seqs]
         warmth = [seq.params.temperature for seq in seqs]
+        room, shared = share or ([_ALL] * len(seqs), _ALL)
         key = None
         if state is not None and self.model.fused:
             fetched = self._fetched = state.lengths.contiguous(), state.last.contiguous()
-            key = [*table_ids], own, warmth, *(each.data_ptr() for each in fetched)
+            key = [*table_ids], own, warmth, *(each.data_ptr() for each in fetched), room, shared
             if key == self._sent:
                 return
             state = DeviceState(*fetched)
@@ -136,7 +158,7 @@ class DraftBatch:
             lengths, last = [len(seq.tokens) for seq in seqs], [seq.tokens[-1] for seq in seqs]
         seeds = np.array(own, dtype=np.uint64).view(np.int64)
         temperatures = np.array(warmth, dtype=np.float64).view(np.int64)
-        self.fill(table_ids, lengths, last, firsts, seeds, temperatures, state=state)
+        self.fill(table_ids, lengths, last, firsts, seeds, temperatures, room, state=state, shared=shared)
         self._sent = key
 
     def fetches(self, state: DeviceState) -> bool:

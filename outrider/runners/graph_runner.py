@@ -152,13 +152,30 @@ class GraphRunner:
         self._widest = max(self._widest, padded_shape(1, min(width, WIDTHS[-1])).width)
         self.max_decode = self._widest
 
-    def shape_of(self, spans: Seq[Span]) -> BatchShape | None:
-        """The shape of fewest rows that takes these spans; None where they are too many for one pass."""
+    def shape_of(self, spans: Seq[Span], *, shared: bool = False) -> BatchShape | None:
+        """The shape of fewest rows that takes these spans; None where they are too many for one pass.
+
+        shared: drafts share its rows, see `Draft.share`.
+        """
         widths = [span.width for span in spans]
-        key = len(spans), max(widths), sum(widths), self.model.heads.size
+        return self._shape(len(spans), max(widths), sum([span.scored for span in spans]) if shared else sum(widths))
+
+    def _shape(self, count: int, widest: int, rows: int) -> BatchShape | None:
+        key = count, widest, rows, self.model.heads.size
         if key not in self._chosen:
             self._chosen[key] = self._choose(*key)
         return self._chosen[key]
+
+    def shared_tokens(self, lengths: Seq[int], longest: int) -> int:
+        """How many tokens drafts of up to `longest` each have together, at no more cost than drafts of these lengths.
+
+        All that the rows of a packed pass take; 0 where there is none of so few rows.
+        """
+        batch = len(lengths)
+        if self.model.returns_taps or self.model.heads.size or not any(lengths):
+            return 0
+        shape, even = self._shape(batch, 1 + longest, batch + sum(lengths)), padded_shape(batch, 1 + max(lengths))
+        return shape.packed - batch if shape is not None and 0 < shape.packed <= even.rows else 0
 
     def _choose(self, count: int, widest: int, rows: int, size: int) -> BatchShape | None:
         """The shape for so many sequences, rows of the widest and of all, and outputs."""
@@ -171,7 +188,8 @@ class GraphRunner:
 
     def score(self, spans: Seq[Span], after: DeviceState | None = None, draws: Draws | None = None) -> Scores:
         """As `Runner.score`, for spans it takes; in several passes where one would have too many rows."""
-        shape = self.shape_of(spans)
+        shared = draws is not None and not draws.logits and any(span.draft.share is not None for span in spans)
+        shape = self.shape_of(spans, shared=shared)
         if shape is None:
             middle = len(spans) // 2
             halves = [range(middle), range(middle, len(spans))]
@@ -186,7 +204,7 @@ class GraphRunner:
                 torch.cat(positions).clone if positions else None,
             )
         forward, graph = self.captured_pass(shape)
-        rows = forward.load(spans, after, draws)
+        rows = forward.load(spans, after, draws, shared=shared and shape.packed > 0)
         graph.replay()
         return Scores(
             forward.take_logits(rows, lasting=draws is None) if draws is None or draws.logits else forward.no_logits,

@@ -96,6 +96,8 @@ class GraphedForward:
         # not in the graphs' memory, where other graphs may write before these are read
         self.choices = torch.zeros(n, dtype=torch.int64, device=model.device)
         """int64 [N]: the target's choice after each row, by the draws of its sequence."""
+        self.placed = torch.zeros(shape.places if shape.packed else 0, dtype=torch.int64, device=model.device)
+        """The same where drafts share rows, of all rows that are asked for; negative where there is none."""
         numbers = torch.zeros(4, batch, dtype=torch.int64, device=model.device)
         self._state = DeviceState(numbers[0], numbers[2:].view(batch, 2), self.ids, numbers[1])
         """Of chains, after those choices."""
@@ -103,13 +105,22 @@ class GraphedForward:
         """Of the first so many sequences: views, made once."""
         self._rows: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         """Logits and choices of rows side by side, by the first and the one behind them: views, made once."""
+        self._placed: dict[int, Tensor] = {}
 
-    def load(self, spans: Seq[Span], after: DeviceState | None = None, draws: Draws | None = None) -> Tensor | slice:
+    def load(
+        self,
+        spans: Seq[Span],
+        after: DeviceState | None = None,
+        draws: Draws | None = None,
+        *,
+        shared: bool = False,
+    ) -> Tensor | slice:
         """Bring a batch's inputs to the device: one copy, not waited for. Returns the rows whose logits are asked for.
 
-        after: the state of its sequences. draws: theirs; without them every row takes its best token.
+        after: the state of its sequences. draws: theirs; without them every row takes its best token. shared: as for
+        `PassInputs.load`; choices are all that is asked for then.
         """
-        wanted, device_parents = self.inputs.load(spans, after, draws)
+        wanted, device_parents = self.inputs.load(spans, after, draws, shared=shared)
         trees = device_parents is not None
         if trees or self._trees:
             copy_rows(self.parents, device_parents or [])
@@ -188,7 +199,15 @@ class GraphedForward:
 
     def take_choices(self, rows: Tensor | slice) -> Tensor:
         """The target's choices after these rows, int64 [M]; valid until the next pass."""
+        if self.inputs.shared:
+            return self._placed_rows(cast(slice, rows).stop)
         return self._views(rows)[1] if isinstance(rows, slice) else self.choices[rows]
+
+    def _placed_rows(self, count: int) -> Tensor:
+        """The first of `placed`: a view, made once."""
+        if count not in self._placed:
+            self._placed[count] = self.placed[:count]
+        return self._placed[count]
 
     def _views(self, rows: slice) -> tuple[Tensor, Tensor]:
         key = rows.start, rows.stop
@@ -210,7 +229,8 @@ class GraphedForward:
             batch, state = self.batch, self._state
             sample_rows(self.logits, self.temperatures, self.seeds, batch, self.choices)
             out = state.lengths, state.last, cast(Tensor, state.accepted)
-            accept_chains(self.ids, batch.starts, batch.widths, self.choices, batch.packing.offsets, out)
+            placed = (self.inputs.given.sources, self.placed) if self.shape.packed else None
+            accept_chains(self.ids, batch.starts, batch.widths, self.choices, batch.packing.offsets, out, placed)
 
     def forward(self) -> None:
         """Launch the pass: from the inputs to the logits [N, vocab], or as many as a reduced head has."""

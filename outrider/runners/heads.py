@@ -15,7 +15,7 @@ from outrider.models.heads.base import Head
 from outrider.runners.attention import AttentionLayers, PromptAttention, attention_of
 from outrider.runners.cpu_heads import cpu_steps_of
 from outrider.runners.device_state import DeviceState
-from outrider.runners.draft_batch import BatchAttention, DraftBatch, HeadDraft
+from outrider.runners.draft_batch import BatchAttention, DraftBatch, HeadDraft, Share
 from outrider.runners.head_reads import HeadReads
 from outrider.runners.layout import lay_out, to_device
 from outrider.runners.paged_model import PagedModel
@@ -161,9 +161,15 @@ class HeadBatch(DraftBatch):
         return runner.step(ids, hidden, BatchAttention(runner.model, runner.layers, batch, runner.workspace, behind))
 
     def draft(
-        self, table_ids: Seq[int], seqs: Seq[Sequence], firsts: Seq[int], state: DeviceState | None, length: int
+        self,
+        table_ids: Seq[int],
+        seqs: Seq[Sequence],
+        firsts: Seq[int],
+        state: DeviceState | None,
+        length: int,
+        share: Share | None = None,
     ) -> HeadDraft:
-        self.fill_texts(table_ids, seqs, firsts, state)
+        self.fill_texts(table_ids, seqs, firsts, state, share)
         cpu = self.runner.cpu
         if cpu is not None and self._texts is not None and self.runner.chains:
             return cpu.chains(self._texts, int(self.lengths.max()), length)

@@ -16,7 +16,15 @@ from outrider.core.host_copy import HostCopy
 from outrider.core.pinned_inputs import PinnedInputs
 from outrider.core.sampling import Token
 from outrider.core.sequence import Span
-from outrider.kernels.triton_inputs import HEADER, SOURCES, fetch_inputs, write_draft, write_state
+from outrider.kernels.triton_inputs import (
+    HEADER,
+    SOURCES,
+    Packing,
+    fetch_inputs,
+    write_draft,
+    write_shared,
+    write_state,
+)
 from outrider.kvcache.block_tables import BlockTables
 from outrider.runners.cuda_graphs import BatchShape
 from outrider.runners.device_state import DeviceState
@@ -62,6 +70,8 @@ class PassInputs:
         """All that the inputs on the device follow from; None where a text or tree is among them."""
         self.wanted: Tensor | slice = slice(0, 0)
         """The rows whose logits the last batch asked for."""
+        self.shared = False
+        """Drafts of the last batch share its rows, see `Draft.share`: `wanted` counts those that are asked for."""
         self._padding = np.zeros(len(self._inputs.ints), dtype=np.int64)  # chains in no page of anybody's
         padding = _parts(self._padding, shape)
         padding.parents[:] = range(-1, shape.width - 2)
@@ -69,13 +79,13 @@ class PassInputs:
         padding.row_index[:] = -1
 
     def load(
-        self, spans: Seq[Span], after: DeviceState | None, draws: Draws | None
+        self, spans: Seq[Span], after: DeviceState | None, draws: Draws | None, *, shared: bool = False
     ) -> tuple[Tensor | slice, DeviceParents | None]:
         """Send a batch's inputs: one copy, not waited for; none where the device has them. See `GraphedForward.load`.
 
         Behind a round in flight the device fetches texts and drafts by address: often all is as it was for the batch
         before. Returns the rows whose logits are asked for, and the parents of trees that are on the device; None where
-        all drafts are chains.
+        all drafts are chains. shared: drafts, all of them chains, share the rows of this packed pass.
         """
         widths, table_ids = [span.width for span in spans], self._tables.table_ids([span.seq_id for span in spans])
         self._fetched = [] if after is None else [after.origin.lengths.contiguous(), after.origin.last.contiguous()]
@@ -84,10 +94,11 @@ class PassInputs:
         if after is not None and not trees:
             state = [each.data_ptr() for each in self._fetched[:2]], after.rows
             drawn = draws and (draws.seeds, draws.temperatures)
-            key = table_ids, widths, sources, state, drawn, len(spans[0].tokens), [span.wanted for span in spans]
+            wanted = [span.wanted for span in spans]
+            key = table_ids, widths, sources, state, drawn, len(spans[0].tokens), wanted, shared
             if key == self._sent:
                 return self.wanted, None
-        self._sent = key
+        self._sent, self.shared = key, shared
         array = self._inputs.array()
         array[:] = self._padding
         into, count = self._written[self._inputs.current], len(spans)
@@ -101,8 +112,13 @@ class PassInputs:
         else:
             self._write_state(after, len(spans[0].tokens), into)
         device_parents = _write_drafts(spans, widths, sources, into)
-        self._write_packing(into)
-        self.wanted = self._write_wanted(spans, widths, into)
+        if shared:
+            own = [len(s.tokens) if isinstance(at, int) else s.width for s, at in zip(spans, sources, strict=True)]
+            write_shared(into.header, into.sources, self.shape.rows - sum(own), widths)
+            self.wanted = slice(0, sum(widths))
+        else:
+            self._write_packing(into)
+            self.wanted = self._write_wanted(spans, widths, into)
         self._inputs.send()
         return self.wanted, device_parents if trees else None
 
@@ -112,10 +128,13 @@ class PassInputs:
         return self._sent is not None and not self._copied
 
     def load_again(self, state: DeviceState) -> None:
-        """The last batch once more, its texts fetched from this state: sent only where they were from another."""
-        if self._sent is None or self._fetched[0] is state.lengths:
+        """The last batch once more, its texts fetched from this state, all of it: sent only where they were not.
+
+        A pass that newcomers joined fetched some rows of a state, and may leave its own texts in their very place.
+        """
+        if self._sent is None or (self._fetched[0] is state.lengths and self._sent[3][1] is None):
             return
-        reads = int(self._written[self._inputs.current].header[-1])
+        reads = int(self._written[self._inputs.current].header[2])
         last, array = self._inputs.arrays[self._inputs.current], self._inputs.array()
         array[:] = last
         self._fetched[:2] = state.lengths.contiguous(), state.last.contiguous()
@@ -127,7 +146,8 @@ class PassInputs:
     def fetch(self) -> None:
         """Launch what completes the inputs by what only the device knows."""
         given = self.given
-        fetch_inputs(given.ids, given.starts, given.header, given.sources, self._max_id)
+        packing = Packing(given.widths, given.offsets, given.row_index) if self.shape.packed else None
+        fetch_inputs(given.ids, given.starts, given.header, given.sources, self._max_id, packing)
 
     def first_rows(self, widths: Seq[int]) -> list[int]:
         """The first row of each of so many sequences of these widths."""

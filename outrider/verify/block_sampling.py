@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from outrider.kernels.share import share_tokens
 from outrider.verify.largest import largest
 from outrider.verify.noise import DRAFT, ROUND, TARGET, gumbel_at, keys_at
 
@@ -98,6 +99,19 @@ def draft_chain(block: BlockLogits, layer: ConfidenceLayer | None = None, out: C
         chain.append(before)
     tokens = torch.stack(chain, 1)
     return _written((tokens, None if layer is None else layer.chances(block, tokens)), out)
+
+
+def share_chains(tokens: Tensor, chances: Tensor, room: Tensor, total: Tensor) -> None:
+    """Leave only the `total` tokens that are likeliest to be accepted, in place; total int64 [1]. See `share_tokens`.
+
+    For mode `seeded` alone, where no draft changes a text.
+    """
+    if tokens.is_cuda:
+        from outrider.kernels import triton_share
+
+        triton_share.share_tokens(tokens, chances, room, total)
+    else:
+        tokens.copy_(share_tokens(tokens, chances, room, int(total)))
 
 
 def _written(made: Chain, out: Chain | None) -> Chain:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -36,6 +36,7 @@ def engine(
     pinned: bool = True,
     cache: int = 8192,
     qk_norm: bool = False,
+    share: int = 0,
 ) -> Engine:
     """tree None: without a drafter. Pinned, so that a text has the same bits with and without drafts."""
     target = NativeRunner(decoder(4), cache, context=1024, pinned=pinned)
@@ -46,7 +47,7 @@ def engine(
         config = block_config(own.config, draft_vocab_size=700, confidence=True, qk_norm=qk_norm, **sizes)
         head = random_block(config, own).to(own.device, own.dtype)
         context = DrafterContext(vocab_size=VOCAB, context=1024, mode=mode, target=target, max_batch=BATCH)
-        drafter = Block(BlockConfig(model="random", tree=tree), head, target, context)
+        drafter = Block(BlockConfig(model="random", tree=tree, share=share), head, target, context)
         assert drafter.runner.fused is not None
         assert len(list(drafter.runner.capture(BATCH))) == 4 + len(ROWS)
     list(target.capture(BATCH, 1 + drafter.traits.max_tokens))
@@ -76,6 +77,48 @@ def test_texts_differ_from_plain_decoding_only_at_near_ties(tree: int, qk_norm: 
         where = next((i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), None)
         if where is not None:
             assert lead(plain, each, other[: where + 1]) < 0.1
+
+
+def shared_passes(tried: Engine) -> list[int]:
+    """Rows of passes from now on in which drafts share them, those that are repeated left out."""
+    graphs: Any = tried.target.graphs
+    score, seen = graphs.score, list[int]()
+
+    def noted(*given: Any) -> Any:
+        scores = score(*given)
+        if scores.handle is not None and scores.handle.inputs.shared:
+            seen.append(scores.handle.shape.rows)
+        return scores
+
+    graphs.score = noted
+    return seen
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("share", [1, 3])
+def test_texts_whose_drafts_share_rows_differ_from_plain_decoding_only_at_near_ties(share: int, temperature: float):
+    asked = requests(20, temperature)
+    tried, plain = engine(0, pinned=False, share=share), engine(None, pinned=False)
+    passes = shared_passes(tried)
+    texts, expected = answers(tried, asked), answers(plain, asked)
+    assert len(passes) > 20
+    assert {*passes} <= {16, 32}
+    figures = tried.stats.all
+    assert figures.drafted > 500
+    assert max(figures.by_depth) > 0
+    assert any(figures.by_depth[share + 1 :]), "no draft has more than its part"
+    assert tried.stats.draft_failures == 0
+    for each, one, other in zip(asked, texts, expected, strict=True):
+        where = next((i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), None)
+        if where is not None:
+            assert lead(plain, each, other[: where + 1]) < 0.1
+
+
+def test_rows_of_a_pass_that_nobody_else_needs_have_draft_tokens():
+    tried = engine(0, pinned=False, share=2)
+    answers(tried, requests(24, 1.0))
+    figures = tried.stats.all
+    assert 2 * figures.rounds < figures.drafted <= 3 * figures.rounds  # 16 or 32 rows for 4 or 8 texts
 
 
 @TREES

@@ -142,6 +142,14 @@ def test_some_texts_of_a_state_and_newcomers_are_fetched_and_then_all_from_where
     inputs.load(spans, behind, draws)
     assert given() == first
     assert len(sent) == 3
+    # one ends and another begins in a batch of one size: the pass leaves its texts where it has fetched them
+    inputs.load(spans, own.take([3, 1, 0]).joined(texts[:1]), draws)
+    assert given()[:2] == [[110, 20, 60, 9], [2, 11, 31, 2]]
+    inputs.load_again(own)
+    assert given()[:2] == [[60, 20, 90, 110], [31, 11, 4, 2]]
+    assert len(sent) == 5
+    inputs.load_again(own)
+    assert len(sent) == 5
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="watches what is written on the host")

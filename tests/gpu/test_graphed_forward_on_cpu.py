@@ -286,7 +286,7 @@ def note_shapes(target: NativeRunner, packed: int, monkeypatch: pytest.MonkeyPat
     assert graphs is not None
     graphs._packed = [BatchShape(4, 8, packed=packed)] if packed else []
     chosen = graphs.shape_of
-    monkeypatch.setattr(graphs, "shape_of", lambda spans: shapes.append(chosen(spans)) or shapes[-1])
+    monkeypatch.setattr(graphs, "shape_of", lambda spans, **how: shapes.append(chosen(spans, **how)) or shapes[-1])
     return shapes
 
 

@@ -38,14 +38,15 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_eagle(tmp_path_factory.mktemp("heads") / "eagle3", random_eagle(config, target))
 
 
-@pytest.fixture(params=["plain", "block", "eagle of 4", "eagle of 5"])
+@pytest.fixture(params=["plain", "block", "block that shares rows", "eagle of 4", "eagle of 5"])
 def make(request: pytest.FixtureRequest, head: Path) -> Make:
     """Passes of 1 and 6 rows a text are captured as such; those of 5 and 7 rows are padded."""
     kind = request.param
     if kind.startswith("eagle"):
         config: Any = EagleConfig(model=str(head), k=int(kind[-1]))
         return lambda **options: test_toy_eagle_on_gpu.engine(config, **options)
-    return lambda **options: test_block_on_gpu.engine(0 if kind == "block" else None, **options)
+    tree, share = None if kind == "plain" else 0, 2 if kind.endswith("rows") else 0
+    return lambda **options: test_block_on_gpu.engine(tree, share=share, **options)
 
 
 def asks(count: int, temperature: float, lengths: tuple[int, ...] = LENGTHS) -> list[Request]:

@@ -1,0 +1,43 @@
+"""How the drafts of a round share the rows of a pass: those tokens have one that are likeliest to be accepted.
+
+The plain functions; triton_share.py and triton_inputs.py have the kernels, which are tested equal to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import torch
+from torch import Tensor
+
+NO_ROW = -1
+"""In place of a token that has no row: padding of a draft."""
+
+
+def share_tokens(tokens: Tensor, chances: Tensor, room: Tensor, total: int) -> Tensor:
+    """The drafts with NO_ROW in place of all but the `total` tokens that are likeliest to be accepted.
+
+    tokens int64 [B, K]. chances [B, K]: of each, where those before it are; NaN counts as 0, more than 1 as 1. room
+    int64 [B]: max tokens of each draft. Of equally likely ones those nearer to the text come first, then those of
+    earlier sequences: so what is kept of a draft are its first tokens.
+    """
+    batch, levels = tokens.shape
+    survival = chances.float().nan_to_num(0.0).clamp(max=1.0).cumprod(1)
+    is_open = torch.arange(levels, device=room.device) < room[:, None]
+    order = survival.masked_fill(~is_open, -1.0).t().flatten().argsort(descending=True, stable=True)
+    kept = torch.zeros(levels * batch, dtype=torch.bool, device=tokens.device)
+    kept[order[: max(0, total)]] = True
+    return tokens.masked_fill(~(kept.view(levels, batch).t() & is_open), NO_ROW)
+
+
+def pack_rows(texts: Seq[int], drafts: Seq[Seq[int]], shared: int) -> tuple[list[int], list[int]]:
+    """Rows of each sequence in a packed pass, and the first of them: its text's, and those of draft tokens.
+
+    Tokens that are NO_ROW have none. Drafts have `shared` rows together at most, those before theirs first.
+    """
+    widths: list[int] = []
+    for text, draft in zip(texts, drafts, strict=True):
+        own = min(sum(token >= 0 for token in draft), shared)
+        shared -= own
+        widths.append(text + own)
+    return widths, [sum(widths[:i]) for i in range(len(widths))]
