@@ -12,8 +12,9 @@ the start counts as so many."""
 _MAX_STEP = 1.5
 """A round that is slower than was expected by more than this, or faster, counts as by this: stalls say nothing, and a
 drafter that seems too dear is not asked again soon."""
-_DEVICE_SHARE = 1.1
-"""A round that takes more of its passes than this waits for the host."""
+_DEVICE_SHARE = 1.25
+"""A round that takes more of its passes than this waits for the host. Between two passes the device waits for launches
+and copies, a tenth of a short pass: were that the host's part, shorter passes would seem as dear as long ones."""
 
 
 class OverlappedCosts(RoundCosts):
@@ -100,7 +101,7 @@ class OverlappedCosts(RoundCosts):
             host.add(seconds, self._now)
             host.start = min(host.start, host.value)  # rounds at the start were slower than they had to be
         else:  # it tells of its passes, longer contexts among the reasons
-            host.last = self._now
+            host.last, host.count = self._now, host.count + 1  # which is no more than was known
             own.add(seconds / max(passes, host.value), self._now)
 
 

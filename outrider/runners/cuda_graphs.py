@@ -26,6 +26,8 @@ PROMPT_SIZES = (64, 96, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 204
 """Rows of passes that read prompts; longer ones are not captured."""
 MIN_PACKED_BATCH, MIN_PACKED_WIDTH = 4, 4
 """Smaller passes are hardly dearer padded."""
+BLOCK_WIDTH, MAX_NARROW_BATCH = 8, 64
+"""Packed passes are also captured for so narrow sequences, up to so many."""
 
 
 class BatchShape(NamedTuple):
@@ -73,13 +75,17 @@ def capture_shapes(batch: int, width: int, max_rows: int = MAX_ROWS) -> list[Bat
 
 
 def packed_shapes(batch: int, width: int) -> list[BatchShape]:
-    """Shapes for sequences of different widths, none wider than `width`: those of fewer rows than a uniform pass."""
+    """Shapes for sequences of different widths, none wider than `width`: those of fewer rows than a uniform pass.
+
+    In small batches also for none wider than a head's blocks: attention pays for the widest.
+    """
     widest = padded_shape(1, min(width, WIDTHS[-1])).width
     return [
-        BatchShape(b, widest, packed=rows)
-        for b in capture_batches(batch)
+        BatchShape(b, w, packed=rows)
+        for w in sorted({min(BLOCK_WIDTH, widest), widest})
+        for b in capture_batches(batch if w == widest else min(batch, MAX_NARROW_BATCH))
         for rows in PACKED_ROWS
-        if b >= MIN_PACKED_BATCH and widest >= MIN_PACKED_WIDTH and b < rows < b * widest
+        if b >= MIN_PACKED_BATCH and w >= MIN_PACKED_WIDTH and b < rows < b * w
     ]
 
 

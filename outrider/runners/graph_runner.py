@@ -69,7 +69,7 @@ class GraphRunner:
         self._widest = 1
         """Of all that was captured: engines of several drafters may share a model."""
         self._packed: list[BatchShape] = []
-        """The packed shapes that are captured, those of fewer rows first."""
+        """The packed shapes that are captured, those of fewer rows first, and of those the narrower."""
         self._chosen: dict[tuple[int, int, int, int], BatchShape | None] = {}
         """What `shape_of` found, by sequences, widest, rows of all and outputs."""
         self._accepts_trees = False
@@ -147,7 +147,7 @@ class GraphRunner:
             self.captured_pass(shape)
             yield shape
         packed = {*self._packed, *(shape for shape in shapes if shape.packed)}
-        self._packed = sorted(packed, key=lambda shape: shape.rows)
+        self._packed = sorted(packed, key=lambda shape: (shape.rows, shape.width))
         self._chosen.clear()
         self._widest = max(self._widest, padded_shape(1, min(width, WIDTHS[-1])).width)
         self.max_decode = self._widest

@@ -182,7 +182,8 @@ class NativeRunner(Runner):
 
     def packed_shapes(self, batch: int, width: int) -> list[tuple[int, int, int]]:
         shapes = [] if self.graphs is None else self.graphs.shapes(batch, width)
-        return [(shape.batch, shape.width, shape.rows) for shape in shapes if shape.packed]
+        widest = {(shape.batch, shape.rows): shape.width for shape in shapes if shape.packed}  # the last of each
+        return [(batch, width, rows) for (batch, rows), width in widest.items()]
 
     def advance(self, scores: Scores, choices: Tensor) -> DeviceState | None:
         if not all(len(span.tokens) == 1 and span.wanted for span in scores.spans):
