@@ -13,7 +13,8 @@ class PinnedInputs:
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
-        self.ints = torch.zeros(size, dtype=torch.int64, device=device)
+        with torch.inference_mode(False):  # made within that mode or not, it is written to outside of it
+            self.ints = torch.zeros(size, dtype=torch.int64, device=device)
         self.current = 0
         """Which of the arrays is written to."""
         if device.type == "cpu":

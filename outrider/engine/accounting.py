@@ -29,12 +29,16 @@ def tell_controller(
     """Tell the controller what came of a round, and what it took where it only decoded. behind: the round behind it."""
     if drafting.controller is None:
         return
+    decodes = done.repeated or all(each.decodes and not each.joined for each in done.scheduled)
+    if decodes and not done.proposal.members:  # nobody was asked, and nothing is done for each sequence
+        rested = [o.live.seq.id for o in outcomes if o.verdict is not None]
+        drafting.account_rest(done.proposal, rested, done.times.total, steady=done.is_steady(behind))
+        return
     ids = [each.seq.id for each in done.planned]
     verdicts = {o.live.seq.id: o.verdict for o in outcomes if o.verdict is not None}
     if len(ids) < len(done.scheduled):
         drafting.note_joined([each.seq.id for each in done.scheduled[len(ids) :] if each.seq.id in verdicts])
         verdicts = {seq_id: verdicts[seq_id] for seq_id in ids if seq_id in verdicts}
-    decodes = done.repeated or all(each.decodes and not each.joined for each in done.scheduled)
     seconds = done.times.total if decodes else 0.0
     drafting.account(done.proposal, verdicts, ids, seconds, steady=done.is_steady(behind))
 

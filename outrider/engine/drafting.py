@@ -165,6 +165,10 @@ class Drafting:
         """As `Feedback.account`."""
         self.feedback.account(proposal, verdicts, seq_ids, seconds, self._rest, steady=steady)
 
+    def account_rest(self, proposal: Proposal, seq_ids: Seq[int], seconds: float, *, steady: bool) -> None:
+        """As `Feedback.account_rest`."""
+        self.feedback.account_rest(proposal, seq_ids, seconds, self._rest, steady=steady)
+
     def note_joined(self, seq_ids: Seq[int]) -> None:
         """Note a round that these sequences joined, without drafts."""
         if self.controller is not None:

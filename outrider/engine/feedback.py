@@ -89,11 +89,11 @@ class Feedback:
         controller, plan = self.controller, proposal.plan
         if controller is None or plan is None:
             return
+        if not proposal.members:
+            self.account_rest(proposal, [*verdicts], seconds, rest, steady=steady)
+            return
         told = seconds if steady and self._tells(proposal, rest) else 0.0
         batch, plain_rate = len(seq_ids), controller.plain_rate(len(seq_ids))
-        if not proposal.members:
-            controller.note_plain(plan, verdicts, told)
-            return
         drafted = proposal.lengths
         rows, accepted = _accepted(seq_ids, drafted, verdicts)
         controller.note(seq_ids, rows, plan, drafted, accepted, proposal.asking, shared=proposal.shared)
@@ -111,6 +111,14 @@ class Feedback:
         for i in self._watchers:
             if i in proposal.members:
                 self._note_evidence(controller, i, plan, seq_ids, verdicts)
+
+    def account_rest(
+        self, proposal: Proposal, seq_ids: Seq[int], seconds: float, rest: int, *, steady: bool = True
+    ) -> None:
+        """As `account` of a round that no drafter had anything to do with. seq_ids: of the live sequences."""
+        if self.controller is not None and proposal.plan is not None:
+            told = seconds if steady and self._tells(proposal, rest) else 0.0
+            self.controller.note_plain(proposal.plan, seq_ids, told)
 
     def _note_evidence(
         self,
