@@ -100,15 +100,3 @@ def test_choices_lie_where_they_are_asked_for():
     assert placed.tolist() == [6, 7, 11, -1, 12, -1, -1, -1, 3, 4, 13, 14, 15, 77, 77, 77]
     judge = accept.accept_chains(ids, starts, widths, choices[:9])
     assert [each.tolist() for each in made] == [each.tolist() for each in judge]
-
-
-def test_the_first_tokens_of_each_draft_are_kept_and_no_more_than_the_total():
-    g = torch.Generator().manual_seed(1)
-    tokens, chances = torch.randint(0, 100, (9, 7), generator=g), torch.rand(9, 7, generator=g)
-    room = torch.tensor([7, 7, 0, 3, 7, 7, 1, 7, 7])
-    for total in range(70):
-        kept = share.share_tokens(tokens, chances, room, total) >= 0
-        counts = kept.sum(1)
-        assert (kept == (torch.arange(7) < counts[:, None])).all()
-        assert (counts <= room).all()
-        assert counts.sum() == min(total, int(room.sum()))

@@ -22,6 +22,7 @@ PROCESSES: list[list[Part]] = [  # of about the same time
         ("fused_block", "", 3),
         ("graphed_reads", "", 14),
         ("fetch_inputs", "", 8),
+        ("shared_rows", "", 20),
         ("attention_bits", "", 2),
     ],
 ]
