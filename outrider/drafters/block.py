@@ -162,7 +162,7 @@ class Block(HeadDrafter[BlockRunner]):
         if room is None or self._graphs is None or len(room) > self.runner.max_batch:
             return super().sharing(view)
         budgets = [min(n, self._share) for n in view.budgets] if self._share else view.budgets
-        room = [min(n, longest) for n in room]
+        room = [min(n, longest) if budget else 0 for n, budget in zip(room, budgets, strict=True)]
         options = any(not seq.plain_logits or seq.params.logprobs is not None for seq in view.seqs)
         if options or sum(budgets) >= sum(room) or not self._graphs.shared_tokens(budgets, longest):
             return super().sharing(view)

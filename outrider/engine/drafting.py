@@ -45,7 +45,8 @@ class Drafting:
             part if part.traits.guards_itself else GuardedDrafter(part, runner.vocab_size) for part in parts
         ]
         self._compares = drafter.compares
-        self._shares = runner.asynchronous and not (drafter.compares or drafter.traits.follows_target)
+        compares = drafter.compares and controller is None  # else its parts are asked one by one
+        self._shares = runner.asynchronous and not (compares or drafter.traits.follows_target)
         """Whether drafts may share budgets: nobody compares them, and of the target's rows only choices are read."""
         self.rows = max(part.rows for part in parts)
         """Rows of the target's pages that a draft writes, the one of the text's last token first."""
