@@ -32,8 +32,8 @@ class Sharing:
 
         None: its drafts share nothing.
         """
-        gain = self._gains.get(drafter, 0.0)
-        if gain == 0:
+        gain = self._gains.get(drafter)
+        if gain is None:
             return None
         packed = tuple(self._costs.target.packed_rows(batch))
         return [1 + gain * left for left in _left_out(batch, most, self._widths, packed)]
@@ -47,7 +47,7 @@ class Sharing:
             found = (accepted / expected - 1) / (1 - share)
             part = min(_PART * drafts, _MAX_PART)
             moved = self._gains[drafter] + part * (found - self._gains[drafter])
-            self._gains[drafter] = min(max(moved, 0.01), _MAX_GAIN)
+            self._gains[drafter] = min(max(moved, 0.0), _MAX_GAIN)
 
 
 @lru_cache

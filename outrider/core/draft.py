@@ -47,8 +47,8 @@ class Draft:
     changes a text. Elsewhere what is scored must not depend on what was drawn.
     """
     share: int | None = None
-    """Of a padded chain: its part of the tokens that the drafts of its round have together, at most. How many of them
-    are its own only the device knows. None: so many as it has."""
+    """Of a padded chain that shares the rows of its pass with others: so many tokens the pass is chosen for on its behalf.
+    How many of its own are scored only the device knows. None: it shares nothing."""
 
     def __len__(self) -> int:
         return len(self.tokens)

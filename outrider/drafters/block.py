@@ -130,7 +130,10 @@ class Block(HeadDrafter[BlockRunner]):
         self.nodes = 0 if self.sampled or not target.scores_trees else options.tree
         """Of a tree; 0: chains are drafted."""
         levels = options.levels(config)
-        shares = not self.nodes and not self.sampled and head.confidence_head is not None and target.graphs is not None
+        graphs = (
+            None if target.graphs is None or target.graphs.pinned else target.graphs
+        )  # pinned passes are not packed
+        shares = not self.nodes and not self.sampled and head.confidence_head is not None and graphs is not None
         self.traits = replace(options.traits_with(config), max_tokens=max(self.nodes, levels), shares=shares)
         target.keep_taps(config.taps)
         pool = None if target.graphs is None else target.graphs.graph_pool
@@ -144,7 +147,7 @@ class Block(HeadDrafter[BlockRunner]):
         self._markov = None if markov is None else (markov.markov_w1.weight.detach(), markov.markov_w2.weight.detach())
         super().__init__(levels)
         self.lengths = (self.traits.max_tokens,)
-        self._graphs = target.graphs if shares else None
+        self._graphs = graphs if shares else None
         """Of the target, where drafts can share its rows."""
         self._share = options.share
         self._confidences: dict[int, tuple[ConfidenceRow | None, ConfidenceRow]] = {}

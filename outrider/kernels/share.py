@@ -17,12 +17,12 @@ NO_ROW = -1
 def share_tokens(tokens: Tensor, chances: Tensor, room: Tensor, total: int) -> Tensor:
     """The drafts with NO_ROW in place of all but the `total` tokens that are likeliest to be accepted.
 
-    tokens int64 [B, K]. chances [B, K]: of each, where those before it are; NaN counts as 0, more than 1 as 1. room
-    int64 [B]: max tokens of each draft. Of equally likely ones those nearer to the text come first, then those of
+    tokens int64 [B, K]. chances [B, K]: of each, where those before it are, from 0 to 1; NaN counts as 0. room int64
+    [B]: max tokens of each draft. Of equally likely ones those nearer to the text come first, then those of
     earlier sequences: so what is kept of a draft are its first tokens.
     """
     batch, levels = tokens.shape
-    survival = chances.float().nan_to_num(0.0).clamp(max=1.0).cumprod(1)
+    survival = chances.float().nan_to_num(0.0).clamp(0.0, 1.0).cumprod(1)
     is_open = torch.arange(levels, device=room.device) < room[:, None]
     order = survival.masked_fill(~is_open, -1.0).t().flatten().argsort(descending=True, stable=True)
     kept = torch.zeros(levels * batch, dtype=torch.bool, device=tokens.device)

@@ -50,7 +50,7 @@ def _accept_chain(
     b = tl.program_id(0)
     w = tl.arange(0, WIDTH)
     own, chosen = _chosen_tokens(widths, offsets, choices, b, w, SEQUENCES, OFFSET)
-    if FIELDS > 0:
+    if FIELDS > 0:  # the last two numbers of a sequence, see `write_shared`
         place = tl.load(sources + (b + 1) * FIELDS - 2)
         tl.store(placed + place + w, chosen, mask=w < tl.load(sources + (b + 1) * FIELDS - 1))
     drafted = tl.load(ids + b * width + w + 1, mask=w + 1 < own, other=-2)
