@@ -47,8 +47,8 @@ class Draft:
     changes a text. Elsewhere what is scored must not depend on what was drawn.
     """
     share: int | None = None
-    """Of a padded chain that shares the rows of its pass with others: so many tokens the pass is chosen for on its behalf.
-    How many of its own are scored only the device knows. None: it shares nothing."""
+    """Of a padded chain that shares the rows of its pass with others: the tokens that the pass is chosen for on its
+    behalf. How many of its own are scored only the device knows. None: it shares nothing."""
 
     def __len__(self) -> int:
         return len(self.tokens)

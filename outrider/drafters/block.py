@@ -130,9 +130,9 @@ class Block(HeadDrafter[BlockRunner]):
         self.nodes = 0 if self.sampled or not target.scores_trees else options.tree
         """Of a tree; 0: chains are drafted."""
         levels = options.levels(config)
-        graphs = (
-            None if target.graphs is None or target.graphs.pinned else target.graphs
-        )  # pinned passes are not packed
+        graphs = target.graphs
+        if graphs is not None and graphs.pinned:  # its passes are not packed
+            graphs = None
         shares = not self.nodes and not self.sampled and head.confidence_head is not None and graphs is not None
         self.traits = replace(options.traits_with(config), max_tokens=max(self.nodes, levels), shares=shares)
         target.keep_taps(config.taps)

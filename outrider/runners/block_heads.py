@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.core.sequence import Sequence, Span
+from outrider.core.sequence import Span
 from outrider.models.heads.block import BlockHead
 from outrider.runners.cpu_heads import BlockRows, TreeSize, cpu_blocks_of
 from outrider.runners.device_state import DeviceState
-from outrider.runners.draft_batch import BatchAttention, DraftBatch, HeadDraft, Share
+from outrider.runners.draft_batch import BatchAttention, DraftBatch, DraftTexts, HeadDraft
 from outrider.runners.graphed_reads import GraphedReads
 from outrider.runners.head_reads import HeadReads
 from outrider.runners.layout import lay_out
@@ -135,24 +135,16 @@ class BlockBatch(DraftBatch):
         )
         return runner.run(self.last, BatchAttention(runner.model, runner.layers, batch, runner.workspace))
 
-    def draft(
-        self,
-        table_ids: Seq[int],
-        seqs: Seq[Sequence],
-        firsts: Seq[int],
-        state: DeviceState | None,
-        length: int,
-        share: Share | None = None,
-    ) -> HeadDraft:
+    def draft(self, texts: DraftTexts, length: int) -> HeadDraft:
         """length: tokens that the CPU kernels draft; others draft all."""
-        self.fill_texts(table_ids, seqs, firsts, state, share)
+        self.fill_texts(texts)
         cpu = self.runner.cpu
         if cpu is not None and self._texts is not None and self.runner.chains:
             return cpu.chains(self._texts, int(self.lengths.max()), length)
         if cpu is not None and self._texts is not None and self.runner.tree is not None:
             return cpu.trees(self._texts, int(self.lengths.max()), self.runner.tokens, self.runner.tree)
         self._draft_graph()
-        return self.result(len(seqs))
+        return self.result(len(texts.seqs))
 
     def repeat(self, count: int, state: DeviceState) -> HeadDraft | None:
         if not self.fetches(state):

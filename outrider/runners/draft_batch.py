@@ -56,6 +56,19 @@ class Share(NamedTuple):
     """Of all together."""
 
 
+class DraftTexts(NamedTuple):
+    """The texts of a draft."""
+
+    table_ids: Seq[int]
+    seqs: Seq[Sequence]
+    firsts: Seq[int]
+    """The first position that the head reads of each."""
+    state: DeviceState | None
+    """Theirs, where the host is a round behind."""
+    share: Share | None = None
+    """Only of a head that pads what it cuts; None: nothing is cut."""
+
+
 class UnreadRows(NamedTuple):
     """What a head reads of B texts when it is asked: W rows of each, of which the first `counts` are real."""
 
@@ -129,20 +142,14 @@ class DraftBatch:
         else:
             torch.sub(self.lengths, 1, out=self.starts)
 
-    def fill_texts(
-        self,
-        table_ids: Seq[int],
-        seqs: Seq[Sequence],
-        firsts: Seq[int],
-        state: DeviceState | None,
-        share: Share | None = None,
-    ) -> None:
-        """The inputs of these sequences. state: theirs, where the host is a round behind. share: None: nothing is cut.
+    def fill_texts(self, texts: DraftTexts) -> None:
+        """The inputs of these texts.
 
         With a state, the fused kernels fetch lengths and last tokens, and read each text from as far back as a draft
         has room for: what is read again is written as it was. So the inputs are those of the draft before while the
         sequences are the same, and are not sent again.
         """
+        table_ids, seqs, firsts, state, share = texts
         own = [seq.draw_seed if self.sampled else seq.seed for seq in seqs]
         warmth = [seq.params.temperature for seq in seqs]
         room, shared = share or ([_ALL] * len(seqs), _ALL)

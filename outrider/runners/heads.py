@@ -15,7 +15,7 @@ from outrider.models.heads.base import Head
 from outrider.runners.attention import AttentionLayers, PromptAttention, attention_of
 from outrider.runners.cpu_heads import cpu_steps_of
 from outrider.runners.device_state import DeviceState
-from outrider.runners.draft_batch import BatchAttention, DraftBatch, HeadDraft, Share
+from outrider.runners.draft_batch import BatchAttention, DraftBatch, DraftTexts, HeadDraft
 from outrider.runners.head_reads import HeadReads
 from outrider.runners.layout import lay_out, to_device
 from outrider.runners.paged_model import PagedModel
@@ -160,22 +160,14 @@ class HeadBatch(DraftBatch):
         batch = self.attention_batch(runner.shape, rows, self.starts, tree=tree, behind=behind)
         return runner.step(ids, hidden, BatchAttention(runner.model, runner.layers, batch, runner.workspace, behind))
 
-    def draft(
-        self,
-        table_ids: Seq[int],
-        seqs: Seq[Sequence],
-        firsts: Seq[int],
-        state: DeviceState | None,
-        length: int,
-        share: Share | None = None,
-    ) -> HeadDraft:
-        self.fill_texts(table_ids, seqs, firsts, state, share)
+    def draft(self, texts: DraftTexts, length: int) -> HeadDraft:
+        self.fill_texts(texts)
         cpu = self.runner.cpu
         if cpu is not None and self._texts is not None and self.runner.chains:
             return cpu.chains(self._texts, int(self.lengths.max()), length)
         self._length = length
         self._draft_graphs[length]()
-        return self.result(len(seqs), length)
+        return self.result(len(texts.seqs), length)
 
     def repeat(self, count: int, state: DeviceState) -> HeadDraft | None:
         if not self.fetches(state):

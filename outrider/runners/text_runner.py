@@ -14,7 +14,7 @@ from outrider.models.heads.config import HeadConfig
 from outrider.runners.attention import AttentionLayers
 from outrider.runners.cuda_graphs import MAX_ROWS, capture_batches, padded_batch
 from outrider.runners.device_state import DeviceState
-from outrider.runners.draft_batch import HeadDraft, HeadShape, Share, attention_workspace, joined
+from outrider.runners.draft_batch import DraftTexts, HeadDraft, HeadShape, Share, attention_workspace, joined
 from outrider.runners.head_reads import HeadReads, reading_passes, ready_texts
 from outrider.runners.paged_model import PagedModel, tapped_pages
 from outrider.runners.threads import use_threads
@@ -23,19 +23,8 @@ from outrider.runners.threads import use_threads
 class TextBatch(Protocol):
     """A head's passes for up to B sequences."""
 
-    def draft(
-        self,
-        table_ids: Seq[int],
-        seqs: Seq[Sequence],
-        firsts: Seq[int],
-        state: DeviceState | None,
-        length: int,
-        share: Share | None = None,
-    ) -> HeadDraft:
-        """Read each text from its position in `firsts` on, then draft so many tokens for it.
-
-        share: only given to a head that pads what it cuts.
-        """
+    def draft(self, texts: DraftTexts, length: int) -> HeadDraft:
+        """Read each text from its position in `firsts` on, then draft so many tokens for it."""
         ...
 
     def repeat(self, count: int, state: DeviceState) -> HeadDraft | None:
@@ -117,7 +106,7 @@ class TextRunner(ABC, Generic[BatchT]):
                 own, there = (seqs, state) if whole else ([seqs[i] for i in part], state and state.take(part))
                 firsts = self.catch_up(own, [gained[i] for i in part])
                 ids = self.model.tables.table_ids([seq.id for seq in own])
-                drafts = self._batch(len(own)).draft(ids, own, firsts, there, length, share)
+                drafts = self._batch(len(own)).draft(DraftTexts(ids, own, firsts, there, share), length)
                 made.append(drafts if whole else drafts.copied())
         for seq, gain in zip(seqs, gained, strict=True):
             self.reads.note(seq, gain)

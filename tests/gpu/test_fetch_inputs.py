@@ -159,7 +159,7 @@ def test_a_head_fetches_texts_and_reads_as_far_back_as_there_is_room(before: boo
     from outrider.core.sampling import SamplingParams
     from outrider.core.sequence import Sequence
     from outrider.runners.device_state import DeviceState
-    from outrider.runners.draft_batch import DraftBatch
+    from outrider.runners.draft_batch import DraftBatch, DraftTexts
     from outrider.runners.native import NativeRunner
     from outrider.testing.synthetic import synthetic_pair
 
@@ -183,7 +183,7 @@ def test_a_head_fetches_texts_and_reads_as_far_back_as_there_is_room(before: boo
         state.lengths.copy_(torch.tensor(lengths))
         state.last[:, 1] = torch.tensor(last)
         model.fused = True
-        fused.fill_texts(ids, seqs, [0, 0], state)
+        fused.fill_texts(DraftTexts(ids, seqs, [0, 0], state))
         fused.fetch()
         got = fused.unread(width, before=before)
         model.fused = False
@@ -195,6 +195,6 @@ def test_a_head_fetches_texts_and_reads_as_far_back_as_there_is_room(before: boo
         assert got.counts.tolist() == [min(length - 1 + before, width) for length in lengths]
     assert len(sent) == 1
     model.fused = True
-    fused.fill_texts(ids[::-1], seqs[::-1], [0, 0], state)
+    fused.fill_texts(DraftTexts(ids[::-1], seqs[::-1], [0, 0], state))
     assert fused.seeds.tolist() == [1, 0]
     assert len(sent) == 2
