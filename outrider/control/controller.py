@@ -300,10 +300,6 @@ class Controller:
         self._count_round(False)
         self.costs.observe(plan.kind, seconds)
 
-    def note_joined(self, seq_ids: Iterable[int]) -> None:
-        """Note a round that these sequences joined, without drafts, and that was planned for others."""
-        self._decisions.note_joined(seq_ids)
-
     def _count_round(self, drafted: bool) -> None:
         self.probes.count_round()
         self._since_plain += drafted

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
@@ -66,13 +65,6 @@ class DecisionLog:
             self._resting = seq_ids
         self._rests += 1
         return is_first
-
-    def note_joined(self, seq_ids: Iterable[int]) -> None:
-        """Note a round without drafts of these sequences, among others for whom there was a plan."""
-        for seq_id in seq_ids:
-            chosen = self._of(seq_id)
-            chosen.rounds += 1
-            chosen.lengths["", 0] += 1
 
     def end_rest(self) -> None:
         """The rounds without drafts that are not counted yet are."""

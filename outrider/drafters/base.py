@@ -42,6 +42,8 @@ class Traits:
     """A proposal costs about as much as it may save: `mix` asks such a drafter last."""
     drafts_ahead: bool = False
     """It can propose from a DeviceState, before the host knows the outcome of the round in flight."""
+    drafts_newcomers: bool = False
+    """It does so for sequences, too, that join a round behind one in flight; else it is not asked for them there."""
     pays_budget: bool = False
     """A pass is as wide as its budget, however few tokens it drafts: the host does not see them first."""
     limits_itself: bool = False
@@ -85,6 +87,11 @@ class RoundView:
     """Whether anybody reads what drafts expect and how sure they are: on a device that is a copy to the host."""
     room: Seq[int] | None = None
     """Max tokens of each where drafts may share the budgets of all, see `Draft.share`; None: they may not."""
+
+    @property
+    def newcomers(self) -> int:
+        """How many sequences at the end join a round behind one in flight: all of their texts is known."""
+        return 0 if self.state is None else self.state.newcomers
 
     def take(self, rows: Seq[int]) -> RoundView:
         """The same round for some of its sequences."""

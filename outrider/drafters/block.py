@@ -53,6 +53,7 @@ def _traits(max_tokens: int, taps: tuple[int, ...], loads: tuple[ModelLoaded, ..
         max_tokens=max_tokens,
         runs_model=True,
         drafts_ahead=True,
+        drafts_newcomers=True,
         pays_budget=True,
         kept_taps=taps,
         states_probs=True,

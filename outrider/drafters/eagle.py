@@ -72,6 +72,7 @@ def step_traits(name: str, options: StepOptions, loads: ModelLoaded) -> Traits:
         max_tokens=options.tree or options.k,
         runs_model=True,
         drafts_ahead=True,
+        drafts_newcomers=True,
         pays_budget=True,
         states_probs=True,
         loads=(loads,),

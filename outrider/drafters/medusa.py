@@ -52,6 +52,7 @@ class MedusaConfig:
             max_tokens=max(self.tree, self.levels(config)),
             runs_model=True,
             drafts_ahead=True,
+            drafts_newcomers=True,
             pays_budget=True,
             kept_taps=config.taps,
             states_probs=True,

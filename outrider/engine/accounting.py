@@ -12,11 +12,11 @@ from outrider.engine.stats import Times
 
 
 def observe(drafting: Drafting, done: InFlightRound, outcomes: Seq[Outcome]) -> None:
-    """Show drafters what became of a round, but for those sequences that joined it: no drafter was asked for them."""
+    """Show drafters what became of a round, but for those that joined it and have no draft: nobody was asked."""
     if not done.proposal.members:
         return
-    joined = {each.seq.id for each in done.scheduled if each.joined}
-    seen = [(o.live.seq, o.draft, o.verdict) for o in outcomes if o.verdict is not None and o.live.seq.id not in joined]
+    new = {each.seq.id for each, draft in zip(done.scheduled, done.drafts, strict=True) if each.joined and not draft}
+    seen = [(o.live.seq, o.draft, o.verdict) for o in outcomes if o.verdict is not None and o.live.seq.id not in new]
     if seen:
         drafters = done.drafters_of([seq.id for seq, _, _ in seen])
         seqs, drafts, verdicts = [s for s, _, _ in seen], [d for _, d, _ in seen], [v for _, _, v in seen]
@@ -34,11 +34,8 @@ def tell_controller(
         rested = [o.live.seq.id for o in outcomes if o.verdict is not None]
         drafting.account_rest(done.proposal, rested, done.times.total, steady=done.is_steady(behind))
         return
-    ids = [each.seq.id for each in done.planned]
+    ids = [each.seq.id for each in done.scheduled]
     verdicts = {o.live.seq.id: o.verdict for o in outcomes if o.verdict is not None}
-    if len(ids) < len(done.scheduled):
-        drafting.note_joined([each.seq.id for each in done.scheduled[len(ids) :] if each.seq.id in verdicts])
-        verdicts = {seq_id: verdicts[seq_id] for seq_id in ids if seq_id in verdicts}
     seconds = done.times.total if decodes else 0.0
     drafting.account(done.proposal, verdicts, ids, seconds, steady=done.is_steady(behind))
 

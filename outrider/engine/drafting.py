@@ -107,7 +107,7 @@ class Drafting:
         """
         if last.by is None:
             return None
-        plan = last.plan if last.by != NOBODY else self._rest_again(last.plan, view)
+        plan = last.plan
         if plan is not None and (plan.settled or not self._kept.goes_on or self._watches(view)):
             return None
         nobody = [EMPTY] * len(view.seqs)
@@ -119,15 +119,6 @@ class Drafting:
             self._rest, self._asked = (0, self._asked + 1) if plan.asks else (self._rest + 1, 0)
         members = last.members if plan is None or last.by == NOBODY else (last.by,)
         return Proposal([*drafts], plan, members, self._rest, self._asked, by=last.by)
-
-    def _rest_again(self, plan: Plan | None, view: RoundView) -> Plan | None:
-        """The plan of a round without drafts, for the round behind it: others may have joined it meanwhile."""
-        ids, kept = [seq.id for seq in view.seqs], self._kept
-        if self.controller is None or kept.plan is None or kept.asks:
-            return plan
-        if ids != kept.seq_ids and not kept.is_new and kept.holds_for(ids):
-            kept.move(ids, self.controller.move(kept.plan, kept.seq_ids, ids))
-        return kept.plan if ids == kept.seq_ids else plan
 
     def _only_drafter(self, drafts: Seq[Draft], plan: Plan | None) -> int | None:
         """Who made all of these drafts, as `Proposal.by`."""
@@ -170,11 +161,6 @@ class Drafting:
         """As `Feedback.account_rest`."""
         self.feedback.account_rest(proposal, seq_ids, seconds, self._rest, steady=steady)
 
-    def note_joined(self, seq_ids: Seq[int]) -> None:
-        """Note a round that these sequences joined, without drafts."""
-        if self.controller is not None:
-            self.controller.note_joined(seq_ids)
-
     def forget(self, seq: Sequence) -> Decisions | None:
         """Let drafters drop a finished sequence; returns what was decided for it. `take_failures` comes after."""
         self.feedback.forget(seq.id)
@@ -192,16 +178,26 @@ class Drafting:
             return None
         ids, kept = [seq.id for seq in view.seqs], self._kept
         if not any(view.budgets):  # nobody is asked, or prompts are read
+            if kept.plan is not None and ids != kept.seq_ids and kept.rests and kept.holds_for(ids):
+                kept.move(ids, self.controller.move(kept.plan, kept.seq_ids, ids))
             return kept.rest_of(ids) or plain_plan(len(ids), self.controller.costs)
         if not kept.holds_for(ids):
             if self._puts_off(view):
-                return self._last_plan(ids).within(view.budgets)
+                plan = self._last_plan(ids)
+                return plan.within(self._asked_budgets(view, plan))
             began = self.host.now()
             kept.begin(ids, self.controller.plan(ids, self._room(view)), began)
         elif ids != kept.seq_ids:
             kept.move(ids, self.controller.move(cast(Plan, kept.plan), kept.seq_ids, ids))
         plan = cast(Plan, kept.plan)
-        return plan.within(view.budgets) if kept.asks else plan
+        return plan.within(self._asked_budgets(view, plan)) if kept.asks else plan
+
+    def _asked_budgets(self, view: RoundView, plan: Plan) -> Seq[int]:
+        """Max tokens of a plan for each sequence: none for newcomers whose drafter is not asked for those."""
+        known = len(view.seqs) - view.newcomers
+        able = [member.traits.drafts_newcomers for member in self.members]
+        new = zip(view.budgets[known:], plan.drafters[known:], strict=True)
+        return [*view.budgets[:known], *(budget if who >= 0 and able[who] else 0 for budget, who in new)]
 
     def _room(self, view: RoundView) -> Seq[int]:
         """Max tokens to plan for each sequence.
@@ -249,8 +245,10 @@ class Drafting:
         every round.
         """
         drafts, members = [EMPTY] * len(view.seqs), list[int]()
+        whole, known = view, view.take(range(len(view.seqs) - view.newcomers)) if view.newcomers else view
         for i, member in enumerate(self.members):
-            budgets = list(view.budgets) if plan is None else plan.lengths_of(i)
+            view = whole if member.traits.drafts_newcomers else known
+            budgets = list(view.budgets) if plan is None else plan.lengths_of(i)[: len(view.seqs)]
             rows = [row for row, budget in enumerate(budgets) if budget > 0]
             if not rows:
                 if member.traits.watches and self._watches(view):

@@ -23,9 +23,9 @@ from outrider.engine.accounting import count_round, observe, tell_controller
 from outrider.engine.drafting import Drafting
 from outrider.engine.events import Event, Live, Outcome, describe, extend, logprobs_of
 from outrider.engine.logprobs import RoundLogprobs
-from outrider.engine.proposal import NOBODY, Proposal
+from outrider.engine.proposal import Proposal
 from outrider.engine.request import CheckedRequest, EngineLimits, Request, sequences_of, validate_request
-from outrider.engine.round import InFlightRound, drafts_of_all, spans_of
+from outrider.engine.round import InFlightRound, spans_of
 from outrider.engine.scheduler import ScheduledSequence, Scheduler
 from outrider.engine.stats import Stats, Times
 from outrider.engine.text import Detokenizer, TextStream
@@ -117,26 +117,24 @@ class Engine:
         scheduled, state = self._schedule(after)
         if not scheduled:
             return None
+        if state is not None and self.scheduler.waiting:
+            scheduled, state = self._join(scheduled, state)
         proposing = time.perf_counter()
         proposal = self._propose(scheduled, state)
         if proposal is None:
             return None
-        if state is not None and self.scheduler.waiting:
-            scheduled, state = self._join(scheduled, state)
         scoring = time.perf_counter()
         times = Times(rounds=1)
         if after is None:  # else the device is busy meanwhile
             times.host, times.draft = proposing - began, scoring - proposing
-        spans = spans_of(scheduled, drafts_of_all(scheduled, proposal))
+        spans = spans_of(scheduled, proposal.drafts)
         scores = self._score(scheduled, spans, state)
         launched = InFlightRound(scheduled, proposal, spans, scores, scoring, times, behind=after is not None)
         if self.target.asynchronous:
             for each, draft in zip(scheduled, launched.drafts, strict=True):
                 each.budget = len(draft.tokens)  # so that the round behind it knows how much room is left for sure
             self._decide(launched, spans)
-            alike = proposal.by == NOBODY or not scheduled[-1].joined  # no drafter was asked for who joined
-            alike = alike and launched.logprobs is None and not self.drafting.traits.taps
-            if launched.can_be_followed and alike:
+            if launched.can_be_followed and launched.logprobs is None and not self.drafting.traits.taps:
                 launched.repeats = self.scheduler.repeats(scheduled, self.drafting.rows)
                 launched.version = self._version
         elif scores.choices is not None:
@@ -194,7 +192,7 @@ class Engine:
         self, scheduled: list[ScheduledSequence], state: DeviceState
     ) -> tuple[list[ScheduledSequence], DeviceState]:
         """Let newcomers join a round behind one in flight: their texts but for the last token are read before it."""
-        joined = self.scheduler.join()
+        joined = self.scheduler.join(scheduled, self.drafting.max_draft)
         if not joined:
             return scheduled, state
         seqs = [each.seq for each in joined]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from outrider.core.draft import EMPTY, Draft
+from outrider.core.draft import Draft
 from outrider.core.host_copy import HostCopy
 from outrider.core.sequence import Sequence, Span
 from outrider.engine.drafting import Proposal
@@ -46,26 +46,23 @@ class InFlightRound:
     """It was launched as one of those."""
     version: tuple[int, int] = (0, 0)
     """Of the sequences and pages that it was launched with: another one, and nothing is repeated."""
-    drafts: list[Draft] = field(init=False)
-    """Of all sequences; who joined the round has none."""
     decoding: tuple[list[Sequence], list[Draft]] = field(init=False)
     """The sequences that get tokens in this round, and their drafts."""
 
     def __post_init__(self) -> None:
-        self.drafts = drafts_of_all(self.scheduled, self.proposal)
         pairs = [(each.seq, draft) for each, draft in zip(self.scheduled, self.drafts, strict=True) if each.complete]
         self.decoding = [seq for seq, _ in pairs], [draft for _, draft in pairs]
 
     @property
-    def planned(self) -> list[ScheduledSequence]:
-        """Those that the proposal is for: all but who joined the round."""
-        return self.scheduled[: len(self.proposal.drafts)]
+    def drafts(self) -> list[Draft]:
+        """Of all sequences."""
+        return self.proposal.drafts
 
     def drafters_of(self, seq_ids: Seq[int]) -> list[int] | None:
         """Which drafter was asked for each of these sequences; None where there is but one."""
         if self.proposal.plan is None:
             return None
-        asked = dict(zip((each.seq.id for each in self.planned), self.proposal.plan.drafters, strict=True))
+        asked = dict(zip((each.seq.id for each in self.scheduled), self.proposal.plan.drafters, strict=True))
         return [asked[seq_id] for seq_id in seq_ids]
 
     def is_steady(self, behind: InFlightRound | None) -> bool:
@@ -86,11 +83,6 @@ class InFlightRound:
         No option or constraint may look at the text.
         """
         return self.state is not None and not (self.closed or any(each.seq.reads_text for each in self.scheduled))
-
-
-def drafts_of_all(scheduled: Seq[ScheduledSequence], proposal: Proposal) -> list[Draft]:
-    """A proposal's drafts, and none for those who joined the round behind it."""
-    return [*proposal.drafts, *[EMPTY] * (len(scheduled) - len(proposal.drafts))]
 
 
 def spans_of(scheduled: Seq[ScheduledSequence], drafts: Seq[Draft]) -> list[Span]:

@@ -136,16 +136,21 @@ class Scheduler:
             self._reserve_ahead(scheduled)
         return behind
 
-    def join(self) -> list[ScheduledSequence]:
+    def join(self, behind: list[ScheduledSequence], max_draft: int) -> list[ScheduledSequence]:
         """Newcomers to the round that `next_round_after` returned, admitted: all but their last token is read first."""
         joined: list[ScheduledSequence] = []
-        spare = self.max_round_tokens - len(self.running)
+        spare, widest = self.max_round_tokens - len(self.running), min(max_draft, self.target.max_width - 1)
+        drafts = spare - sum([each.budget for each in behind])
         while self.waiting and len(self.running) < self.max_batch and self._can_join(spare):
             each = self._admit(spare)
             if each is None:
                 break
-            spare -= each.chunk
-            joined.append(ScheduledSequence(each.seq, 1, 0, True, shared=each.shared, room=each.seq.room, joined=True))
+            seq, spare, drafts = each.seq, spare - each.chunk, drafts - 1
+            budget = max(0, min(_max_draft(seq, widest), self.target.context - len(seq.tokens) - 1, drafts))
+            if budget and not self.pool.reserve(seq.id, len(seq.tokens) + budget):
+                budget = 0
+            drafts -= budget
+            joined.append(ScheduledSequence(seq, 1, budget, True, shared=each.shared, room=seq.room, joined=True))
         self._reserve_ahead(joined)
         return joined
 

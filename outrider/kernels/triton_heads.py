@@ -11,26 +11,27 @@ from outrider.kernels.batch import AttentionBatch, RowPlaces
 BLOCK = 256
 
 
-@triton.jit(do_not_specialize=["batch"], do_not_specialize_on_alignment=["state", "lengths", "last", "starts"])
-def _fetch_texts(state, lengths, last, starts, batch, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["batch"], do_not_specialize_on_alignment=["state", "rows", "lengths", "last", "starts"])
+def _fetch_texts(state, rows, lengths, last, starts, batch, BLOCK: tl.constexpr):
     b = tl.arange(0, BLOCK)
-    there = b < tl.load(state + 2)
+    row = tl.load(rows + b, mask=b < batch, other=-1)
+    there = row >= 0
     own = tl.load(lengths + b, mask=b < batch, other=1)
     given = tl.load(state).to(tl.pointer_type(tl.int64))
-    length = tl.load(given + b, mask=there, other=0)
+    length = tl.load(given + row, mask=there, other=0)
     tl.store(lengths + b, length, mask=there)
     tl.store(starts + b, tl.where(there, length, own) - 1, mask=b < batch)
     given = tl.load(state + 1).to(tl.pointer_type(tl.int64))
-    tl.store(last + b, tl.load(given + 2 * b + 1, mask=there, other=0), mask=there)
+    tl.store(last + b, tl.load(given + 2 * row + 1, mask=there, other=0), mask=there)
 
 
-def fetch_texts(state: Tensor, lengths: Tensor, last: Tensor, starts: Tensor) -> None:
-    """Complete the first texts of a draft, lengths and last tokens int64 [B], by those of a `DeviceState`.
+def fetch_texts(state: Tensor, rows: Tensor, lengths: Tensor, last: Tensor, starts: Tensor) -> None:
+    """Complete the texts of a draft, lengths and last tokens int64 [B], B at most BLOCK, by those of a `DeviceState`.
 
-    state int64 [3]: the addresses of its lengths int64 [N] and last tokens int64 [N, 2], and N, at most BLOCK; 0: none.
-    starts int64 [B]: becomes the lengths less 1.
+    state int64 [2]: the addresses of its lengths int64 [N] and last tokens int64 [N, 2]. rows int64 [B]: which of them
+    each text is; negative: none, and it is complete. starts int64 [B]: becomes the lengths less 1.
     """
-    _fetch_texts[(1,)](state, lengths, last, starts, len(lengths), BLOCK, num_warps=1)
+    _fetch_texts[(1,)](state, rows, lengths, last, starts, len(lengths), BLOCK, num_warps=1)
 
 
 @triton.jit

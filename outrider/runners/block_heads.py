@@ -147,7 +147,7 @@ class BlockBatch(DraftBatch):
         return self.result(len(texts.seqs))
 
     def repeat(self, count: int, state: DeviceState) -> HeadDraft | None:
-        if not self.fetches(state):
+        if not self.fetch_again(state, count):
             return None
         self._draft_graph()
         return self.result(count)

@@ -35,6 +35,7 @@ class DeviceState:
         drafted: tuple[int, ...] | None = None,
     ) -> None:
         """drafted: how many tokens were drafted for each, as the host knows: it gained one more at most; None: unknown.
+        -1: a newcomer, which gains nothing.
 
         For the others see the properties of the same names.
         """
@@ -49,6 +50,11 @@ class DeviceState:
 
     def __len__(self) -> int:
         return len(self.lengths) if self.rows is None else len(self.rows)
+
+    @property
+    def newcomers(self) -> int:
+        """How many sequences at its end are known to the host, and were in no round yet."""
+        return 0 if self.rows is None else sum([not isinstance(row, int) for row in self.rows])
 
     @property
     def lengths(self) -> Tensor:
@@ -97,7 +103,8 @@ class DeviceState:
     def joined(self, texts: Seq[Seq[Token]]) -> DeviceState:
         """Where sequences are, these and behind them newcomers, all of whose texts but the last token is cached."""
         known = [(len(text), text[-2] if len(text) > 1 else 0, text[-1]) for text in texts]
-        return self._some([*(range(len(self)) if self.rows is None else self.rows), *known], None)
+        drafted = None if self.drafted is None else (*self.drafted, *[-1] * len(known))
+        return self._some([*(range(len(self)) if self.rows is None else self.rows), *known], drafted)
 
     def take(self, rows: Seq[int]) -> DeviceState:
         """The state of some of the sequences, in this order."""

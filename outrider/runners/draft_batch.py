@@ -21,9 +21,9 @@ from outrider.runners.cuda_graphs import capture
 from outrider.runners.device_state import DeviceState
 from outrider.runners.paged_model import PagedModel, TappedPages, tapped_pages
 
-COLUMNS, STATE = 7, 4
-"""int64 numbers of each text, and of all: the addresses of a state's lengths and last tokens, and how many they are;
-tokens that drafts share."""
+COLUMNS, STATE = 8, 3
+"""int64 numbers of each text, and of all: the addresses of a state's lengths and last tokens; tokens that drafts
+share."""
 _ALL = 1 << 30
 """Tokens that no draft has."""
 
@@ -99,9 +99,10 @@ class DraftBatch:
         self.model, self.batch, self.graph_pool, self.sampled = model, batch, graph_pool, sampled
         self._inputs = PinnedInputs(COLUMNS * batch + STATE, model.device)
         columns, self._state = self._inputs.ints[:-STATE].view(COLUMNS, batch), self._inputs.ints[-STATE:]
-        self.table_ids, self.lengths, self.last, self.firsts, self.seeds, temperatures, self.room = columns
+        self.table_ids, self.lengths, self.last, self.firsts, self.seeds, temperatures, self.room, self._rows = columns
         """lengths: tokens of each text. last: its last token. firsts: the first position that the head reads. seeds: of
-        the text's noise. temperatures: of its request. room: max tokens of its draft, where drafts share rows."""
+        the text's noise. temperatures: of its request. room: max tokens of its draft, where drafts share rows. rows: of
+        the state that lengths and last tokens are fetched from; negative: they are given."""
         self.shared = self._state[-1:]
         """int64 [1]: tokens that drafts have together, at most."""
         self.temperatures = temperatures.view(torch.float64)
@@ -115,30 +116,25 @@ class DraftBatch:
         self._fetched: tuple[Tensor, Tensor] | None = None
         """What the next draft fetches by address: kept until the one after it is filled."""
         self._constants: dict[tuple[str, int], Tensor] = {}
-        self._padding = np.array([[model.tables.spare], [2], [0], [1], [0], [0], [0]])
+        self._padding = np.array([[model.tables.spare], [2], [0], [1], [0], [0], [0], [-1]])
         self.fill()
 
-    def fill(self, *columns: Any, state: DeviceState | None = None, shared: int = 0) -> None:
-        """Write and send the inputs, by column: one copy. state: of the texts, where the host is a round behind."""
+    def fill(self, *columns: Any, fetched: Seq[Tensor] = (), shared: int = 0) -> None:
+        """Write and send the inputs, by column: one copy. fetched: the lengths and last tokens of a state."""
         array = self._inputs.array()
         rows = array[:-STATE].reshape(COLUMNS, self.batch)
         rows[:] = self._padding
         for row, values in zip(rows, columns, strict=False):
             row[: len(values)] = values
-        array[-STATE:] = 0, 0, 0, shared
-        if state is not None and self.model.fused:
-            array[-STATE:-1] = state.lengths.data_ptr(), state.last.data_ptr(), len(state)
+        array[-STATE:] = *([each.data_ptr() for each in fetched] or [0, 0]), shared
         self._inputs.send()
-        if state is not None and not self.model.fused:
-            self.lengths[: len(state)].copy_(state.lengths)
-            self.last[: len(state)].copy_(state.last[:, 1])
 
     def fetch(self) -> None:
         """Launch what completes the inputs by what only the device knows: the first of captured work."""
         if self.model.fused:
             from outrider.kernels.triton_heads import fetch_texts
 
-            fetch_texts(self._state, self.lengths, self.last, self.starts)
+            fetch_texts(self._state, self._rows, self.lengths, self.last, self.starts)
         else:
             torch.sub(self.lengths, 1, out=self.starts)
 
@@ -153,24 +149,41 @@ class DraftBatch:
         own = [seq.draw_seed if self.sampled else seq.seed for seq in seqs]
         warmth = [seq.params.temperature for seq in seqs]
         room, shared = share or ([_ALL] * len(seqs), _ALL)
-        key = None
+        key, rows, fetched = None, [-1] * len(seqs), ()
+        lengths, last = [len(seq.tokens) for seq in seqs], [seq.tokens[-1] for seq in seqs]
         if state is not None and self.model.fused:
-            fetched = self._fetched = state.lengths.contiguous(), state.last.contiguous()
-            key = [*table_ids], own, warmth, *(each.data_ptr() for each in fetched), room, shared
+            fetched = self._fetched = state.origin.lengths.contiguous(), state.origin.last.contiguous()
+            key = [*table_ids], own, warmth, *(each.data_ptr() for each in fetched), state.rows, room, shared
             if key == self._sent:
                 return
-            state = DeviceState(*fetched)
-            lengths, last, firsts = [2] * len(seqs), [0] * len(seqs), [0] * len(seqs)
-        else:
-            lengths, last = [len(seq.tokens) for seq in seqs], [seq.tokens[-1] for seq in seqs]
+            places = range(len(seqs)) if state.rows is None else state.rows
+            rows, firsts = [at if isinstance(at, int) else -1 for at in places], [0] * len(seqs)
         seeds = np.array(own, dtype=np.uint64).view(np.int64)
         temperatures = np.array(warmth, dtype=np.float64).view(np.int64)
-        self.fill(table_ids, lengths, last, firsts, seeds, temperatures, room, state=state, shared=shared)
+        self.fill(table_ids, lengths, last, firsts, seeds, temperatures, room, rows, fetched=fetched, shared=shared)
         self._sent = key
+        if state is not None and not self.model.fused:
+            self.lengths[: len(state)].copy_(state.lengths)
+            self.last[: len(state)].copy_(state.last[:, 1])
 
-    def fetches(self, state: DeviceState) -> bool:
-        """Whether the inputs on the device are those of texts that it fetches from this state."""
-        return self._sent is not None and self._fetched is not None and self._fetched[0] is state.lengths
+    def fetch_again(self, state: DeviceState, count: int) -> bool:
+        """Let the device fetch the texts of the last draft from this state, which is of `count` sequences, all of them.
+
+        Sent only where they were fetched from somewhere else. False where they are not fetched.
+        """
+        if self._sent is None or self._fetched is None or state.rows is not None:
+            return False
+        if self._fetched[0] is state.lengths and self._sent[5] is None:
+            return True
+        last, array = self._inputs.arrays[self._inputs.current], self._inputs.array()
+        array[:] = last
+        self._fetched = state.lengths.contiguous(), state.last.contiguous()
+        addresses = [each.data_ptr() for each in self._fetched]
+        array[:-STATE].reshape(COLUMNS, self.batch)[-1, :count] = range(count)
+        array[-STATE:-1] = addresses
+        self._inputs.send()
+        self._sent = (*self._sent[:3], *addresses, None, *self._sent[6:])
+        return True
 
     def unread(self, width: int, *, before: bool) -> UnreadRows:
         """The rows from `firsts` on, as the target keeps them, at most `width` of each text.

@@ -170,7 +170,7 @@ class HeadBatch(DraftBatch):
         return self.result(len(texts.seqs), length)
 
     def repeat(self, count: int, state: DeviceState) -> HeadDraft | None:
-        if not self.fetches(state):
+        if not self.fetch_again(state, count):
             return None
         self._draft_graphs[self._length]()
         return self.result(count, self._length)

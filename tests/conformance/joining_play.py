@@ -100,8 +100,8 @@ class Play:
         self.read += spans
         return after
 
-    def _noted_join(self) -> list[ScheduledSequence]:
-        joined = self._join()
+    def _noted_join(self, behind: list[ScheduledSequence], max_draft: int) -> list[ScheduledSequence]:
+        joined = self._join(behind, max_draft)
         self.joined += [each.seq.id for each in joined]
         return joined
 

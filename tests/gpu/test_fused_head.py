@@ -114,14 +114,15 @@ def test_rows_are_joined(hidden_first: bool):
 
 
 def test_texts_are_fetched_from_a_state():
-    """The first two of four; none where there is no state."""
+    """Two of four, in their order; none where there is no state."""
     lengths, last = torch.tensor([5, 6], device=DEVICE), torch.tensor([[1, 2], [3, 4]], device=DEVICE)
-    state = torch.tensor([lengths.data_ptr(), last.data_ptr(), 2], device=DEVICE)
+    state = torch.tensor([lengths.data_ptr(), last.data_ptr()], device=DEVICE)
+    rows, none = torch.tensor([1, -1, 0, -1], device=DEVICE), torch.full((4,), -1, device=DEVICE)
     into = [torch.full((4,), 9, device=DEVICE) for _ in range(3)]
-    fetch_texts(state * 0, *into)
+    fetch_texts(state * 0, none, *into)
     assert [each.tolist() for each in into] == [[9] * 4, [9] * 4, [8] * 4]
-    fetch_texts(state, *into)
-    assert [each.tolist() for each in into] == [[5, 6, 9, 9], [2, 4, 9, 9], [4, 5, 8, 8]]
+    fetch_texts(state, rows, *into)
+    assert [each.tolist() for each in into] == [[6, 9, 5, 9], [4, 9, 2, 9], [5, 8, 4, 8]]
 
 
 @pytest.mark.parametrize("before", [True, False])

@@ -19,7 +19,7 @@ def launched(*, repeats: int = 0, repeated: bool = False, joined: bool = False) 
     scheduled = [ScheduledSequence(Sequence(i, [1, 2], 1, SamplingParams(), 0), 1, 0, True) for i in range(2)]
     scheduled[-1].joined = joined
     scores: Any = None
-    made = InFlightRound(scheduled, Proposal([EMPTY] * (2 - joined)), [], scores, 0.0, Times())
+    made = InFlightRound(scheduled, Proposal([EMPTY] * 2), [], scores, 0.0, Times())
     made.repeats, made.repeated = repeats, repeated
     return made
 
@@ -39,9 +39,3 @@ def launched(*, repeats: int = 0, repeated: bool = False, joined: bool = False) 
 )
 def test_steady_rounds(done: InFlightRound, behind: InFlightRound | None, steady: bool):
     assert done.is_steady(behind) == steady
-
-
-def test_who_joined_has_no_draft_and_no_part_in_the_plan():
-    made = launched(joined=True)
-    assert made.drafts == [EMPTY, EMPTY]
-    assert [each.seq.id for each in made.planned] == [0]
