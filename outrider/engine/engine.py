@@ -83,6 +83,8 @@ class Engine:
             return self._emit()
         if len(self._in_flight) == 1:
             self._launch_behind(self._in_flight[0])
+        if self._in_flight and self.scheduler.waiting:
+            self._read_newcomers(self._in_flight[-1])
         try:
             self._complete()
         except BaseException:  # what did not complete is scored again; no round behind it is good without it
@@ -117,8 +119,6 @@ class Engine:
         scheduled, state = self._schedule(after)
         if not scheduled:
             return None
-        if state is not None and self.scheduler.waiting:
-            scheduled, state = self._join(scheduled, state)
         proposing = time.perf_counter()
         proposal = self._propose(scheduled, state)
         if proposal is None:
@@ -150,8 +150,8 @@ class Engine:
         if state is None or after.version != self._version or not self.target.can_repeat(after.scores, state):
             return None
         seqs, lengths = after.decoding[0], [each.budget for each in after.scheduled]
-        ending = [seq.room <= 1 for seq in seqs]  # with the round in flight, whatever that brings
-        if all(ending) or (any(ending) and self.scheduler.waiting):
+        ending = [seq.room <= 1 or seq.finish is not None for seq in seqs]  # whatever the round in flight brings
+        if all(ending) or self.scheduler.joining or self.scheduler.must_drain(any(ending)):
             return None
         began = time.perf_counter()
         proposal = self.drafting.repeat(after.proposal, RoundView(seqs, lengths, state, False))
@@ -186,27 +186,33 @@ class Engine:
             return [], None
         rows = [i for i, each in enumerate(after.scheduled) if each.seq.id in self._live]
         scheduled = self.scheduler.next_round_after([after.scheduled[i] for i in rows], self.drafting.max_draft)
-        return scheduled, after.state.take(rows) if scheduled else None
+        if not scheduled:
+            return [], None
+        state, new = after.state.take(rows), [each.seq.tokens for each in scheduled[len(rows) :]]
+        return scheduled, state.joined(new) if new else state
 
-    def _join(
-        self, scheduled: list[ScheduledSequence], state: DeviceState
-    ) -> tuple[list[ScheduledSequence], DeviceState]:
-        """Let newcomers join a round behind one in flight: their texts but for the last token are read before it."""
-        joined = self.scheduler.join(scheduled, self.drafting.max_draft)
-        if not joined:
-            return scheduled, state
-        seqs = [each.seq for each in joined]
-        state = state.joined([seq.tokens for seq in seqs])
+    def _read_newcomers(self, last: InFlightRound) -> None:
+        """Launch the reading of texts behind the last round in flight, which keeps the device busy meanwhile.
+
+        All but their last tokens: these newcomers join the round behind that one.
+        """
+        if not last.can_be_followed or not self.drafting.plans_ahead:
+            return
+        seqs = [each.seq for each in self.scheduler.join()]
         spans = [Span(seq.id, seq.cached, tuple(seq.tokens[seq.cached : -1]), wanted=False) for seq in seqs]
         spans = [span for span in spans if span.tokens]
-        if spans:
-            state = cast(DeviceState, self.target.read(spans, state))
-            self._note_read(spans, trim=False)
-            if self.drafting.traits.follows_target:
-                read = [seq for seq in seqs if seq.id in {span.seq_id for span in spans}]
-                nothing = torch.empty(0, self.target.vocab_size, device=self.target.device)
-                self.drafting.process(TargetPass(read, spans, Scores(nothing, spans), None))
-        return [*scheduled, *joined], state
+        if not spans:
+            return
+        try:
+            last.state = self.target.read(spans, last.state)
+        except BaseException:  # what is in the pages is not known
+            last.closed, last.repeats = True, 0
+            raise
+        self._note_read(spans, trim=False)
+        if self.drafting.traits.follows_target:
+            read = [seq for seq in seqs if seq.id in {span.seq_id for span in spans}]
+            nothing = torch.empty(0, self.target.vocab_size, device=self.target.device)
+            self.drafting.process(TargetPass(read, spans, Scores(nothing, spans), None))
 
     def _propose(self, scheduled: list[ScheduledSequence], state: DeviceState | None) -> Proposal | None:
         """A draft for each scheduled sequence; None where the round in flight must complete first."""
@@ -271,6 +277,8 @@ class Engine:
                 done.times.host += time.perf_counter() - self._completed
             tell_controller(self.drafting, done, outcomes, behind)
             count_round(done, self._live)
+            if behind is not None and behind.repeats and any(o.live.seq.finish is not None for o in outcomes):
+                self._enqueue(self._repeat(behind))  # before they are gone: the device has work while others come
         finally:  # what is committed is returned, whatever interrupts the rest
             self._outcomes += outcomes
             for outcome in outcomes:

@@ -31,7 +31,7 @@ class ScheduledSequence:
     room: int = 0
     """Tokens that the text may gain from this round on, whatever the one in flight before it brings."""
     joined: bool = False
-    """It joined a round behind one in flight, before which the rest of its text was read."""
+    """It joins with this round: the rest of its text is read before it, behind another one in flight."""
 
     @property
     def decodes(self) -> bool:
@@ -48,6 +48,8 @@ class Scheduler:
         self.max_batch, self.max_round_tokens = max_batch, max_round_tokens
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
+        self.joining: list[ScheduledSequence] = []
+        """Newcomers, all of whose texts but the last token is read behind a round in flight: they join the next one."""
         self.preempted: list[Sequence] = []
         """Sequences that lost their pages in the last round; they wait again."""
         self.changes = 0
@@ -55,10 +57,9 @@ class Scheduler:
         self.joins = joins
 
     def __len__(self) -> int:
-        return len(self.waiting) + len(self.running)
+        return len(self.waiting) + len(self.running) + len(self.joining)
 
     def add(self, seq: Sequence) -> None:
-        self.changes += 1
         self.waiting.append(seq)
 
     def remove(self, seq: Sequence) -> None:
@@ -66,8 +67,10 @@ class Scheduler:
         self.changes += 1
         if seq in self.running:
             self.running.remove(seq)
-        else:
+        elif seq in self.waiting:
             self.waiting.remove(seq)
+        else:
+            self.joining = [each for each in self.joining if each.seq is not seq]
 
     def next_round(self, max_draft: int) -> list[ScheduledSequence]:
         """The sequences of this round, pages reserved. Empty where none is left, or others hold all pages.
@@ -77,6 +80,8 @@ class Scheduler:
         """
         self.preempted = []
         scheduled: list[ScheduledSequence] = []
+        new, self.joining = {each.seq.id: each for each in self.joining}, []
+        self.running += [each.seq for each in new.values()]
         decoding = [seq for seq in self.running if seq.pending == 1]
         reading = [seq for seq in self.running if seq.pending > 1]
         newcomers = bool(self.waiting) and len(self.running) < self.max_batch
@@ -91,6 +96,8 @@ class Scheduler:
             most = drafts if decodes else spare - chunk
             each = self._schedule(seq, chunk, min(_max_draft(seq, max_draft), most))
             if each is not None:
+                if seq.id in new:
+                    each.shared, each.joined = new[seq.id].shared, decodes
                 scheduled.append(each)
                 drafts -= each.budget
                 spare -= each.budget + (0 if decodes else chunk)
@@ -99,6 +106,7 @@ class Scheduler:
             each = self._admit(spare)
             if each is None:
                 break
+            self.running.append(each.seq)
             scheduled.append(each)
             spare -= each.chunk
         return scheduled
@@ -111,15 +119,13 @@ class Scheduler:
         to end, or one does whose place such a one waits for, or pages would have to be taken from another sequence.
         """
         ending = [each.seq.room <= 1 for each in scheduled]  # whatever the round brings
-        if len(scheduled) != len(self.running) or all(ending):
-            return []
-        if self.waiting and (any(ending) or len(self.running) < self.max_batch) and not self._can_join():
+        if len(scheduled) != len(self.running) or all(ending) or self.must_drain(any(ending)):
             return []
         self.preempted = []
         behind: list[ScheduledSequence] = []
         short = False
         widest, budget, drafts = min(max_draft, self.target.max_width - 1), 0, self.max_round_tokens - len(scheduled)
-        drafts -= min(len(self.waiting), self.max_batch - len(self.running))  # who joins has a row
+        drafts -= len(self.joining)
         for each in scheduled:
             seq, rows = each.seq, each.chunk + each.budget
             room = seq.room - each.budget - 1  # were the whole draft accepted
@@ -134,23 +140,40 @@ class Scheduler:
             short = short or self._capacity(seq) < min(seq.limit - room + _SOON, self._last(seq))
         if short:
             self._reserve_ahead(scheduled)
-        return behind
+        return [*behind, *self._joined(widest, drafts)]
 
-    def join(self, behind: list[ScheduledSequence], max_draft: int) -> list[ScheduledSequence]:
-        """Newcomers to the round that `next_round_after` returned, admitted: all but their last token is read first."""
+    def _joined(self, widest: int, drafts: int) -> list[ScheduledSequence]:
+        """The newcomers that join now. widest: max tokens drafted for each; drafts: for all."""
+        joined, self.joining = self.joining, []
+        for each in joined:
+            seq = each.seq
+            budget = max(0, min(_max_draft(seq, widest), self.target.context - len(seq.tokens) - 1, drafts))
+            each.budget = budget if budget and self.pool.reserve(seq.id, len(seq.tokens) + budget) else 0
+            drafts -= each.budget
+            self.running.append(seq)
+        return joined
+
+    def must_drain(self, ends: bool) -> bool:
+        """Whether the rounds in flight must complete before another: somebody could take part who cannot join one.
+
+        ends: a sequence is sure to end with them.
+        """
+        if any(each.seq.pending > 1 for each in self.joining):  # who was not read, since something failed
+            return True
+        places = len(self.running) + len(self.joining) < self.max_batch
+        return bool(self.waiting) and (ends or places) and not self._can_join()
+
+    def join(self) -> list[ScheduledSequence]:
+        """Admit those who can join the round after the one in flight: all but their last token is to be read now."""
         joined: list[ScheduledSequence] = []
-        spare, widest = self.max_round_tokens - len(self.running), min(max_draft, self.target.max_width - 1)
-        drafts = spare - sum([each.budget for each in behind])
-        while self.waiting and len(self.running) < self.max_batch and self._can_join(spare):
+        spare = self.max_round_tokens - len(self.running)
+        while self.waiting and len(self.running) + len(self.joining) < self.max_batch and self._can_join(spare):
             each = self._admit(spare)
             if each is None:
                 break
-            seq, spare, drafts = each.seq, spare - each.chunk, drafts - 1
-            budget = max(0, min(_max_draft(seq, widest), self.target.context - len(seq.tokens) - 1, drafts))
-            if budget and not self.pool.reserve(seq.id, len(seq.tokens) + budget):
-                budget = 0
-            drafts -= budget
-            joined.append(ScheduledSequence(seq, 1, budget, True, shared=each.shared, room=seq.room, joined=True))
+            seq, spare = each.seq, spare - each.chunk
+            joined.append(ScheduledSequence(seq, 1, 0, True, shared=each.shared, room=seq.room, joined=True))
+            self.joining.append(joined[-1])
         self._reserve_ahead(joined)
         return joined
 
@@ -217,7 +240,7 @@ class Scheduler:
             seq.cached = 0
             return None
         self.changes += 1
-        self.running.append(self.waiting.popleft())
+        self.waiting.popleft()
         return ScheduledSequence(seq, chunk, 0, chunk == seq.pending, shared=seq.cached)
 
     def _preempt(self, victim: Sequence) -> None:

@@ -39,19 +39,24 @@ from outrider.runners.device_state import DeviceState
 
 @pytest.mark.parametrize("drafter", ["none", "guesser", "trees", MODELS[0], BLOCK])
 def test_newcomers_join_at_once_and_nothing_drains(drafter: str):
-    """All but the last token is read in the step that follows, the first token told of in the one behind that."""
+    """All but the last token is read in the step that follows, behind the round that is launched in it; the newcomer
+    joins the round behind that one, which the third step completes."""
     asked = asks(len(LENGTHS), max_tokens=3)
     play = begun(drafter, asked)
     play.drained = 0
-    for each in asked:
+    for i, each in enumerate(asked):
+        if i % 3 == 2:  # before the one before it ends
+            play.submit(LONGEST)
+            play.step(3)
         seq_id, before = play.submit(each), len(play.read)
         assert seq_id not in play.step()
         assert play.joined[-1] == seq_id
         assert [span.tokens for span in play.read[before:]] == ([each.prompt[:-1]] if len(each.prompt) > 1 else [])
+        assert seq_id not in play.step()
         assert seq_id in play.step()
         assert play.drained == 0
     assert play.finish() == {"length"}
-    assert len(play.joined) == len(asked)
+    assert len(play.joined) == len(asked) + len(asked) // 3
 
 
 @toys
@@ -176,10 +181,13 @@ def test_who_has_options_does_not_join(drafter: str, option: str):
         play.submit(each)
     while play.tried.alive(seq_id):
         play.step()
-    play.submit(last)
+    play.submit(LONGEST)
+    play.step(3)
+    ended = play.submit(last)
     assert play.finish() <= {"length", "stop"}
     assert seq_id not in play.joined
-    assert 0 < before < len(play.joined)
+    assert before > 0
+    assert play.joined[-1] == ended
 
 
 @toys
