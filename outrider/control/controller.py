@@ -255,7 +255,7 @@ class Controller:
         whose drafts are seen first, where it was the only one. shared: drafts shared rows, and lengths are on average.
         """
         if not plan.asks:
-            self.note_plain(plan, [seq_ids[row] for row in rows], 0.0)
+            self.note_plain(plan, [seq_ids[row] for row in rows], [0.0])
             return
         self._decisions.end_rest()
         streak = self._log.streak_of(seq_ids, rows, plan, drafted, asking, self._round)
@@ -264,7 +264,7 @@ class Controller:
             self._own.note_round(streak.asked[0], drafted, accepted)
         if plan.settled:
             self._trials.note(seq_ids, self._asked_round(accepted, streak.extra))
-        self._count_round(streak.drafts)
+        self._count_rounds(streak.drafts)
         if streak.price.plain > 0:
             self._lost = max(0.0, self._lost - sum(accepted) + streak.loss)
         for i in () if plan.probe else streak.asked:
@@ -292,22 +292,25 @@ class Controller:
     def _price(self, kind: RoundKind) -> Price:
         return self.prices.of(kind, self._round)
 
-    def note_plain(self, plan: Plan, seq_ids: Iterable[int], seconds: float) -> None:
-        """Note a round that nobody was asked to draft for, and what it took; 0: that says nothing."""
+    def note_plain(self, plan: Plan, seq_ids: Iterable[int], seconds: Seq[float]) -> None:
+        """Note rounds that nobody was asked to draft for, and what each took; 0: that says nothing."""
         ids = list(seq_ids)
-        if self._decisions.note_rest(ids):
+        if self._decisions.note_rest(ids, len(seconds)):
             self.forget_stated(ids)
-        self._count_round(False)
-        self.costs.observe(plan.kind, seconds)
+        self._count_rounds(False, len(seconds))
+        telling = [each for each in seconds if each > 0]
+        if telling:
+            self.costs.observe(plan.kind, sum(telling) / len(telling), len(telling))
 
-    def _count_round(self, drafted: bool) -> None:
-        self.probes.count_round()
+    def _count_rounds(self, drafted: bool, rounds: int = 1) -> None:
+        """rounds: at most _FADE_ROUNDS."""
+        self.probes.count_rounds(rounds)
         self._since_plain += drafted
-        self._round += 1
+        self._round += rounds
         for i, judged in enumerate(self._judged):
-            if (self._round - judged) % _FADE_ROUNDS == 0:
+            if (self._round - judged) % _FADE_ROUNDS < rounds:
                 self._rates_of(i).fade(_FADE_SHARE)
-            if (self._round - self._asked[i]) % _FADE_ROUNDS == _FADE_ROUNDS - 1:
+            if (self._round + 1 - self._asked[i]) % _FADE_ROUNDS < rounds:
                 self._own.fade(i, _FADE_SHARE)
 
     def is_active(self, member: int) -> bool:

@@ -167,10 +167,11 @@ class RunningMean:
         """The mean, leaning on the start the longer ago the last one was."""
         return self.start + (self.value - self.start) * 0.5 ** ((now - self.last) / _HALF_LIFE)
 
-    def add(self, told: float, now: int) -> None:
+    def add(self, told: float, now: int, rounds: int = 1) -> None:
+        """rounds: that it is the mean of."""
         self.last = now
-        self.count += 1
-        self.value += (told - self.value) / min(self.count, self.recent)
+        self.count += rounds
+        self.value += (told - self.value) * rounds / max(rounds, min(self.count, self.recent))
 
 
 class RoundCosts:
@@ -239,14 +240,14 @@ class RoundCosts:
             for smaller in (known[each] for each in known if each < size):  # it was disturbed if it took longer
                 smaller.value, smaller.start = min(smaller.value, extra), min(smaller.start, extra)
 
-    def observe(self, kind: RoundKind, seconds: float) -> None:
-        """Note what a round took."""
+    def observe(self, kind: RoundKind, seconds: float, rounds: int = 1) -> None:
+        """Note what a round took. rounds: so many without drafts took as long each."""
         if seconds <= 0:
             return
         expected = self._measured(kind)
         if expected <= 0:
             return
-        self._now += 1
+        self._now += rounds
         if not kind.plain:
             self._observe_drafted(kind, seconds, expected * self._level(kind.batch))
             return
@@ -257,7 +258,7 @@ class RoundCosts:
         else:
             prior = _BORROWED_ROUNDS if self._levels else _PRIOR_ROUNDS
             known = self._levels[size] = RunningMean(self._level(kind.batch), prior)
-        known.add(min(ratio, most), self._now)
+        known.add(min(ratio, most), self._now, rounds)
         self._last_size = size
 
     def _observe_drafted(self, kind: RoundKind, seconds: float, passes: float) -> None:

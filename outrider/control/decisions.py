@@ -54,8 +54,8 @@ class DecisionLog:
             chosen.lengths[(self._names[rounds.plan.drafters[row]] if length else "", length)] += count
             chosen.saved += sum([each[row] for each in rounds.accepted]) * plain - count * extra
 
-    def note_rest(self, seq_ids: list[int]) -> bool:
-        """Note a round that nobody was asked for; whether the one before it was another, or of others.
+    def note_rest(self, seq_ids: list[int], rounds: int = 1) -> bool:
+        """Note rounds that nobody was asked for; whether the one before them was another, or of others.
 
         Else nothing is done for each sequence: a batch may be large, and a round short.
         """
@@ -63,7 +63,7 @@ class DecisionLog:
         if is_first:
             self.end_rest()
             self._resting = seq_ids
-        self._rests += 1
+        self._rests += rounds
         return is_first
 
     def end_rest(self) -> None:

@@ -67,7 +67,7 @@ class OverlappedCosts(RoundCosts):
         for smaller in (known[each] for each in known if each < size):  # it was disturbed if it took longer
             smaller.value, smaller.start = min(smaller.value, seconds), min(smaller.start, seconds)
 
-    def observe(self, kind: RoundKind, seconds: float) -> None:
+    def observe(self, kind: RoundKind, seconds: float, rounds: int = 1) -> None:
         if seconds <= 0:
             return
         if self._last is not None and kind is self._last[0]:
@@ -77,7 +77,7 @@ class OverlappedCosts(RoundCosts):
         passes = self._measured(kind)
         if passes <= 0:
             return
-        self._now += 1
+        self._now += rounds
         known, size = self._host.setdefault(kind.drafters, {}), size_of(kind.batch)
         host = known.get(size)
         if host is None:
@@ -85,7 +85,7 @@ class OverlappedCosts(RoundCosts):
             host = known[size] = RunningMean(first, 0, self._now, first, _recent(kind))
         if kind.plain:
             host.value = host.at(self._now)
-            host.add(_within(seconds, max(passes, host.value), _MAX_STEP), self._now)
+            host.add(_within(seconds, max(passes, host.value), _MAX_STEP), self._now, rounds)
             host.start = host.value
             return
         own = self._kinds.setdefault(kind, RunningMean(1.0, last=self._now, start=1.0, recent=_DRAFTED_ROUNDS))

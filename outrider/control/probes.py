@@ -39,8 +39,8 @@ class Probes:
         self._lost = 0.0
         """What the last one lost, in rounds of plain decoding."""
 
-    def count_round(self) -> None:
-        self._rounds += 1
+    def count_rounds(self, rounds: int = 1) -> None:
+        self._rounds += rounds
 
     def charge(self, lost: float) -> None:
         """Note what a round of a probe lost, in rounds of plain decoding: to begin costs more than it should lose."""

@@ -110,6 +110,10 @@ class Drafting:
         plan = last.plan
         if plan is not None and (plan.settled or not self._kept.goes_on or self._watches(view)):
             return None
+        if plan is not None and last.by == NOBODY and last.rest > 1:
+            self._kept.use()
+            self._rest += 1
+            return last
         nobody = [EMPTY] * len(view.seqs)
         drafts = nobody if last.by == NOBODY else self.members[last.by].repeat(view, last.drafts)
         if drafts is None:
@@ -163,6 +167,7 @@ class Drafting:
 
     def forget(self, seq: Sequence) -> Decisions | None:
         """Let drafters drop a finished sequence; returns what was decided for it. `take_failures` comes after."""
+        self.feedback.tell_rests()
         self.feedback.forget(seq.id)
         for member in self.members:
             member.forget(seq)
@@ -186,6 +191,7 @@ class Drafting:
                 plan = self._last_plan(ids)
                 return plan.within(self._asked_budgets(view, plan))
             began = self.host.now()
+            self.feedback.tell_rests()
             kept.begin(ids, self.controller.plan(ids, self._room(view)), began)
         elif ids != kept.seq_ids:
             kept.move(ids, self.controller.move(cast(Plan, kept.plan), kept.seq_ids, ids))

@@ -19,6 +19,9 @@ from outrider.engine.proposal import Proposal
 
 _CATCHING_UP = 3
 """Rounds in which a drafter catches up with texts that it was not asked for before, and the host with the device."""
+_RESTS = 8
+"""Rounds that nobody is asked for, one like the other, are told of by so many: to tell of each takes longer than the
+host has."""
 _MAX_STALL = 4.0
 """A round of a probe that took longer than usual by more than this counts as by this."""
 
@@ -36,6 +39,10 @@ class Feedback:
         self._observers = [i for i, member in enumerate(members) if member.traits.observes]
         self._unscored: dict[int, tuple[int, int, Draft]] = {}
         """By sequence: a draft that was left out, until the text judges it; whose it is, and where it starts."""
+        self._resting: tuple[Plan, Seq[int]] | None = None
+        """The plan and the sequences of the last rounds that nobody was asked for, until the controller is told."""
+        self._rests: list[float] = []
+        """The seconds of each; 0: they say nothing."""
 
     def observe(
         self,
@@ -92,6 +99,7 @@ class Feedback:
         if not proposal.members:
             self.account_rest(proposal, [*verdicts], seconds, rest, steady=steady)
             return
+        self.tell_rests()
         told = seconds if steady and self._tells(proposal, rest) else 0.0
         batch, plain_rate = len(seq_ids), controller.plain_rate(len(seq_ids))
         drafted = proposal.lengths
@@ -116,9 +124,21 @@ class Feedback:
         self, proposal: Proposal, seq_ids: Seq[int], seconds: float, rest: int, *, steady: bool = True
     ) -> None:
         """As `account` of a round that no drafter had anything to do with. seq_ids: of the live sequences."""
-        if self.controller is not None and proposal.plan is not None:
-            told = seconds if steady and self._tells(proposal, rest) else 0.0
-            self.controller.note_plain(proposal.plan, seq_ids, told)
+        if self.controller is None or proposal.plan is None:
+            return
+        told = seconds if steady and self._tells(proposal, rest) else 0.0
+        if self._resting is None or proposal.plan is not self._resting[0] or seq_ids != self._resting[1]:
+            self.tell_rests()
+            self._resting = proposal.plan, seq_ids
+        self._rests.append(told)
+        if len(self._rests) >= _RESTS or not self.overlaps:
+            self.tell_rests()
+
+    def tell_rests(self) -> None:
+        """Tell the controller of rounds that nobody was asked for. Due before anything else is told or asked of it."""
+        if self._resting is not None and self.controller is not None:
+            self.controller.note_plain(*self._resting, self._rests)
+            self._resting, self._rests = None, []
 
     def _note_evidence(
         self,

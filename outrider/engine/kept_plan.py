@@ -20,6 +20,9 @@ _WORTH_DECAY = 0.97
 """Of late: in about 33 rounds with drafts."""
 _MAX_REST, _SHORT_REST = 512, 128
 """Rounds that nobody is asked for at most, whatever was in vain before; and where drafts did pay of late."""
+_MOST_SHARE, _LONGER = 0.015, 4
+"""Up to so many times as many where more of the time would be in vain: what is tried may take longer than many rounds.
+"""
 
 _FIRST_ROUNDS = 8
 """After so many rounds of a plan with drafts, twice as many and so on, it is asked whether they were worth it."""
@@ -170,6 +173,7 @@ class KeptPlan:
         else:
             most = _SHORT_REST if self._worth > 0 else _MAX_REST
             rest = min(rest_after(self._spent, RESTING_SHARE), most * plan.seconds)
+            rest = max(rest, min(rest_after(self._spent, _MOST_SHARE), _LONGER * most * plan.seconds))
             self._until = now + rest
             soon = self._worth > 0 or len(self.seq_ids) == 1  # a request alone: no others tell anything of its text
             others = min(rest, rest_after(self._seconds, NEWCOMER_SHARE)) if soon else rest

@@ -59,8 +59,9 @@ class _Script(Controller):
         asked = [who if n else -1 for n in lengths]
         return Plan(kind, lengths, asked, float(batch), self.costs.seconds(kind), rounds=self.rounds)
 
-    def note_plain(self, plan: Plan, seq_ids: object, seconds: float) -> None:
-        self._note_took(plan.kind, seconds)
+    def note_plain(self, plan: Plan, seq_ids: object, seconds: Seq[float]) -> None:
+        for each in seconds:
+            self._note_took(plan.kind, each)
 
     def note_seconds(self, plan: Plan, drafted: Seq[int], seconds: float) -> None:
         self._note_took(self.prices.kind_of(plan, drafted), seconds)

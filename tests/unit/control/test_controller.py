@@ -152,7 +152,7 @@ def test_a_drafter_that_was_bad_is_judged_anew_after_a_while():
     noted, weight = head._all[0, 0], 4 * 0.985**20
     assert head.survival([0])[0, 0] == pytest.approx(0.75 * weight / (weight + noted))
     for _ in range(640):
-        control.note_plain(plain_plan(1, control.costs), [0], 0.0)
+        control.note_plain(plain_plan(1, control.costs), [0], [0.0])
     weight = 4 - (4 - weight) * 0.92**10
     assert head.survival([0])[0, 0] == pytest.approx(0.75 * weight / (weight + noted * 0.92**10))
 
@@ -184,12 +184,12 @@ def test_a_batch_of_a_new_size_begins_with_rounds_without_drafts():
     table = PassTable({(b, w): 1.0 for b in (1, 4, 16) for w in WIDTHS}, padded=True)
     control = Controller([LOOKUP], RoundCosts(table), WIDTHS)
     assert control.plan([0], [7]).asks  # nothing is known yet: as measured
-    control.note_plain(plain_plan(1, control.costs), [0], 1.0)
+    control.note_plain(plain_plan(1, control.costs), [0], [1.0])
     assert control.plan([0], [7]).asks
     many = list(range(9))
     first = control.plan(many, [7] * 9)
     assert (first.asks, first.rounds) == (False, 5)
-    control.note_plain(first, many, 3.0)
+    control.note_plain(first, many, [3.0])
     assert control.costs.seconds(RoundKind(16, 1, 16)) == pytest.approx(2.0)  # the other size's counts as one round
     assert control.costs.seconds(RoundKind(1, 1, 1)) == pytest.approx(1.0)
     assert control.plan(many, [7] * 9).asks

@@ -58,7 +58,7 @@ class Scripted(Controller):
         super().__init__([Member("watcher", 1, pays_budget=True)], RoundCosts(table), WIDTHS)
         self.drafts, self.asked, self.rounds = drafts, 0, 0
         self.timed: list[tuple[RoundKind, float]] = []
-        self.costs.observe = lambda kind, seconds: self.timed.append((kind, seconds))
+        self.costs.observe = lambda kind, seconds, rounds=1: self.timed.extend([(kind, seconds)] * rounds)
 
     def plan(self, seq_ids: Seq[int], budgets: Seq[int]) -> Plan:
         self.asked += 1
@@ -152,15 +152,19 @@ def test_where_nobody_drafts_deciding_takes_a_small_share_of_the_time(newcomers:
 
 def test_no_rest_is_longer_than_so_long(clock: Clock, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(kept_plan, "_MAX_REST", 50.0)
+    monkeypatch.setattr(kept_plan, "_LONGER", 1)
     made = planned(Rounds(Scripted()), clock, 200)
     assert np.diff(made).tolist() == [51.0] * 3
 
 
-@pytest.mark.parametrize(("tokens", "rest"), [(8, 10.0), (2, 50.0)])
+@pytest.mark.parametrize(
+    ("tokens", "lost", "rest"), [(8, 0.125, 10.0), (8, 0.5, 32.0), (8, 1e6, 40.0), (2, 0.5, 50.0), (2, 1e6, 200.0)]
+)
 def test_a_rest_is_short_where_drafts_did_pay_of_late(
-    tokens: int, rest: float, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    tokens: int, lost: float, rest: float, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ):
-    """Four tokens in two seconds would pay; then much is lost by a probe."""
+    """Four tokens in two seconds would pay; then some are lost by a probe: a part of the time, up to some length."""
+    monkeypatch.setattr(kept_plan, "_MOST_SHARE", 1 / 65)
     monkeypatch.setattr(kept_plan, "_MAX_REST", 50.0)
     monkeypatch.setattr(kept_plan, "_SHORT_REST", 10.0)
     kept, controller = KeptPlan(HostTime()), Scripted(drafts=True)
@@ -168,7 +172,9 @@ def test_a_rest_is_short_where_drafts_did_pay_of_late(
     kept.begin([0, 1], asking, clock.now)
     for _ in range(3):
         kept.note(asking, tokens, 2.0, 2.0)
-    kept.note(replace(asking, probe=True), 0, 1e6, 2.0)
+    if tokens == 2:
+        kept._spent = 0.0  # what those lost
+    kept.note(replace(asking, probe=True), 0, lost, 2.0)
     kept.begin([0, 1], plain, clock.now)
     kept.use()
     clock.now += (rest - 0.5) * plain.seconds
@@ -391,7 +397,7 @@ def test_plain_rounds_are_timed_where_no_drafter_works_beside_them(overlap: bool
     for _ in range(5):
         run.propose(sequences(2))
     told = [seconds for kind, seconds in controller.timed if kind.plain]
-    assert told == ([0.0, 1.0, 1.0, 1.0, 0.0] if overlap else [1.0] * 5)
+    assert told == [1.0] * (3 if overlap else 5)  # not of the first and the last where they overlap
     told = [seconds for kind, seconds in controller.timed if not kind.plain]
     assert told == ([0.0, 0.0, 0.0, 1.0] if overlap else [1.0] * 4)  # drafters catch up first
 

@@ -118,7 +118,7 @@ def test_it_is_asked_again_after_a_while():
     controller, ids = learned(300, drafted=8, accepted=0, every=2), [0, 1]
     plans = [controller.plan(ids, [15, 15])]
     while not plans[-1].asks and len(plans) < 2000:
-        controller.note_plain(plans[-1], ids, 0.0)
+        controller.note_plain(plans[-1], ids, [0.0])
         plans.append(controller.plan(ids, [15, 15]))
     assert 64 < len(plans) < 1000
     assert plans[-1].own

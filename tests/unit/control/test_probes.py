@@ -25,7 +25,7 @@ def tried(probes: Probes, drafts: list[int], rounds: int) -> list[int]:
         plan = probes.due(outlooks(), plain_plan(1, COSTS), drafts)
         if plan is not None:
             found.append(plan.drafters[0])
-        probes.count_round()
+        probes.count_rounds()
     return found
 
 

@@ -87,7 +87,7 @@ def note_round(control: Controller, plan: Plan, ids: list[int], rng: random.Rand
     """A round of a plan: cut where texts end, now and then with one that ended meanwhile."""
     cut = plan.within([rng.randint(0, 7) if rng.random() < 0.05 else 7 for _ in ids])
     if not cut.asks:
-        control.note_plain(cut, ids, 1.0)
+        control.note_plain(cut, ids, [1.0])
         return
     drafted = list(cut.lengths)
     accepted = [rng.randint(0, n) if rng.random() < 0.7 else n for n in drafted]

@@ -82,7 +82,7 @@ def test_drafts_of_a_trial_are_not_scored_until_they_promise_enough():
         control.note(ids, ids, plan, [0] * 4, [0] * 4, 0.2)
         assert control.review(ids, plan, [2, 0, 0, 0], [1.9, 0.0, 0.0, 0.0])[0] == control._trials.pays(4)
     while not (plan := control.plan(ids, budgets)).asks:
-        control.note_plain(plan, ids, 1.3)
+        control.note_plain(plan, ids, [1.3])
     assert plan.rounds == TRIAL_ROUNDS
     assert control.review(ids, plan, [2, 0, 0, 0], [1.9, 0.0, 0.0, 0.0]) == [False] * 4
     control.note(ids, ids, plan, [0] * 4, [0] * 4, 0.01)
