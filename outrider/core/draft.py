@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from torch import Tensor
 
 from outrider.core.device_row import ConfidenceRow, DeviceRow
+from outrider.core.host_copy import HostCopy
 from outrider.core.sampling import Token
 
 TokenPath = tuple[Token, ...]  # draft tokens from the first level of a draft down to one of its nodes
@@ -98,6 +99,18 @@ class Draft:
             parents=None if self.parents is None else self.parents[:count],
             probs=None if self.probs is None else self.probs[:count],
         )
+
+    @property
+    def is_fetched(self) -> bool:
+        """Whether it is a chain on a device that states nothing but its tokens: a pass reads them there."""
+        plain = self.parents is None and self.probs is None and self.confidence is None
+        return plain and self.known and isinstance(self.tokens, DeviceRow) and len(self.tokens) > 0
+
+    def again(self, block: HostCopy) -> Draft:
+        """One like it, of which `is_fetched` holds, whose tokens are at the same place of this block."""
+        row = cast(DeviceRow, self.tokens)
+        tokens = DeviceRow(block, row.row, len(row), padded=row.padded)
+        return Draft(tokens, None, None, self.source, self.expected, True, None, self.share)
 
     def without_padding(self) -> Draft:
         """The draft as the device made it. Waits for it where its tokens are padded."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from outrider.core.draft import Draft, Verdict
+from outrider.core.host_copy import HostCopy
 from outrider.core.sequence import Sequence, Span
 from outrider.runners.base import Runner, Scores
 from outrider.runners.device_state import DeviceState
@@ -158,11 +159,11 @@ class Drafter(ABC):
         were sampled from (`Draft.probs`), and keeps every token it sampled.
         """
 
-    def repeat(self, view: RoundView, drafts: Seq[Draft]) -> Seq[Draft] | None:
+    def repeat(self, view: RoundView, drafts: Seq[Draft]) -> HostCopy | None:
         """Draft as in the last round, for the same sequences and lengths, by as little work as that takes.
 
-        drafts: the last ones. Their tokens stay at the same place of the device. None where nothing was done, and
-        `propose` has to be asked.
+        drafts: the last ones, all in one block of the device. Returns the new ones, being copied to the host, which
+        are in the very same tensor. None where nothing was done, and `propose` has to be asked.
         """
         return None
 

@@ -67,22 +67,18 @@ class GuardedDrafter:
             return drafts
         return [self._checked(*each) for each in zip(drafts, view.seqs, view.budgets, strict=True)]
 
-    def repeat(self, view: RoundView, drafts: Seq[Draft]) -> list[Draft] | None:
+    def repeat(self, view: RoundView, drafts: Seq[Draft]) -> HostCopy | None:
         """As `Drafter.repeat`; None where the drafter fails, too: then it is asked as ever."""
-        made: Any = self._call("repeat", view.seqs, lambda: self._repeated(view, drafts), _tensors_of(view.state))
+        made: Any = self._call(
+            "repeat", view.seqs, lambda: self.drafter.repeat(self._shown(view), drafts), _tensors_of(view.state)
+        )
         if made is None or made is _FAILED:
             return None
-        if not isinstance(made, list) or [*map(type, made)] != [Draft] * len(drafts):
-            self._fail(view.seqs, "repeat returned no draft for each sequence")
-            return None
-        if not all(map(_is_alike, made, drafts)):
-            self._fail(view.seqs, "repeat returned drafts of another length or place than before")
+        last = drafts[0].tokens
+        if not isinstance(made, HostCopy) or not isinstance(last, DeviceRow) or made.tokens is not last.block.tokens:
+            self._fail(view.seqs, "repeat returned no tokens at the place of the last ones")
             return None
         return made
-
-    def _repeated(self, view: RoundView, drafts: Seq[Draft]) -> object:
-        made: Any = self.drafter.repeat(self._shown(view), drafts)
-        return [*made] if isinstance(made, Seq) else made
 
     def _proposed(self, view: RoundView) -> object:
         drafts: Any = self.drafter.propose(self._shown(view))
@@ -250,21 +246,6 @@ def _share_budgets(drafts: Seq[Any], budgets: Seq[int], room: Seq[int]) -> bool:
     return all(
         draft is EMPTY or (_is_sound_chain(draft, most) and draft.share in range(budget + 1) and draft.tokens.padded)
         for draft, budget, most in zip(drafts, budgets, room, strict=True)
-    )
-
-
-def _is_alike(new: Draft, old: Draft) -> bool:
-    """Whether a draft is as long as another, and where that was: a pass reads it there without being told."""
-    tokens, before = new.tokens, old.tokens
-    return (
-        _is_sound_chain(new, len(before))
-        and isinstance(tokens, DeviceRow)
-        and isinstance(before, DeviceRow)
-        and len(tokens) == len(before)
-        and tokens.row == before.row
-        and tokens.block.tokens is before.block.tokens
-        and (not tokens.padded or new.share is not None)
-        and new.share == old.share
     )
 
 

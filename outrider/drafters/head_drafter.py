@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from outrider.core.device_row import ConfidenceRow, DeviceRow
 from outrider.core.draft import EMPTY, Draft, Verdict
@@ -61,27 +61,11 @@ class HeadDrafter(Drafter, Generic[RunnerT]):
                 drafts[i] = draft or EMPTY
         return drafts
 
-    def repeat(self, view: RoundView, drafts: Seq[Draft]) -> Seq[Draft] | None:
-        first = drafts[0]
-        if view.state is None or not isinstance(first.tokens, DeviceRow) or not all(map(_is_plain_chain, drafts)):
+    def repeat(self, view: RoundView, drafts: Seq[Draft]) -> HostCopy | None:
+        made = None if view.state is None else self.runner.repeat(view.seqs, view.state)
+        if made is None or made.tokens is not cast(DeviceRow, drafts[0].tokens).block.tokens:
             return None
-        made = self.runner.repeat(view.seqs, view.state)
-        if made is None or made.tokens is not first.tokens.block.tokens:
-            return None
-        tokens, name = HostCopy(made.tokens), self.traits.name
-        return [
-            Draft(
-                DeviceRow(tokens, at, len(draft.tokens), padded=draft.share is not None),
-                None,
-                None,
-                name,
-                draft.expected,
-                True,
-                None,
-                draft.share,
-            )
-            for at, draft in enumerate(drafts)
-        ]
+        return HostCopy(made.tokens)
 
     def _drafts_for(self, view: RoundView, row: int) -> bool:
         """Whether to draft for a sequence, were it in vain.
@@ -96,11 +80,6 @@ class HeadDrafter(Drafter, Generic[RunnerT]):
 
     def forget(self, seq: Sequence) -> None:
         self.runner.forget(seq)
-
-
-def _is_plain_chain(draft: Draft) -> bool:
-    """Whether a draft is a chain that states nothing but its tokens."""
-    return bool(draft.tokens) and draft.parents is None and draft.probs is None and draft.confidence is None
 
 
 def drafts_of(made: HeadDraft, view: RoundView, name: str, expected: Seq[float]) -> list[Draft]:

@@ -11,6 +11,7 @@ from typing import cast
 from outrider.control.choose import Plan, plain_plan
 from outrider.control.controller import Controller
 from outrider.control.decisions import Decisions
+from outrider.core.device_row import DeviceRow
 from outrider.core.draft import EMPTY, Draft, Verdict
 from outrider.core.sequence import Sequence
 from outrider.drafters import grammar
@@ -114,22 +115,25 @@ class Drafting:
             self._kept.use()
             self._rest += 1
             return last
-        nobody = [EMPTY] * len(view.seqs)
-        drafts = nobody if last.by == NOBODY else self.members[last.by].repeat(view, last.drafts)
-        if drafts is None:
-            return None
+        drafts = last.drafts
+        if last.by != NOBODY:
+            block = self.members[last.by].repeat(view, drafts)
+            if block is None:
+                return None
+            drafts = [draft.again(block) for draft in drafts]
         if plan is not None:
             self._kept.use()
             self._rest, self._asked = (0, self._asked + 1) if plan.asks else (self._rest + 1, 0)
         members = last.members if plan is None or last.by == NOBODY else (last.by,)
-        return Proposal([*drafts], plan, members, self._rest, self._asked, by=last.by)
+        return Proposal(drafts, plan, members, self._rest, self._asked, by=last.by)
 
     def _only_drafter(self, drafts: Seq[Draft], plan: Plan | None) -> int | None:
         """Who made all of these drafts, as `Proposal.by`."""
         if not self.traits.max_tokens:
             return NOBODY
         own = {*range(len(self.members))} if plan is None else {*plan.drafters}
-        return own.pop() if len(own) == 1 and all(drafts) else None
+        blocks = {draft.tokens.block for draft in drafts if isinstance(draft.tokens, DeviceRow) and draft.is_fetched}
+        return own.pop() if len(own) == len(blocks) == 1 and all(draft.is_fetched for draft in drafts) else None
 
     def process(self, work: TargetPass) -> None:
         """Show drafters that follow the target what it has read."""

@@ -98,6 +98,10 @@ def extend(seq: Sequence, tokens: tuple[Token, ...], stream: TextStream) -> tupl
     shown; a stop string is neither shown nor followed by any token.
     """
     kept, pieces, watch = 0, [], bool(seq.params.stop)
+    looks = watch or seq.constraint is not None or seq.generated < seq.params.min_tokens
+    if not looks and len(tokens) < seq.room and seq.stop_ids.isdisjoint(tokens):  # as nearly always
+        seq.tokens.extend(tokens)
+        return len(tokens), ()
     for token in tokens:
         seq.tokens.append(token)
         kept += 1

@@ -27,7 +27,7 @@ class Proposal:
     asking: float = 0.0
     """Seconds that it took to ask drafters whose drafts are seen first, and nobody else."""
     by: int | None = None
-    """The drafter that made all of these drafts; NOBODY where none is asked; None: several, or it cannot be said."""
+    """The drafter that made all of these drafts, in one block of the device; NOBODY where none is asked; None: else."""
 
     @property
     def shared(self) -> bool:

@@ -172,14 +172,13 @@ class Guesser(Drafter):
         tokens = self.write(view)
         return [self.draft(tokens, i, count) if count else EMPTY for i, count in enumerate(budgets)]
 
-    def repeat(self, view: RoundView, drafts: Seq[Draft]) -> Seq[Draft] | None:
+    def repeat(self, view: RoundView, drafts: Seq[Draft]) -> HostCopy | None:
         self.repeats += 1
         pool = self.target.pool
         for seq, length in zip(view.seqs, _texts(view)[0], strict=True):
             if len(pool.table(seq.id)) * pool.size < length - 1 + self.rows:
                 raise BrokenContract(f"sequence {seq.id}: no pages for the draft")
-        tokens = self.write(view)
-        return [self.draft(tokens, i, count) for i, count in enumerate(view.budgets)]
+        return self.write(view)
 
     def write(self, view: RoundView) -> HostCopy:
         """The drafts of a round, in place; their values are kept for the host."""

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from repeating_toy import Guesser, RepeatingToy
 from test_repeated_rounds import Tried, asks, finish
 from test_rounds_behind_rounds import Place, interrupt
 
-from outrider.core.device_row import DeviceRow
 from outrider.core.draft import EMPTY, Draft
 from outrider.core.errors import LosslessError
 from outrider.core.host_copy import HostCopy
@@ -31,9 +28,9 @@ class Wrong(Guesser):
 
     def repeat(self, view: RoundView, drafts: Seq[Draft]) -> Any:
         made = super().repeat(view, drafts)
-        if self.repeats % self.every or len(made) == 1:  # with one text, no rows are those of others
+        if self.repeats % self.every:
             return made
-        self.wrong, self.failed = self.wrong + 1, self.failed + len(made)
+        self.wrong, self.failed = self.wrong + 1, self.failed + len(view.seqs)
         return self.answer(self, view, made)
 
 
@@ -44,35 +41,13 @@ def fails(drafter: Wrong, view: RoundView, made: Any) -> Any:
     raise RuntimeError("repeat is broken")
 
 
-def changed(**parts: Any) -> Answer:
-    return lambda drafter, view, made: [replace(each, **parts) for each in made]
-
-
-def in_rows(row: Callable[[DeviceRow], DeviceRow]) -> Answer:
-    """The drafts with their tokens told otherwise."""
-    return lambda drafter, view, made: [replace(each, tokens=row(each.tokens)) for each in made]
-
-
 FAILURES: dict[str, Answer] = {
     "raises": fails,
-    "no list": lambda drafter, view, made: 3,
-    "no drafts": lambda drafter, view, made: [],
-    "fewer drafts": lambda drafter, view, made: made[:-1],
-    "more drafts": lambda drafter, view, made: [*made, made[0]],
-    "what are no drafts": lambda drafter, view, made: [tuple(each.tokens) for each in made],
-    "drafts without tokens": lambda drafter, view, made: [EMPTY] * len(made),
-    "tokens of the host": in_rows(lambda row: tuple(row)),  # pyright: ignore[reportArgumentType]
-    "shorter drafts": in_rows(lambda row: DeviceRow(row.block, row.row, len(row) - 1)),
-    "longer drafts": in_rows(lambda row: DeviceRow(row.block, row.row, len(row) + 1)),
-    "drafts that are padded": in_rows(lambda row: DeviceRow(row.block, row.row, len(row), padded=True)),
-    "another tensor": in_rows(lambda row: DeviceRow(HostCopy(row.block.tokens.clone()), row.row, len(row))),
-    "another row": in_rows(lambda row: DeviceRow(row.block, row.row + 1, len(row))),
-    "the rows of others": lambda drafter, view, made: made[::-1],
-    "trees": changed(parents=(-1,) * 4),
-    "probabilities": changed(probs=torch.full((4, 24), 1 / 24)),
-    "drafts that are not known": changed(known=False),
-    "a source that is no name": changed(source=7),
-    "an expectation that is no number": changed(expected=float("nan")),
+    "no copy": lambda drafter, view, made: 3,
+    "drafts": lambda drafter, view, made: [EMPTY] * len(view.seqs),
+    "the tensor itself": lambda drafter, view, made: made.tokens,
+    "another tensor": lambda drafter, view, made: HostCopy(made.tokens.clone()),
+    "a view of the same memory": lambda drafter, view, made: HostCopy(made.tokens[:]),
 }
 
 
