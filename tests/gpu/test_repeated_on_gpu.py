@@ -119,8 +119,13 @@ def drafts_by_place(tried: Engine, asked: list[Request]) -> dict[tuple[int, int]
             made[seq.id, length] = tuple(draft.tokens)
         return drafts
 
+    def repeated(view: RoundView, drafts: Any) -> Any:
+        block = repeat(view, drafts)
+        note(view, None if block is None else [draft.again(block) for draft in drafts])
+        return block
+
     drafter.propose = lambda view: note(view, propose(view))
-    drafter.repeat = lambda view, drafts: note(view, repeat(view, drafts))
+    drafter.repeat = repeated
     answers(tried, asked)
     return made
 
