@@ -20,11 +20,13 @@ from outrider.drafters.guard import GuardedDrafter, legal_nodes
 from outrider.engine.feedback import Feedback
 from outrider.engine.host_time import Allowance, HostTime
 from outrider.engine.kept_plan import KeptPlan
-from outrider.engine.proposal import NOBODY, Proposal
+from outrider.engine.proposal import NOBODY, Proposal, scored_lengths
 from outrider.runners.base import Runner
 
 _WATCHING_SHARE, _BESIDE_SHARE = 0.001, 0.002
 """The share of the time that watching may take where nobody drafts, and beside others that do."""
+_LOOKING_ROUNDS = 4
+"""Where rounds without drafts are repeated, one of so many looks whether anything is due."""
 
 
 class Drafting:
@@ -82,7 +84,8 @@ class Drafting:
         if plan is not None and not (plan.asks or self._kept.is_new or self._watches(view)):
             self._kept.use()
             self._rest, self._asked = self._rest + 1, 0
-            return Proposal(forced or [EMPTY] * len(view.seqs), plan, rest=self._rest, by=NOBODY)
+            count = len(view.seqs)
+            return Proposal(forced or [EMPTY] * count, plan, rest=self._rest, by=NOBODY, lengths=[0] * count)
         asked = self._ask(view, plan)
         if asked is None:
             return None
@@ -98,8 +101,9 @@ class Drafting:
             drafts = [self._trimmed(drafts[0])]
         self._rest, self._asked = 0, self._asked + 1 if plan is not None and plan.asks else 0
         asking = time.perf_counter() - planned if plan is not None and plan.settled else 0.0
-        by = self._only_drafter(drafts, plan)
-        return Proposal(drafts, plan, members, asked=self._asked, asking=asking, by=by)
+        by, lengths = self._only_drafter(drafts, plan), [] if plan is None else scored_lengths(drafts)
+        shared = any(draft.share is not None for draft in drafts)
+        return Proposal(drafts, plan, members, 0, self._asked, asking, by, lengths, shared)
 
     def repeat(self, last: Proposal, view: RoundView) -> Proposal | None:
         """The last proposal again, for the round behind its own; None where anything else is due.
@@ -108,10 +112,13 @@ class Drafting:
         """
         if last.by is None:
             return None
-        plan = last.plan
+        plan, rests = last.plan, last.by == NOBODY and last.rest > 1
+        if rests and self._rest % _LOOKING_ROUNDS and not self._kept.tells:
+            self._rest += 1
+            return last
         if plan is not None and (plan.settled or not self._kept.goes_on or self._watches(view)):
             return None
-        if plan is not None and last.by == NOBODY and last.rest > 1:
+        if plan is not None and rests:
             self._kept.use()
             self._rest += 1
             return last
@@ -125,7 +132,9 @@ class Drafting:
             self._kept.use()
             self._rest, self._asked = (0, self._asked + 1) if plan.asks else (self._rest + 1, 0)
         members = last.members if plan is None or last.by == NOBODY else (last.by,)
-        return Proposal(drafts, plan, members, self._rest, self._asked, by=last.by)
+        return Proposal(
+            drafts, plan, members, self._rest, self._asked, by=last.by, lengths=last.lengths, shared=last.shared
+        )
 
     def _only_drafter(self, drafts: Seq[Draft], plan: Plan | None) -> int | None:
         """Who made all of these drafts, as `Proposal.by`."""

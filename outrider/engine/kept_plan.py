@@ -12,15 +12,15 @@ ASKING_SHARE = 0.01
 """The share of the time that planning may take where drafts are made."""
 SETTLED_SHARE = 0.004
 """The same where only a drafter is asked whose drafts are seen before they are scored."""
-RESTING_SHARE = 0.0075
+RESTING_SHARE = 0.005
 """The share of all that was in vain where nobody drafts: planning, probes, and drafts that did not pay."""
-NEWCOMER_SHARE = 0.005
+NEWCOMER_SHARE = 0.003
 """The share of planning alone for others that come meanwhile, where drafts did pay of late, or one at a time comes."""
 _WORTH_DECAY = 0.97
 """Of late: in about 33 rounds with drafts."""
 _MAX_REST, _SHORT_REST = 512, 128
 """Rounds that nobody is asked for at most, whatever was in vain before; and where drafts did pay of late."""
-_MOST_SHARE, _LONGER = 0.015, 4
+_MOST_SHARE, _LONGER = 0.01, 4
 """Up to so many times as many where more of the time would be in vain: what is tried may take longer than many rounds.
 """
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
 
 from outrider.control.choose import Plan
 from outrider.core.draft import Draft
@@ -29,12 +30,12 @@ class Proposal:
     by: int | None = None
     """The drafter that made all of these drafts, in one block of the device; NOBODY where none is asked; None: else."""
 
-    @property
-    def shared(self) -> bool:
-        """Whether drafts share rows: lengths are what each has on average."""
-        return any(draft.share is not None for draft in self.drafts)
+    lengths: list[int] = field(default_factory=list[int])
+    """How many tokens of drafters are scored for each sequence; forced ones do not count. Empty without a plan."""
+    shared: bool = False
+    """Drafts share rows: lengths are what each has on average."""
 
-    @property
-    def lengths(self) -> list[int]:
-        """How many tokens of drafters are scored for each sequence; forced ones do not count."""
-        return [0 if draft.source == grammar.NAME else draft.scored for draft in self.drafts]
+
+def scored_lengths(drafts: Seq[Draft]) -> list[int]:
+    """As `Proposal.lengths`."""
+    return [0 if draft.source == grammar.NAME else draft.scored for draft in drafts]

@@ -62,6 +62,8 @@ class InFlightRound:
         """Which drafter was asked for each of these sequences; None where there is but one."""
         if self.proposal.plan is None:
             return None
+        if self.proposal.by is not None:
+            return [self.proposal.by] * len(seq_ids)
         asked = dict(zip((each.seq.id for each in self.scheduled), self.proposal.plan.drafters, strict=True))
         return [asked[seq_id] for seq_id in seq_ids]
 
