@@ -46,13 +46,17 @@ class DecisionLog:
 
     def note(self, rounds: Streak) -> None:
         """Note rounds that somebody was asked for."""
-        count, plain, extra = len(rounds.accepted), rounds.price.plain, rounds.extra
+        count, plain, cost = len(rounds.accepted), rounds.price.plain, len(rounds.accepted) * rounds.extra
+        accepted, keys = [*map(sum, zip(*rounds.accepted, strict=True))], dict[tuple[int, int], tuple[str, int]]()
+        lengths, drafters = [*map(min, rounds.plan.lengths, rounds.drafted)], rounds.plan.drafters
         for row in rounds.rows:
-            chosen = self._of(rounds.seq_ids[row])
-            length = min(rounds.plan.lengths[row], rounds.drafted[row])
+            chosen, made = self._of(rounds.seq_ids[row]), (drafters[row], lengths[row])
+            key = keys.get(made)
+            if key is None:
+                key = keys[made] = (self._names[made[0]], made[1]) if made[1] else ("", 0)
             chosen.rounds += count
-            chosen.lengths[(self._names[rounds.plan.drafters[row]] if length else "", length)] += count
-            chosen.saved += sum([each[row] for each in rounds.accepted]) * plain - count * extra
+            chosen.lengths[key] += count
+            chosen.saved += accepted[row] * plain - cost
 
     def note_rest(self, seq_ids: list[int], rounds: int = 1) -> bool:
         """Note rounds that nobody was asked for; whether the one before them was another, or of others.

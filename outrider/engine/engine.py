@@ -203,6 +203,7 @@ class Engine:
         spans = [span for span in spans if span.tokens]
         if not spans:
             return
+        self._in_flight[0].disturbed = True
         try:
             last.state = self.target.read(spans, last.state)
         except BaseException:  # what is in the pages is not known

@@ -44,6 +44,8 @@ class InFlightRound:
     """How many rounds may be launched behind it that are like it, one behind the other."""
     repeated: bool = False
     """It was launched as one of those."""
+    disturbed: bool = False
+    """The host had texts of newcomers read before it looked whether this one was complete."""
     version: tuple[int, int] = (0, 0)
     """Of the sequences and pages that it was launched with: another one, and nothing is repeated."""
     decoding: tuple[list[Sequence], list[Draft]] = field(init=False)
@@ -72,7 +74,7 @@ class InFlightRound:
 
         Where rounds of a kind are repeated, one that is launched anew takes longer; so does one that somebody joins.
         """
-        if self.repeats and not self.repeated:
+        if self.disturbed or (self.repeats and not self.repeated):
             return False
         if behind is None or behind.repeated:
             return True

@@ -15,12 +15,14 @@ from outrider.engine.scheduler import ScheduledSequence
 from outrider.engine.stats import Times
 
 
-def launched(*, repeats: int = 0, repeated: bool = False, joined: bool = False) -> InFlightRound:
+def launched(
+    *, repeats: int = 0, repeated: bool = False, joined: bool = False, disturbed: bool = False
+) -> InFlightRound:
     scheduled = [ScheduledSequence(Sequence(i, [1, 2], 1, SamplingParams(), 0), 1, 0, True) for i in range(2)]
     scheduled[-1].joined = joined
     scores: Any = None
     made = InFlightRound(scheduled, Proposal([EMPTY] * 2), [], scores, 0.0, Times())
-    made.repeats, made.repeated = repeats, repeated
+    made.repeats, made.repeated, made.disturbed = repeats, repeated, disturbed
     return made
 
 
@@ -28,6 +30,7 @@ def launched(*, repeats: int = 0, repeated: bool = False, joined: bool = False) 
     ("done", "behind", "steady"),
     [
         (launched(repeats=3, repeated=True), launched(repeats=2, repeated=True), True),
+        (launched(repeats=3, repeated=True, disturbed=True), launched(repeats=2, repeated=True), False),
         (launched(repeats=3), launched(repeats=2, repeated=True), False),  # launched anew
         (launched(repeats=3, repeated=True), launched(repeats=2), False),  # the next one is, meanwhile
         (launched(repeats=3, repeated=True), launched(joined=True), False),
