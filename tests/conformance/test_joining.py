@@ -32,7 +32,9 @@ from torch import Tensor
 from outrider.core.sampling import SamplingParams, Token
 from outrider.core.sequence import Span
 from outrider.drafters.base import TargetPass
+from outrider.engine.engine import Engine
 from outrider.engine.request import EngineLimits, Request
+from outrider.engine.round import InFlightRound
 from outrider.runners.base import Scores
 from outrider.runners.device_state import DeviceState
 
@@ -57,6 +59,62 @@ def test_newcomers_join_at_once_and_nothing_drains(drafter: str):
         assert play.drained == 0
     assert play.finish() == {"length"}
     assert len(play.joined) == len(asked) + len(asked) // 3
+
+
+def launched(tried: Engine) -> list[InFlightRound]:
+    """The rounds from now on."""
+    found, launch = list[InFlightRound](), tried._launch
+
+    def noted(after: InFlightRound | None = None) -> InFlightRound | None:
+        made = launch(after)
+        found.extend([made] if made is not None else [])
+        return made
+
+    tried._launch = noted
+    return found
+
+
+@pytest.mark.parametrize("drafter", [BLOCK, MODELS[0], *LOOKUPS])
+def test_heads_draft_for_newcomers_at_once_and_others_are_not_asked(drafter: str):
+    asked = asks(len(LENGTHS), max_tokens=9)
+    play = begun(drafter, asked)
+    rounds = launched(play.tried)
+    for each in asked:
+        play.submit(each)
+        play.step(4)
+    assert play.finish() == {"length"}
+    joins = [each for each in rounds if any(seq.joined for seq in each.scheduled)]
+    drafted = {
+        bool(draft)
+        for each in joins
+        for seq, draft in zip(each.scheduled, each.drafts, strict=True)
+        if seq.joined and each.behind
+    }
+    assert len(joins) > 5
+    assert drafted == {drafter == BLOCK}
+    assert play.tried.stats.draft_failures == 0
+
+
+@pytest.mark.parametrize("drafter", ["none", "guesser"])
+def test_where_a_text_ends_the_next_round_is_launched_before_it_is_gone(drafter: str):
+    """So that the device has work while another comes in its place, which joins the round behind that."""
+    short, *others = asks(3, (17,), max_tokens=30)
+    play = begun(drafter, [short, *others], 2)
+    play.submit(short)
+    while play.tried.alive(play.joined[-1] if play.joined else 1):
+        in_flight = len(play.tried._in_flight)
+        play.step()
+    assert in_flight == 1
+    assert len(play.tried._in_flight) == 2
+    assert play.tried._in_flight[-1].repeated
+    play.drained, newcomer = 0, play.submit(others[0])
+    play.step()
+    assert play.joined[-1] == newcomer
+    assert [each.seq.id for each in play.tried.scheduler.joining] == [newcomer]
+    play.step()
+    assert play.tried._in_flight[-1].scheduled[-1].seq.id == newcomer
+    assert play.drained == 0
+    assert play.finish() == {"length"}
 
 
 @toys

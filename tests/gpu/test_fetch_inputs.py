@@ -198,3 +198,42 @@ def test_a_head_fetches_texts_and_reads_as_far_back_as_there_is_room(before: boo
     fused.fill_texts(DraftTexts(ids[::-1], seqs[::-1], [0, 0], state))
     assert fused.seeds.tolist() == [1, 0]
     assert len(sent) == 2
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="watches what is written on the host")
+def test_a_head_fetches_some_texts_of_a_state_and_knows_newcomers():
+    """Behind a join; the draft after that fetches all of them from where the round has left them."""
+    from outrider.core.sampling import SamplingParams
+    from outrider.core.sequence import Sequence
+    from outrider.runners.device_state import DeviceState
+    from outrider.runners.draft_batch import DraftBatch, DraftTexts
+    from outrider.runners.native import NativeRunner
+    from outrider.testing.synthetic import synthetic_pair
+
+    model = NativeRunner(synthetic_pair("tiny").draft, 256, context=128).model
+    model.fused = True
+    seqs = [Sequence(i, [*range(10, 16 + i)], 5, SamplingParams(), seed=i) for i in range(3)]
+    batch, sent = DraftBatch(model, 4, None, sampled=False), list[None]()
+    send, batch._inputs.send = batch._inputs.send, lambda: sent.append(send())
+
+    def fetched() -> list[list[int]]:
+        batch.fetch()
+        return [each[:3].tolist() for each in (batch.lengths, batch.last, batch.starts)]
+
+    before = DeviceState(torch.tensor([30, 40, 50, 60]), torch.tensor([[1, 2], [3, 4], [5, 6], [7, 8]]))
+    joined = before.take([3, 1]).joined([seqs[2].tokens])
+    assert joined.newcomers == 1
+    texts = DraftTexts([0, 1, 2], seqs, [0, 0, 0], joined)
+    batch.fill_texts(texts)
+    assert fetched() == [[60, 40, 8], [8, 4, 17], [59, 39, 7]]
+    before.lengths.add_(2)  # as the round leaves them, in the very same place
+    batch.fill_texts(texts)
+    assert len(sent) == 1
+    assert fetched() == [[62, 42, 8], [8, 4, 17], [61, 41, 7]]
+    assert not batch.fetch_again(joined, 3)
+    own = DeviceState(torch.tensor([63, 43, 9]), torch.tensor([[1, 21], [1, 22], [1, 23]]))
+    for _ in range(2):
+        assert batch.fetch_again(own, 3)
+        assert fetched() == [[63, 43, 9], [21, 22, 23], [62, 42, 8]]
+    assert len(sent) == 2
+    assert batch.seeds[:3].tolist() == [0, 1, 2]
