@@ -151,9 +151,9 @@ def drafts_of(tried: Engine, asked: list[Request]) -> list[tuple[int, ...]]:
         return drafts
 
     def noting_again(view, last):
-        drafts = repeat(view, last)
-        made.extend(tuple(draft.tokens) for draft in drafts or ())
-        return drafts
+        block = repeat(view, last)
+        made.extend(tuple(draft.again(block).tokens) for draft in last if block is not None)
+        return block
 
     drafter.propose, drafter.repeat = noting, noting_again
     answers(tried, asked)
