@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
@@ -22,6 +21,7 @@ from outrider.control.choose import (
 )
 from outrider.control.costs import RoundCosts, RoundKind, size_of
 from outrider.control.decisions import DecisionLog, Decisions
+from outrider.control.fading import FADE_SHARE, Fading
 from outrider.control.overruns import Overruns
 from outrider.control.own_drafts import OwnFigures
 from outrider.control.prices import Price, Prices
@@ -40,9 +40,9 @@ _PLAIN_SPELL = 5
 """So many, where rounds overlap: the time of the first and the last is also that of its neighbours."""
 _ACTIVE_ROUNDS = 64
 """A drafter that no plan asked for so long need not keep up with the text."""
-_FADE_ROUNDS, _FADE_SHARE = 64, 0.08
-"""A drafter that no plan asks for loses this share of its figures every so many rounds, half of them in 500, so that
-one that was bad is tried again."""
+_RESTS = 16
+"""Where rounds overlap, those without drafts are counted after they were told of so often, unless anybody asks: to do
+it at once takes a fraction of the time, and seldom comes where a text ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,10 @@ class Controller:
     """
 
     def __init__(self, members: Seq[Member], costs: RoundCosts, widths: Seq[int] = ()) -> None:
-        """widths: those that passes are padded to; empty where a pass costs by its rows."""
+        """widths: those that passes are padded to; empty where a pass costs by its rows.
+
+        costs: told of rounds without drafts by `settle`, at the latest when it matters here.
+        """
         self.members, self.costs, self.widths = members, costs, widths
         self._acceptance = [Acceptance(member.max_tokens) for member in members]
         self.calibration = [Calibration() for _ in members]
@@ -90,10 +93,14 @@ class Controller:
         """The drafter whose drafts are seen, and chosen from, before they are scored."""
         self._trials = Trials()
         """Of that one."""
+        self._of_requests = (*self._acceptance, *self.calibration, self._trials)
+        """All that keeps something of each request, but for decisions."""
         self._promised: tuple[list[float], float] | None = None
         """What drafts of the round that were left out in a trial promised: tokens of each, and the seconds of all."""
+        self._rested: list[tuple[RoundKind, Seq[float]]] = []
+        """Rounds without drafts that are not counted yet: of what kind, and what each took."""
         self._round = self._since_plain = 0
-        self.probes = Probes([not (each.watches and widths) for each in members], costs, widths)
+        self.probes = Probes(len(members), costs, widths)
         self.overruns = Overruns()
         self._under_way = False
         """The last plan had drafts, and not only to learn of them."""
@@ -102,14 +109,12 @@ class Controller:
         self._sizes: set[int] = set()
         """Of batches that had rounds without drafts when they were new, to learn what those take."""
         self._own = OwnFigures(limiting)
-        self._asked = [0] * len(members)
-        """The round in which each drafter was last asked."""
-        self._judged = [0] * len(members)
-        """The same, or in which the text judged guesses of it: what is known of it is not old."""
+        self._fading = Fading(len(members))
 
     @property
     def acceptance(self) -> list[Acceptance]:
         """Of each drafter, by all rounds so far."""
+        self.settle()
         self._log.tell()
         return self._acceptance
 
@@ -122,6 +127,7 @@ class Controller:
     def plan(self, seq_ids: Seq[int], budgets: Seq[int]) -> Plan:
         """Who drafts how far in the next round; no sequence gets more than its budget."""
         batch = len(seq_ids)
+        self.settle()
         if not any(budgets):
             return plain_plan(batch, self.costs)
         if self._since_plain >= _PLAIN_ROUNDS or self._is_new_size(batch):
@@ -172,7 +178,9 @@ class Controller:
         In a batch of another size its drafter's best length is another: that is found anew.
         """
         if not plan.asks:
-            return plain_plan(len(seq_ids), self.costs)
+            same = plan.kind.batch == len(seq_ids) and not plan.rounds
+            return plan if same else plain_plan(len(seq_ids), self.costs)
+        self.settle()
         if plan.own or (self.widths and size_of(len(seq_ids)) != size_of(len(before)) and not plan.probe):
             return self._resized(plan, seq_ids)
         if len({*plan.lengths}) == len({*plan.drafters}) == 1 and len(seq_ids) == len(before):
@@ -259,6 +267,7 @@ class Controller:
         if not plan.asks:
             self.note_plain(plan, [seq_ids[row] for row in rows], [0.0])
             return
+        self.settle()
         self._decisions.end_rest()
         streak = self._log.streak_of(seq_ids, rows, plan, drafted, asking, self._round)
         streak.shared = shared
@@ -270,7 +279,7 @@ class Controller:
         if streak.price.plain > 0:
             self._lost = max(0.0, self._lost - sum(accepted) + streak.loss)
         for i in () if plan.probe else streak.asked:
-            self._asked[i] = self._judged[i] = self._round
+            self._fading.note_asked(i, self._round)
         self._log.add(accepted)
 
     def _asked_round(self, accepted: Seq[float], extra: float) -> AskedRound:
@@ -292,44 +301,56 @@ class Controller:
         return price.plain + price.extra
 
     def _price(self, kind: RoundKind) -> Price:
+        self.settle()
         return self.prices.of(kind, self._round)
 
-    def note_plain(self, plan: Plan, seq_ids: Iterable[int], seconds: Seq[float]) -> None:
+    def note_plain(self, plan: Plan, seq_ids: Seq[int], seconds: Seq[float]) -> None:
         """Note rounds that nobody was asked to draft for, and what each took; 0: that says nothing."""
-        ids = list(seq_ids)
-        if self._decisions.note_rest(ids, len(seconds)):
-            self.forget_stated(ids)
-        self._count_rounds(False, len(seconds))
-        telling = [each for each in seconds if each > 0]
-        if telling:
-            self.costs.observe(plan.kind, sum(telling) / len(telling), len(telling))
+        new = self._decisions.note_rest(seq_ids, len(seconds))
+        if new:
+            self.forget_stated(new)
+        self._rested.append((plan.kind, seconds))
+        if len(self._rested) >= _RESTS or not self.widths:
+            self.settle()
+
+    def settle(self) -> None:
+        """Count the rounds without drafts that are held: due before anything that depends on their number or time."""
+        for kind, seconds in self._rested:
+            self._count_rounds(False, len(seconds))
+            telling = [each for each in seconds if each > 0]
+            if telling:
+                self.costs.observe(kind, sum(telling) / len(telling), len(telling))
+        self._rested.clear()
 
     def _count_rounds(self, drafted: bool, rounds: int = 1) -> None:
-        """rounds: at most _FADE_ROUNDS."""
+        """rounds: as in `Fading.due`."""
         self.probes.count_rounds(rounds)
         self._since_plain += drafted
         self._round += rounds
-        for i, judged in enumerate(self._judged):
-            if (self._round - judged) % _FADE_ROUNDS < rounds:
-                self._rates_of(i).fade(_FADE_SHARE)
-            if (self._round + 1 - self._asked[i]) % _FADE_ROUNDS < rounds:
-                self._own.fade(i, _FADE_SHARE)
+        rates, own = self._fading.due(self._round, rounds)
+        for i in rates:
+            self._rates_of(i).fade(FADE_SHARE)
+        for i in own:
+            self._own.fade(i, FADE_SHARE)
 
     def is_active(self, member: int) -> bool:
         """Whether the drafter is asked these days, or has still to be tried."""
-        return self._round - self._asked[member] < _ACTIVE_ROUNDS
+        self.settle()
+        return self._round - self._fading.asked[member] < _ACTIVE_ROUNDS
 
     def note_guesses(self, member: int, seq_ids: Seq[int], lengths: Seq[int], accepted: Seq[int]) -> None:
         """Note drafts that were not scored, judged by the text that came."""
         if not seq_ids:
             return
+        self.settle()
         known = self._rates_of(member)
-        self._judged[member] = self._round
+        self._fading.note_judged(member, self._round)
         self._own.note_guesses(member, lengths, accepted)
         known.note(seq_ids, [known.max_tokens] * len(lengths) if self.widths else lengths, accepted)
 
     def would_pay(self, member: int, batch: int, accepted: float) -> bool:
         """Whether this drafter's drafts pay in a batch of this size, so many of whose tokens are accepted each."""
+        self.settle()
         name, plain, own = self.members[member].name, plain_plan(batch, self.costs).rate, self._own.of(member)
         if own is not None:
             return batch * (1 + accepted) > MIN_GAIN * plain * own.round(name, batch, batch, self.costs, self.widths)[1]
@@ -363,10 +384,12 @@ class Controller:
 
     def note_seconds(self, plan: Plan, drafted: Seq[int], seconds: float) -> None:
         """Note what a round of a plan took, in which every sequence decodes; without asking, as in `note`."""
+        self.settle()
         self.costs.observe(self.prices.kind_of(plan, drafted), seconds)
 
     def forget(self, seq_id: int) -> Decisions:
         """Drop what is kept of a request; returns what was decided for it."""
-        for each in (*self.acceptance, *self.calibration, self._trials):
+        self._log.tell()
+        for each in self._of_requests:
             each.forget(seq_id)
         return self._decisions.forget(seq_id)

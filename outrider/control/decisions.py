@@ -14,14 +14,15 @@ class Decisions:
     """What was decided for one request, and what it is believed to have saved."""
 
     rounds: int = 0
-    lengths: Counter[tuple[str, int]] = field(default_factory=Counter[tuple[str, int]])
+    lengths: Counter[tuple[str, int]] = field(default_factory=Counter)
     """How often each (drafter, length) was chosen; ("", 0) is plain decoding."""
     saved: float = 0.0
     """Seconds that its accepted tokens would have taken without drafts, less what the drafts cost. May be negative."""
 
     def add(self, other: Decisions) -> None:
         self.rounds += other.rounds
-        self.lengths.update(other.lengths)
+        for chosen, rounds in other.lengths.items():
+            self.lengths[chosen] += rounds
         self.saved += other.saved
 
     def as_dict(self) -> dict[str, object]:
@@ -36,13 +37,18 @@ class DecisionLog:
         """names: of the drafters."""
         self._names = names
         self._known: dict[int, Decisions] = {}
-        self._resting: list[int] = []
-        """The sequences of the last rounds, nobody being asked for them."""
+        """By sequence, without the rounds of its last rest."""
+        self._resting: list[int] | None = None
+        """The sequences of the last rounds, nobody being asked for them; None: they are not all there, or do not rest.
+        """
+        self._since: dict[int, int] = {}
+        """By sequence that rests: how many rounds without drafts there had been when it began to."""
         self._rests = 0
-        """How many such rounds are not in `_known` yet."""
+        """How many there have been."""
 
     def __len__(self) -> int:
-        return len(self._known)
+        """Requests that anything is kept of."""
+        return len(self._known.keys() | self._since.keys())
 
     def note(self, rounds: Streak) -> None:
         """Note rounds that somebody was asked for."""
@@ -58,30 +64,48 @@ class DecisionLog:
             chosen.lengths[key] += count
             chosen.saved += accepted[row] * plain - cost
 
-    def note_rest(self, seq_ids: list[int], rounds: int = 1) -> bool:
-        """Note rounds that nobody was asked for; whether the one before them was another, or of others.
+    def note_rest(self, seq_ids: Seq[int], rounds: int = 1) -> Seq[int]:
+        """Note rounds that nobody was asked for; returns those of their sequences that did not rest before.
 
-        Else nothing is done for each sequence: a batch may be large, and a round short.
+        For the others nothing is done: a batch may be large, and a round short.
         """
-        is_first = seq_ids != self._resting
-        if is_first:
-            self.end_rest()
-            self._resting = seq_ids
+        new: Seq[int] = ()
+        if seq_ids != self._resting:
+            new = self._begin_rest(seq_ids)
+            self._resting = [*seq_ids]
         self._rests += rounds
-        return is_first
+        return new
+
+    def _begin_rest(self, seq_ids: Seq[int]) -> list[int]:
+        """These sequences rest from now on, and no others; returns those that did not before."""
+        since = self._since
+        new = [seq_id for seq_id in seq_ids if seq_id not in since]
+        if len(since) + len(new) > len(seq_ids):
+            for seq_id in since.keys() - seq_ids:
+                self._count_rest(seq_id)
+        for seq_id in new:
+            since[seq_id] = self._rests
+        return new
 
     def end_rest(self) -> None:
-        """The rounds without drafts that are not counted yet are."""
-        if self._rests:
-            for seq_id in self._resting:
-                chosen = self._of(seq_id)
-                chosen.rounds += self._rests
-                chosen.lengths["", 0] += self._rests
-        self._resting, self._rests = [], 0
+        """Somebody is asked: the rounds without drafts are counted for each sequence."""
+        for seq_id in [*self._since]:
+            self._count_rest(seq_id)
+        self._resting = None
+
+    def _count_rest(self, seq_id: int) -> None:
+        """A sequence that rested does no more."""
+        rounds = self._rests - self._since.pop(seq_id)
+        if rounds:
+            chosen = self._of(seq_id)
+            chosen.rounds += rounds
+            chosen.lengths["", 0] += rounds
 
     def forget(self, seq_id: int) -> Decisions:
         """What was decided for a request; it is dropped with that."""
-        self.end_rest()
+        if seq_id in self._since:
+            self._count_rest(seq_id)
+            self._resting = None
         return self._known.pop(seq_id, None) or Decisions()
 
     def _of(self, seq_id: int) -> Decisions:

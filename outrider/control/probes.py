@@ -29,10 +29,10 @@ _AT_START, _DRAFTS_AT_START = 3, 12
 class Probes:
     """The probes of a controller's drafters."""
 
-    def __init__(self, again: Seq[bool], costs: RoundCosts, widths: Seq[int]) -> None:
-        """again: of each drafter, whether it is tried again after the start. widths: as of the controller."""
-        self.costs, self.widths, self._again = costs, widths, again
-        self.times = [0] * len(again)
+    def __init__(self, drafters: int, costs: RoundCosts, widths: Seq[int]) -> None:
+        """drafters: how many there are. widths: as of the controller."""
+        self.costs, self.widths = costs, widths
+        self.times = [0] * drafters
         """How often each drafter was tried."""
         self._rounds, self._rest = 0, _MIN_REST
         """Since the last one, and how many must pass before another is thought of."""
@@ -52,9 +52,7 @@ class Probes:
         drafts: how many of each are known.
         """
         used, new = set(plan.drafters), [self._is_new(i, known) for i, known in enumerate(drafts)]
-        left_out = [
-            i for i, each in enumerate(outlooks) if i not in used and each.budgets.any() and (new[i] or self._again[i])
-        ]
+        left_out = [i for i, each in enumerate(outlooks) if i not in used and each.budgets.any()]
         if not left_out:
             return None
         at = min(left_out, key=lambda i: self.times[i])

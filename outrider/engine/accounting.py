@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
+from outrider.core.draft import EMPTY
 from outrider.engine.drafting import Drafting
 from outrider.engine.events import Live, Outcome
 from outrider.engine.round import InFlightRound
-from outrider.engine.stats import Times
+from outrider.engine.scheduler import ScheduledSequence
+from outrider.engine.stats import Stats, Times
 
 
 def observe(drafting: Drafting, done: InFlightRound, outcomes: Seq[Outcome]) -> None:
@@ -30,24 +32,37 @@ def tell_controller(
     if drafting.controller is None:
         return
     decodes = done.repeated or all(each.decodes and not each.joined for each in done.scheduled)
-    if decodes and not done.proposal.members:  # nobody was asked, and nothing is done for each sequence
+    seconds, steady = done.times.total if decodes else 0.0, done.is_steady(behind)
+    if not done.proposal.members:  # nobody was asked, and nothing is done for each sequence
         rested = [o.live.seq.id for o in outcomes if o.verdict is not None]
-        drafting.account_rest(done.proposal, rested, done.times.total, steady=done.is_steady(behind))
+        drafting.account_rest(done.proposal, rested, seconds, steady=steady)
         return
     ids = [each.seq.id for each in done.scheduled]
     verdicts = {o.live.seq.id: o.verdict for o in outcomes if o.verdict is not None}
-    seconds = done.times.total if decodes else 0.0
-    drafting.account(done.proposal, verdicts, ids, seconds, steady=done.is_steady(behind))
+    drafting.account(done.proposal, verdicts, ids, seconds, steady=steady)
 
 
 def count_round(done: InFlightRound, live: Mapping[int, Live]) -> None:
     """Count a round in the figures of its sequences that are live."""
-    times = done.times
-    rows = sum(draft.scored for draft in done.drafts) + len(done.scheduled)
+    times, rows = done.times, len(done.scheduled) + sum([draft.scored for draft in done.drafts if draft is not EMPTY])
+    repeated = done.repeated
     for each in done.scheduled:
-        if each.seq.id in live:
-            stats = live[each.seq.id].stats
-            stats.shared_tokens += 0 if stats.passes else each.shared  # not what is found again after a preemption
-            stats.passes += 2 if each.joined and each.seq.prompt_len > 1 + each.shared else 1
-            stats.rows += rows if each.decodes and not each.joined else 0
-            stats.times.add(Times(read=times.total) if each.joined or not each.decodes else times)
+        found = live.get(each.seq.id)
+        if found is None:
+            continue
+        stats = found.stats
+        if repeated or (stats.passes and each.decodes and not each.joined):  # as nearly always
+            stats.passes += 1
+            stats.rows += rows
+            stats.times.add(times)
+        else:
+            _count_reading(each, stats, rows, times)
+
+
+def _count_reading(each: ScheduledSequence, stats: Stats, rows: int, times: Times) -> None:
+    """Count a round in which a sequence's text may have been read. rows, times: of the round."""
+    reads = each.joined or not each.decodes
+    stats.shared_tokens += 0 if stats.passes else each.shared  # not what is found again after a preemption
+    stats.passes += 2 if each.joined and each.seq.prompt_len > 1 + each.shared else 1
+    stats.rows += 0 if reads else rows
+    stats.times.add(Times(read=times.total) if reads else times)

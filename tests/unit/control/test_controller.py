@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -177,6 +178,9 @@ def test_a_plan_is_moved_to_other_sequences():
     assert moved.tokens == 8.0
     assert moved.seconds == pytest.approx(1.06)
     assert control.move(plain_plan(2, control.costs), [1, 2], [3]) == plain_plan(1, control.costs)
+    plain = plain_plan(2, control.costs)
+    assert control.move(plain, [1, 2], [2, 3]) is plain
+    assert control.move(replace(plain, rounds=5), [1, 2], [2, 3]) == plain, "others do not learn from it"
 
 
 def test_a_batch_of_a_new_size_begins_with_rounds_without_drafts():
@@ -190,6 +194,7 @@ def test_a_batch_of_a_new_size_begins_with_rounds_without_drafts():
     first = control.plan(many, [7] * 9)
     assert (first.asks, first.rounds) == (False, 5)
     control.note_plain(first, many, [3.0])
+    control.settle()
     assert control.costs.seconds(RoundKind(16, 1, 16)) == pytest.approx(2.0)  # the other size's counts as one round
     assert control.costs.seconds(RoundKind(1, 1, 1)) == pytest.approx(1.0)
     assert control.plan(many, [7] * 9).asks

@@ -29,23 +29,22 @@ def tried(probes: Probes, drafts: list[int], rounds: int) -> list[int]:
     return found
 
 
-def test_one_that_is_watched_is_tried_at_the_start_alone():
-    probes = Probes([False, True], COSTS, WIDTHS)
-    assert tried(probes, [0, 0], 200).count(0) == 3
-    assert set(tried(probes, [3, 100], 20_000)) == {1}
+def test_all_are_tried_again_after_the_start():
+    probes = Probes(2, COSTS, WIDTHS)
+    assert tried(probes, [0, 0], 200).count(0) >= 3
+    assert set(tried(probes, [3, 100], 20_000)) == {0, 1}
 
 
-@pytest.mark.parametrize("again", [True, False])
-def test_one_of_which_enough_drafts_are_known_is_not_new(again: bool):
-    found = tried(Probes([again, True], COSTS, WIDTHS), [100, 100], 20_000)
-    assert (0 in found) == again
-    assert 1 in found
+def test_one_of_which_enough_drafts_are_known_is_not_new():
+    """It is tried as seldom as any other then."""
+    found = tried(Probes(2, COSTS, WIDTHS), [100, 100], 20_000)
+    assert abs(found.count(0) - found.count(1)) <= 1
 
 
 @pytest.mark.parametrize(("lost", "most"), [(0.0, 1250), (4.0, 20), (1000.0, 5)])
 def test_what_a_probe_lost_keeps_off_the_next(lost: float, most: int):
     """A round lost is 250 rounds, at most 4096 in all; by what it should lose, another is due after 16."""
-    probes = Probes([True, True], COSTS, WIDTHS)
+    probes = Probes(2, COSTS, WIDTHS)
     found = 0
     for _ in range(20_000):
         if tried(probes, [100, 100], 1):
