@@ -134,7 +134,8 @@ def answer(llm: LLM, texts: list[Asked], salt: str, together: int = 0) -> Run:
     for each in stats:
         decisions.add(each.decisions or Decisions())
     tau = tokens / max(1, sum(each.all.rounds for each in stats))
-    return Run(seconds / tokens, worked / tokens, tau, 1 + decisions.saved / len(stats) / seconds, decisions)
+    believed = 1 + decisions.saved / (together or len(stats)) / seconds  # texts that are answered together save at once
+    return Run(seconds / tokens, worked / tokens, tau, believed, decisions)
 
 
 class Table:
