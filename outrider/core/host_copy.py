@@ -55,6 +55,12 @@ class HostCopy:
             self._array = self.tokens.numpy() if self._buffer is None else self._take(self._buffer)
         return self._array
 
+    def kept(self) -> HostCopy:
+        """The same, of what the memory holds now, where it is the host's: it is written again later."""
+        if self._buffer is None:
+            self._array = self.tokens.numpy().copy()
+        return self
+
     def chances(self) -> np.ndarray[Any, np.dtype[np.float64]]:
         """The same as numbers from 0 to 1; NaN counts as 0."""
         if self._chances is None:

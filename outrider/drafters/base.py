@@ -55,6 +55,8 @@ class Traits:
     """`watch` is called in rounds in which it is not asked."""
     follows_target: bool = False
     """`process` is called after every pass of the target."""
+    ignores_scores: bool = False
+    """Of what the target has read, `process` looks at the texts alone."""
     taps: tuple[int, ...] = ()
     """Layers of the target whose outputs `process` gets."""
     kept_taps: tuple[int, ...] = ()
@@ -93,6 +95,11 @@ class RoundView:
     def newcomers(self) -> int:
         """How many sequences at the end join a round behind one in flight: all of their texts is known."""
         return 0 if self.state is None else self.state.newcomers
+
+    @property
+    def takes_choices_alone(self) -> bool:
+        """Whether the target's choices are all that is read of its rows: no option looks at logits."""
+        return all(seq.plain_logits and seq.params.logprobs is None for seq in self.seqs)
 
     def take(self, rows: Seq[int]) -> RoundView:
         """The same round for some of its sequences."""

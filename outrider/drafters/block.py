@@ -167,8 +167,8 @@ class Block(HeadDrafter[BlockRunner]):
             return super().sharing(view)
         budgets = [min(n, self._share) for n in view.budgets] if self._share else view.budgets
         room = [min(n, longest) if budget else 0 for n, budget in zip(room, budgets, strict=True)]
-        options = any(not seq.plain_logits or seq.params.logprobs is not None for seq in view.seqs)
-        if options or sum(budgets) >= sum(room) or not self._graphs.shared_tokens(budgets, longest):
+        shares = view.takes_choices_alone and sum(budgets) < sum(room)
+        if not shares or not self._graphs.shared_tokens(budgets, longest):
             return super().sharing(view)
         return replace(view, budgets=budgets, room=room)
 

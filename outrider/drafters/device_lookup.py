@@ -24,6 +24,7 @@ from outrider.core.sequence import Sequence
 from outrider.drafters.base import Drafter, DrafterContext, Evidence, RoundView, Traits
 from outrider.drafters.confidence import BatchConfidence, Integers
 from outrider.drafters.evidence import OpenGuesses
+from outrider.drafters.lookup_budgets import Budgets, choose_budgets
 from outrider.runners.base import Runner
 from outrider.runners.text_store import COLUMN, AnswerRing, TextStore
 
@@ -31,6 +32,12 @@ MAX_WATCHED = 4
 """Sequences whose texts are looked at where nobody drafts."""
 MAX_WRITTEN = 4096
 """Max tokens of texts brought to the device in one round: about as many as the host has time for while a pass runs."""
+_FIRST_REACH = 3
+"""How far a new text is drafted for, until it is known how far its matches call for."""
+_MAX_PROB = 0.5
+"""A token that is as likely as this is drafted in any batch."""
+_MAX_REPEATS = 8
+"""Times that a lookup is repeated with the limits that it was launched with."""
 _NOTHING = -2
 """Equals no token of a continuation, nor its padding."""
 
@@ -46,6 +53,9 @@ class LookupRules:
     """By length of match, from 0 to the longest looked for: max tokens drafted after it."""
     min_prob: float
     """A token is drafted while its probability of acceptance is at least this."""
+    row_share: float = 0.0
+    """And at least so much times the texts of the batch, up to _MAX_PROB: a row costs the more texts the more of the
+    time that they share."""
     start: tuple[float, float] = (1.0, 1.0)
     """The ratio assumed at first of tokens that come to those expected to: in the text itself, and in other answers."""
     ring_tokens: int = 0
@@ -95,6 +105,10 @@ class _Ready(NamedTuple):
     text: _Text
     length: int
     round: int
+    ahead: int
+    """Rounds until what is drafted now is observed."""
+    place: int
+    """1 + where the round in flight leaves it, in the origin of the state; 0: the host knows all of it."""
 
 
 class _Seen(NamedTuple):
@@ -109,25 +123,39 @@ class _Seen(NamedTuple):
     """That were committed."""
 
 
+@dataclass(slots=True)
+class _LastRound:
+    """Of which every sequence was drafted for, behind a round in flight."""
+
+    texts: list[_Text]
+    slots: Integers
+    budgets: Budgets
+    repeats: int = _MAX_REPEATS
+    """How often it may be repeated: what the host learns meanwhile is not on the device."""
+
+
 class DeviceLookup(Drafter):
     """Drafts what followed the longest match of a text's end, found on the device.
 
-    With a state, drafts stay there and are padded to their budget; without one they are waited for, and exact. A
-    sequence is drafted for no farther than a match lately called for: a wide pass for nothing costs time.
+    With a state, drafts stay there and are padded to their budget; without one they are waited for, and exact. How many
+    rows a round has is known before what is found, so it has as many as matches lately called for: see `Budgets`.
     """
 
     def __init__(self, rules: LookupRules, target: Runner, max_batch: int) -> None:
         self.k = min(rules.traits.max_tokens, target.max_width - 1)
-        self.rules = rules
+        self.rules, self.target = rules, target
         self.traits = replace(
             rules.traits,
             max_tokens=self.k,
             drafts_ahead=True,
+            drafts_newcomers=True,
             pays_budget=True,
             limits_itself=True,
             observes=True,
             watches=True,
         )
+        self._min_prob = rules.min_prob
+        """In a batch of the size of the last round's."""
         self.max_match = len(rules.limits) - 1
         self.ring = AnswerRing(rules.ring_tokens, rules.ring_answers, target.device)
         self.ring.add_all((None, answer) for answer in rules.history)
@@ -146,32 +174,53 @@ class DeviceLookup(Drafter):
         self._answers: deque[tuple[str, list[Token]]] = deque()
         """Finished, and not on the device yet."""
         self._guesses = OpenGuesses()
+        self._last: _LastRound | None = None
+        """None where it cannot be repeated."""
 
     def propose(self, view: RoundView) -> list[Draft] | None:
-        if view.state is not None and view.state.tokens is None:
+        if view.state is not None and view.state.origin.tokens is None:
             return None
         asked = (row for row, budget in enumerate(view.budgets) if budget > 0)
         drafts, ready = [EMPTY] * len(view.seqs), self._ready(view, asked)
+        self._last = None
         if not ready:
             return drafts
         slots = np.array([each.text.slot for each in ready])
-        budgets = [min(view.budgets[each.row], self.k) for each in ready]
+        most = [min(view.budgets[each.row], self.k) for each in ready]
+        budgets, whole = Budgets(most), len(ready) == len(view.seqs)
         if view.state is not None:
-            budgets = list(map(min, budgets, self._reach[slots].tolist()))
-        block = self._look_up(view, ready, slots, budgets)
-        if view.state is None:
-            made = self._on_host(block, slots)
-        elif any(budgets):
-            made = self._on_device(block, slots, budgets)
-        else:
-            return drafts
+            own = view if whole else view.take([each.row for each in ready])
+            budgets = choose_budgets(own, most, self._reach[slots].tolist(), self.target)
+        block = self._look_up(view, ready, slots, budgets.room)
+        made = self._on_host(block, slots) if view.state is None else self._on_device(block, slots, budgets)
         for each, draft in zip(ready, made, strict=True):
             drafts[each.row] = draft
+        if whole and view.state is not None:
+            self._last = _LastRound([each.text for each in ready], slots, budgets)
         return drafts
 
+    def repeat(self, view: RoundView, drafts: Seq[Draft]) -> HostCopy | None:
+        last, state = self._last, view.state
+        if last is None or state is None or not last.repeats or len(last.texts) != len(view.seqs):
+            return None
+        pairs = [*zip(view.seqs, last.texts, strict=True)]
+        known = all(self._texts.get(seq.id) is text and text.appended >= seq.round for seq, text in pairs)
+        if not known or not last.budgets.cover(self._reach[last.slots].tolist()):
+            return None
+        lengths = [len(seq.tokens) + text.shift for seq, text in pairs]
+        block = self.store.look_up_again(len(pairs), max(lengths), state)
+        if block is None:
+            return None
+        for at, ((seq, text), length) in enumerate(zip(pairs, lengths, strict=True)):
+            text.written, text.appended = length, seq.round + 1
+            text.open[seq.round + 2] = block, at, True
+        last.repeats -= 1
+        return block
+
     def watch(self, view: RoundView) -> None:
-        if view.state is not None and view.state.tokens is None:
+        if view.state is not None and view.state.origin.tokens is None:
             return
+        self._last = None
         ready = self._ready(view, self._watched(view.seqs))
         if ready:
             self._look_up(view, ready, np.array([each.text.slot for each in ready]), [0] * len(ready))
@@ -209,7 +258,8 @@ class DeviceLookup(Drafter):
 
     def _ready(self, view: RoundView, rows: Iterable[int]) -> list[_Ready]:
         """The texts of these rows that the device has whole; of the others, what a round may write is written."""
-        left = MAX_WRITTEN
+        left, rules = MAX_WRITTEN, self.rules
+        self._min_prob = max(rules.min_prob, min(_MAX_PROB, rules.row_share * len(view.seqs)))
         finished: list[tuple[str, list[Token]]] = []
         while self._answers and left > 0:
             finished.append(self._answers.popleft())
@@ -218,10 +268,10 @@ class DeviceLookup(Drafter):
             self.ring.add_all(finished)
         ready: list[_Ready] = []
         pieces: list[tuple[int, int, list[Token]]] = []
-        behind = view.state is not None
+        places = _places(view)
         for row in rows:
             seq = view.seqs[row]
-            if self.rules.predicted and not seq.prediction:
+            if rules.predicted and not seq.prediction:
                 continue
             text, tokens, number = self._texts.get(seq.id) or self._begin(seq, view.seqs), len(seq.tokens), seq.round
             length = tokens + text.shift
@@ -231,10 +281,10 @@ class DeviceLookup(Drafter):
                 piece = text.missing(seq, left)
                 pieces.append((text.slot, text.written, piece))
                 text.written, left = text.written + len(piece), left - len(piece)
-            whole = text.written >= length
-            text.appended = number + 1 if behind and whole else -1
+            whole, ahead = text.written >= length, 2 if places[row] else 1
+            text.appended = number + ahead - 1 if view.state is not None and whole else -1
             if whole:
-                ready.append(_Ready(row, text, tokens, number))
+                ready.append(_Ready(row, text, tokens, number, ahead, places[row]))
         self.store.write(pieces)
         return ready
 
@@ -248,7 +298,7 @@ class DeviceLookup(Drafter):
         shift = len(base) - seq.prompt_len if base else 0
         text = self._texts[seq.id] = _Text(self._free.pop(), base, shift)
         slot = text.slot
-        self._reach[slot] = self._expected[slot] = 0
+        self._reach[slot], self._expected[slot] = min(self.k, _FIRST_REACH), 0
         self._rows[slot, : COLUMN.owner] = slot, shift, len(base) - 1, len(base) - 1 if base else 0
         self._confidence.reset(slot)
         self._learn(np.array([slot, slot]), np.arange(2))
@@ -256,26 +306,27 @@ class DeviceLookup(Drafter):
 
     def _look_up(self, view: RoundView, ready: Seq[_Ready], slots: Integers, budgets: Seq[int]) -> HostCopy:
         """Launch the lookup of these texts' ends, and note it to be judged when the round is observed."""
-        behind, seqs, owner, rows = view.state is not None, view.seqs, self.ring.owner, self._rows[slots]
+        seqs, owner, rows = view.seqs, self.ring.owner, self._rows[slots]
         rows[:, COLUMN.owner] = [owner(seqs[each.row].salt) for each in ready]
         rows[:, COLUMN.budget], rows[:, COLUMN.length] = budgets, [each.length for each in ready]
-        rows[:, COLUMN.gain] = [1 + each.row for each in ready] if behind else 0
+        rows[:, COLUMN.gain] = [each.place for each in ready]
         block = self.store.look_up(rows, self._limits[slots], view.state)
-        ahead = 2 if behind else 1
         for at, (each, budget) in enumerate(zip(ready, budgets, strict=True)):
-            each.text.open[each.round + ahead] = block, at, budget > 0
+            each.text.open[each.round + each.ahead] = block, at, budget > 0
         return block
 
-    def _on_device(self, block: HostCopy, slots: Integers, budgets: Seq[int]) -> list[Draft]:
+    def _on_device(self, block: HostCopy, slots: Integers, budgets: Budgets) -> list[Draft]:
         name, expected = self.traits.name, self._expected[slots].tolist()
+        shares = budgets.shares or [None] * len(slots)
         return [
             Draft(
-                DeviceRow(block, at, count, padded=True), None, None, name, min(expected[at], float(count)), known=True
+                DeviceRow(block, at, count, padded=True), None, None, name, min(expected[at], float(count)), True, None,
+                share,
             )
             if count
             else EMPTY
-            for at, count in enumerate(budgets)
-        ]
+            for at, (count, share) in enumerate(zip(budgets.room, shares, strict=True))
+        ]  # fmt: skip
 
     def _on_host(self, block: HostCopy, slots: Integers) -> list[Draft]:
         """The drafts themselves; what is known of their matches says how much they expect."""
@@ -338,8 +389,17 @@ class DeviceLookup(Drafter):
     def _learn(self, slots: Integers, kinds: Integers) -> NDArray[np.float64]:
         """Set how far these slots are drafted for after a match of each length; returns the probabilities."""
         paths = self._confidence.paths(slots, kinds, self.max_match, self.k)
-        self._limits[slots, kinds] = np.minimum((paths >= self.rules.min_prob).sum(-1), self._max_limits)
+        self._limits[slots, kinds] = np.minimum((paths >= self._min_prob).sum(-1), self._max_limits)
         return paths
+
+
+def _places(view: RoundView) -> list[int]:
+    """As `_Ready.place`, of every sequence."""
+    state = view.state
+    if state is None:
+        return [0] * len(view.seqs)
+    rows = range(len(view.seqs)) if state.rows is None else state.rows
+    return [1 + row if isinstance(row, int) else 0 for row in rows]
 
 
 def _compare(continuations: Integers, committed: Seq[tuple[Token, ...]]) -> tuple[Integers, Integers]:

@@ -74,6 +74,7 @@ class DraftModelConfig:
             drafts_ahead=self.beams == 1 and not self.min_prob,
             pays_budget=self.beams == 1 and not self.min_prob,
             follows_target=True,
+            ignores_scores=True,
             states_probs=True,
             loads=(ModelLoaded(self.model, self.device, self.vocab),),
         )

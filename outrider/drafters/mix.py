@@ -8,6 +8,7 @@ from pathlib import Path
 
 from outrider.core.draft import EMPTY, Draft, Verdict, accepted_by
 from outrider.core.errors import ConfigError
+from outrider.core.host_copy import HostCopy
 from outrider.core.sequence import Sequence
 from outrider.drafters.base import (
     Drafter,
@@ -74,10 +75,12 @@ def _traits_of(members: Seq[Traits]) -> Traits:
         aliases=("mix",),
         runs_model=all(each.runs_model for each in members),
         drafts_ahead=all(each.drafts_ahead for each in members),
+        drafts_newcomers=all(each.drafts_newcomers for each in members),
         pays_budget=any(each.pays_budget for each in members),
         limits_itself=all(each.limits_itself for each in members),
         watches=any(each.watches for each in members),
         follows_target=any(each.follows_target for each in members),
+        ignores_scores=all(each.ignores_scores for each in members if each.follows_target),
         taps=next((each.taps for each in members if each.taps), ()),
         kept_taps=next((each.kept_taps for each in members if each.kept_taps), ()),
         uses_prediction=any(each.uses_prediction for each in members),
@@ -153,10 +156,10 @@ class Mix(Drafter):
         best = [EMPTY] * len(view.seqs)
         values = [0.0] * len(view.seqs)
         winners: list[_Member | None] = [None] * len(view.seqs)
-        predicted = any(seq.prediction for seq in view.seqs)
-        for member in self.members:
-            if member.drafter.traits.needs_prediction and not predicted:
-                continue
+        members = self._asked_members(view.seqs)
+        if len(members) > 1 and view.room is not None:  # several drafts for one row of a pass
+            view = replace(view, room=None)
+        for member in members:
             rows = [i for i, k in enumerate(view.budgets) if k > 0]
             if not self._always_asks(member):
                 rows = [i for i in rows if self._asks(member, view.seqs[i], best[i], values[i])]
@@ -177,10 +180,33 @@ class Mix(Drafter):
                 value = member.value(draft)
                 if draft.probs is not None or not best[i] or value > values[i]:
                     best[i], values[i], winners[i] = draft, value, member
-        for seq, winner in zip(view.seqs, winners, strict=True):
-            before = () if view.state is None else self._winners.get(seq.id, ())
-            self._winners[seq.id] = [*before, winner]
+        self._note_winners(view, winners)
         return best
+
+    def _note_winners(self, view: RoundView, winners: Seq[_Member | None]) -> None:
+        """Keep whose drafts were taken until they are observed, as newcomers without a draft are not."""
+        known = len(view.seqs) - view.newcomers
+        for row, (seq, winner) in enumerate(zip(view.seqs, winners, strict=True)):
+            if winner is not None or row < known:
+                before = () if view.state is None else self._winners.get(seq.id, ())
+                self._winners[seq.id] = [*before, winner]
+
+    def repeat(self, view: RoundView, drafts: Seq[Draft]) -> HostCopy | None:
+        """Where but one member is asked: the others would be compared with it."""
+        members = self._asked_members(view.seqs)
+        if len(members) > 1 or not members:
+            return None
+        made = members[0].drafter.repeat(view, drafts)
+        if made is not None:
+            for seq in view.seqs:
+                self._winners.setdefault(seq.id, []).append(members[0])
+        return made
+
+    def _asked_members(self, seqs: Seq[Sequence]) -> list[_Member]:
+        """Those that may have drafts for these sequences."""
+        if any(seq.prediction for seq in seqs):
+            return self.members
+        return [each for each in self.members if not each.drafter.traits.needs_prediction]
 
     def process(self, work: TargetPass) -> None:
         for member in self.members:

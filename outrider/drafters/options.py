@@ -30,3 +30,11 @@ def default_min_prob(min_prob: float | None, context: DrafterContext) -> float:
     if context.row_price is not None:
         return min(max(context.row_price, _MIN_PRICE), _MAX_PRICE)
     return _MIN_PROB_CPU if str(context.device).startswith("cpu") else _MIN_PROB
+
+
+def row_share(min_prob: float | None) -> float:
+    """What a row more of a pass on a device takes, of a round of plain decoding; 0 where min_prob is given.
+
+    On an H200, between 16 and 64 rows, 0.011 with a model of 135M and 0.007 with one of 1.5B.
+    """
+    return 0.008 if min_prob is None else 0.0

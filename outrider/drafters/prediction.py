@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from weakref import WeakValueDictionary
 
 from outrider.core.draft import EMPTY, Draft
@@ -15,7 +15,7 @@ from outrider.drafters.base import Drafter, DrafterContext, RoundView, Traits
 from outrider.drafters.confidence import Confidence, Continuation, grade
 from outrider.drafters.device_lookup import DeviceLookup, LookupRules, looks_up_on_device
 from outrider.drafters.ngram_index import MAX_INDEXED
-from outrider.drafters.options import check_options, default_min_prob
+from outrider.drafters.options import check_options, default_min_prob, row_share
 
 _FOLLOW_PROBS = (0.4, 0.5, 0.7, 0.8, 0.88, 0.93, 0.95, 0.97)
 """By grade of the tokens followed so far: probability that the next one follows too."""
@@ -38,7 +38,8 @@ class PredictionConfig:
     k: int = 15
     """Max tokens proposed in one round."""
     min_prob: float | None = None
-    """Stop where a token's probability of acceptance falls below this; auto: 0.25 on a CPU, else 0.1."""
+    """Stop where a token's probability of acceptance falls below this; auto: 0.25 on a CPU, else 0.1, or in
+    larger batches 0.008 a text, 0.5 at most."""
 
     def __post_init__(self) -> None:
         check_options("prediction", self, k=(1, 256), min_prob=(0.0, 1.0))
@@ -51,7 +52,9 @@ class PredictionConfig:
         min_prob, target = default_min_prob(self.min_prob, context), looks_up_on_device(context)
         if target is None:
             return Prediction(self, min_prob)
-        return DeviceLookup(self.rules(min_prob), target, context.max_batch)
+        return DeviceLookup(
+            replace(self.rules(min_prob), row_share=row_share(self.min_prob)), target, context.max_batch
+        )
 
     def rules(self, min_prob: float) -> LookupRules:
         """What a lookup on the device does in place of `Prediction`: after a difference, what matches decides."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from outrider.core.draft import EMPTY, Draft
 from outrider.core.errors import ConfigError
@@ -12,7 +12,7 @@ from outrider.drafters.base import Drafter, DrafterContext, RoundView, Traits
 from outrider.drafters.confidence import Confidence, Continuation, prior_prob
 from outrider.drafters.device_lookup import DeviceLookup, LookupRules, looks_up_on_device
 from outrider.drafters.ngram_index import MAX_INDEXED
-from outrider.drafters.options import check_options, default_min_prob
+from outrider.drafters.options import check_options, default_min_prob, row_share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,8 @@ class PromptLookupConfig:
     min_match: int = 1
     """Shortest suffix looked up."""
     min_prob: float | None = None
-    """Stop where a token's probability of acceptance falls below this; auto: 0.25 on a CPU, else 0.1."""
+    """Stop where a token's probability of acceptance falls below this; auto: 0.25 on a CPU, else 0.1, or in
+    larger batches 0.008 a text, 0.5 at most."""
 
     def __post_init__(self) -> None:
         check_options("prompt-lookup", self, k=(1, 256), max_match=(1, 64), min_match=(1, 64), min_prob=(0.0, 1.0))
@@ -41,7 +42,9 @@ class PromptLookupConfig:
         min_prob, target = default_min_prob(self.min_prob, context), looks_up_on_device(context)
         if target is None:
             return PromptLookup(self, min_prob)
-        return DeviceLookup(self.rules(min_prob), target, context.max_batch)
+        return DeviceLookup(
+            replace(self.rules(min_prob), row_share=row_share(self.min_prob)), target, context.max_batch
+        )
 
     def rules(self, min_prob: float) -> LookupRules:
         """What a lookup on the device does in place of `PromptLookup`."""

@@ -15,7 +15,7 @@ from outrider.drafters.confidence import Confidence, Continuation, prior_prob
 from outrider.drafters.device_lookup import DeviceLookup, LookupRules, looks_up_on_device
 from outrider.drafters.history import read_history
 from outrider.drafters.ngram_index import MAX_INDEXED, NgramIndex
-from outrider.drafters.options import check_options, default_min_prob
+from outrider.drafters.options import check_options, default_min_prob, row_share
 from outrider.drafters.tree_builder import DraftTree, TreeLimits, build_chain, build_tree
 
 _MAX_OCCURRENCES = 16
@@ -35,7 +35,8 @@ class SuffixConfig:
     factor: float = 2.0
     """Max tokens proposed for each token of the match."""
     min_prob: float | None = None
-    """Stop where a token's probability of acceptance falls below this; auto: 0.25 on a CPU, else 0.1."""
+    """Stop where a token's probability of acceptance falls below this; auto: 0.25 on a CPU, else 0.1, or in
+    larger batches 0.008 a text, 0.5 at most."""
     max_depth: int = 64
     """Max tokens of match and proposal together."""
     width: int = 1
@@ -76,7 +77,8 @@ class SuffixConfig:
         history = read_history(self.history, context.vocab_size).answers() if self.history else []
         if target is None or self.width > 1:
             return Suffix(self, min_prob, history)
-        return DeviceLookup(replace(self.rules(min_prob), history=history), target, context.max_batch)
+        rules = replace(self.rules(min_prob), history=history, row_share=row_share(self.min_prob))
+        return DeviceLookup(rules, target, context.max_batch)
 
     def rules(self, min_prob: float) -> LookupRules:
         """What a lookup on the device does in place of `Suffix`: only the longest match counts, and its last place."""

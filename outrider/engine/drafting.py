@@ -47,10 +47,10 @@ class Drafting:
         self.members = [
             part if part.traits.guards_itself else GuardedDrafter(part, runner.vocab_size) for part in parts
         ]
+        self._watchers = [i for i, member in enumerate(self.members) if member.traits.watches]
         self._compares = drafter.compares
-        compares = drafter.compares and controller is None  # else its parts are asked one by one
-        self._shares = runner.asynchronous and not (compares or drafter.traits.follows_target)
-        """Whether drafts may share budgets: nobody compares them, and of the target's rows only choices are read."""
+        self._shares = runner.asynchronous and not self.reads_scores
+        """Whether drafts may share budgets: of the target's rows only choices are read."""
         self.rows = max(part.rows for part in parts)
         """Rows of the target's pages that a draft writes, the one of the text's last token first."""
         self.host = HostTime()
@@ -60,6 +60,11 @@ class Drafting:
         self._put_off = False
         """The last round went by no plan that was due: the device had nothing to do while one would be made."""
         self.feedback = Feedback(self.members, controller, self._kept, overlaps=runner.asynchronous)
+
+    @property
+    def reads_scores(self) -> bool:
+        """Whether a drafter looks at what the target scored, beyond its choices."""
+        return self.traits.follows_target and not self.traits.ignores_scores
 
     @property
     def plans_ahead(self) -> bool:
@@ -116,7 +121,7 @@ class Drafting:
         if rests and self._rest % _LOOKING_ROUNDS and not self._kept.tells:
             self._rest += 1
             return last
-        if plan is not None and (plan.settled or not self._kept.goes_on or self._watches(view)):
+        if plan is not None and (plan.settled or not self._kept.goes_on or self._watches(view, last.by)):
             return None
         if plan is not None and rests:
             self._kept.use()
@@ -294,9 +299,10 @@ class Drafting:
                 drafts[row] = draft or drafts[row]
         return drafts, tuple(members)
 
-    def _watches(self, view: RoundView) -> bool:
-        """Whether those watch who can, and are not asked."""
-        return self.traits.watches and self._is_hidden(view) and not self._kept.tells and self._watching.due
+    def _watches(self, view: RoundView, by: int = NOBODY) -> bool:
+        """Whether those watch who can, and are not asked. by: who is asked for every sequence."""
+        able = any(i != by for i in self._watchers)
+        return able and self._is_hidden(view) and not self._kept.tells and self._watching.due
 
     def _is_hidden(self, view: RoundView) -> bool:
         """Whether the device works while the host does something else before this round."""

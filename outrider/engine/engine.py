@@ -165,6 +165,8 @@ class Engine:
         launched = InFlightRound(scheduled, proposal, after.spans, scores, began, Times(rounds=1), behind=True)
         launched.choices, launched.state = HostCopy(cast(Tensor, scores.choices)), state
         launched.repeats, launched.version, launched.repeated = after.repeats - 1, after.version, True
+        if not launched.repeats:  # which was counted as if every draft were accepted
+            launched.repeats = self.scheduler.repeats(scheduled, self.drafting.rows, repeated=True)
         if after.processed:
             self.drafting.process(TargetPass(seqs, after.spans, scores, state))
             launched.processed = True
@@ -225,7 +227,7 @@ class Engine:
         if all(each.decodes for each in scheduled):
             draws = self.verifier.draws([each.seq for each in scheduled])
             if draws is not None:
-                if self.drafting.traits.follows_target:
+                if self.drafting.reads_scores:
                     draws = replace(draws, logits=True)
                 return self.target.score_and_choose(spans, state, draws)
         return self.target.score(spans, state)

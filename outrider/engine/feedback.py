@@ -103,7 +103,7 @@ class Feedback:
         told = seconds if steady and self._tells(proposal, rest) else 0.0
         batch, plain_rate = len(seq_ids), controller.plain_rate(len(seq_ids))
         drafted = proposal.lengths
-        rows, accepted = _accepted(seq_ids, drafted, verdicts)
+        rows, accepted = _accepted(seq_ids, [True] * len(drafted) if proposal.shared else drafted, verdicts)
         controller.note(seq_ids, rows, plan, drafted, accepted, proposal.asking, shared=proposal.shared)
         controller.note_seconds(plan, drafted, max(0.0, told - proposal.asking))
         usual = controller.usual_seconds(plan, drafted)
@@ -223,7 +223,10 @@ class Feedback:
 
 
 def _accepted(seq_ids: Seq[int], drafted: Seq[int], verdicts: Mapping[int, Verdict]) -> tuple[Seq[int], list[int]]:
-    """The rows of sequences that go on, and the draft tokens accepted of each sequence; forced ones do not count."""
+    """The rows of sequences that go on, and the draft tokens accepted of each sequence; forced ones do not count.
+
+    drafted: 0 where drafters drafted nothing.
+    """
     if all(drafted) and [*verdicts] == seq_ids:
         return range(len(seq_ids)), [len(verdict.path) for verdict in verdicts.values()]
     accepted = [len(verdicts[i].path) if i in verdicts and n else 0 for i, n in zip(seq_ids, drafted, strict=True)]

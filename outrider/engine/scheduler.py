@@ -10,7 +10,7 @@ from outrider.runners.base import Runner
 
 _AHEAD, _SOON = 128, 64
 """Tokens for which pages are taken ahead, so that block tables seldom change, and when more are taken."""
-_BEYOND = 32
+_BEYOND = 64
 """The same beyond the end of a text, which a draft may pass."""
 _MAX_REPEATS = 16
 """Rounds that are launched as the one before was, in a row."""
@@ -188,15 +188,16 @@ class Scheduler:
         spare = self.max_round_tokens - len(self.running) if spare is None else spare
         return len(seq.tokens) <= min(spare, self.pool.free * self.pool.size)
 
-    def repeats(self, scheduled: list[ScheduledSequence], rows: int) -> int:
+    def repeats(self, scheduled: list[ScheduledSequence], rows: int, *, repeated: bool = False) -> int:
         """How often a round of these may be launched again, behind itself: all have their pages, whatever is accepted.
 
         A text may end meanwhile: what is accepted beyond its end is dropped. rows: that a draft writes to the pages,
-        the one of the text's last token first.
+        the one of the text's last token first. repeated: the round is itself launched again, behind one in flight.
         """
         most = _MAX_REPEATS
         for each in scheduled:
-            gain, length = each.budget + 1, each.seq.limit - each.room
+            gain = each.budget + 1
+            length = len(each.seq.tokens) + gain if repeated else each.seq.limit - each.room
             room = min(self._capacity(each.seq) - max(gain, rows), self.target.context - gain) - length
             most = min(most, room // gain)
         return max(0, most)

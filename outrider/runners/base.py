@@ -126,6 +126,13 @@ class Runner(ABC):
         """
         return self.score(spans, after)
 
+    def shared_tokens(self, lengths: Seq[int], longest: int) -> int:
+        """How many tokens drafts of up to `longest` each have together, where they share the rows of a pass.
+
+        At no more cost than drafts of these lengths. 0: there is no such pass.
+        """
+        return 0
+
     def can_repeat(self, scores: Scores, after: DeviceState) -> bool:
         """Whether `repeat` can launch the pass of these scores, the last one, behind itself. after: what it leaves."""
         return False

@@ -126,6 +126,10 @@ class NativeRunner(Runner):
             return self.score(spans, after)
         return graphs.score(spans, after, draws)
 
+    def shared_tokens(self, lengths: Seq[int], longest: int) -> int:
+        graphs = self.graphs
+        return 0 if graphs is None or graphs.pinned else graphs.shared_tokens(lengths, longest)
+
     def can_repeat(self, scores: Scores, after: DeviceState) -> bool:
         return self.graphs is not None and self.graphs.can_repeat(scores, after)
 

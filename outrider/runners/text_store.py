@@ -105,7 +105,7 @@ class LookupRow(NamedTuple):
     budget: int
     length: int
     gain: int
-    """1 + its row in the state, 0: the host knows all of it."""
+    """1 + its row in the origin of the state, 0: the host knows all of it."""
 
 
 COLUMN = LookupRow(*range(len(LookupRow._fields)))
@@ -122,6 +122,8 @@ class TextStore:
         """Of what `look_up` returns."""
         self._texts = torch.zeros(slots, _MIN_COLUMNS, dtype=torch.int32, device=device)
         self._graphs = _graphs(slots, ring.history, k, max_match)
+        self._last: tuple[Tensor, Tensor] | None = None
+        """The inputs of the last lookup behind a round in flight, and what was found; without graphs."""
 
     @torch.inference_mode()
     def write(self, pieces: Seq[tuple[int, int, Seq[Token]]]) -> None:
@@ -151,7 +153,28 @@ class TextStore:
         if self._graphs is not None:
             return HostCopy(self._graphs.run(self._texts, self.ring.history, rows, limits, gains))
         sent = torch.from_numpy(np.concatenate([rows, limits.reshape(len(rows), -1)], 1))
-        return HostCopy(look_up(self._texts, self.ring.history, sent, gains, self.max_match, self.k, longest))
+        found = look_up(self._texts, self.ring.history, sent, gains, self.max_match, self.k, longest)
+        self._last = sent, found
+        return HostCopy(found).kept()
+
+    @torch.inference_mode()
+    def look_up_again(self, count: int, longest: int, state: DeviceState) -> HostCopy | None:
+        """The last lookup once more, of the same `count` texts, behind the round of this state, which is of them all.
+
+        What is found is in the same place. longest: columns that the host knows of the longest text. None where there
+        is no room for what may come.
+        """
+        if longest + _MARGIN > self._texts.shape[1]:
+            return None
+        gains, history = _gains(state), self.ring.history
+        if self._graphs is not None:
+            return HostCopy(self._graphs.run_again(self._texts, history, gains, count))
+        if self._last is None:
+            return None
+        sent, found = self._last
+        sent[:, COLUMN.gain] = torch.arange(1, count + 1)
+        found.copy_(look_up(self._texts, history, sent, gains, self.max_match, self.k))
+        return HostCopy(found).kept()
 
     def _make_room(self, columns: int) -> None:
         if columns > self._texts.shape[1]:
@@ -167,9 +190,11 @@ def send(values: Integers, device: torch.device) -> Tensor:
 
 
 def _gains(state: DeviceState) -> Gains:
-    if state.tokens is None or state.accepted is None:
+    """Of all sequences of its origin: nothing is gathered."""
+    origin = state.origin
+    if origin.tokens is None or origin.accepted is None:
         raise ValueError("a lookup behind a round in flight needs the tokens that it kept")
-    return Gains(*(part.contiguous() for part in (state.lengths, state.last, state.tokens, state.accepted)))
+    return Gains(*(part.contiguous() for part in (origin.lengths, origin.last, origin.tokens, origin.accepted)))
 
 
 def _graphs(slots: int, history: History, k: int, max_match: int) -> GraphedLookups | None:

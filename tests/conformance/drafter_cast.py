@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +16,7 @@ from tiny_medusa import tiny_medusa
 from tiny_mtp import tiny_mtp
 
 from outrider.core.draft import EMPTY, Draft, Verdict
+from outrider.core.host_copy import HostCopy
 from outrider.core.sampling import Token
 from outrider.core.sequence import Sequence
 from outrider.drafters.base import Drafter, DrafterContext, RoundView, TargetPass
@@ -90,9 +91,13 @@ class Loud(Drafter):
     def propose(self, view: RoundView) -> Seq[Draft] | None:
         drafts = self._call(self.drafter.propose, view)
         for draft, budget in zip(drafts or (), view.budgets, strict=drafts is not None):
-            if draft_problem(draft) or len(draft) > budget:
-                raise BrokenContract(draft_problem(draft) or f"{len(draft)} tokens drafted of {budget}")
+            problem = draft_problem(draft if view.room is None else replace(draft, share=None))
+            if problem or len(draft) > budget:
+                raise BrokenContract(problem or f"{len(draft)} tokens drafted of {budget}")
         return drafts
+
+    def repeat(self, view: RoundView, drafts: Seq[Draft]) -> HostCopy | None:
+        return self._call(self.drafter.repeat, view, drafts)
 
     def process(self, work: TargetPass) -> None:
         self._call(self.drafter.process, work)

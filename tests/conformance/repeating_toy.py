@@ -29,7 +29,7 @@ from outrider.runners.device_state import DeviceState, row_positions
 from outrider.testing.drafters import BrokenContract
 from outrider.verify.seeded import SeededVerifier
 
-WIDTHS = (1, 2, 4, 6, 8)
+WIDTHS = (1, 2, 4, 6, 8, 12, 16)
 """Rows of a sequence that passes are captured for."""
 
 
@@ -39,6 +39,8 @@ class CapturedPass:
 
     lengths: Tensor  # int64 [B]
     last: Tensor  # int64 [B, 2]
+    tokens: Tensor  # int64 [B, W]: read
+    accepted: Tensor  # int64 [B]
     spans: Seq[Span] = ()
     draws: Draws | None = None
     fetched: Tensor | None = None
@@ -88,7 +90,7 @@ class RepeatingToy(AsyncToyRunner):
         made = scores.handle
         if made is None or choices is not scores.choices:
             return super().advance(scores, choices)
-        return DeviceState(made.lengths, made.last)
+        return DeviceState(made.lengths, made.last, made.tokens, made.accepted)
 
     def can_repeat(self, scores: Scores, after: DeviceState) -> bool:
         made = scores.handle
@@ -114,9 +116,8 @@ class RepeatingToy(AsyncToyRunner):
     def _pass_of(self, spans: Seq[Span]) -> CapturedPass:
         shape = len(spans), next(width for width in WIDTHS if width >= max(span.width for span in spans))
         if shape not in self._captured:
-            self._captured[shape] = CapturedPass(
-                torch.zeros(shape[0], dtype=torch.int64), torch.zeros(shape[0], 2).long()
-            )
+            sizes = shape[:1], (shape[0], 2), shape, shape[:1]
+            self._captured[shape] = CapturedPass(*(torch.zeros(size, dtype=torch.int64) for size in sizes))
         return self._captured[shape]
 
 
@@ -144,9 +145,11 @@ def _accept(made: CapturedPass, spans: Seq[Span], choices: Tensor) -> None:
     """Overwrite the state of a pass by what it leaves."""
     ids = pad_sequence([torch.tensor([*span.tokens, *span.draft.tokens]) for span in spans], batch_first=True)
     starts, widths = torch.tensor([span.start for span in spans]), torch.tensor([span.width for span in spans])
-    lengths, last, _ = accept_chains(ids, starts, widths, choices)
+    lengths, last, accepted = accept_chains(ids, starts, widths, choices)
     made.lengths.copy_(lengths)
     made.last.copy_(last)
+    made.accepted.copy_(accepted)
+    made.tokens[:, : ids.shape[1]] = ids
 
 
 class Guesser(Drafter):

@@ -360,7 +360,7 @@ def _until(events: list[Event], tokens: int) -> list[Event]:
 @pytest.mark.parametrize("at", [2, 3, 4])
 def test_an_interrupt_after_a_round_was_launched_behind_another(method: str, at: int):
     """The device has gone on by then: nothing may be launched from where it is."""
-    tried, asked, calls, interrupts = Tried(), asks(3, 1.0), iter(range(1, 1 << 30)), 0
+    tried, asked, calls, interrupts = Tried(), asks(6, 1.0), iter(range(1, 1 << 30)), 0
     texts = [tried.engine.live(tried.engine.submit(each)[0]).seq for each in asked]
     real = getattr(tried.target, method)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from outrider.drafters.prompt_lookup import PromptLookupConfig
 from outrider.drafters.suffix import SuffixConfig
 from outrider.engine.engine import Engine
 from outrider.engine.request import EngineLimits, Request
+from outrider.runners.base import Scores
 from outrider.runners.native import NativeRunner
 from outrider.testing.toy import ByteTokenizer
 from outrider.verify.base import make_verifier
@@ -109,6 +111,46 @@ def test_drafts_are_what_a_search_of_the_text_finds():
     assert 0 <= beyond <= 5 * len(asked)
     assert made.stats.all.drafted > 100
     assert made.stats.draft_failures == 0
+
+
+def count_repeats(tried: Engine) -> list[Scores]:
+    """The passes that are repeated from now on."""
+    target: Any = tried.target
+    repeat, seen = target.repeat, list[Scores]()
+    target.repeat = lambda scores: (seen.append(scores), repeat(scores))[1]
+    return seen
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("name", ["suffix", "eager"])
+def test_pinned_texts_are_plain_decodings_where_rounds_are_repeated(name: str, count: int, temperature: float):
+    asked = requests(count, temperature, tokens=200)
+    expected = answers(engine(runner(), NoDraft()), asked)
+    target = runner()
+    tried = engine(target, built(CONFIGS[name], target))
+    repeats = count_repeats(tried)
+    assert answers(tried, asked) == expected
+    assert answers(tried, asked) == expected
+    assert len(repeats) > 30
+    assert tried.stats.draft_failures == 0
+
+
+def test_drafts_share_rows_in_repeated_rounds():
+    """Every draft is what a search of its text finds, and texts begin as plain decoding's: shapes change their bits."""
+    asked = requests(BATCH, 0.0, tokens=200)
+    target = NativeRunner(decoder(2), 8192, context=1024)
+    expected = answers(engine(target, NoDraft()), asked)
+    target = NativeRunner(decoder(2), 8192, context=1024)
+    tried = CheckedLookup(PromptLookupConfig(k=7).rules(0.0), target, BATCH)
+    made = engine(target, tried)
+    repeats = count_repeats(made)
+    told = answers(made, asked)
+    assert sum(text[:24] == plain[:24] for text, plain in zip(told, expected, strict=True)) >= BATCH * 3 // 4
+    assert made.stats.draft_failures == 0
+    assert made.stats.all.accepted > 100
+    shared = [each for each in repeats if any(span.draft.share is not None for span in each.spans)]
+    assert len(shared) > 10
 
 
 @configs

@@ -250,7 +250,7 @@ def test_behind_a_round_all_texts_take_pages_ahead_where_one_has_few_left():
     assert [len(setup.pool.table(seq.id)) for seq in texts] == [1, 1, 1]
     assert setup.scheduler.next_round_after(in_flight, 0)
     ahead = [len(setup.pool.table(seq.id)) for seq in texts]
-    assert ahead == [9, 9, 4]  # 128 tokens, but 32 beyond the last one's end
+    assert ahead == [9, 9, 6]  # 128 tokens, but 64 beyond the last one's end
     changes = setup.pool.changes
     while len(texts[0].tokens) + 1 + 64 < 9 * PAGE:
         for seq in texts[:2]:
@@ -261,7 +261,7 @@ def test_behind_a_round_all_texts_take_pages_ahead_where_one_has_few_left():
     texts[0].tokens.append(1)
     texts[0].cached += 1
     assert setup.scheduler.next_round_after(in_flight, 0)
-    assert [len(setup.pool.table(seq.id)) for seq in texts] == [13, 13, 4]
+    assert [len(setup.pool.table(seq.id)) for seq in texts] == [13, 13, 6]
     setup.pool.check()
 
 

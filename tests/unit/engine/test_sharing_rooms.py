@@ -59,6 +59,8 @@ def test_room_is_offered_where_rounds_overlap_and_nobody_needs_the_rows_or_compa
     assert rooms(one, one, asynchronous=False) is None
     one = Watched(follows_target=True)
     assert rooms(one, one) is None
+    one = Watched(follows_target=True, ignores_scores=True)
+    assert rooms(one, one) == (7, 7, 5, 7)
     one = Watched()
     assert rooms(Mix([one, Watched()], 8), one) is None
 
@@ -70,7 +72,7 @@ def test_parts_that_a_controller_asks_are_offered_what_there_is_room_for_beside_
     controller: Any = Controller(members, RoundCosts(PassTable(times, padded=True)), (1, 2, 4, 8))
     kind = RoundKind(4, 4, 16, ("watched",))
     controller.plan = lambda ids, budgets: Plan(kind, [3] * 4, [0] * 4, 8.0, 1e-3)
-    assert rooms(Mix([one, Watched()], 8), one, controller) == (7, 7, 5, 7)
+    assert rooms(Mix([one, Watched(runs_model=True)], 8), one, controller) == (7, 7, 5, 7)
     assert one.views[-1].budgets == (3, 3, 3, 3)
 
 
