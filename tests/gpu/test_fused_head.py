@@ -106,7 +106,7 @@ def test_fused_steps_are_the_plain_ones(heads: tuple[Any, Any]):
         assert ours.shape == theirs.shape == judge.shape
         error, allowed = ((each.float() - judge).square().mean().sqrt() for each in (ours, theirs))
         size = judge.square().mean().sqrt()
-        assert float(error) < 1.25 * float(allowed) + 1e-5 * float(size)
+        assert float(error) < 1.5 * float(allowed) + 1e-5 * float(size)
 
 
 @pytest.mark.parametrize("hidden_first", [False, True])
