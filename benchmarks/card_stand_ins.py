@@ -108,7 +108,8 @@ class Replay:
         with card.aside():
             if isinstance(owner, GraphedForward):
                 card.launch(pass_seconds(owner.shape.rows))
-                card.choose(owner.choices.numpy())
+                for choices in (owner.choices, owner.placed):  # of rows, and of drafts that share them
+                    card.choose(choices.numpy())
             elif isinstance(owner, GraphedLookup):
                 card.launch(LOOKUP_MS / 1e3)
                 _find(owner, 2 + int(10 * card.standing))
