@@ -115,8 +115,9 @@ def choose_plan(outlooks: Seq[Outlook], costs: RoundCosts, widths: Seq[int] = ()
     plain = plain_plan(batch, costs)
     best = Plan(plain.kind, plain.lengths, plain.drafters, least * plain.tokens, plain.seconds)
     promises = [_Promise(i, outlook) for i, outlook in enumerate(outlooks)]
+    limiting = {(each.name,) for each in outlooks if each.own is not None}
     for drafters in _groups(promises):
-        if widths and len(drafters) == 1 and drafters[0].outlook.own is not None:  # below
+        if widths and len(drafters) == 1 and drafters[0].outlook.own is not None:  # it is asked for all, below
             continue
         most = batch + sum([each.tokens[-1] for each in drafters])
         asking = min([costs.asking_seconds((each.name,), batch) for each in drafters])
@@ -127,7 +128,8 @@ def choose_plan(outlooks: Seq[Outlook], costs: RoundCosts, widths: Seq[int] = ()
             even = _best_padded(group, widths, best)
             own = _best_packed(group, widths, even)
             margin = OWN_LENGTHS_GAIN if own.kind.drafters == even.kind.drafters else 1.0
-            best = own if own.rate > margin * even.rate else even
+            found = own if own.rate > margin * even.rate else even
+            best = best if found.kind.drafters in limiting else found
         else:
             best = _longest_paying(group, best)
     for drafter in promises if widths else ():

@@ -11,6 +11,9 @@ from outrider.control.costs import RoundCosts, RoundKind
 _DRAFT_PART, _ROUND_PART = 0.02, 0.12
 """How much the last draft counts, and the last round at most: texts repeat others in spells, and to ask in between
 costs little."""
+_GUESSES_PART, _BEYOND = 0.2, 2
+"""The same of guesses that the text judged: they are few, and tell of many rounds. And how many tokens of a guess count
+beyond those that came."""
 
 
 class OwnDrafts(NamedTuple):
@@ -58,12 +61,13 @@ class OwnFigures:
         self._note(drafter, drafted, accepted, min(_DRAFT_PART * len(drafted), _ROUND_PART))
 
     def note_guesses(self, drafter: int, lengths: Seq[int], accepted: Seq[int]) -> None:
-        """Note what it would have drafted, as the text judges it: such guesses are few, and tell of many rounds.
+        """Note what it would have drafted, as the text judges it.
 
-        One of one token that did not come may be that nothing was found.
+        One of one token that did not come may be that nothing was found. Where it is asked it learns how far its drafts
+        come true, so that of longer ones no more count than some tokens beyond those that came.
         """
-        found = [n if n > 1 or right else 0 for n, right in zip(lengths, accepted, strict=True)]
-        self._note(drafter, found, accepted, _ROUND_PART)
+        found = [min(n, right + _BEYOND) if n > 1 or right else 0 for n, right in zip(lengths, accepted, strict=True)]
+        self._note(drafter, found, accepted, _GUESSES_PART)
 
     def fade(self, drafter: int, part: float) -> None:
         """Forget so much of what is known, so that one that was bad is asked again."""

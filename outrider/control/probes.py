@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -26,53 +26,69 @@ _AT_START, _DRAFTS_AT_START = 3, 12
 """A drafter is tried so often before it is judged, or until so many of its drafts are known."""
 
 
+@dataclass(slots=True)
+class _Tried:
+    """When a drafter was tried last, and what came of it."""
+
+    times: int = 0
+    round: int = 0
+    rest: int = _MIN_REST
+    """Rounds that must pass before another time is thought of."""
+    lost: float = 0.0
+    """In rounds of plain decoding."""
+
+
 class Probes:
-    """The probes of a controller's drafters."""
+    """The probes of a controller's drafters. Each has its part of the share: one that costs much keeps off no other."""
 
     def __init__(self, drafters: int, costs: RoundCosts, widths: Seq[int]) -> None:
         """drafters: how many there are. widths: as of the controller."""
         self.costs, self.widths = costs, widths
-        self.times = [0] * drafters
-        """How often each drafter was tried."""
-        self._rounds, self._rest = 0, _MIN_REST
-        """Since the last one, and how many must pass before another is thought of."""
-        self._lost = 0.0
-        """What the last one lost, in rounds of plain decoding."""
+        self._tried = [_Tried() for _ in range(drafters)]
+        self._last = _Tried()
+        """The one of the last probe."""
+        self._round = 0
 
     def count_rounds(self, rounds: int = 1) -> None:
-        self._rounds += rounds
+        self._round += rounds
 
     def charge(self, lost: float) -> None:
         """Note what a round of a probe lost, in rounds of plain decoding: to begin costs more than it should lose."""
-        self._lost += max(0.0, lost)
+        self._last.lost += max(0.0, lost)
 
     def due(self, outlooks: Seq[Outlook], plan: Plan, drafts: Seq[int]) -> Plan | None:
-        """The best plan of the drafter longest left out, where it is due to be tried; None: take the plan.
+        """The best plan of a drafter that is left out and due to be tried, who was least often; None: take the plan.
 
         drafts: how many of each are known.
         """
-        used, new = set(plan.drafters), [self._is_new(i, known) for i, known in enumerate(drafts)]
+        used = set(plan.drafters)
         left_out = [i for i, each in enumerate(outlooks) if i not in used and each.budgets.any()]
-        if not left_out:
+        for at in sorted(left_out, key=lambda i: self._tried[i].times):
+            probe = self._probe(at, outlooks, plan, new=self._is_new(at, drafts[at]))
+            if probe is not None:
+                return probe
+        return None
+
+    def _probe(self, at: int, outlooks: Seq[Outlook], plan: Plan, *, new: bool) -> Plan | None:
+        """The best plan of one drafter, where it is due. new: it has still to be tried before it is judged."""
+        tried = self._tried[at]
+        share = (_SHARE if plan.asks else _RESTING_SHARE) / len(self._tried)
+        rounds = self._round - tried.round
+        if not new and rounds < max(tried.rest, min(tried.lost / share, _MAX_REST)):
             return None
-        at = min(left_out, key=lambda i: self.times[i])
-        starts, share = new[at], _SHARE if plan.asks else _RESTING_SHARE
-        if not starts and self._rounds < max(self._rest, min(self._lost / share, _MAX_REST)):
-            return None
-        tried = replace(outlooks[at], budgets=self._budgets(outlooks[at], at))
-        probe = best_plan_of([*outlooks[:at], tried, *outlooks[at + 1 :]], at, self.costs, self.widths)
+        asked = replace(outlooks[at], budgets=self._budgets(outlooks[at], tried.times))
+        probe = best_plan_of([*outlooks[:at], asked, *outlooks[at + 1 :]], at, self.costs, self.widths)
         loss = max(0.0, 1 - probe.rate / plan.rate)
-        rounds = self._length(probe, loss)
-        self._rest = min(int(rounds * loss / share), _MAX_REST)
-        if not starts and self._rounds < self._rest:
+        length = self._length(probe, loss)
+        tried.rest = min(int(length * loss / share), _MAX_REST)
+        if not new and rounds < tried.rest:
             return None
-        self._rounds, self._rest, self._lost = 0, _MIN_REST, 0.0
-        self.times[at] += 1
-        return replace(probe, probe=True, rounds=rounds)
+        self._last = self._tried[at] = _Tried(tried.times + 1, self._round)
+        return replace(probe, probe=True, rounds=length)
 
     def _is_new(self, member: int, drafts: int) -> bool:
         """Whether a drafter, of which so many drafts are known, has still to be tried before it is judged."""
-        return self.times[member] < _AT_START and drafts < _DRAFTS_AT_START
+        return self._tried[member].times < _AT_START and drafts < _DRAFTS_AT_START
 
     def _length(self, probe: Plan, loss: float) -> int:
         """In rounds. loss: the part of a round that each should lose."""
@@ -82,13 +98,13 @@ class Probes:
             return _ROUNDS
         return max(_SHORT, int(min(_LONG, _LOSS / max(loss, 1e-9))))
 
-    def _budgets(self, outlook: Outlook, member: int) -> Ints:
-        """Those of the sequences that take part."""
+    def _budgets(self, outlook: Outlook, times: int) -> Ints:
+        """Those of the sequences that take part. times: how often it was tried before."""
         able = np.flatnonzero(outlook.budgets)
         most = _OVERLAPPED_SEQUENCES if self.widths else _SEQUENCES
         if not (outlook.runs_model or self.widths) or len(able) <= most:
             return outlook.budgets
-        turn = np.roll(able, -most * self.times[member])[:most]
+        turn = np.roll(able, -most * times)[:most]
         chosen = np.zeros_like(outlook.budgets)
         chosen[turn] = outlook.budgets[turn]
         return chosen

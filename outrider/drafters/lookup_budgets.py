@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from math import ceil
 from typing import NamedTuple
 
 from outrider.drafters.base import RoundView
 from outrider.runners.base import Runner
 from outrider.runners.cuda_graphs import MIN_PACKED_BATCH, padded_shape
 
-_LEEWAY = 1.25
-"""What texts lately called for, they seldom call for all at once."""
+_AT_ONCE, _MOST_AT_ONCE = 0.75, 1.25
+"""What texts lately called for, they seldom call for all at once: rows are taken for so much of it, until it is so many
+times as much as there are."""
 
 
 class Budgets(NamedTuple):
@@ -26,7 +28,7 @@ class Budgets(NamedTuple):
     def cover(self, reach: Seq[int]) -> bool:
         """Whether there are rows for drafts of these lengths."""
         if self.shares is not None:
-            return sum(map(min, reach, self.room)) <= _LEEWAY * self.total
+            return sum(map(min, reach, self.room)) <= _MOST_AT_ONCE * self.total
         return all(length <= room for length, room in zip(reach, self.room, strict=True))
 
 
@@ -39,7 +41,7 @@ def choose_budgets(view: RoundView, most: Seq[int], reach: Seq[int], target: Run
     """
     if view.room is not None and view.takes_choices_alone:
         room = [min(n, limit) if n else 0 for n, limit in zip(most, view.room, strict=True)]
-        wanted = max(1, sum(map(min, reach, room)))
+        wanted = max(1, ceil(_AT_ONCE * sum(map(min, reach, room))))
         for tokens in (wanted, max(wanted, 2 * len(room))):  # the smallest packed pass has rows for more than a few
             shares = _spread(tokens, room)
             total = target.shared_tokens(shares, max(room))

@@ -23,7 +23,7 @@ from outrider.engine.kept_plan import KeptPlan
 from outrider.engine.proposal import NOBODY, Proposal, scored_lengths
 from outrider.runners.base import Runner
 
-_WATCHING_SHARE, _BESIDE_SHARE = 0.001, 0.002
+_WATCHING_SHARE, _BESIDE_SHARE = 0.002, 0.002
 """The share of the time that watching may take where nobody drafts, and beside others that do."""
 _LOOKING_ROUNDS = 4
 """Where rounds without drafts are repeated, one of so many looks whether anything is due."""

@@ -110,6 +110,17 @@ def test_guesses_that_the_text_judged_count_as_drafts():
     assert plan.tokens == pytest.approx(2 * (1 + 3.0), rel=0.15)
 
 
+def test_of_long_guesses_only_some_tokens_count_beyond_those_that_came():
+    """Where it is asked it learns to draft no farther: four tokens each, of which two came, and not fifteen."""
+    controller = learned(300, drafted=0, accepted=0, every=1)
+    for _ in range(200):
+        controller.note_guesses(0, [0, 1], [15, 15], [2, 2])
+    plan = plan_of(controller)
+    assert plan.own
+    assert plan.tokens == pytest.approx(2 * (1 + 2), rel=0.15)
+    assert plan.kind == controller.costs.padded_kind(RoundKind(2, 5, 10, ("lookup",)), WIDTHS)
+
+
 def test_its_plan_moves_to_others_with_what_it_costs_them():
     controller = learned(300, drafted=4, accepted=4, every=1)
     plan = controller.plan([0, 1], [15, 15])
@@ -140,6 +151,16 @@ def test_others_must_promise_what_they_must_and_it_no_more_than_two_per_cent():
     assert not choose_plan([nothing, model], costs(), WIDTHS, least=2.5).asks
     better = outlook(1, OwnDrafts(1.0, 6.0, 5.0))
     assert choose_plan([better, model], costs(), WIDTHS, least=1.2).drafters == [0]
+
+
+def test_beside_a_model_it_is_asked_for_all_as_well():
+    """Were every sequence to take it in place of the model, for as many tokens as survive: it knows better."""
+    model = Outlook("model", np.full((1, 7), 0.01).cumprod(1), np.array([7]), True, (7,))
+    plan = choose_plan([outlook(1, OwnDrafts(1.0, 6.0, 5.0), rate=0.9), model], costs(), WIDTHS)
+    assert plan.own
+    assert plan.lengths == [15]
+    no_use = choose_plan([outlook(1, OwnDrafts(1.0, 6.0, 0.0), rate=0.9), model], costs(), WIDTHS)
+    assert not no_use.asks
 
 
 def test_where_passes_are_not_padded_nothing_changes():

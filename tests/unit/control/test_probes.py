@@ -41,9 +41,9 @@ def test_one_of_which_enough_drafts_are_known_is_not_new():
     assert abs(found.count(0) - found.count(1)) <= 1
 
 
-@pytest.mark.parametrize(("lost", "most"), [(0.0, 1250), (4.0, 20), (1000.0, 5)])
+@pytest.mark.parametrize(("lost", "most"), [(0.0, 2500), (4.0, 20), (1000.0, 10)])
 def test_what_a_probe_lost_keeps_off_the_next(lost: float, most: int):
-    """A round lost is 250 rounds, at most 4096 in all; by what it should lose, another is due after 16."""
+    """Of two, a round lost is 500 rounds of each, at most 4096; by what it should lose, another is due after 16."""
     probes = Probes(2, COSTS, WIDTHS)
     found = 0
     for _ in range(20_000):
@@ -51,3 +51,13 @@ def test_what_a_probe_lost_keeps_off_the_next(lost: float, most: int):
             found += 1
             probes.charge(lost)
     assert most / 2 <= found <= most
+
+
+def test_what_one_lost_keeps_off_no_other():
+    probes, found = Probes(2, COSTS, WIDTHS), [0, 0]
+    for _ in range(20_000):
+        for drafter in tried(probes, [100, 100], 1):
+            found[drafter] += 1
+            probes.charge(1000.0 if drafter else 0.0)
+    assert found[0] > 1000
+    assert 4 <= found[1] <= 6

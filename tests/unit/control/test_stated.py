@@ -207,7 +207,7 @@ def practised() -> Controller:
         accepted = int((rng.random(2) < (0.95 if easy else 0.1)).cumprod().sum())
         control.note_stated(0, [0], [np.full(2, 0.98 if easy else 0.02)], [2], [accepted])
         control.acceptance[0].note([0], [2], [accepted])
-    control.probes.times = [99]
+    control.probes._tried[0].times = 99
     return control
 
 
