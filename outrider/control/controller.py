@@ -40,9 +40,6 @@ _PLAIN_SPELL = 5
 """So many, where rounds overlap: the time of the first and the last is also that of its neighbours."""
 _ACTIVE_ROUNDS = 64
 """A drafter that no plan asked for so long need not keep up with the text."""
-_RESTS = 16
-"""Where rounds overlap, those without drafts are counted after they were told of so often, unless anybody asks: to do
-it at once takes a fraction of the time, and seldom comes where a text ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +56,6 @@ class Member:
     """
     lengths: tuple[int, ...] = ()
     """As in `Outlook`."""
-    watches: bool = False
-    """What it would draft is judged by the text, where nobody asks it."""
     limits_itself: bool = False
     """How far it drafts is its own choice for each text, and the pass no wider than that."""
     shares: bool = False
@@ -76,10 +71,7 @@ class Controller:
     """
 
     def __init__(self, members: Seq[Member], costs: RoundCosts, widths: Seq[int] = ()) -> None:
-        """widths: those that passes are padded to; empty where a pass costs by its rows.
-
-        costs: told of rounds without drafts by `settle`, at the latest when it matters here.
-        """
+        """widths: those that passes are padded to; empty where a pass costs by its rows."""
         self.members, self.costs, self.widths = members, costs, widths
         self._acceptance = [Acceptance(member.max_tokens) for member in members]
         self.calibration = [Calibration() for _ in members]
@@ -97,8 +89,6 @@ class Controller:
         """All that keeps something of each request, but for decisions."""
         self._promised: tuple[list[float], float] | None = None
         """What drafts of the round that were left out in a trial promised: tokens of each, and the seconds of all."""
-        self._rested: list[tuple[RoundKind, Seq[float]]] = []
-        """Rounds without drafts that are not counted yet: of what kind, and what each took."""
         self._round = self._since_plain = 0
         self.probes = Probes(len(members), costs, widths)
         self.overruns = Overruns()
@@ -114,7 +104,6 @@ class Controller:
     @property
     def acceptance(self) -> list[Acceptance]:
         """Of each drafter, by all rounds so far."""
-        self.settle()
         self._log.tell()
         return self._acceptance
 
@@ -127,7 +116,6 @@ class Controller:
     def plan(self, seq_ids: Seq[int], budgets: Seq[int]) -> Plan:
         """Who drafts how far in the next round; no sequence gets more than its budget."""
         batch = len(seq_ids)
-        self.settle()
         if not any(budgets):
             return plain_plan(batch, self.costs)
         if self._since_plain >= _PLAIN_ROUNDS or self._is_new_size(batch):
@@ -180,7 +168,6 @@ class Controller:
         if not plan.asks:
             same = plan.kind.batch == len(seq_ids) and not plan.rounds
             return plan if same else plain_plan(len(seq_ids), self.costs)
-        self.settle()
         if plan.own or (self.widths and size_of(len(seq_ids)) != size_of(len(before)) and not plan.probe):
             return self._resized(plan, seq_ids)
         if len({*plan.lengths}) == len({*plan.drafters}) == 1 and len(seq_ids) == len(before):
@@ -267,7 +254,6 @@ class Controller:
         if not plan.asks:
             self.note_plain(plan, [seq_ids[row] for row in rows], [0.0])
             return
-        self.settle()
         self._decisions.end_rest()
         streak = self._log.streak_of(seq_ids, rows, plan, drafted, asking, self._round)
         streak.shared = shared
@@ -301,7 +287,6 @@ class Controller:
         return price.plain + price.extra
 
     def _price(self, kind: RoundKind) -> Price:
-        self.settle()
         return self.prices.of(kind, self._round)
 
     def note_plain(self, plan: Plan, seq_ids: Seq[int], seconds: Seq[float]) -> None:
@@ -309,18 +294,10 @@ class Controller:
         new = self._decisions.note_rest(seq_ids, len(seconds))
         if new:
             self.forget_stated(new)
-        self._rested.append((plan.kind, seconds))
-        if len(self._rested) >= _RESTS or not self.widths:
-            self.settle()
-
-    def settle(self) -> None:
-        """Count the rounds without drafts that are held: due before anything that depends on their number or time."""
-        for kind, seconds in self._rested:
-            self._count_rounds(False, len(seconds))
-            telling = [each for each in seconds if each > 0]
-            if telling:
-                self.costs.observe(kind, sum(telling) / len(telling), len(telling))
-        self._rested.clear()
+        self._count_rounds(False, len(seconds))
+        telling = [each for each in seconds if each > 0]
+        if telling:
+            self.costs.observe(plan.kind, sum(telling) / len(telling), len(telling))
 
     def _count_rounds(self, drafted: bool, rounds: int = 1) -> None:
         """rounds: as in `Fading.due`."""
@@ -335,14 +312,12 @@ class Controller:
 
     def is_active(self, member: int) -> bool:
         """Whether the drafter is asked these days, or has still to be tried."""
-        self.settle()
         return self._round - self._fading.asked[member] < _ACTIVE_ROUNDS
 
     def note_guesses(self, member: int, seq_ids: Seq[int], lengths: Seq[int], accepted: Seq[int]) -> None:
         """Note drafts that were not scored, judged by the text that came."""
         if not seq_ids:
             return
-        self.settle()
         known = self._rates_of(member)
         self._fading.note_judged(member, self._round)
         self._own.note_guesses(member, lengths, accepted)
@@ -350,7 +325,6 @@ class Controller:
 
     def would_pay(self, member: int, batch: int, accepted: float) -> bool:
         """Whether this drafter's drafts pay in a batch of this size, so many of whose tokens are accepted each."""
-        self.settle()
         name, plain, own = self.members[member].name, plain_plan(batch, self.costs).rate, self._own.of(member)
         if own is not None:
             return batch * (1 + accepted) > MIN_GAIN * plain * own.round(name, batch, batch, self.costs, self.widths)[1]
@@ -384,7 +358,6 @@ class Controller:
 
     def note_seconds(self, plan: Plan, drafted: Seq[int], seconds: float) -> None:
         """Note what a round of a plan took, in which every sequence decodes; without asking, as in `note`."""
-        self.settle()
         self.costs.observe(self.prices.kind_of(plan, drafted), seconds)
 
     def forget(self, seq_id: int) -> Decisions:

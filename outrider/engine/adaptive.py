@@ -81,7 +81,6 @@ def _member(drafter: Drafter, target: Runner) -> Member:
         traits.runs_model,
         pays,
         drafter.lengths,
-        traits.watches,
         traits.limits_itself and pays,
         traits.shares and pays,
     )

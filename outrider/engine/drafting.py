@@ -47,7 +47,6 @@ class Drafting:
         self.members = [
             part if part.traits.guards_itself else GuardedDrafter(part, runner.vocab_size) for part in parts
         ]
-        self._watchers = [i for i, member in enumerate(self.members) if member.traits.watches]
         self._compares = drafter.compares
         self._shares = runner.asynchronous and not self.reads_scores
         """Whether drafts may share budgets: of the target's rows only choices are read."""
@@ -301,7 +300,7 @@ class Drafting:
 
     def _watches(self, view: RoundView, by: int = NOBODY) -> bool:
         """Whether those watch who can, and are not asked. by: who is asked for every sequence."""
-        able = any(i != by for i in self._watchers)
+        able = any(i != by for i in self.feedback.watchers)
         return able and self._is_hidden(view) and not self._kept.tells and self._watching.due
 
     def _is_hidden(self, view: RoundView) -> bool:

@@ -35,7 +35,8 @@ class Feedback:
         """overlaps: the host prepares one round while the device works on another."""
         self.members, self.controller, self.overlaps = members, controller, overlaps
         self._kept = kept
-        self._watchers = [i for i, member in enumerate(members) if member.traits.watches]
+        self.watchers = [i for i, member in enumerate(members) if member.traits.watches]
+        """The members that watch where they are not asked."""
         self._observers = [i for i, member in enumerate(members) if member.traits.observes]
         self._unscored: dict[int, tuple[int, int, Draft]] = {}
         """By sequence: a draft that was left out, until the text judges it; whose it is, and where it starts."""
@@ -116,7 +117,7 @@ class Feedback:
                 controller.overruns.note(batch, seconds, usual)
             took = usual * controller.overruns.least_gain(batch, 1.0)
         self._kept.note(plan, batch + sum(accepted), took or usual, plain_rate)
-        for i in self._watchers:
+        for i in self.watchers:
             if i in proposal.members:
                 self._note_evidence(controller, i, plan, seq_ids, verdicts)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from test_graph_runner import VOCAB, decoder
+from test_repeated_on_gpu import count_repeats
 
 from outrider.bench.syncs import SyncCounter
 from outrider.core.sampling import SamplingParams
@@ -22,7 +22,6 @@ from outrider.drafters.prompt_lookup import PromptLookupConfig
 from outrider.drafters.suffix import SuffixConfig
 from outrider.engine.engine import Engine
 from outrider.engine.request import EngineLimits, Request
-from outrider.runners.base import Scores
 from outrider.runners.native import NativeRunner
 from outrider.testing.toy import ByteTokenizer
 from outrider.verify.base import make_verifier
@@ -111,14 +110,6 @@ def test_drafts_are_what_a_search_of_the_text_finds():
     assert 0 <= beyond <= 5 * len(asked)
     assert made.stats.all.drafted > 100
     assert made.stats.draft_failures == 0
-
-
-def count_repeats(tried: Engine) -> list[Scores]:
-    """The passes that are repeated from now on."""
-    target: Any = tried.target
-    repeat, seen = target.repeat, list[Scores]()
-    target.repeat = lambda scores: (seen.append(scores), repeat(scores))[1]
-    return seen
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -31,6 +31,7 @@ from tiny_eagle import eagle_config, random_eagle
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("few_splits")]
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE, DTYPE = ("cpu", torch.float32) if INTERPRETED else ("cuda", torch.bfloat16)
+CLOSE = 2e-4 if INTERPRETED else 0.06  # of numbers of about 1
 KINDS: dict[str, dict[str, Any]] = {
     "eagle1": {"kind": "eagle", "bias": True},
     "eagle3": {"draft_vocab_size": 300, "own_head": True},
@@ -99,11 +100,17 @@ def outputs(head: Any, *, fused: bool) -> tuple[list[Tensor], list[Tensor]]:
 
 @torch.inference_mode()
 def test_fused_steps_are_the_plain_ones(heads: tuple[Any, Any]):
-    """As near as these to what the same weights and features give in float32."""
+    tried, judged = (outputs(heads[0], fused=fused) for fused in (True, False))
+    for ours, theirs in zip((*tried[0], *tried[1]), (*judged[0], *judged[1]), strict=True):
+        assert ours.shape == theirs.shape
+        assert float((ours - theirs).abs().max()) < CLOSE * float(theirs.abs().max())
+
+
+@torch.inference_mode()
+def test_fused_steps_are_as_near_to_float32_as_the_plain_ones(heads: tuple[Any, Any]):
     head, exact = heads
     found = outputs(head, fused=True), outputs(head, fused=False), outputs(exact, fused=False)
     for ours, theirs, judge in zip(*(chain(*each) for each in found), strict=True):
-        assert ours.shape == theirs.shape == judge.shape
         error, allowed = ((each.float() - judge).square().mean().sqrt() for each in (ours, theirs))
         size = judge.square().mean().sqrt()
         assert float(error) < 1.5 * float(allowed) + 1e-5 * float(size)

@@ -194,7 +194,6 @@ def test_a_batch_of_a_new_size_begins_with_rounds_without_drafts():
     first = control.plan(many, [7] * 9)
     assert (first.asks, first.rounds) == (False, 5)
     control.note_plain(first, many, [3.0])
-    control.settle()
     assert control.costs.seconds(RoundKind(16, 1, 16)) == pytest.approx(2.0)  # the other size's counts as one round
     assert control.costs.seconds(RoundKind(1, 1, 1)) == pytest.approx(1.0)
     assert control.plan(many, [7] * 9).asks

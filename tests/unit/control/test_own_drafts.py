@@ -12,7 +12,7 @@ from outrider.control.own_drafts import OwnDrafts
 
 WIDTHS = (1, 2, 4, 8, 16)
 BATCHES = (1, 2, 4, 8)
-MEMBER = Member("lookup", 15, pays_budget=True, watches=True, limits_itself=True)
+MEMBER = Member("lookup", 15, pays_budget=True, limits_itself=True)
 
 
 def costs(row: float = 0.02) -> RoundCosts:

@@ -9,9 +9,9 @@ from typing import cast
 import numpy as np
 import pytest
 
-from outrider.control import controller, round_log
+from outrider.control import round_log
 from outrider.control.acceptance import Acceptance
-from outrider.control.choose import Plan, plain_plan
+from outrider.control.choose import Plan
 from outrider.control.controller import Controller, Member
 from outrider.control.costs import PassTable
 from outrider.control.overlapped_costs import OverlappedCosts
@@ -143,31 +143,3 @@ def test_a_streak_is_priced_as_its_rounds_would_be():
         control.note_seconds(plan, plan.lengths, 1 + 0.05 * i)
     assert len(found) == 4
     assert control.forget(0).saved == pytest.approx(saved)
-
-
-def rest_and_draft(seed: int) -> list[object]:
-    """All that a controller decides where rests of several rounds and rounds with drafts take turns."""
-    rng, control, told, ids = random.Random(seed), make_controller(), list[object](), [0, 1, 2, 3]
-    for coming in range(4, 300):
-        plan = control.plan(ids, [7] * len(ids))
-        told.append((plan.lengths, plan.drafters, plan.probe, plan.tokens, plan.seconds))
-        for _ in range(rng.randint(1, 6)):
-            if plan.asks:
-                note_round(control, plan, ids, rng)
-            control.note_plain(plain_plan(len(ids), control.costs), ids, [rng.choice((0.0, 1.1, 1.3))] * 8)
-        if rng.random() < 0.3:
-            told += [control.plain_rate(len(ids)), control.would_pay(0, len(ids), 2.0), control.is_active(1)]
-        if rng.random() < 0.3:
-            control.note_guesses(0, ids[:1], [3], [rng.randint(0, 3)])
-        told.append(control.forget(ids.pop(0)).as_dict())
-        ids = [*ids, coming]
-    return told + [each.survival(ids).tolist() for each in control.acceptance]
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_a_controller_decides_the_same_whenever_rounds_without_drafts_are_counted(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-):
-    together = rest_and_draft(seed)
-    monkeypatch.setattr(controller, "_RESTS", 1)
-    assert together == rest_and_draft(seed)
