@@ -47,6 +47,8 @@ class Outlook:
     """Of one that limits itself: how its drafts are of late; None: it drafts as many tokens as it is asked for."""
     sharing: Seq[float] | None = None
     """Where its drafts share rows: what is expected of drafts of 1, 2, ... tokens, times what survival says."""
+    trust: float = 1.0
+    """What its plans' rates are multiplied by where they are compared with others."""
 
     def steps(self, length: int) -> int:
         """Passes of its model for a draft of this length."""
@@ -86,6 +88,12 @@ class Plan:
         """Whether anybody is asked to draft."""
         return any(self.lengths)
 
+    @property
+    def only_drafter(self) -> int | None:
+        """Who drafts for every sequence that anybody drafts for; None: nobody, or several."""
+        asked = {*self.drafters} - {-1}
+        return asked.pop() if len(asked) == 1 else None
+
     def lengths_of(self, drafter: int) -> list[int]:
         """For each sequence the tokens that this drafter is asked for."""
         return [n if who == drafter else 0 for n, who in zip(self.lengths, self.drafters, strict=True)]
@@ -113,7 +121,7 @@ def choose_plan(outlooks: Seq[Outlook], costs: RoundCosts, widths: Seq[int] = ()
     """
     batch = len(outlooks[0].budgets)
     plain = plain_plan(batch, costs)
-    best = Plan(plain.kind, plain.lengths, plain.drafters, least * plain.tokens, plain.seconds)
+    best, trusted = replace(plain, tokens=least * plain.tokens), 1.0
     promises = [_Promise(i, outlook) for i, outlook in enumerate(outlooks)]
     limiting = {(each.name,) for each in outlooks if each.own is not None}
     for drafters in _groups(promises):
@@ -121,23 +129,34 @@ def choose_plan(outlooks: Seq[Outlook], costs: RoundCosts, widths: Seq[int] = ()
             continue
         most = batch + sum([each.tokens[-1] for each in drafters])
         asking = min([costs.asking_seconds((each.name,), batch) for each in drafters])
-        if most < best.rate * (plain.seconds + asking):  # not even if drafts took no row more
+        trust = min([each.outlook.trust for each in drafters])
+        bar = _for_trust(best, trusted, trust)
+        if most < bar.rate * (plain.seconds + asking):  # not even if drafts took no row more
             continue
         group = _Group(drafters, costs)
         if widths:
-            even = _best_padded(group, widths, best)
+            even = _best_padded(group, widths, bar)
             own = _best_packed(group, widths, even)
             margin = OWN_LENGTHS_GAIN if own.kind.drafters == even.kind.drafters else 1.0
             found = own if own.rate > margin * even.rate else even
-            best = best if found.kind.drafters in limiting else found
         else:
-            best = _longest_paying(group, best)
+            found = _longest_paying(group, bar)
+        if found is not bar and not (widths and found.kind.drafters in limiting):
+            best, trusted = found, trust
     for drafter in promises if widths else ():
+        trust = drafter.outlook.trust
         if drafter.outlook.own is not None:  # to ask it costs little more than not to, whatever others must promise
             floor = max(1.0, min(least, MIN_GAIN))
-            other = best if best.asks else replace(plain, tokens=floor * plain.tokens)
-            best = _best_own(_Group([drafter], costs), widths, other)
+            bar = _for_trust(best if best.asks else replace(plain, tokens=floor * plain.tokens), trusted, trust)
+            found = _best_own(_Group([drafter], costs), widths, bar)
+            if found is not bar:
+                best, trusted = found, trust
     return best if best.asks else plain
+
+
+def _for_trust(plan: Plan, trusted: float, trust: float) -> Plan:
+    """A plan of a drafter that is trusted so far, as what one of a drafter that is trusted otherwise must beat."""
+    return plan if trust == trusted else replace(plan, tokens=plan.tokens * trusted / trust)
 
 
 def best_plan_of(outlooks: Seq[Outlook], drafter: int, costs: RoundCosts, widths: Seq[int] = ()) -> Plan:

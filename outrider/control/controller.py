@@ -22,18 +22,21 @@ from outrider.control.choose import (
 from outrider.control.costs import RoundCosts, RoundKind, size_of
 from outrider.control.decisions import DecisionLog, Decisions
 from outrider.control.fading import FADE_SHARE, Fading
-from outrider.control.overruns import Overruns
 from outrider.control.own_drafts import OwnFigures
 from outrider.control.prices import Price, Prices
 from outrider.control.probes import Probes
 from outrider.control.round_log import RoundLog
 from outrider.control.sharing import Sharing
 from outrider.control.trials import TRIAL_ROUNDS, AskedRound, Trials
+from outrider.control.trust import Trust
 
 _STARTING_GAIN, _STAYING_GAIN, _PATIENCE = 1.05, 0.95, 8.0
 """Where rounds overlap, drafts begin if they promise so many times what plain decoding brings: to begin takes several
 rounds. They go on if they promise this much, until they have lost so many tokens, times the root of the batch, since
 they last paid: a good drafter is out of luck for ten rounds now and then."""
+_CHANGE = 1.05
+"""Where drafts are made, another drafter must promise so many times what the one in use does; and where none are, a
+model that did not keep up with the texts so many times what others must."""
 _PLAIN_ROUNDS = 512
 """After so many rounds with drafts come some without, so that it is known what drafts save."""
 _PLAIN_SPELL = 5
@@ -91,7 +94,9 @@ class Controller:
         """What drafts of the round that were left out in a trial promised: tokens of each, and the seconds of all."""
         self._round = self._since_plain = 0
         self.probes = Probes(len(members), costs, widths)
-        self.overruns = Overruns()
+        self.trust = Trust()
+        self._asked: frozenset[int] = frozenset()
+        """The drafters that the last plan asks, but for probes."""
         self._under_way = False
         """The last plan had drafts, and not only to learn of them."""
         self._lost = 0.0
@@ -127,7 +132,7 @@ class Controller:
         self._log.tell()
         outlooks = [self._outlook(i, seq_ids, np.minimum(most, each.max_tokens)) for i, each in enumerate(self.members)]
         plan = choose_plan(outlooks, self.costs, self.widths, self._least_gain(batch))
-        self._under_way = plan.asks
+        self._under_way, self._asked = plan.asks, frozenset(plan.drafters) - {-1}
         if self._visible is not None:
             plan = self._ask_visible(plan, self._visible, seq_ids, budgets)
         return self.probes.due(outlooks, plan, [each.drafts for each in self.acceptance]) or plan
@@ -137,7 +142,14 @@ class Controller:
         known, survival = self.members[member], self._rates_of(member).survival(seq_ids)
         sharing = self._sharing.factors(member, len(seq_ids), known.max_tokens)
         own = self._own.of(member)
-        return Outlook(known.name, survival, budgets, known.runs_model, known.lengths, own, sharing)
+        trust = self.trust.rate(member, len(seq_ids))
+        if self.widths and member not in self._asked and (self._asked or self._begins_anew(member)):
+            trust /= _CHANGE
+        return Outlook(known.name, survival, budgets, known.runs_model, known.lengths, own, sharing, trust)
+
+    def _begins_anew(self, member: int) -> bool:
+        """Whether a drafter has texts to read before it can draft: a model that did not keep up with them."""
+        return self.members[member].runs_model and not self.is_active(member)
 
     def _least_gain(self, batch: int) -> float:
         """What a plan with drafts must promise, of what plain decoding brings.
@@ -147,9 +159,9 @@ class Controller:
         if not self.widths:
             return MIN_GAIN
         if self._under_way and self._lost < _PATIENCE * batch**0.5:
-            return self.overruns.least_gain(batch, _STAYING_GAIN)
+            return _STAYING_GAIN
         self._lost = 0.0
-        return self.overruns.least_gain(batch, _STARTING_GAIN)
+        return _STARTING_GAIN
 
     def _is_new_size(self, batch: int) -> bool:
         """Whether to find out first what rounds without drafts take: those of another batch tell something else, since
@@ -186,8 +198,9 @@ class Controller:
         member = Counter(who for who in plan.drafters if who >= 0).most_common(1)[0][0]
         known = self.members[member]
         budgets = np.full(len(seq_ids), min(known.max_tokens, self.widths[-1] - 1), dtype=np.int64)
-        found = best_plan_of([self._outlook(member, seq_ids, budgets)], 0, self.costs, self.widths)
-        if found.rate < self.overruns.least_gain(len(seq_ids), _STAYING_GAIN) * plain.rate:
+        outlook = self._outlook(member, seq_ids, budgets)
+        found = best_plan_of([outlook], 0, self.costs, self.widths)
+        if found.rate * outlook.trust < _STAYING_GAIN * plain.rate:
             return plain
         return replace(found, drafters=[member] * len(seq_ids))
 

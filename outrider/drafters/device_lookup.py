@@ -165,6 +165,8 @@ class DeviceLookup(Drafter):
         self._confidence = BatchConfidence(max_batch, rules.priors, rules.start)
         self._limits = np.zeros((max_batch, 2, self.max_match + 1), dtype=np.int64)
         self._max_limits = np.array(rules.limits)
+        self._first_limits: dict[float, Integers] = {}
+        """By `_min_prob`: the limits of a slot of which nothing was seen."""
         self._rows = np.zeros((max_batch, len(COLUMN)), dtype=np.int64)
         """Of each slot, by `COLUMN`, what is the same in all its lookups."""
         self._reach = np.zeros(max_batch, dtype=np.int64)
@@ -301,7 +303,11 @@ class DeviceLookup(Drafter):
         self._reach[slot], self._expected[slot] = min(self.k, _FIRST_REACH), 0
         self._rows[slot, : COLUMN.owner] = slot, shift, len(base) - 1, len(base) - 1 if base else 0
         self._confidence.reset(slot)
-        self._learn(np.array([slot, slot]), np.arange(2))
+        first = self._first_limits.get(self._min_prob)
+        if first is None:
+            self._learn(np.array([slot, slot]), np.arange(2))
+            first = self._first_limits[self._min_prob] = self._limits[slot].copy()
+        self._limits[slot] = first
         return text
 
     def _look_up(self, view: RoundView, ready: Seq[_Ready], slots: Integers, budgets: Seq[int]) -> HostCopy:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
@@ -23,8 +24,10 @@ from outrider.engine.kept_plan import KeptPlan
 from outrider.engine.proposal import NOBODY, Proposal, scored_lengths
 from outrider.runners.base import Runner
 
-_WATCHING_SHARE, _BESIDE_SHARE = 0.002, 0.002
+_WATCHING_SHARE, _BESIDE_SHARE = 0.005, 0.005
 """The share of the time that watching may take where nobody drafts, and beside others that do."""
+_MAX_ENDED = 8
+"""Sequences that ended which drafters may still hold."""
 _LOOKING_ROUNDS = 4
 """Where rounds without drafts are repeated, one of so many looks whether anything is due."""
 
@@ -56,9 +59,11 @@ class Drafting:
         self._watching, self._kept = Allowance(self.host), KeptPlan(self.host)
         self._rest = self._asked = 0
         """As in the last proposal."""
+        self._ended: deque[Sequence] = deque()
+        """Sequences that ended, and that drafters have still to drop."""
         self._put_off = False
         """The last round went by no plan that was due: the device had nothing to do while one would be made."""
-        self.feedback = Feedback(self.members, controller, self._kept, overlaps=runner.asynchronous)
+        self.feedback = Feedback(self.members, controller, self._kept, self.host, overlaps=runner.asynchronous)
 
     @property
     def reads_scores(self) -> bool:
@@ -176,19 +181,43 @@ class Drafting:
         steady: bool = True,
     ) -> None:
         """As `Feedback.account`."""
+        if steady and self._ended:
+            self._drop_ended(len(self._ended) - 1)
         self.feedback.account(proposal, verdicts, seq_ids, seconds, self._rest, steady=steady)
 
     def account_rest(self, proposal: Proposal, seq_ids: Seq[int], seconds: float, *, steady: bool) -> None:
         """As `Feedback.account_rest`."""
+        if steady and self._ended:
+            self._drop_ended(len(self._ended) - 1)
         self.feedback.account_rest(proposal, seq_ids, seconds, self._rest, steady=steady)
 
     def forget(self, seq: Sequence) -> Decisions | None:
-        """Let drafters drop a finished sequence; returns what was decided for it. `take_failures` comes after."""
+        """Let drafters drop a finished sequence; returns what was decided for it. `take_failures` comes after.
+
+        Where rounds overlap, drafters do when the host has less to do than at a text's end.
+        """
         self.feedback.tell_rests()
         self.feedback.forget(seq.id)
-        for member in self.members:
-            member.forget(seq)
+        if self.controller is not None and self.runner.asynchronous:
+            self._ended.append(seq)
+            self._drop_ended(_MAX_ENDED)
+        else:
+            for member in self.members:
+                member.forget(seq)
         return None if self.controller is None else self.controller.forget(seq.id)
+
+    def _drop_ended(self, most: int = 0) -> None:
+        """Let drafters drop the sequences that ended first, all but so many."""
+        while len(self._ended) > most:
+            seq = self._ended.popleft()
+            for member in self.members:
+                member.forget(seq)
+                member.take_failures(seq.id)  # nobody asks for them any more
+
+    def rest(self) -> None:
+        """There is nothing to do."""
+        self._drop_ended()
+        self.host.stop()
 
     def take_failures(self, seq_id: int) -> int:
         """How often drafters failed for a sequence; the count is dropped with that."""

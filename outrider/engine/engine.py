@@ -393,4 +393,4 @@ class Engine:
         live.stats.draft_failures += self.drafting.take_failures(live.seq.id)
         if not self._live:  # nobody is left for the rounds in flight
             self._in_flight.clear()
-            self.drafting.host.stop()
+            self.drafting.rest()

@@ -8,12 +8,14 @@ from typing import cast
 
 from outrider.control.choose import Plan
 from outrider.control.controller import Controller
+from outrider.control.trust import PLAIN
 from outrider.core.device_row import ConfidenceRow
 from outrider.core.draft import EMPTY, Draft, Verdict, accepted_by
 from outrider.core.sequence import Sequence
 from outrider.drafters import grammar
 from outrider.drafters.base import Drafter
 from outrider.drafters.guard import GuardedDrafter
+from outrider.engine.host_time import HostTime
 from outrider.engine.kept_plan import KeptPlan
 from outrider.engine.proposal import Proposal
 
@@ -30,10 +32,18 @@ class Feedback:
     """Shows drafters and the controller what became of their drafts and plans."""
 
     def __init__(
-        self, members: Seq[Drafter | GuardedDrafter], controller: Controller | None, kept: KeptPlan, *, overlaps: bool
+        self,
+        members: Seq[Drafter | GuardedDrafter],
+        controller: Controller | None,
+        kept: KeptPlan,
+        host: HostTime,
+        *,
+        overlaps: bool,
     ) -> None:
         """overlaps: the host prepares one round while the device works on another."""
         self.members, self.controller, self.overlaps = members, controller, overlaps
+        self._host, self._told = host, host.now()
+        """And when it was that the controller was last told what rounds took by the clock."""
         self._kept = kept
         self.watchers = [i for i, member in enumerate(members) if member.traits.watches]
         """The members that watch where they are not asked."""
@@ -108,15 +118,16 @@ class Feedback:
         controller.note(seq_ids, rows, plan, drafted, accepted, proposal.asking, shared=proposal.shared)
         controller.note_seconds(plan, drafted, max(0.0, told - proposal.asking))
         usual = controller.usual_seconds(plan, drafted)
-        took = usual
+        took, tokens, passed = usual, batch + sum(accepted), self._passed()
         if plan.probe:  # catching up is part of it
             took = min(seconds, _MAX_STALL * usual)
-            controller.probes.charge((plain_rate * took - batch - sum(accepted)) / batch)
+            controller.probes.charge((plain_rate * took - tokens) / batch)
         elif self.overlaps:
-            if proposal.asked > _CATCHING_UP:  # what it takes to begin does not come again
-                controller.overruns.note(batch, seconds, usual)
-            took = usual * controller.overruns.least_gain(batch, 1.0)
-        self._kept.note(plan, batch + sum(accepted), took or usual, plain_rate)
+            by = plan.only_drafter
+            if by is not None and proposal.asked > _CATCHING_UP:  # what it takes to begin does not come again
+                controller.trust.note(by, batch, tokens / plan.tokens, usual, passed)
+            took = usual if by is None else usual / controller.trust.pace(by, batch)
+        self._kept.note(plan, tokens, took or usual, plain_rate)
         for i in self.watchers:
             if i in proposal.members:
                 self._note_evidence(controller, i, plan, seq_ids, verdicts)
@@ -139,7 +150,15 @@ class Feedback:
         """Tell the controller of rounds that nobody was asked for. Due before anything else is told or asked of it."""
         if self._resting is not None and self.controller is not None:
             self.controller.note_plain(*self._resting, self._rests)
+            (plan, seq_ids), rounds = self._resting, len(self._rests)
+            if self.overlaps and seq_ids:
+                self.controller.trust.note(PLAIN, len(seq_ids), 1.0, rounds * plan.seconds, self._passed(), rounds)
             self._resting, self._rests = None, []
+
+    def _passed(self) -> float:
+        """Seconds since the last call in which there was something to do."""
+        before, self._told = self._told, self._host.now()
+        return self._told - before
 
     def _note_evidence(
         self,
@@ -163,6 +182,7 @@ class Feedback:
         accepted = [each.accepted for each in evidence]
         controller.note_guesses(member, [e.seq_id for e in evidence], [e.length for e in evidence], accepted)
         if not self._kept.asks and controller.would_pay(member, len(seq_ids), sum(accepted) / len(accepted)):
+            controller.probes.hint(member)
             self._kept.end_rest()
 
     def leave_out(self, seq: Sequence, member: int, draft: Draft) -> None:

@@ -435,3 +435,36 @@ def test_guesses_that_would_pay_end_a_rest(accepted: int, planned: int, clock: C
         run.propose(sequences(2))
         run.drafter.take_evidence = list
     assert run.controller.asked == asked + planned
+
+
+class Held(Watcher):
+    """Notes which sequences it was told to drop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropped: list[int] = []
+
+    def forget(self, seq: Sequence) -> None:
+        self.dropped.append(seq.id)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_drafters_drop_a_text_when_the_host_has_less_to_do(overlap: bool):
+    """One a round, where that is like its neighbours; no more than eight wait, and none where nothing is left to do."""
+    run = Rounds(Scripted(), overlap=overlap)
+    held = Held()
+    run.drafting.members = [held]
+    first, *others = sequences(12)
+    run.drafting.forget(first)
+    assert held.dropped == ([] if overlap else [0])
+    run.propose(others[:2])
+    proposal, ids = cast(tuple[Proposal, list[int]], run.before)
+    run.drafting.account_rest(proposal, ids, 1.0, steady=False)
+    assert held.dropped == ([] if overlap else [0])
+    run.drafting.account_rest(proposal, ids, 1.0, steady=True)
+    assert held.dropped == [0]
+    for seq in others:
+        run.drafting.forget(seq)
+    assert held.dropped == ([0, 1, 2, 3] if overlap else [*range(12)])
+    run.drafting.rest()
+    assert held.dropped == [*range(12)]

@@ -1,0 +1,72 @@
+"""How far plans are fulfilled: the tokens and the seconds that they promise, against those that came of them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from outrider.control.costs import size_of
+
+PLAIN = -1
+"""Stands for rounds that nobody is asked for."""
+_DECAY = 1 - 1 / 192
+"""What counts is about the last so many rounds."""
+_PRIOR_ROUNDS = 24
+"""At first a drafter's plans are trusted as those of plain decoding: that counts as so many rounds."""
+_MAX_STALL = 4.0
+"""A round that took longer than usual by more than this counts as by this."""
+
+
+class _Sums(NamedTuple):
+    """Of rounds, all in seconds."""
+
+    passed: float = 1.0
+    """What went by from one to the next."""
+    usual: float = 1.0
+    """What one of their kind takes, among others of its kind."""
+    promised: float = 1.0
+    """The same, times the tokens that came over those that their plans promise."""
+
+    def plus(self, other: _Sums, rounds: int) -> _Sums:
+        """These, and those of so many rounds after them."""
+        kept = _DECAY**rounds
+        return _Sums(*(kept * mine + its for mine, its in zip(self, other, strict=True)))
+
+
+class Trust:
+    """The part of its promised rate that each drafter brings, over the part that plain decoding does, by size of batch.
+
+    By the clock: texts that begin and end, and the host's work for them, are in it, whoever drafts. So is that the best
+    of several estimates is chosen, and is partly luck.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[int, int], _Sums] = {}
+        """By drafter and `size_of` the batch."""
+
+    def note(self, drafter: int, batch: int, fulfilled: float, usual: float, passed: float, rounds: int = 1) -> None:
+        """Note rounds. fulfilled: tokens that came over those promised; usual, passed: seconds of all of them."""
+        if usual <= 0 or passed <= 0:
+            return
+        key = drafter, size_of(batch)
+        before = self._sums.get(key)
+        if before is None:
+            prior, plain = _PRIOR_ROUNDS * usual / rounds, self._plain(batch)
+            before = _Sums(prior * plain.passed / plain.usual, prior, prior)
+        self._sums[key] = before.plus(_Sums(min(passed, _MAX_STALL * usual), usual, usual * fulfilled), rounds)
+
+    def rate(self, drafter: int, batch: int) -> float:
+        """What to multiply a promised rate by before it is compared with that of plain decoding."""
+        known = self._sums.get((drafter, size_of(batch)))
+        return 1.0 if known is None else known.promised / known.passed / self._plain_pace(batch)
+
+    def pace(self, drafter: int, batch: int) -> float:
+        """The same of rounds alone, whatever tokens they bring: below 1 where they take longer than they should."""
+        known = self._sums.get((drafter, size_of(batch)))
+        return 1.0 if known is None else known.usual / known.passed / self._plain_pace(batch)
+
+    def _plain(self, batch: int) -> _Sums:
+        return self._sums.get((PLAIN, size_of(batch)), _Sums())
+
+    def _plain_pace(self, batch: int) -> float:
+        plain = self._plain(batch)
+        return plain.usual / plain.passed
