@@ -20,8 +20,6 @@ _SEQUENCES, _OVERLAPPED_SEQUENCES = 4, 16
 overlap every probe is of so many: fewer take no less where a pass is as wide for all."""
 _SHARE, _RESTING_SHARE = 0.01, 0.004
 """The share of time that probing may cost, and where nobody drafts."""
-_HINTED = 2
-"""It may cost so many times that where guesses of the drafter would have paid since it was last tried."""
 _MIN_REST, _MAX_REST = 16, 4096
 """Rounds between two."""
 _AT_START, _DRAFTS_AT_START = 3, 12
@@ -38,8 +36,6 @@ class _Tried:
     """Rounds that must pass before another time is thought of."""
     lost: float = 0.0
     """In rounds of plain decoding."""
-    hinted: bool = False
-    """Its guesses would have paid since."""
 
 
 class Probes:
@@ -60,10 +56,6 @@ class Probes:
         """Note what a round of a probe lost, in rounds of plain decoding: to begin costs more than it should lose."""
         self._last.lost += max(0.0, lost)
 
-    def hint(self, drafter: int) -> None:
-        """Note that guesses of a drafter, which the text judged, would have paid."""
-        self._tried[drafter].hinted = True
-
     def due(self, outlooks: Seq[Outlook], plan: Plan, drafts: Seq[int]) -> Plan | None:
         """The best plan of a drafter that is left out and due to be tried, who was least often; None: take the plan.
 
@@ -80,7 +72,7 @@ class Probes:
     def _probe(self, at: int, outlooks: Seq[Outlook], plan: Plan, *, new: bool) -> Plan | None:
         """The best plan of one drafter, where it is due. new: it has still to be tried before it is judged."""
         tried = self._tried[at]
-        share = (_SHARE if plan.asks else _RESTING_SHARE) / len(self._tried) * (_HINTED if tried.hinted else 1)
+        share = (_SHARE if plan.asks else _RESTING_SHARE) / len(self._tried)
         rounds = self._round - tried.round
         if not new and rounds < max(tried.rest, min(tried.lost / share, _MAX_REST)):
             return None

@@ -182,7 +182,6 @@ class Feedback:
         accepted = [each.accepted for each in evidence]
         controller.note_guesses(member, [e.seq_id for e in evidence], [e.length for e in evidence], accepted)
         if not self._kept.asks and controller.would_pay(member, len(seq_ids), sum(accepted) / len(accepted)):
-            controller.probes.hint(member)
             self._kept.end_rest()
 
     def leave_out(self, seq: Sequence, member: int, draft: Draft) -> None:

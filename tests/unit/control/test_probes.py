@@ -61,18 +61,3 @@ def test_what_one_lost_keeps_off_no_other():
             probes.charge(1000.0 if drafter else 0.0)
     assert found[0] > 1000
     assert 4 <= found[1] <= 6
-
-
-@pytest.mark.parametrize(("hinted", "soon"), [(False, 1000), (True, 500)])
-def test_guesses_that_would_have_paid_bring_the_next_probe_sooner(hinted: bool, soon: int):
-    """Twice as soon, once: after that probe, what it lost counts as before."""
-    probes, found = Probes(2, COSTS, WIDTHS), list[int]()
-    for at in range(4000):
-        for drafter in tried(probes, [100, 100], 1):
-            probes.charge(2.0)
-            if drafter == 0:
-                found.append(at)
-                if hinted and len(found) == 1:
-                    probes.hint(0)
-    assert found[1] - found[0] == pytest.approx(soon, abs=2)
-    assert found[2] - found[1] == pytest.approx(1000, abs=2)
