@@ -14,17 +14,18 @@ from itertools import chain, islice
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from outrider.core.device_row import DeviceRow
 from outrider.core.draft import EMPTY, Draft, Verdict
 from outrider.core.host_copy import HostCopy
 from outrider.core.sampling import Token
 from outrider.core.sequence import Sequence
-from outrider.drafters.base import Drafter, DrafterContext, Evidence, RoundView, Traits
-from outrider.drafters.confidence import BatchConfidence, Integers
+from outrider.drafters.base import Drafter, Evidence, RoundView
+from outrider.drafters.confidence import Integers
 from outrider.drafters.evidence import OpenGuesses
 from outrider.drafters.lookup_budgets import Budgets, choose_budgets
+from outrider.drafters.lookup_figures import MatchFigures, compare
+from outrider.drafters.lookup_rules import LookupRules
 from outrider.runners.base import Runner
 from outrider.runners.text_store import COLUMN, AnswerRing, TextStore
 
@@ -32,47 +33,8 @@ MAX_WATCHED = 4
 """Sequences whose texts are looked at where nobody drafts."""
 MAX_WRITTEN = 4096
 """Max tokens of texts brought to the device in one round: about as many as the host has time for while a pass runs."""
-_FIRST_REACH = 3
-"""How far a new text is drafted for, until it is known how far its matches call for."""
-_MAX_PROB = 0.5
-"""A token that is as likely as this is drafted in any batch."""
 _MAX_REPEATS = 8
 """Times that a lookup is repeated with the limits that it was launched with."""
-_NOTHING = -2
-"""Equals no token of a continuation, nor its padding."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LookupRules:
-    """What is looked up, and how far is drafted after a match."""
-
-    traits: Traits
-    priors: Seq[float]
-    """By length of match, up to the longest and a whole draft: the probability that the next token follows again."""
-    limits: Seq[int]
-    """By length of match, from 0 to the longest looked for: max tokens drafted after it."""
-    min_prob: float
-    """A token is drafted while its probability of acceptance is at least this."""
-    row_share: float = 0.0
-    """And at least so much times the texts of the batch, up to _MAX_PROB: a row costs the more texts the more of the
-    time that they share."""
-    start: tuple[float, float] = (1.0, 1.0)
-    """The ratio assumed at first of tokens that come to those expected to: in the text itself, and in other answers."""
-    ring_tokens: int = 0
-    """Max tokens of finished answers to draft from."""
-    ring_answers: int = 0
-    predicted: bool = False
-    """The answer is looked up in `Sequence.prediction`, and nowhere else."""
-    history: Seq[Seq[Token]] = ()
-    """Answers that are there from the start and match for every salt; as finished ones they are dropped in time."""
-
-
-def looks_up_on_device(context: DrafterContext) -> Runner | None:
-    """The target, where lookups are made on its device: rounds overlap there, and drafts may not wait for the host."""
-    target = context.target
-    if context.mode != "seeded" or target is None or not target.asynchronous or target.device.type != "cuda":
-        return None
-    return target
 
 
 @dataclass(slots=True)
@@ -154,25 +116,15 @@ class DeviceLookup(Drafter):
             observes=True,
             watches=True,
         )
-        self._min_prob = rules.min_prob
-        """In a batch of the size of the last round's."""
         self.max_match = len(rules.limits) - 1
         self.ring = AnswerRing(rules.ring_tokens, rules.ring_answers, target.device)
         self.ring.add_all((None, answer) for answer in rules.history)
         self.store = TextStore(max_batch, self.ring, k=self.k, max_match=self.max_match, device=target.device)
         self._texts: dict[int, _Text] = {}
         self._free = list(range(max_batch))
-        self._confidence = BatchConfidence(max_batch, rules.priors, rules.start)
-        self._limits = np.zeros((max_batch, 2, self.max_match + 1), dtype=np.int64)
-        self._max_limits = np.array(rules.limits)
-        self._first_limits: dict[float, Integers] = {}
-        """By `_min_prob`: the limits of a slot of which nothing was seen."""
+        self._figures = MatchFigures(rules, max_batch, self.k)
         self._rows = np.zeros((max_batch, len(COLUMN)), dtype=np.int64)
         """Of each slot, by `COLUMN`, what is the same in all its lookups."""
-        self._reach = np.zeros(max_batch, dtype=np.int64)
-        """How far each slot was lately to be drafted for; halved with every round in which it was not."""
-        self._expected = np.zeros(max_batch)
-        """How many tokens each slot's lookups lately expected to be accepted; halved likewise."""
         self._answers: deque[tuple[str, list[Token]]] = deque()
         """Finished, and not on the device yet."""
         self._guesses = OpenGuesses()
@@ -192,7 +144,7 @@ class DeviceLookup(Drafter):
         budgets, whole = Budgets(most), len(ready) == len(view.seqs)
         if view.state is not None:
             own = view if whole else view.take([each.row for each in ready])
-            budgets = choose_budgets(own, most, self._reach[slots].tolist(), self.target)
+            budgets = choose_budgets(own, most, self._figures.reach[slots].tolist(), self.target)
         block = self._look_up(view, ready, slots, budgets.room)
         made = self._on_host(block, slots) if view.state is None else self._on_device(block, slots, budgets)
         for each, draft in zip(ready, made, strict=True):
@@ -207,7 +159,7 @@ class DeviceLookup(Drafter):
             return None
         pairs = [*zip(view.seqs, last.texts, strict=True)]
         known = all(self._texts.get(seq.id) is text and text.appended >= seq.round for seq, text in pairs)
-        if not known or not last.budgets.cover(self._reach[last.slots].tolist()):
+        if not known or not last.budgets.cover(self._figures.reach[last.slots].tolist()):
             return None
         lengths = [len(seq.tokens) + text.shift for seq, text in pairs]
         block = self.store.look_up_again(len(pairs), max(lengths), state)
@@ -261,7 +213,7 @@ class DeviceLookup(Drafter):
     def _ready(self, view: RoundView, rows: Iterable[int]) -> list[_Ready]:
         """The texts of these rows that the device has whole; of the others, what a round may write is written."""
         left, rules = MAX_WRITTEN, self.rules
-        self._min_prob = max(rules.min_prob, min(_MAX_PROB, rules.row_share * len(view.seqs)))
+        self._figures.set_batch(len(view.seqs))
         finished: list[tuple[str, list[Token]]] = []
         while self._answers and left > 0:
             finished.append(self._answers.popleft())
@@ -299,15 +251,8 @@ class DeviceLookup(Drafter):
         base = (-1, *seq.prediction, -1) if self.rules.predicted else ()
         shift = len(base) - seq.prompt_len if base else 0
         text = self._texts[seq.id] = _Text(self._free.pop(), base, shift)
-        slot = text.slot
-        self._reach[slot], self._expected[slot] = min(self.k, _FIRST_REACH), 0
-        self._rows[slot, : COLUMN.owner] = slot, shift, len(base) - 1, len(base) - 1 if base else 0
-        self._confidence.reset(slot)
-        first = self._first_limits.get(self._min_prob)
-        if first is None:
-            self._learn(np.array([slot, slot]), np.arange(2))
-            first = self._first_limits[self._min_prob] = self._limits[slot].copy()
-        self._limits[slot] = first
+        self._rows[text.slot, : COLUMN.owner] = text.slot, shift, len(base) - 1, len(base) - 1 if base else 0
+        self._figures.reset(text.slot)
         return text
 
     def _look_up(self, view: RoundView, ready: Seq[_Ready], slots: Integers, budgets: Seq[int]) -> HostCopy:
@@ -316,13 +261,13 @@ class DeviceLookup(Drafter):
         rows[:, COLUMN.owner] = [owner(seqs[each.row].salt) for each in ready]
         rows[:, COLUMN.budget], rows[:, COLUMN.length] = budgets, [each.length for each in ready]
         rows[:, COLUMN.gain] = [each.place for each in ready]
-        block = self.store.look_up(rows, self._limits[slots], view.state)
+        block = self.store.look_up(rows, self._figures.limits[slots], view.state)
         for at, (each, budget) in enumerate(zip(ready, budgets, strict=True)):
             each.text.open[each.round + each.ahead] = block, at, budget > 0
         return block
 
     def _on_device(self, block: HostCopy, slots: Integers, budgets: Budgets) -> list[Draft]:
-        name, expected = self.traits.name, self._expected[slots].tolist()
+        name, expected = self.traits.name, self._figures.expected[slots].tolist()
         shares = budgets.shares or [None] * len(slots)
         return [
             Draft(
@@ -337,11 +282,11 @@ class DeviceLookup(Drafter):
     def _on_host(self, block: HostCopy, slots: Integers) -> list[Draft]:
         """The drafts themselves; what is known of their matches says how much they expect."""
         found, columns = block.array(), self.store.columns
-        self._reach[slots] = found[:, columns.wanted]
+        self._figures.reach[slots] = found[:, columns.wanted]
         tokens = found[:, columns.drafts]
         counts = (tokens >= 0).sum(1)
-        paths = self._confidence.paths(slots, 1 - found[:, columns.source], self.max_match, self.k)
-        expected = _sum_first(paths, found[:, columns.match], counts).tolist()
+        kinds, matches = 1 - found[:, columns.source], found[:, columns.match]
+        expected = self._figures.worth(slots, kinds, matches, counts).tolist()
         return [
             Draft(tuple(tokens[row, :count].tolist()), source=self.traits.name, expected=expected[row])
             if count
@@ -357,23 +302,12 @@ class DeviceLookup(Drafter):
             found[:, columns.wanted],
             found[:, columns.continuations],
         )
-        came, missed = _compare(continuations, [each.tokens for each in seen])
+        came, missed = compare(continuations, [each.tokens for each in seen])
         self._note_guesses(seen, continuations, wanted, came, missed)
-        self._reach[slots] = np.maximum(wanted, self._reach[slots] // 2)
-        self._expected[slots] /= 2
-        some = np.flatnonzero(matches)
-        if not some.size:
-            return
-        if some.size < len(seen):
-            slots, matches, wanted, came, missed, found = (
-                each[some] for each in (slots, matches, wanted, came, missed, found)
-            )
-        kinds = 1 - found[:, columns.source]
+        kinds, some = 1 - found[:, columns.source], np.flatnonzero(matches)
+        self._figures.judge(slots, kinds, matches, came, missed, wanted)
         if self.rules.predicted:
-            self._rows[slots, COLUMN.aim] = found[:, columns.distance]
-        self._confidence.judge(slots, kinds, matches, came, missed)
-        worth = _sum_first(self._learn(slots, kinds), matches, wanted)
-        self._expected[slots] = np.maximum(worth, self._expected[slots])
+            self._rows[slots[some], COLUMN.aim] = found[some, columns.distance]
 
     def _note_guesses(
         self, seen: Seq[_Seen], continuations: Integers, wanted: Integers, came: Integers, missed: Integers
@@ -392,12 +326,6 @@ class DeviceLookup(Drafter):
                 tokens, start = continuations[row, :length].tolist(), len(each.seq.tokens) - len(each.tokens)
                 self._guesses.note(each.seq, start, tokens)
 
-    def _learn(self, slots: Integers, kinds: Integers) -> NDArray[np.float64]:
-        """Set how far these slots are drafted for after a match of each length; returns the probabilities."""
-        paths = self._confidence.paths(slots, kinds, self.max_match, self.k)
-        self._limits[slots, kinds] = np.minimum((paths >= self._min_prob).sum(-1), self._max_limits)
-        return paths
-
 
 def _places(view: RoundView) -> list[int]:
     """As `_Ready.place`, of every sequence."""
@@ -406,20 +334,3 @@ def _places(view: RoundView) -> list[int]:
         return [0] * len(view.seqs)
     rows = range(len(view.seqs)) if state.rows is None else state.rows
     return [1 + row if isinstance(row, int) else 0 for row in rows]
-
-
-def _compare(continuations: Integers, committed: Seq[tuple[Token, ...]]) -> tuple[Integers, Integers]:
-    """How many tokens of each continuation, padded with negative ones, came, and 1 where the next did not: [B] both."""
-    counts = list(map(len, committed))
-    most = min(max(counts), continuations.shape[1])
-    tokens = np.array([(*each[:most], *[_NOTHING] * (most - len(each))) for each in committed])
-    came = np.logical_and.accumulate(continuations[:, :most] == tokens, axis=1).sum(1)
-    open_ = came < np.minimum(counts, most)
-    following = continuations[np.arange(len(came)), np.minimum(came, most - 1)]
-    return came, (open_ & (following >= 0)).astype(np.int64)
-
-
-def _sum_first(paths: NDArray[np.float64], matches: Integers, counts: Integers) -> NDArray[np.float64]:
-    """How many of the first `counts` tokens after each match should be accepted."""
-    chosen = paths[np.arange(len(paths)), matches]
-    return np.where(np.arange(chosen.shape[1]) < counts[:, None], chosen, 0).sum(1)

@@ -13,7 +13,8 @@ from outrider.core.sampling import Token
 from outrider.core.sequence import Sequence
 from outrider.drafters.base import Drafter, DrafterContext, RoundView, Traits
 from outrider.drafters.confidence import Confidence, Continuation, grade
-from outrider.drafters.device_lookup import DeviceLookup, LookupRules, looks_up_on_device
+from outrider.drafters.device_lookup import DeviceLookup
+from outrider.drafters.lookup_rules import LookupRules, looks_up_on_device
 from outrider.drafters.ngram_index import MAX_INDEXED
 from outrider.drafters.options import check_options, default_min_prob, row_share
 

@@ -14,8 +14,9 @@ from outrider.core.sampling import SamplingParams
 from outrider.core.sequence import Sequence
 from outrider.drafters.base import DrafterContext, Evidence, RoundView
 from outrider.drafters.confidence import BatchConfidence, Confidence, Continuation, prior_prob
-from outrider.drafters.device_lookup import DeviceLookup, _compare
+from outrider.drafters.device_lookup import DeviceLookup
 from outrider.drafters.evidence import OpenGuesses
+from outrider.drafters.lookup_figures import compare
 from outrider.drafters.suffix import Suffix, SuffixConfig
 from outrider.runners.text_store import AnswerRing
 from outrider.testing.toy import ToyRunner
@@ -91,7 +92,7 @@ def test_continuations_are_compared_with_the_tokens_that_came():
         ends = [rng.randrange(K + 1) for _ in range(rows)]
         tokens = [[rng.randrange(2) for _ in range(end)] + [-1] * (K - end) for end in ends]
         committed = [tuple(rng.randrange(2) for _ in range(rng.randrange(1, K + 3))) for _ in range(rows)]
-        came, missed = _compare(np.array(tokens), committed)
+        came, missed = compare(np.array(tokens), committed)
         for row in range(rows):
             right = 0
             while right < min(K, len(committed[row])) and tokens[row][right] == committed[row][right]:
@@ -118,7 +119,7 @@ def test_only_those_that_may_be_drafted_for_are_looked_up():
     verdicts = [Verdict((3, 9), (0,)), Verdict((5,)), Verdict((7,))]
     tried.observe(seqs, drafts, verdicts)
     assert tried.take_evidence() == []  # both were drafted for
-    first, _, last = tried._confidence._right[[tried._texts[0].slot, tried._free[0], tried._texts[2].slot], 0].sum(1)
+    first, _, last = tried._figures._confidence._right[[tried._texts[0].slot, tried._free[0], tried._texts[2].slot], 0].sum(1)
     assert first > last  # of the one a token came, of the other none
 
 
@@ -128,7 +129,7 @@ def test_where_nothing_was_drafted_what_would_have_been_is_told():
     texts = [[1, 2, 3, 1, 2], [4, 5, 6, 4, 5], [1, 2, 3, 4, 5]]
     seqs = [Sequence(i, each, 5, SamplingParams(), 0) for i, each in enumerate(texts)]
     tried.watch(RoundView(seqs, [0, 0, 0]))
-    wanted = int(tried._limits[tried._texts[0].slot, 0, 2])
+    wanted = int(tried._figures.limits[tried._texts[0].slot, 0, 2])
     for seq, token in zip(seqs, (9, 6, 7), strict=True):
         seq.tokens.append(token)
         seq.round += 1
