@@ -119,7 +119,8 @@ def test_only_those_that_may_be_drafted_for_are_looked_up():
     verdicts = [Verdict((3, 9), (0,)), Verdict((5,)), Verdict((7,))]
     tried.observe(seqs, drafts, verdicts)
     assert tried.take_evidence() == []  # both were drafted for
-    first, _, last = tried._figures._confidence._right[[tried._texts[0].slot, tried._free[0], tried._texts[2].slot], 0].sum(1)
+    slots = [tried._texts[0].slot, tried._free[0], tried._texts[2].slot]
+    first, _, last = tried._figures._confidence._right[slots, 0].sum(1)
     assert first > last  # of the one a token came, of the other none
 
 
