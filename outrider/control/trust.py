@@ -13,7 +13,7 @@ _DECAY = 1 - 1 / 192
 _PRIOR_ROUNDS = 24
 """At first a drafter's plans are trusted as those of plain decoding: that counts as so many rounds."""
 _MAX_STALL = 4.0
-"""A round that took longer than usual by more than this counts as by this."""
+"""A round, or one of those that are noted together, counts as no more than so many."""
 
 
 class _Sums(NamedTuple):
@@ -52,7 +52,8 @@ class Trust:
         if before is None:
             prior, plain = _PRIOR_ROUNDS * usual / rounds, self._plain(batch)
             before = _Sums(prior * plain.passed / plain.usual, prior, prior)
-        self._sums[key] = before.plus(_Sums(min(passed, _MAX_STALL * usual), usual, usual * fulfilled), rounds)
+        passed = min(passed, usual + (_MAX_STALL - 1) * usual / rounds)
+        self._sums[key] = before.plus(_Sums(passed, usual, usual * fulfilled), rounds)
 
     def rate(self, drafter: int, batch: int) -> float:
         """What to multiply a promised rate by before it is compared with that of plain decoding."""

@@ -47,6 +47,9 @@ def test_few_rounds_tell_little_and_a_stall_no_more_than_four_rounds():
     stalled = told(200, plain=(1.0, 1.0, 1.0))
     stalled.note(0, 4, 1.0, 1.0, 1000.0)
     assert stalled.rate(0, 4) == pytest.approx(25 / 28, abs=0.01)
+    together = told(200, plain=(1.0, 1.0, 1.0))
+    together.note(0, 4, 1.0, 8.0, 1000.0, rounds=8)
+    assert together.rate(0, 4) == pytest.approx(32 / 35, abs=0.01)
 
 
 def test_batches_of_other_sizes_and_rounds_that_say_nothing_do_not_count():
