@@ -277,8 +277,9 @@ class Controller:
         self._count_rounds(streak.drafts)
         if streak.price.plain > 0:
             self._lost = max(0.0, self._lost - sum(accepted) + streak.loss)
-        for i in () if plan.probe else streak.asked:
-            self._fading.note_asked(i, self._round)
+        note_known = self._fading.note_judged if plan.probe else self._fading.note_asked
+        for i in streak.asked:
+            note_known(i, self._round)
         self._log.add(accepted)
 
     def _asked_round(self, accepted: Seq[float], extra: float) -> AskedRound:

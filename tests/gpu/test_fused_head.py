@@ -119,6 +119,7 @@ def test_fused_steps_are_as_near_to_float32_as_the_plain_ones(heads: tuple[Any, 
     rounded = outputs(exact, fused=False, given=first[0])  # steps begin with the same numbers
     found = *(outputs(head, fused=fused, given=first[0]) for fused in (True, False)), rounded
     for ours, theirs, judge in zip(*(chain(*each) for each in found), strict=True):
+        assert ours.shape == theirs.shape == judge.shape
         error, allowed = ((each.float() - judge).square().mean().sqrt() for each in (ours, theirs))
         size = judge.square().mean().sqrt()
         assert float(error) < 1.5 * float(allowed) + 1e-5 * float(size)
