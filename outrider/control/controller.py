@@ -21,7 +21,7 @@ from outrider.control.choose import (
 )
 from outrider.control.costs import RoundCosts, RoundKind, size_of
 from outrider.control.decisions import DecisionLog, Decisions
-from outrider.control.fading import FADE_SHARE, Fading
+from outrider.control.fading import FADE_SHARE, TRUST_FADE_SHARE, Fading
 from outrider.control.own_drafts import OwnFigures
 from outrider.control.prices import Price, Prices
 from outrider.control.probes import Probes
@@ -323,6 +323,7 @@ class Controller:
             self._rates_of(i).fade(FADE_SHARE)
         for i in own:
             self._own.fade(i, FADE_SHARE)
+            self.trust.fade(i, TRUST_FADE_SHARE)
 
     def is_active(self, member: int) -> bool:
         """Whether the drafter is asked these days, or has still to be tried."""

@@ -35,7 +35,7 @@ class _Tried:
     rest: int = _MIN_REST
     """Rounds that must pass before another time is thought of."""
     lost: float = 0.0
-    """In rounds of plain decoding."""
+    """In rounds of plain decoding; what the plan in use would have brought counts, drafts or none."""
 
 
 class Probes:
@@ -48,13 +48,15 @@ class Probes:
         self._last = _Tried()
         """The one of the last probe."""
         self._round = 0
+        self.rate = 0.0
+        """Tokens a second of the plan that the last probe took the place of."""
 
     def count_rounds(self, rounds: int = 1) -> None:
         self._round += rounds
 
-    def charge(self, lost: float) -> None:
-        """Note what a round of a probe lost, in rounds of plain decoding: to begin costs more than it should lose."""
-        self._last.lost += max(0.0, lost)
+    def charge(self, tokens: int, seconds: float, batch: int) -> None:
+        """Note what a round of a probe brought and took: to begin costs more than it should lose."""
+        self._last.lost += max(0.0, self.rate * seconds - tokens) / batch
 
     def due(self, outlooks: Seq[Outlook], plan: Plan, drafts: Seq[int]) -> Plan | None:
         """The best plan of a drafter that is left out and due to be tried, who was least often; None: take the plan.
@@ -78,12 +80,14 @@ class Probes:
             return None
         asked = replace(outlooks[at], budgets=self._budgets(outlooks[at], tried.times))
         probe = best_plan_of([*outlooks[:at], asked, *outlooks[at + 1 :]], at, self.costs, self.widths)
-        loss = max(0.0, 1 - probe.rate / plan.rate)
+        rate = _trusted_rate(plan, outlooks)
+        loss = max(0.0, 1 - probe.rate * asked.trust / rate)
         length = self._length(probe, loss)
         tried.rest = min(int(length * loss / share), _MAX_REST)
         if not new and rounds < tried.rest:
             return None
-        self._last = self._tried[at] = _Tried(tried.times + 1, self._round)
+        self._last, self.rate = _Tried(tried.times + 1, self._round), rate
+        self._tried[at] = self._last
         return replace(probe, probe=True, rounds=length)
 
     def _is_new(self, member: int, drafts: int) -> bool:
@@ -108,3 +112,8 @@ class Probes:
         chosen = np.zeros_like(outlook.budgets)
         chosen[turn] = outlook.budgets[turn]
         return chosen
+
+
+def _trusted_rate(plan: Plan, outlooks: Seq[Outlook]) -> float:
+    """What a plan promises, as far as its drafters are trusted."""
+    return plan.rate * min((outlooks[i].trust for i in {*plan.drafters} - {-1}), default=1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import NamedTuple
 
 from outrider.control.costs import size_of
@@ -12,12 +13,14 @@ _DECAY = 1 - 1 / 192
 """What counts is about the last so many rounds."""
 _PRIOR_ROUNDS = 24
 """At first a drafter's plans are trusted as those of plain decoding: that counts as so many rounds."""
+_FIRST_ROUNDS = 32
+"""So many rounds of a drafter do not count: what its first plans promise is assumed, not learnt."""
 _MAX_STALL = 4.0
 """A round, or one of those that are noted together, counts as no more than so many."""
 
 
 class _Sums(NamedTuple):
-    """Of rounds, all in seconds."""
+    """Of rounds, in seconds."""
 
     passed: float = 1.0
     """What went by from one to the next."""
@@ -25,11 +28,23 @@ class _Sums(NamedTuple):
     """What one of their kind takes, among others of its kind."""
     promised: float = 1.0
     """The same, times the tokens that came over those that their plans promise."""
+    rounds: float = 1.0
+    """How many they are; those count less that are long ago."""
+
+    @classmethod
+    def even(cls, usual: float, plain: _Sums) -> _Sums:
+        """What is assumed of a drafter whose rounds usually take so long: that it does as plain decoding."""
+        seconds = _PRIOR_ROUNDS * usual
+        return cls(seconds * plain.passed / plain.usual, seconds, seconds, _PRIOR_ROUNDS)
 
     def plus(self, other: _Sums, rounds: int) -> _Sums:
         """These, and those of so many rounds after them."""
         kept = _DECAY**rounds
         return _Sums(*(kept * mine + its for mine, its in zip(self, other, strict=True)))
+
+    def nearer(self, other: _Sums, part: float) -> _Sums:
+        """These, moved towards others by so great a part of the distance."""
+        return _Sums(*(mine + part * (its - mine) for mine, its in zip(self, other, strict=True)))
 
 
 class Trust:
@@ -42,18 +57,22 @@ class Trust:
     def __init__(self) -> None:
         self._sums: dict[tuple[int, int], _Sums] = {}
         """By drafter and `size_of` the batch."""
+        self._rounds: Counter[int] = Counter()
+        """Of each drafter, up to _FIRST_ROUNDS."""
 
     def note(self, drafter: int, batch: int, fulfilled: float, usual: float, passed: float, rounds: int = 1) -> None:
         """Note rounds. fulfilled: tokens that came over those promised; usual, passed: seconds of all of them."""
         if usual <= 0 or passed <= 0:
             return
+        if drafter != PLAIN and self._rounds[drafter] < _FIRST_ROUNDS:
+            self._rounds[drafter] += rounds
+            return
         key = drafter, size_of(batch)
         before = self._sums.get(key)
         if before is None:
-            prior, plain = _PRIOR_ROUNDS * usual / rounds, self._plain(batch)
-            before = _Sums(prior * plain.passed / plain.usual, prior, prior)
+            before = _Sums.even(usual / rounds, self._plain(batch))
         passed = min(passed, usual + (_MAX_STALL - 1) * usual / rounds)
-        self._sums[key] = before.plus(_Sums(passed, usual, usual * fulfilled), rounds)
+        self._sums[key] = before.plus(_Sums(passed, usual, usual * fulfilled, rounds), rounds)
 
     def rate(self, drafter: int, batch: int) -> float:
         """What to multiply a promised rate by before it is compared with that of plain decoding."""
@@ -64,6 +83,12 @@ class Trust:
         """The same of rounds alone, whatever tokens they bring: below 1 where they take longer than they should."""
         known = self._sums.get((drafter, size_of(batch)))
         return 1.0 if known is None else known.usual / known.passed / self._plain_pace(batch)
+
+    def fade(self, drafter: int, part: float) -> None:
+        """Forget so much of what is known of a drafter: it is not asked, and nothing tells how it would do by now."""
+        for key in [key for key in self._sums if key[0] == drafter]:
+            known, plain = self._sums[key], self._sums.get((PLAIN, key[1]), _Sums())
+            self._sums[key] = known.nearer(_Sums.even(known.usual / known.rounds, plain), part)
 
     def _plain(self, batch: int) -> _Sums:
         return self._sums.get((PLAIN, size_of(batch)), _Sums())

@@ -137,6 +137,7 @@ class Engine:
             if launched.can_be_followed and launched.logprobs is None and not self.drafting.traits.taps:
                 launched.repeats = self.scheduler.repeats(scheduled, self.drafting.rows)
                 launched.version = self._version
+            self.drafting.host.note_launch(time.perf_counter() - began)
         elif scores.choices is not None:
             launched.choices = HostCopy(scores.choices)
         return launched

@@ -121,13 +121,14 @@ class Feedback:
         took, tokens, passed = usual, batch + sum(accepted), self._passed()
         if plan.probe:  # catching up is part of it
             took = min(seconds, _MAX_STALL * usual)
-            controller.probes.charge((plain_rate * took - tokens) / batch)
+            controller.probes.charge(tokens, took, batch)
         elif self.overlaps:
             by = plan.only_drafter
             if by is not None and proposal.asked > _CATCHING_UP:  # what it takes to begin does not come again
                 controller.trust.note(by, batch, tokens / plan.tokens, usual, passed)
             took = usual if by is None else usual / controller.trust.pace(by, batch)
-        self._kept.note(plan, tokens, took or usual, plain_rate)
+        rate = max(plain_rate, controller.probes.rate) if plan.probe else plain_rate
+        self._kept.note(plan, tokens, took or usual, rate)
         for i in self.watchers:
             if i in proposal.members:
                 self._note_evidence(controller, i, plan, seq_ids, verdicts)

@@ -7,7 +7,7 @@ import time
 _OPEN_SHARE = 0.25
 """The part of such work that always counts: the device does some of it too, and the next launch comes later."""
 _RECENT_ROUNDS = 4
-"""The wait of a round is a running mean of about so many."""
+"""The wait for a round, and what it takes to launch one, are running means of about so many."""
 
 
 class HostTime:
@@ -17,7 +17,8 @@ class HostTime:
         self._idle = 0.0
         """Seconds in which there was nothing to do."""
         self._stopped: float | None = None
-        self._waited = 0.0
+        self._waited = self._launching = 0.0
+        """Seconds that the host waits for a round, and that it takes to launch one which is not repeated."""
         self.hidden = False
         """The device works meanwhile."""
 
@@ -38,9 +39,20 @@ class HostTime:
         """Note how long the host waited for a round to complete."""
         self._waited += (seconds - self._waited) / _RECENT_ROUNDS
 
+    def note_launch(self, seconds: float) -> None:
+        """Note how long it took to launch a round that was not repeated."""
+        self._launching += (seconds - self._launching) / _RECENT_ROUNDS
+
+    @property
+    def launching(self) -> float:
+        """Seconds by which the next round is delayed if it is launched anew and not repeated."""
+        return self._delay(self._launching)
+
     def charge(self, began: float) -> float:
         """Seconds by which work that began at this time, and ends now, delays rounds."""
-        took = self.now() - began
+        return self._delay(self.now() - began)
+
+    def _delay(self, took: float) -> float:
         return max(took - self._waited, _OPEN_SHARE * took) if self.hidden else took
 
 

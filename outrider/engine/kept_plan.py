@@ -50,8 +50,8 @@ class KeptPlan:
         """As `Plan.asks`."""
         self._rounds = 0
         """It holds for so many rounds more, however long they take."""
-        self._until = 0.0
-        """When it ends."""
+        self._until = self._repeated_until = 0.0
+        """When it ends; and when it does where the next round would be repeated, and is launched anew for another."""
         self._rests: dict[int, float] = {}
         """By `size_of` a batch: until when newcomers are not asked for in one, where nobody drafts."""
         self._spent = 0.0
@@ -78,10 +78,10 @@ class KeptPlan:
 
     @property
     def goes_on(self) -> bool:
-        """Whether the next round, of the same sequences, goes by the plan of the last."""
+        """Whether the next round, of the same sequences, goes by the plan of the last, and can be repeated."""
         if self.plan is None or self.is_new or self._others:
             return False
-        return self._rounds > 0 or self._host.now() < self._until
+        return self._rounds > 0 or self._host.now() < self._repeated_until
 
     def rest_of(self, seq_ids: list[int]) -> Plan | None:
         """The plan for these sequences, nobody being asked; None where it was made for others, who are seen to soon."""
@@ -107,7 +107,7 @@ class KeptPlan:
         self.is_new, self._rounds = not plan.rounds, plan.rounds
         if plan.rounds:  # else it is known once the plan is used
             self.is_brief = plan.rounds < _BRIEF_ROUNDS
-        self._until = self._in_vain = 0.0  # those of a plan before it do not count
+        self._until = self._repeated_until = self._in_vain = 0.0  # those of a plan before it do not count
         self._seconds = self._host.charge(began)
         self._spent += self._seconds
 
@@ -115,17 +115,17 @@ class KeptPlan:
         """The same plan for other sequences."""
         self.seq_ids, self.plan, self.asks, self._others = seq_ids, plan, plan.asks, False
         if not plan.asks:
-            self._until = self._rests.get(size_of(len(seq_ids)), self._until)
+            self._until = self._repeated_until = self._rests.get(size_of(len(seq_ids)), self._until)
 
-    def note(self, plan: Plan, tokens: int, seconds: float, plain_rate: float) -> None:
-        """Note what a round of this plan brought and took.
+    def note(self, plan: Plan, tokens: int, seconds: float, rate: float) -> None:
+        """Note what a round of this plan brought and took. rate: tokens a second that there would be else.
 
-        A plan with drafts ends where its rounds brought less than plain decoding would have at its rate, in tokens a
-        second. What they told is known by then to whoever makes the next.
+        That of plain decoding, or for a probe of the plan whose place it takes. A plan with drafts ends where its
+        rounds brought less. What they told is known by then to whoever makes the next.
         """
-        gain = tokens - plain_rate * seconds
+        gain = tokens - rate * seconds
         if plan.probe:
-            self._spent += max(0.0, -gain / plain_rate)
+            self._spent += max(0.0, -gain / rate)
             self._in_vain -= gain
             if self._in_vain > _PROBE_STOP * len(plan.lengths):
                 self._rounds = 0
@@ -140,8 +140,8 @@ class KeptPlan:
         elif self._gain > -_STOP * len(plan.lengths) ** 0.5:
             return
         if self._gain < 0:
-            self._until = 0.0
-            self._spent -= 0.0 if plan.probe else self._gain / plain_rate
+            self._until = self._repeated_until = 0.0
+            self._spent -= 0.0 if plan.probe else self._gain / rate
         else:
             self._spent = 0.0
         self._gain = 0.0
@@ -149,7 +149,7 @@ class KeptPlan:
     def end_rest(self) -> None:
         """Nobody is asked, but somebody should be: the next round is planned."""
         if not self.asks:
-            self._until = 0.0
+            self._until = self._repeated_until = 0.0
             self._rests.clear()
 
     @property
@@ -165,16 +165,17 @@ class KeptPlan:
         self.is_new = False
         plan, now = cast(Plan, self.plan), self._host.now()
         if plan.probe:
-            self._until = now
+            self._until = self._repeated_until = now
         elif plan.asks:
             share = SETTLED_SHARE if plan.settled else ASKING_SHARE
             self._until = now + rest_after(self._seconds, share)
+            self._repeated_until = now + rest_after(self._seconds + self._host.launching, share)
             self.is_brief = self._until - now < _BRIEF_ROUNDS * plan.seconds
         else:
             most = _SHORT_REST if self._worth > 0 else _MAX_REST
             rest = min(rest_after(self._spent, RESTING_SHARE), most * plan.seconds)
             rest = max(rest, min(rest_after(self._spent, _MOST_SHARE), _LONGER * most * plan.seconds))
-            self._until = now + rest
+            self._until = self._repeated_until = now + rest
             soon = self._worth > 0 or len(self.seq_ids) == 1  # a request alone: no others tell anything of its text
             others = min(rest, rest_after(self._seconds, NEWCOMER_SHARE)) if soon else rest
             self._rests[size_of(len(self.seq_ids))] = now + others

@@ -12,6 +12,7 @@ from outrider.control.choose import Outlook, Plan, best_plan_of, plain_plan
 from outrider.control.controller import Controller, Member
 from outrider.control.costs import PassTable, RoundCosts, RoundKind
 from outrider.control.overlapped_costs import OverlappedCosts
+from outrider.control.trust import PLAIN
 
 WIDTHS = (1, 2, 4, 6, 8)
 
@@ -354,3 +355,15 @@ def test_a_model_that_did_not_keep_up_with_texts_must_promise_more_to_begin():
     later = [control._outlook(i, [0, 1, 2, 3], budgets).trust for i in (0, 1)]
     assert later[0] == trusts[0] == trusts[1]
     assert later[1] == pytest.approx(trusts[1] / 1.05)
+
+
+def test_a_drafter_that_once_kept_less_than_it_promised_is_trusted_again():
+    """Else it would never be asked, and nothing could show that it is better by now."""
+    control = controller(LOOKUP)
+    for drafter, fulfilled in ((PLAIN, 1.0), (0, 0.5)):
+        for _ in range(500):
+            control.trust.note(drafter, 4, fulfilled, 1.0, 1.0)
+    assert control.trust.rate(0, 4) < 0.6
+    for _ in range(1000):
+        control.note_plain(plain_plan(4, control.costs), [0, 1, 2, 3], [1.0])
+    assert control.trust.rate(0, 4) > 0.95

@@ -136,6 +136,24 @@ def planned(run: Rounds, clock: Clock, rounds: int, *, newcomers: bool = False) 
     return found
 
 
+def test_a_round_that_could_be_repeated_is_not_soon_launched_anew_for_another_plan(clock: Clock):
+    """A plan takes a second: it holds for 99 more. Where a launch takes three, it holds for 396 while rounds are repeated."""
+    host = HostTime()
+    kept, controller = KeptPlan(host), Scripted(drafts=True)
+    for _ in range(100):
+        host.note_launch(3.0)
+    began = clock.now
+    clock.now += 1.0
+    kept.begin([0, 1], controller.plan([0, 1], [1, 1]), began)
+    kept.use()
+    for seconds, holds in ((98.0, True), (100.0, False), (395.0, False)):
+        clock.now = 1.0 + seconds
+        assert kept.goes_on
+        assert kept.holds_for([0, 1]) is holds
+    clock.now = 398.0
+    assert not kept.goes_on
+
+
 @pytest.fixture
 def long_rests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_plan, "_MAX_REST", 1e9)

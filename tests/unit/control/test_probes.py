@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from outrider.control.choose import Outlook, plain_plan
+from outrider.control.choose import Outlook, Plan, best_plan_of, plain_plan
 from outrider.control.costs import PassTable, RoundCosts
 from outrider.control.probes import Probes
 
@@ -49,7 +51,7 @@ def test_what_a_probe_lost_keeps_off_the_next(lost: float, most: int):
     for _ in range(20_000):
         if tried(probes, [100, 100], 1):
             found += 1
-            probes.charge(lost)
+            probes.charge(0, lost / probes.rate, 1)
     assert most / 2 <= found <= most
 
 
@@ -58,6 +60,34 @@ def test_what_one_lost_keeps_off_no_other():
     for _ in range(20_000):
         for drafter in tried(probes, [100, 100], 1):
             found[drafter] += 1
-            probes.charge(1000.0 if drafter else 0.0)
+            probes.charge(0, 1000.0 / probes.rate if drafter else 0.0, 1)
     assert found[0] > 1000
     assert 4 <= found[1] <= 6
+
+
+def probed(plan: Plan, known: list[Outlook], seconds: float, rounds: int = 20_000) -> int:
+    """How often drafter 1 is tried beside a plan of drafter 0, where each try brings two tokens in so many seconds."""
+    probes, found = Probes(2, COSTS, WIDTHS), 0
+    for _ in range(rounds):
+        if probes.due(known, plan, [100, 100]) is not None:
+            found += 1
+            probes.charge(2, seconds, 1)
+        probes.count_rounds()
+    return found
+
+
+def test_a_probe_beside_drafts_costs_what_these_would_have_brought():
+    """Both beat plain decoding, but one takes twice as long as the other in use: to try it is not free."""
+    known = [replace(each, survival=np.full((1, 7), 0.9).cumprod(1)) for each in outlooks()]
+    plan = best_plan_of(known, 0, COSTS, WIDTHS)
+    equal, slower = 2 / plan.rate, 3 / plan.rate
+    assert 2 / slower > plain_plan(1, COSTS).rate
+    assert probed(plan, known, equal) > 1000
+    assert probed(plan, known, slower) <= 20_000 / 200 + 1  # a token lost is 200 rounds: half a per cent each
+
+
+def test_one_that_is_not_trusted_is_tried_the_less():
+    known = [replace(each, survival=np.full((1, 7), 0.9).cumprod(1)) for each in outlooks()]
+    plan = best_plan_of(known, 0, COSTS, WIDTHS)
+    doubted = [known[0], replace(known[1], trust=0.5)]
+    assert probed(plan, doubted, 0.0) < probed(plan, known, 0.0) / 10

@@ -58,3 +58,12 @@ def test_a_share_is_of_the_time_with_something_to_do(clock: Clock):
         assert not allowance.due
         clock.now += 1
     assert allowance.due
+
+
+def test_a_launch_delays_the_next_round_as_far_as_the_host_has_no_time_for_it(clock: Clock):
+    host = HostTime()
+    for _ in range(100):
+        host.note_launch(4.0)
+        host.note_wait(3.0)
+    for host.hidden, delay in ((True, 1.0), (False, 4.0)):
+        assert host.launching == pytest.approx(delay)
