@@ -137,7 +137,7 @@ def planned(run: Rounds, clock: Clock, rounds: int, *, newcomers: bool = False) 
 
 
 def test_a_round_that_could_be_repeated_is_not_soon_launched_anew_for_another_plan(clock: Clock):
-    """A plan takes a second: it holds for 99 more. Where a launch takes three, it holds for 396 while rounds are repeated."""
+    """A plan takes a second and holds for 99 more; where a launch takes three, for 396 while rounds are repeated."""
     host = HostTime()
     kept, controller = KeptPlan(host), Scripted(drafts=True)
     for _ in range(100):
