@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,8 +35,16 @@ _PRIOR_WEIGHT = 3.0
 _MIN_RATE, _MAX_RATE = 0.005, 0.995
 _SLOPE_WEIGHT = 2.0
 """The slope begins at 0, as if this sum of squared deviations had been seen: some tens of tokens."""
-_REACHED_BEYOND = np.array([1, 0]).reshape(2, 1, 1)
+_REACHED_BEYOND = np.array([[1], [0]])
 """A draft reached one position more than were accepted."""
+
+
+class DraftedRounds(NamedTuple):
+    """Drafts of rounds one after the other, for the same requests."""
+
+    seq_ids: Seq[int]
+    lengths: Seq[Seq[int]]  # [rounds][requests], each at least 1
+    accepted: Seq[Seq[int]]  # [rounds][requests]: how many of their tokens were
 
 
 class Acceptance:
@@ -64,26 +73,32 @@ class Acceptance:
 
     def note(self, seq_ids: Seq[int], lengths: Seq[int], accepted: Seq[int]) -> None:
         """Note drafts of these lengths, each at least 1, and how many of their tokens were accepted."""
-        self.note_rounds(seq_ids, [lengths], [accepted])
+        self.note_rounds([DraftedRounds(seq_ids, [lengths], [accepted])])
 
-    def note_rounds(self, seq_ids: Seq[int], lengths: Seq[Seq[int]], accepted: Seq[Seq[int]]) -> None:
-        """As `note` for rounds of the same requests, one after the other. lengths, accepted: [rounds][sequences]."""
-        rounds, batch = len(accepted), len(seq_ids)
-        if not batch:
+    def note_rounds(self, parts: Seq[DraftedRounds]) -> None:
+        """As `note` for rounds one after the other."""
+        accepted = [n for part in parts for each in part.accepted for n in each]
+        drafts = len(accepted)
+        if not drafts:
             return
-        self.drafts += rounds * batch
-        self._first_weight *= _DRAFTER_DECAY ** (rounds * batch)
-        self._all *= _DRAFTER_DECAY ** (rounds * batch)
-        if rounds * batch == 1:
-            self._note_one(self._row(seq_ids[0]), lengths[0][0], accepted[0][0])
+        self.drafts += drafts
+        self._first_weight *= _DRAFTER_DECAY**drafts
+        self._all *= _DRAFTER_DECAY**drafts
+        lengths = [n for part in parts for each in part.lengths for n in each]
+        if drafts == 1:
+            self._note_one(self._row(parts[0].seq_ids[0]), lengths[0], accepted[0])
             return
-        counts = np.minimum(np.asarray(accepted) + _REACHED_BEYOND, lengths)  # [2, rounds, sequences]
-        told = self._first.take(counts.reshape(2, -1), 0, mode="clip")  # [2, rounds * sequences, max_tokens]
-        self._all += _ages(_DRAFTER_DECAY, rounds * batch) @ told  # as if one came after the other
-        own = _ages(_REQUEST_DECAY, rounds) @ told.reshape(2, rounds, -1)
-        rows = [self._row(seq_id) for seq_id in seq_ids]
-        before = self._figures.take(rows, 0) * _REQUEST_DECAY**rounds
-        self._figures[rows] = before + own.reshape(2, batch, -1).swapaxes(0, 1)
+        counts = np.minimum(np.asarray(accepted) + _REACHED_BEYOND, lengths)  # [2, drafts]
+        told = self._first.take(counts, 0, mode="clip")  # [2, drafts, max_tokens]
+        self._all += _ages(_DRAFTER_DECAY, drafts) @ told  # as if one came after the other
+        at = 0
+        for part in parts:
+            rounds, batch = len(part.accepted), len(part.seq_ids)
+            own = _ages(_REQUEST_DECAY, rounds) @ told[:, at : at + rounds * batch].reshape(2, rounds, -1)
+            rows = [self._row(seq_id) for seq_id in part.seq_ids]
+            before = self._figures.take(rows, 0) * _REQUEST_DECAY**rounds
+            self._figures[rows] = before + own.reshape(2, batch, -1).swapaxes(0, 1)
+            at += rounds * batch
 
     def _note_one(self, row: int, length: int, accepted: int) -> None:
         """As `note_rounds` for one draft: what most rounds of a single request have."""
@@ -253,7 +268,7 @@ class Calibration:
         self._requests.pop(seq_id, None)
 
 
-@lru_cache
+@lru_cache(1024)
 def _ages(decay: float, count: int) -> Floats:
     """[count]: what is left of each of so many that came one after the other."""
     return np.power(decay, np.arange(count - 1, -1, -1), dtype=np.float64)

@@ -88,8 +88,8 @@ class Controller:
         """The drafter whose drafts are seen, and chosen from, before they are scored."""
         self._trials = Trials()
         """Of that one."""
-        self._of_requests = (*self._acceptance, *self.calibration, self._trials)
-        """All that keeps something of each request, but for decisions."""
+        self._of_requests = (*self.calibration, self._trials)
+        """What keeps something of each request, beside the log."""
         self._promised: tuple[list[float], float] | None = None
         """What drafts of the round that were left out in a trial promised: tokens of each, and the seconds of all."""
         self._round = self._since_plain = 0
@@ -377,7 +377,6 @@ class Controller:
 
     def forget(self, seq_id: int) -> Decisions:
         """Drop what is kept of a request; returns what was decided for it."""
-        self._log.tell()
         for each in self._of_requests:
             each.forget(seq_id)
-        return self._decisions.forget(seq_id)
+        return self._log.forget(seq_id)

@@ -51,9 +51,13 @@ class DecisionLog:
         return len(self._known.keys() | self._since.keys())
 
     def note(self, rounds: Streak) -> None:
-        """Note rounds that somebody was asked for."""
-        count, plain, cost = len(rounds.accepted), rounds.price.plain, len(rounds.accepted) * rounds.extra
-        accepted, keys = [*map(sum, zip(*rounds.accepted, strict=True))], dict[tuple[int, int], tuple[str, int]]()
+        """Note rounds that somebody was asked for, as far as they are not noted yet."""
+        new = rounds.accepted[rounds.decided :]
+        if not new:
+            return
+        rounds.decided += len(new)
+        count, plain, cost = len(new), rounds.price.plain, len(new) * rounds.extra
+        accepted, keys = [*map(sum, zip(*new, strict=True))], dict[tuple[int, int], tuple[str, int]]()
         lengths, drafters = [*map(min, rounds.plan.lengths, rounds.drafted)], rounds.plan.drafters
         for row in rounds.rows:
             chosen, made = self._of(rounds.seq_ids[row]), (drafters[row], lengths[row])

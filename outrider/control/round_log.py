@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from itertools import groupby
 
-from outrider.control.acceptance import Acceptance
+from outrider.control.acceptance import Acceptance, DraftedRounds
 from outrider.control.choose import Plan
-from outrider.control.decisions import DecisionLog
+from outrider.control.decisions import DecisionLog, Decisions
 from outrider.control.prices import FREE, Prices
 from outrider.control.sharing import Sharing
 from outrider.control.streak import Streak
@@ -34,6 +34,8 @@ class RoundLog:
         """The last one stays, noted or not: more of the same may come."""
         self._rounds = 0
         """How many are not noted yet."""
+        self._ended: list[int] = []
+        """Requests that ended, and have drafts among those."""
 
     def streak_of(
         self, seq_ids: Seq[int], rows: Seq[int], plan: Plan, drafted: Seq[int], asking: float, now: int
@@ -66,39 +68,67 @@ class RoundLog:
         if not self._rounds:
             return
         told = [streak for streak in self._streaks if streak.accepted]
-        for streak in told:
-            self._decisions.note(streak)
-        for _, alike in groupby(told, lambda each: (each.seq_ids, each.judged, each.plan.drafters)):
-            self._note_drafts([*alike])
+        self._tell_decisions()
+        keyed = groupby(told, lambda each: (each.seq_ids, each.judged, each.plan.drafters))
+        groups = [[*alike] for _, alike in keyed]
+        for drafter in range(len(self._acceptance)):
+            self._note_drafts(drafter, groups)
+        for seq_id in self._ended:
+            self._drop(seq_id)
+        self._ended.clear()
         del self._streaks[:-1]
-        self._streaks[-1].accepted = []
-        self._rounds = 0
+        last = self._streaks[-1]
+        last.accepted, last.decided, self._rounds = [], 0, 0
 
-    def _note_drafts(self, streaks: Seq[Streak]) -> None:
-        """Note drafts for the same sequences, of the same drafters."""
-        seq_ids = streaks[0].seq_ids
-        for i, known in enumerate(self._acceptance):
-            rows = streaks[0].rows_of(i)
+    def forget(self, seq_id: int) -> Decisions:
+        """What was decided for a request that ended.
+
+        What is kept of its drafts is dropped once all rounds are noted: there is less to do at other times than where
+        a text ends.
+        """
+        self._tell_decisions()
+        if self._rounds:
+            self._ended.append(seq_id)
+        else:
+            self._drop(seq_id)
+        return self._decisions.forget(seq_id)
+
+    def _tell_decisions(self) -> None:
+        for streak in self._streaks:
+            self._decisions.note(streak)
+
+    def _drop(self, seq_id: int) -> None:
+        for known in self._acceptance:
+            known.forget(seq_id)
+
+    def _note_drafts(self, drafter: int, groups: Seq[Seq[Streak]]) -> None:
+        """Note the drafts of one drafter. groups: streaks for the same sequences, by the same drafters."""
+        known, parts = self._acceptance[drafter], list[DraftedRounds]()
+        shared: list[tuple[Streak, Seq[int]]] = []
+        for streaks in groups:
+            rows, seq_ids = streaks[0].rows_of(drafter), streaks[0].seq_ids
             ids = [seq_ids[row] for row in rows]
             if rows:
-                self._note_shared(i, ids, rows, [each for each in streaks if each.shared])
                 accepted = [[each[row] for row in rows] for streak in streaks for each in streak.accepted]
-                known.note_rounds(ids, self._lengths(streaks, rows), accepted)
+                parts.append(DraftedRounds(ids, self._lengths(streaks, rows), accepted))
+                shared += [(streak, rows) for streak in streaks if streak.shared]
             if known.states and len(ids) < len(seq_ids):
                 known.forget_stated(seq_id for seq_id in seq_ids if seq_id not in ids)
+        if shared:
+            self._note_shared(drafter, *max(shared, key=lambda each: len(each[0].accepted)))
+        known.note_rounds(parts)
 
-    def _note_shared(self, drafter: int, ids: Seq[int], rows: Seq[int], streaks: Seq[Streak]) -> None:
-        """Note what drafts that shared rows gained by that: before their acceptance is noted."""
-        if not streaks:
-            return
-        known = self._acceptance[drafter]
-        by_length = known.survival(ids).cumsum(1)
-        for streak in streaks:
-            lengths = [streak.drafted[row] for row in rows]
-            expected = sum(float(by_length[i, n - 1]) for i, n in enumerate(lengths) if n)
-            accepted = sum(each[row] for each in streak.accepted for row in rows)
-            share, rounds = sum(lengths) / len(rows) / known.max_tokens, len(streak.accepted)
-            self._sharing.note(drafter, share, accepted, rounds * expected, rounds * len(rows))
+    def _note_shared(self, drafter: int, streak: Streak, rows: Seq[int]) -> None:
+        """Note what drafts that shared rows gained by that: before their acceptance is noted.
+
+        rows: those of this drafter. One streak tells for all that are noted together.
+        """
+        known, lengths = self._acceptance[drafter], [streak.drafted[row] for row in rows]
+        by_length = known.survival([streak.seq_ids[row] for row in rows]).cumsum(1)
+        expected = sum(float(by_length[i, n - 1]) for i, n in enumerate(lengths) if n)
+        accepted = sum(each[row] for each in streak.accepted for row in rows)
+        share, rounds = sum(lengths) / len(rows) / known.max_tokens, len(streak.accepted)
+        self._sharing.note(drafter, share, accepted, rounds * expected, rounds * len(rows))
 
     def _lengths(self, streaks: Seq[Streak], rows: Seq[int]) -> list[list[int]]:
         """[rounds][rows]: how long the drafts in these rows count as.

@@ -26,6 +26,8 @@ class Streak:
     shared: bool = False
     """Drafts shared rows: lengths are what each had on average."""
     accepted: list[Seq[int]] = field(default_factory=list[Seq[int]])  # [rounds][sequences]
+    decided: int = 0
+    """How many of these rounds are counted among the decisions."""
     judged: list[int] = field(init=False)
     """The rows that were drafted for, were it nothing, and that go on."""
     asked: tuple[int, ...] = field(init=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from outrider.control.costs import size_of
 
@@ -19,8 +19,9 @@ _MAX_STALL = 4.0
 """A round, or one of those that are noted together, counts as no more than so many."""
 
 
-class _Sums(NamedTuple):
-    """Of rounds, in seconds."""
+@dataclass(slots=True)
+class _Sums:
+    """Of rounds, in seconds. Changed in place: there is one more in every round."""
 
     passed: float = 1.0
     """What went by from one to the next."""
@@ -37,14 +38,18 @@ class _Sums(NamedTuple):
         seconds = _PRIOR_ROUNDS * usual
         return cls(seconds * plain.passed / plain.usual, seconds, seconds, _PRIOR_ROUNDS)
 
-    def plus(self, other: _Sums, rounds: int) -> _Sums:
-        """These, and those of so many rounds after them."""
-        kept = _DECAY**rounds
-        return _Sums(*(kept * mine + its for mine, its in zip(self, other, strict=True)))
+    def scale(self, kept: float) -> None:
+        """Forget all but so great a part."""
+        self.passed *= kept
+        self.usual *= kept
+        self.promised *= kept
+        self.rounds *= kept
 
-    def nearer(self, other: _Sums, part: float) -> _Sums:
-        """These, moved towards others by so great a part of the distance."""
-        return _Sums(*(mine + part * (its - mine) for mine, its in zip(self, other, strict=True)))
+    def add(self, passed: float, usual: float, promised: float, rounds: float) -> None:
+        self.passed += passed
+        self.usual += usual
+        self.promised += promised
+        self.rounds += rounds
 
 
 class Trust:
@@ -68,11 +73,11 @@ class Trust:
             self._rounds[drafter] += rounds
             return
         key = drafter, size_of(batch)
-        before = self._sums.get(key)
-        if before is None:
-            before = _Sums.even(usual / rounds, self._plain(batch))
-        passed = min(passed, usual + (_MAX_STALL - 1) * usual / rounds)
-        self._sums[key] = before.plus(_Sums(passed, usual, usual * fulfilled, rounds), rounds)
+        known = self._sums.get(key)
+        if known is None:
+            known = self._sums[key] = _Sums.even(usual / rounds, self._plain(batch))
+        known.scale(_DECAY**rounds)
+        known.add(min(passed, usual + (_MAX_STALL - 1) * usual / rounds), usual, usual * fulfilled, rounds)
 
     def rate(self, drafter: int, batch: int) -> float:
         """What to multiply a promised rate by before it is compared with that of plain decoding."""
@@ -86,9 +91,11 @@ class Trust:
 
     def fade(self, drafter: int, part: float) -> None:
         """Forget so much of what is known of a drafter: it is not asked, and nothing tells how it would do by now."""
-        for key in [key for key in self._sums if key[0] == drafter]:
-            known, plain = self._sums[key], self._sums.get((PLAIN, key[1]), _Sums())
-            self._sums[key] = known.nearer(_Sums.even(known.usual / known.rounds, plain), part)
+        for (who, size), known in self._sums.items():
+            if who == drafter:
+                even = _Sums.even(known.usual / known.rounds, self._sums.get((PLAIN, size), _Sums()))
+                known.scale(1 - part)
+                known.add(part * even.passed, part * even.usual, part * even.promised, part * even.rounds)
 
     def _plain(self, batch: int) -> _Sums:
         return self._sums.get((PLAIN, size_of(batch)), _Sums())

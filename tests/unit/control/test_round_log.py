@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from outrider.control import round_log
-from outrider.control.acceptance import Acceptance
+from outrider.control.acceptance import Acceptance, DraftedRounds
 from outrider.control.choose import Plan
 from outrider.control.controller import Controller, Member
 from outrider.control.costs import PassTable
@@ -27,10 +27,17 @@ def test_rounds_noted_together_count_as_one_after_the_other():
         ids = rng.sample(range(9), rng.randint(1, 6))
         lengths = [[rng.randint(1, 7) for _ in ids] for _ in range(rng.randint(1, 9))]
         accepted = [[rng.randint(0, n) for n in each] for each in lengths]
-        together.note_rounds(ids, lengths, accepted)
-        for length, right in zip(lengths, accepted, strict=True):
-            for at, seq_id in enumerate(ids):
-                alone.note([seq_id], [length[at]], [right[at]])
+        parts = [DraftedRounds(ids, lengths, accepted)]
+        if rng.random() < 0.5 and len(ids) > 1:  # others come and go meanwhile
+            parts = [
+                DraftedRounds(ids[1:], [each[1:] for each in lengths], [each[1:] for each in accepted]),
+                DraftedRounds(ids[:1], [each[:1] for each in lengths], [each[:1] for each in accepted]),
+            ]
+        together.note_rounds(parts)
+        for part in parts:
+            for length, right in zip(part.lengths, part.accepted, strict=True):
+                for at, seq_id in enumerate(part.seq_ids):
+                    alone.note([seq_id], [length[at]], [right[at]])
     assert together.drafts == alone.drafts
     ids = [*range(10)]
     assert together.survival(ids) == pytest.approx(alone.survival(ids), rel=1e-9, abs=0)
@@ -45,7 +52,7 @@ def test_figures_are_those_of_a_plain_count():
     for _ in range(20):
         lengths = [[rng.randint(1, 4) for _ in range(3)] for _ in range(3)]
         accepted = [[rng.randint(0, n) for n in each] for each in lengths]
-        known.note_rounds([0, 1, 2], lengths, accepted)
+        known.note_rounds([DraftedRounds([0, 1, 2], lengths, accepted)])
         drafts = [each for part in zip(lengths, accepted, strict=True) for each in zip(*part, strict=True)]
         for row, (n, a) in zip([0, 1, 2] * 3, drafts, strict=True):
             told = [[float(j < min(n, a + 1)) for j in range(4)], [float(j < a) for j in range(4)]]
@@ -119,15 +126,38 @@ def test_the_rounds_of_one_plan_are_noted_in_one_go(monkeypatch: pytest.MonkeyPa
     control, calls = make_controller(), list[int]()
     noted = Acceptance.note_rounds
     monkeypatch.setattr(
-        Acceptance, "note_rounds", lambda self, ids, n, right: (calls.append(len(right)), noted(self, ids, n, right))
+        Acceptance,
+        "note_rounds",
+        lambda self, parts: (calls.extend(len(part.accepted) for part in parts), noted(self, parts)),
     )
     plan = next(p for p in (control.plan([0, 1], [7, 7]) for _ in range(9)) if p.asks)
     short = replace(plan, lengths=[plan.lengths[0], 1])  # where a text is about to end
     for i in range(35):
         control.note([0, 1], range(2), short if i > 5 else plan, [*(short if i > 5 else plan).lengths], [1, 1])
     assert calls == [16, 16]
-    control.forget(0)
+    assert control.forget(0).rounds == 35
+    assert calls == [16, 16]  # a text's end is no time for it
+    assert 0 in control._acceptance[plan.drafters[0]]._rows
+    assert 0 not in control.acceptance[plan.drafters[0]]._rows
     assert calls == [16, 16, 3]
+    assert control.forget(1).rounds == 35
+    assert not any(each._rows for each in control._acceptance)
+
+
+def test_texts_that_share_rows_tell_what_that_gains_before_they_are_noted(monkeypatch: pytest.MonkeyPatch):
+    """Of rounds that are noted together the longest streak tells; each expects what is known before them."""
+    control, told = make_controller(), list[tuple[float, ...]]()
+    plan = next(p for p in (control.plan([0, 1], [7, 7]) for _ in range(9)) if p.asks)
+    by, length = plan.drafters[0], plan.lengths[0]
+    expected = control.acceptance[by].survival([0, 1]).cumsum(1)[:, length - 1].sum()
+    monkeypatch.setattr(control._sharing, "note", lambda *figures: told.append(figures))
+    for ids, rounds in (([0, 1], 3), ([2, 1], 5), ([2, 3], 2)):
+        for _ in range(rounds):
+            control.note(ids, range(2), plan, [*plan.lengths], [1, 0], shared=True)
+    assert not told
+    share = length / control.members[by].max_tokens
+    assert control.acceptance[by].drafts == 20
+    assert told == [(by, share, 5, pytest.approx(5 * expected), 10)]
 
 
 def test_a_streak_is_priced_as_its_rounds_would_be():
