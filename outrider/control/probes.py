@@ -55,8 +55,11 @@ class Probes:
         self._round += rounds
 
     def charge(self, tokens: int, seconds: float, batch: int) -> None:
-        """Note what a round of a probe brought and took: to begin costs more than it should lose."""
-        self._last.lost += max(0.0, self.rate * seconds - tokens) / batch
+        """Note what a round of a probe brought and took: to begin costs more than it should lose.
+
+        A round that brought more makes up for one that brought less: how many tokens come is partly luck.
+        """
+        self._last.lost += (self.rate * seconds - tokens) / batch
 
     def due(self, outlooks: Seq[Outlook], plan: Plan, drafts: Seq[int]) -> Plan | None:
         """The best plan of a drafter that is left out and due to be tried, who was least often; None: take the plan.
@@ -76,7 +79,7 @@ class Probes:
         tried = self._tried[at]
         share = (_SHARE if plan.asks else _RESTING_SHARE) / len(self._tried)
         rounds = self._round - tried.round
-        if not new and rounds < max(tried.rest, min(tried.lost / share, _MAX_REST)):
+        if not new and rounds < max(tried.rest, min(tried.lost / share, _MAX_REST)):  # less than nothing: it gained
             return None
         asked = replace(outlooks[at], budgets=self._budgets(outlooks[at], tried.times))
         probe = best_plan_of([*outlooks[:at], asked, *outlooks[at + 1 :]], at, self.costs, self.widths)

@@ -125,7 +125,7 @@ class KeptPlan:
         """
         gain = tokens - rate * seconds
         if plan.probe:
-            self._spent += max(0.0, -gain / rate)
+            self._spent = max(0.0, self._spent - gain / rate)
             self._in_vain -= gain
             if self._in_vain > _PROBE_STOP * len(plan.lengths):
                 self._rounds = 0

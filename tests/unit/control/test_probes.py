@@ -91,3 +91,16 @@ def test_one_that_is_not_trusted_is_tried_the_less():
     plan = best_plan_of(known, 0, COSTS, WIDTHS)
     doubted = [known[0], replace(known[1], trust=0.5)]
     assert probed(plan, doubted, 0.0) < probed(plan, known, 0.0) / 10
+
+
+def test_luck_is_not_charged():
+    """Rounds of a probe that bring no tokens and twice as many, in turn, lose nothing."""
+    known = [replace(each, survival=np.full((1, 7), 0.9).cumprod(1)) for each in outlooks()]
+    plan, probes, found = best_plan_of(known, 0, COSTS, WIDTHS), Probes(2, COSTS, WIDTHS), 0
+    for _ in range(20_000):
+        if probes.due(known, plan, [100, 100]) is not None:
+            found += 1
+            for tokens in (0, 8):
+                probes.charge(tokens, 4 / plan.rate, 1)
+        probes.count_rounds()
+    assert found > 1000
