@@ -120,7 +120,7 @@ class Feedback:
         usual = controller.usual_seconds(plan, drafted)
         took, tokens, passed = usual, batch + sum(accepted), self._passed()
         if plan.probe:  # catching up is part of it
-            took = min(seconds, _MAX_STALL * usual)
+            took = min(seconds, _MAX_STALL * usual) or usual  # where its own time says nothing
             controller.probes.charge(tokens, took, batch)
         elif self.overlaps:
             by = plan.only_drafter
@@ -128,7 +128,7 @@ class Feedback:
                 controller.trust.note(by, batch, tokens / plan.tokens, usual, passed)
             took = usual if by is None else usual / controller.trust.pace(by, batch)
         rate = max(plain_rate, controller.probes.rate) if plan.probe else plain_rate
-        self._kept.note(plan, tokens, took or usual, rate)
+        self._kept.note(plan, tokens, took, rate)
         for i in self.watchers:
             if i in proposal.members:
                 self._note_evidence(controller, i, plan, seq_ids, verdicts)

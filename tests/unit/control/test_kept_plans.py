@@ -154,6 +154,19 @@ def test_a_round_that_could_be_repeated_is_not_soon_launched_anew_for_another_pl
     assert not kept.goes_on
 
 
+@pytest.mark.parametrize(("seconds", "counted"), [(0.0, 1.0), (2.0, 2.0), (50.0, 4.0)])
+def test_a_round_of_a_probe_is_charged_by_what_it_took(seconds: float, counted: float):
+    """One that somebody joined says nothing of its time, and a stall counts as four rounds: others take a second."""
+    controller = Scripted(drafts=True)
+    plan = replace(controller.plan([0, 1], [1, 1]), probe=True, rounds=4)
+    controller.plan = lambda seq_ids, budgets: plan
+    controller.probes.rate = 8.0
+    run = Rounds(controller)
+    proposal = run.propose(sequences(2))
+    run.drafting.account(proposal, dict.fromkeys([0, 1], run.verdict), [0, 1], seconds)
+    assert controller.probes._last.lost == pytest.approx((8.0 * counted - 4) / 2)
+
+
 @pytest.fixture
 def long_rests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_plan, "_MAX_REST", 1e9)
