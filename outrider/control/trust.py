@@ -75,7 +75,7 @@ class Trust:
         key = drafter, size_of(batch)
         known = self._sums.get(key)
         if known is None:
-            known = self._sums[key] = _Sums.even(usual / rounds, self._plain(batch))
+            known = self._sums[key] = _Sums.even(usual / rounds, self._plain(key[1]))
         known.scale(_DECAY**rounds)
         known.add(min(passed, usual + (_MAX_STALL - 1) * usual / rounds), usual, usual * fulfilled, rounds)
 
@@ -93,13 +93,13 @@ class Trust:
         """Forget so much of what is known of a drafter: it is not asked, and nothing tells how it would do by now."""
         for (who, size), known in self._sums.items():
             if who == drafter:
-                even = _Sums.even(known.usual / known.rounds, self._sums.get((PLAIN, size), _Sums()))
+                even = _Sums.even(known.usual / known.rounds, self._plain(size))
                 known.scale(1 - part)
                 known.add(part * even.passed, part * even.usual, part * even.promised, part * even.rounds)
 
-    def _plain(self, batch: int) -> _Sums:
-        return self._sums.get((PLAIN, size_of(batch)), _Sums())
+    def _plain(self, size: int) -> _Sums:
+        return self._sums.get((PLAIN, size), _Sums())
 
     def _plain_pace(self, batch: int) -> float:
-        plain = self._plain(batch)
+        plain = self._plain(size_of(batch))
         return plain.usual / plain.passed

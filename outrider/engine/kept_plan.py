@@ -107,7 +107,8 @@ class KeptPlan:
         self.is_new, self._rounds = not plan.rounds, plan.rounds
         if plan.rounds:  # else it is known once the plan is used
             self.is_brief = plan.rounds < _BRIEF_ROUNDS
-        self._until = self._repeated_until = self._in_vain = 0.0  # those of a plan before it do not count
+        self._hold(0.0)
+        self._in_vain = 0.0  # that of a plan before it does not count
         self._seconds = self._host.charge(began)
         self._spent += self._seconds
 
@@ -115,7 +116,7 @@ class KeptPlan:
         """The same plan for other sequences."""
         self.seq_ids, self.plan, self.asks, self._others = seq_ids, plan, plan.asks, False
         if not plan.asks:
-            self._until = self._repeated_until = self._rests.get(size_of(len(seq_ids)), self._until)
+            self._hold(self._rests.get(size_of(len(seq_ids)), self._until))
 
     def note(self, plan: Plan, tokens: int, seconds: float, rate: float) -> None:
         """Note what a round of this plan brought and took. rate: tokens a second that there would be else.
@@ -140,16 +141,21 @@ class KeptPlan:
         elif self._gain > -_STOP * len(plan.lengths) ** 0.5:
             return
         if self._gain < 0:
-            self._until = self._repeated_until = 0.0
+            self._hold(0.0)
             self._spent -= 0.0 if plan.probe else self._gain / rate
         else:
             self._spent = 0.0
         self._gain = 0.0
 
+    def _hold(self, until: float, repeated_until: float | None = None) -> None:
+        """It ends then. repeated_until: the same while rounds are repeated, if that is later."""
+        self._until = until
+        self._repeated_until = until if repeated_until is None else repeated_until
+
     def end_rest(self) -> None:
         """Nobody is asked, but somebody should be: the next round is planned."""
         if not self.asks:
-            self._until = self._repeated_until = 0.0
+            self._hold(0.0)
             self._rests.clear()
 
     @property
@@ -165,17 +171,17 @@ class KeptPlan:
         self.is_new = False
         plan, now = cast(Plan, self.plan), self._host.now()
         if plan.probe:
-            self._until = self._repeated_until = now
+            self._hold(now)
         elif plan.asks:
             share = SETTLED_SHARE if plan.settled else ASKING_SHARE
-            self._until = now + rest_after(self._seconds, share)
-            self._repeated_until = now + rest_after(self._seconds + self._host.launching, share)
+            launched = self._seconds + self._host.launching
+            self._hold(now + rest_after(self._seconds, share), now + rest_after(launched, share))
             self.is_brief = self._until - now < _BRIEF_ROUNDS * plan.seconds
         else:
             most = _SHORT_REST if self._worth > 0 else _MAX_REST
             rest = min(rest_after(self._spent, RESTING_SHARE), most * plan.seconds)
             rest = max(rest, min(rest_after(self._spent, _MOST_SHARE), _LONGER * most * plan.seconds))
-            self._until = self._repeated_until = now + rest
+            self._hold(now + rest)
             soon = self._worth > 0 or len(self.seq_ids) == 1  # a request alone: no others tell anything of its text
             others = min(rest, rest_after(self._seconds, NEWCOMER_SHARE)) if soon else rest
             self._rests[size_of(len(self.seq_ids))] = now + others
