@@ -181,7 +181,7 @@ class Engine:
     def _schedule(self, after: InFlightRound | None) -> tuple[list[ScheduledSequence], DeviceState | None]:
         """Who takes part, and where the device has them already, if a round in flight comes first."""
         if after is None:
-            scheduled = self.scheduler.next_round(self.drafting.traits.max_tokens)
+            scheduled = self.scheduler.next_round(self._max_draft)
             for seq in self.scheduler.preempted:
                 self._live[seq.id].stats.preemptions += 1
             return scheduled, None
@@ -193,6 +193,13 @@ class Engine:
             return [], None
         state, new = after.state.take(rows), [each.seq.tokens for each in scheduled[len(rows) :]]
         return scheduled, state.joined(new) if new else state
+
+    @property
+    def _max_draft(self) -> int:
+        """Max tokens drafted in a round behind none: where nobody is asked, prompts have all the room."""
+        forces = any(seq.constraint is not None for seq in self.scheduler.running)  # tokens, whoever is asked
+        reads = self.scheduler.reads_prompts and not forces
+        return self.drafting.max_draft if reads else self.drafting.traits.max_tokens
 
     def _read_newcomers(self, last: InFlightRound) -> None:
         """Launch the reading of texts behind the last round in flight, which keeps the device busy meanwhile.

@@ -59,6 +59,12 @@ class Scheduler:
     def __len__(self) -> int:
         return len(self.waiting) + len(self.running) + len(self.joining)
 
+    @property
+    def reads_prompts(self) -> bool:
+        """Whether a round behind none reads prompts."""
+        newcomers = bool(self.waiting) and len(self.running) < self.max_batch
+        return newcomers or any(seq.pending > 1 for seq in self.running)
+
     def add(self, seq: Sequence) -> None:
         self.waiting.append(seq)
 
@@ -76,7 +82,7 @@ class Scheduler:
         """The sequences of this round, pages reserved. Empty where none is left, or others hold all pages.
 
         A token for every decoding sequence comes first, whatever a round may read. Of what is left, drafts may
-        take half while prompts are being read, else all: budgets are often not used, and no prompt waits for that.
+        take half while prompts are being read, else all.
         """
         self.preempted = []
         scheduled: list[ScheduledSequence] = []
@@ -84,9 +90,8 @@ class Scheduler:
         self.running += [each.seq for each in new.values()]
         decoding = [seq for seq in self.running if seq.pending == 1]
         reading = [seq for seq in self.running if seq.pending > 1]
-        newcomers = bool(self.waiting) and len(self.running) < self.max_batch
         drafts = spare = self.max_round_tokens - len(decoding)
-        if reading or newcomers:
+        if self.reads_prompts:
             drafts, spare = spare // 2, max(1, spare)
         for seq in (*decoding, *reading):
             decodes = seq.pending == 1

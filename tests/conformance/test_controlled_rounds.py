@@ -13,14 +13,16 @@ from test_lookups_in_flight import RULES, assert_judged, drafter_of, repetitive
 from test_rounds_behind_rounds import Schedule, at_random
 from testbed import CONTEXT, TOKENIZER, VOCAB
 
-from outrider.control.choose import Plan
+from outrider.control.choose import Plan, plain_plan
 from outrider.control.controller import Controller, Member
 from outrider.control.costs import PassTable, RoundCosts, RoundKind
+from outrider.core.sampling import SamplingParams
 from outrider.drafters.base import Drafter, DrafterContext
 from outrider.drafters.mix import MixConfig
+from outrider.drafters.none import NoDraft
 from outrider.drafters.suffix import SuffixConfig
 from outrider.engine.engine import Engine
-from outrider.engine.request import EngineLimits
+from outrider.engine.request import EngineLimits, Request
 from outrider.runners.base import Runner
 from outrider.testing.toy import ToyRunner
 from outrider.verify.base import make_verifier
@@ -96,3 +98,33 @@ def test_measured_costs_leave_texts_and_account_for_every_round(asynchronous: bo
     assert tried.stats.all.accepted > 0.3 * tried.stats.tokens  # texts that repeat are drafted
     assert not controller._decisions
     assert not tried.drafting.feedback._unscored
+
+
+class Resting(Controller):
+    """Asks nobody, ever."""
+
+    def plan(self, seq_ids: Seq[int], budgets: Seq[int]) -> Plan:
+        return plain_plan(len(seq_ids), self.costs)
+
+
+def rounds_to_read(engine: Engine, prompts: int) -> int:
+    """Rounds until every one of so many prompts of 40 tokens has its first token, after a few of others."""
+    run(engine, [Request(prompt=(1, 2, 3), params=SamplingParams(max_tokens=8, ignore_eos=True))] * 2)
+    params = SamplingParams(max_tokens=30, ignore_eos=True)
+    texts = [tuple((i * 11 + at) % VOCAB for at in range(40)) for i in range(prompts)]
+    seqs = [engine.live(engine.submit(Request(prompt=text, params=params))[0]).seq for text in texts]
+    rounds = 0
+    while not all(seq.generated for seq in seqs):
+        engine.step()
+        rounds += 1
+    return rounds
+
+
+def test_drafts_that_nobody_makes_leave_prompts_their_room():
+    limits = EngineLimits(max_batch=16, max_round_tokens=64)
+    plain = Engine(target(4096), NoDraft(), make_verifier("seeded"), TOKENIZER, limits=limits)
+    runner = target(4096)
+    drafter = drafter_of("suffix", runner, limits.max_batch)
+    table = PassTable({(b, w): 1.0 + 0.01 * b * w for b in (1, 2, 4, 8, 16) for w in WIDTHS}, padded=True)
+    tried = controlled(runner, drafter, Resting(members_of(drafter), RoundCosts(table), WIDTHS), limits)
+    assert rounds_to_read(tried, 16) <= rounds_to_read(plain, 16) + 2  # in which it is planned that nobody is asked
