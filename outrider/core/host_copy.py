@@ -20,10 +20,14 @@ class _Buffer(NamedTuple):
     memory: Tensor
     array: np.ndarray
     arrived: torch.cuda.Event
+    stream: torch.cuda.Stream
+    """That copies to it are made in. To ask for the current one takes as long as to record an event."""
+    free: list[_Buffer]
+    """Where it is kept while no copy uses it."""
 
 
-_free: dict[tuple[int, torch.Size, torch.dtype], list[_Buffer]] = {}
-"""By device, shape and type: buffers that no copy uses. To pin memory anew takes longer than a copy."""
+_free: dict[tuple[int, int, torch.Size, torch.dtype], list[_Buffer]] = {}
+"""By device, stream, shape and type: buffers that no copy uses. To pin memory anew takes longer than a copy."""
 
 
 class HostCopy:
@@ -36,9 +40,9 @@ class HostCopy:
         self.tokens = tokens
         self._buffer: _Buffer | None = None
         if tokens.is_cuda:
-            self._buffer = _take_free(tokens) or _new_buffer(tokens)
-            self._buffer.memory.copy_(tokens, non_blocking=True)
-            self._buffer.arrived.record()
+            self._buffer = buffer = _buffer_for(tokens)
+            buffer.memory.copy_(tokens, non_blocking=True)
+            buffer.arrived.record(buffer.stream)
         self._array: np.ndarray | None = None
         self._list: list[Any] | None = None
         self._chances: np.ndarray[Any, np.dtype[np.float64]] | None = None
@@ -73,24 +77,27 @@ class HostCopy:
         if not buffer.arrived.query():
             buffer.arrived.synchronize()
         array = buffer.array.copy()
-        free = _free.setdefault(_key(self.tokens), [])
-        if len(free) < _MAX_KEPT and array.size <= _MAX_KEPT_SIZE:
-            free.append(buffer)
+        if len(buffer.free) < _MAX_KEPT and array.size <= _MAX_KEPT_SIZE:
+            buffer.free.append(buffer)
         return array
 
 
-def _key(tokens: Tensor) -> tuple[int, torch.Size, torch.dtype]:
-    return tokens.get_device(), tokens.shape, tokens.dtype
-
-
-def _take_free(tokens: Tensor) -> _Buffer | None:
+def _buffer_for(tokens: Tensor) -> _Buffer:
+    """A free buffer for a copy in the current stream, or a new one."""
+    device = tokens.get_device()
+    free = _free.setdefault((device, _current_stream(device), tokens.shape, tokens.dtype), [])
     try:
-        return _free[_key(tokens)].pop()
-    except (KeyError, IndexError):  # not asked for before: engines in other threads take buffers too
-        return None
+        return free.pop()
+    except IndexError:  # not asked for before: engines in other threads take buffers too
+        return _new_buffer(tokens, free)
 
 
-def _new_buffer(tokens: Tensor) -> _Buffer:
+def _current_stream(device: int) -> int:
+    return torch._C._cuda_getCurrentRawStream(device)
+
+
+def _new_buffer(tokens: Tensor, free: list[_Buffer]) -> _Buffer:
     with torch.inference_mode(False):  # written to in that mode, and outside of it
         memory = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
-        return _Buffer(memory, memory.numpy(), torch.cuda.Event())
+        stream = torch.cuda.current_stream(tokens.device)
+        return _Buffer(memory, memory.numpy(), torch.cuda.Event(), stream, free)

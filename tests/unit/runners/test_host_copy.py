@@ -21,7 +21,7 @@ class Arrival:
     def __init__(self) -> None:
         self.done = False
 
-    def record(self) -> None:
+    def record(self, stream: object) -> None:
         self.done = False
 
     def query(self) -> bool:
@@ -31,16 +31,21 @@ class Arrival:
         self.done = True
 
 
+STREAM = {0: 0}
+"""The current one."""
+
+
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     """The buffers that were made."""
     buffers: list[torch.Tensor] = []
 
-    def new(tokens: torch.Tensor) -> host_copy._Buffer:
+    def new(tokens: torch.Tensor, free: list[host_copy._Buffer]) -> host_copy._Buffer:
         buffers.append(torch.zeros(tokens.shape, dtype=tokens.dtype))
-        return host_copy._Buffer(buffers[-1], buffers[-1].numpy(), Arrival())  # type: ignore[arg-type]
+        return host_copy._Buffer(buffers[-1], buffers[-1].numpy(), Arrival(), None, free)  # type: ignore[arg-type]
 
     monkeypatch.setattr(host_copy, "_new_buffer", new)
+    monkeypatch.setattr(host_copy, "_current_stream", lambda device: STREAM[0])
     monkeypatch.setattr(host_copy, "_free", {})
     return buffers
 
@@ -71,6 +76,13 @@ def test_only_memory_of_the_same_shape_and_kind_is_used_again(made: list[torch.T
     for values in (torch.tensor([[1, 2]]), torch.tensor([1, 2]), torch.tensor([1.5, 2.5]), torch.tensor([3, 4, 5])):
         assert HostCopy(values.as_subclass(DeviceTensor)).list() == values.tolist()
     assert len(made) == 4
+
+
+def test_memory_is_not_used_again_in_another_stream(made: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch):
+    for stream in (0, 1, 0, 1):
+        monkeypatch.setitem(STREAM, 0, stream)
+        assert HostCopy(device(stream, 5)).list() == [stream, 5]
+    assert len(made) == 2
 
 
 def test_what_nobody_read_is_not_handed_out(made: list[torch.Tensor]):
