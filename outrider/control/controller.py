@@ -253,30 +253,32 @@ class Controller:
         rows: Seq[int],
         plan: Plan,
         drafted: Seq[int],
-        accepted: Seq[int],
+        accepted: Seq[Seq[int]],
         asking: float = 0.0,
         *,
         shared: bool = False,
     ) -> None:
-        """Note a round of a plan: how many tokens of each sequence's draft were scored, and how many accepted.
+        """Note rounds of a plan: how many tokens of each sequence's draft were scored in each, and how many accepted.
 
-        A draft that only the device knows is scored at the length that was asked for, found or not.
-        rows: the sequences that go on; the others ended meanwhile. asking: the seconds in which the drafter was asked
-        whose drafts are seen first, where it was the only one. shared: drafts shared rows, and lengths are on average.
+        A draft that only the device knows is scored at the length that was asked for, found or not. accepted:
+        [rounds][sequences]. rows: the sequences that go on; the others ended meanwhile. asking: the seconds in which
+        the drafter was asked whose drafts are seen first, where it was the only one. shared: drafts shared rows, and
+        lengths are on average.
         """
         if not plan.asks:
-            self.note_plain(plan, [seq_ids[row] for row in rows], [0.0])
+            self.note_plain(plan, [seq_ids[row] for row in rows], [0.0] * len(accepted))
             return
         self._decisions.end_rest()
         streak = self._log.streak_of(seq_ids, rows, plan, drafted, asking, self._round)
         streak.shared = shared
         if plan.own:
-            self._own.note_round(streak.asked[0], drafted, accepted)
+            self._own.note_rounds(streak.asked[0], drafted, accepted)
         if plan.settled:
-            self._trials.note(seq_ids, self._asked_round(accepted, streak.extra))
-        self._count_rounds(streak.drafts)
+            for each in accepted:
+                self._trials.note(seq_ids, self._asked_round(each, streak.extra))
+        self._count_rounds(streak.drafts, len(accepted))
         if streak.price.plain > 0:
-            self._lost = max(0.0, self._lost - sum(accepted) + streak.loss)
+            self._lost = max(0.0, self._lost - sum(map(sum, accepted)) + len(accepted) * streak.loss)
         note_known = self._fading.note_judged if plan.probe else self._fading.note_asked
         for i in streak.asked:
             note_known(i, self._round)
@@ -316,7 +318,7 @@ class Controller:
     def _count_rounds(self, drafted: bool, rounds: int = 1) -> None:
         """rounds: as in `Fading.due`."""
         self.probes.count_rounds(rounds)
-        self._since_plain += drafted
+        self._since_plain += rounds if drafted else 0
         self._round += rounds
         rates, own = self._fading.due(self._round, rounds)
         for i in rates:
@@ -371,9 +373,9 @@ class Controller:
         for acceptance in self._acceptance:
             acceptance.forget_stated(seq_ids)
 
-    def note_seconds(self, plan: Plan, drafted: Seq[int], seconds: float) -> None:
-        """Note what a round of a plan took, in which every sequence decodes; without asking, as in `note`."""
-        self.costs.observe(self.prices.kind_of(plan, drafted), seconds)
+    def note_seconds(self, plan: Plan, drafted: Seq[int], seconds: float, rounds: int = 1) -> None:
+        """Note what rounds of a plan took each, in which every sequence decodes; without asking, as in `note`."""
+        self.costs.observe(self.prices.kind_of(plan, drafted), seconds, rounds)
 
     def forget(self, seq_id: int) -> Decisions:
         """Drop what is kept of a request; returns what was decided for it."""

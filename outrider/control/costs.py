@@ -241,7 +241,7 @@ class RoundCosts:
                 smaller.value, smaller.start = min(smaller.value, extra), min(smaller.start, extra)
 
     def observe(self, kind: RoundKind, seconds: float, rounds: int = 1) -> None:
-        """Note what a round took. rounds: so many without drafts took as long each."""
+        """Note what a round took. rounds: so many took as long each."""
         if seconds <= 0:
             return
         expected = self._measured(kind)
@@ -249,7 +249,7 @@ class RoundCosts:
             return
         self._now += rounds
         if not kind.plain:
-            self._observe_drafted(kind, seconds, expected * self._level(kind.batch))
+            self._observe_drafted(kind, seconds, expected * self._level(kind.batch), rounds)
             return
         size, ratio = size_of(kind.batch), max(seconds / expected, 1 / MAX_RATIO)
         known, most = self._levels.get(size), MAX_RATIO
@@ -261,18 +261,18 @@ class RoundCosts:
         known.add(min(ratio, most), self._now, rounds)
         self._last_size = size
 
-    def _observe_drafted(self, kind: RoundKind, seconds: float, passes: float) -> None:
+    def _observe_drafted(self, kind: RoundKind, seconds: float, passes: float, rounds: int) -> None:
         """passes: what its passes should have taken."""
         seconds = min(max(seconds, passes / MAX_RATIO), passes * MAX_RATIO)
         known = self._asking.setdefault(kind.drafters, {})
         asking = known.setdefault(size_of(kind.batch), RunningMean(0.0, last=self._now))
         own = self._kinds.setdefault(kind, RunningMean(1.0, last=self._now, start=1.0))
         asking.value, own.value = asking.at(self._now), own.at(self._now)
-        asking.add(seconds / own.value - passes, self._now)
+        asking.add(seconds / own.value - passes, self._now, rounds)
         asking.start = min(asking.start, asking.value)  # rounds at the start were slower than they had to be
         told = seconds / (passes + max(0.0, asking.value))  # what the first does not explain
         # quicker than expected: asking is, for all widths; else this one would seem quicker than all it is compared to
-        own.add(max(told, 1.0) if asking.value > 0 else told, self._now)
+        own.add(max(told, 1.0) if asking.value > 0 else told, self._now, rounds)
         self._drop_oldest_kind()
 
     def _drop_oldest_kind(self) -> None:

@@ -71,8 +71,8 @@ class OverlappedCosts(RoundCosts):
         if seconds <= 0:
             return
         if self._last is not None and kind is self._last[0]:
-            self._now += 1
-            self._observe_asked(seconds, *self._last[1:])
+            self._now += rounds
+            self._observe_asked(seconds, *self._last[1:], rounds)
             return
         passes = self._measured(kind)
         if passes <= 0:
@@ -90,19 +90,19 @@ class OverlappedCosts(RoundCosts):
             return
         own = self._kinds.setdefault(kind, RunningMean(1.0, last=self._now, start=1.0, recent=_DRAFTED_ROUNDS))
         self._last = kind, passes, host, own
-        self._observe_asked(seconds, passes, host, own)
+        self._observe_asked(seconds, passes, host, own, rounds)
         self._drop_oldest_kind()
 
-    def _observe_asked(self, seconds: float, passes: float, host: RunningMean, own: RunningMean) -> None:
-        """Note a round with drafts. passes: what its passes were measured to take."""
+    def _observe_asked(self, seconds: float, passes: float, host: RunningMean, own: RunningMean, rounds: int) -> None:
+        """Note rounds with drafts. passes: what the passes of each were measured to take."""
         host.value, own.value = host.at(self._now), own.at(self._now)
         seconds = _within(seconds, own.value * max(passes, host.value), _MAX_STEP)
         if seconds > _DEVICE_SHARE * passes or seconds < host.value:
-            host.add(seconds, self._now)
+            host.add(seconds, self._now, rounds)
             host.start = min(host.start, host.value)  # rounds at the start were slower than they had to be
         else:  # it tells of its passes, longer contexts among the reasons
-            host.last, host.count = self._now, host.count + 1  # which is no more than was known
-            own.add(seconds / max(passes, host.value), self._now)
+            host.last, host.count = self._now, host.count + rounds  # which is no more than was known
+            own.add(seconds / max(passes, host.value), self._now, rounds)
 
 
 def _recent(kind: RoundKind) -> int:

@@ -56,9 +56,11 @@ class OwnFigures:
         """None: it does not limit itself."""
         return self._known.get(drafter)
 
-    def note_round(self, drafter: int, drafted: Seq[int], accepted: Seq[int]) -> None:
-        """Note a round in which it was asked. drafted, accepted: tokens of each sequence."""
-        self._note(drafter, drafted, accepted, min(_DRAFT_PART * len(drafted), _ROUND_PART))
+    def note_rounds(self, drafter: int, drafted: Seq[int], accepted: Seq[Seq[int]]) -> None:
+        """Note rounds in which it was asked. drafted: tokens of each sequence; accepted: [rounds][sequences]."""
+        part, rounds = min(_DRAFT_PART * len(drafted), _ROUND_PART), len(accepted)
+        mean = sum(map(sum, accepted)) / rounds
+        self._note(drafter, drafted, mean, 1 - (1 - part) ** rounds)
 
     def note_guesses(self, drafter: int, lengths: Seq[int], accepted: Seq[int]) -> None:
         """Note what it would have drafted, as the text judges it.
@@ -67,15 +69,16 @@ class OwnFigures:
         come true, so that of longer ones no more count than some tokens beyond those that came.
         """
         found = [min(n, right + _BEYOND) if n > 1 or right else 0 for n, right in zip(lengths, accepted, strict=True)]
-        self._note(drafter, found, accepted, _GUESSES_PART)
+        self._note(drafter, found, sum(accepted), _GUESSES_PART)
 
     def fade(self, drafter: int, part: float) -> None:
         """Forget so much of what is known, so that one that was bad is asked again."""
         if drafter in self._known:
             self._known[drafter] = self._known[drafter].nearer(_FIRST, part)
 
-    def _note(self, drafter: int, drafted: Seq[int], accepted: Seq[int], part: float) -> None:
+    def _note(self, drafter: int, drafted: Seq[int], accepted: float, part: float) -> None:
+        """accepted: of all drafts of a round."""
         count = len(drafted)
         if drafter in self._known and count:
-            means = OwnDrafts(sum(n > 0 for n in drafted) / count, sum(drafted) / count, sum(accepted) / count)
+            means = OwnDrafts(sum(n > 0 for n in drafted) / count, sum(drafted) / count, accepted / count)
             self._known[drafter] = self._known[drafter].nearer(means, part)

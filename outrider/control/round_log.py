@@ -52,10 +52,10 @@ class RoundLog:
         self._streaks.append(Streak(plan, seq_ids, rows, drafted, price, self._limiting, asking))
         return self._streaks[-1]
 
-    def add(self, accepted: Seq[int]) -> None:
-        """A round more of the last streak. accepted: draft tokens of each sequence."""
-        self._streaks[-1].accepted.append(accepted)
-        self._rounds += 1
+    def add(self, accepted: Seq[Seq[int]]) -> None:
+        """More rounds of the last streak. accepted: draft tokens of each sequence, in each."""
+        self._streaks[-1].accepted += accepted
+        self._rounds += len(accepted)
         if self._rounds >= _ROUNDS:
             self.tell()
 

@@ -196,7 +196,7 @@ class Drafting:
 
         Where rounds overlap, drafters do when the host has less to do than at a text's end.
         """
-        self.feedback.tell_rests()
+        self.feedback.tell()
         self.feedback.forget(seq.id)
         if self.controller is not None and self.runner.asynchronous:
             self._ended.append(seq)
@@ -237,7 +237,7 @@ class Drafting:
                 plan = self._last_plan(ids)
                 return plan.within(self._asked_budgets(view, plan))
             began = self.host.now()
-            self.feedback.tell_rests()
+            self.feedback.tell()
             kept.begin(ids, self.controller.plan(ids, self._room(view)), began)
         elif ids != kept.seq_ids:
             kept.move(ids, self.controller.move(cast(Plan, kept.plan), kept.seq_ids, ids))

@@ -24,8 +24,39 @@ _CATCHING_UP = 3
 _RESTS = 8
 """Rounds that nobody is asked for, one like the other, are told of by so many: to tell of each takes longer than the
 host has."""
+_ASKED = 4
+"""The same of rounds that somebody is asked for."""
 _MAX_STALL = 4.0
 """A round of a probe that took longer than usual by more than this counts as by this."""
+
+
+class _AskedRounds:
+    """Rounds in a row with the same drafts' lengths, for the same sequences."""
+
+    def __init__(self, proposal: Proposal, plan: Plan, seq_ids: Seq[int], rows: Seq[int]) -> None:
+        """proposal, plan: of the first. seq_ids: of the round. rows: those that go on."""
+        self.proposal, self.plan, self.seq_ids, self.rows = proposal, plan, seq_ids, rows
+        self.begun = proposal.asked > _CATCHING_UP
+        """The drafter has caught up with the texts."""
+        self.accepted: list[Seq[int]] = []  # [rounds][sequences]
+        self.seconds = self.told = 0.0
+        """What they took; and those that tell what a round of their kind takes."""
+        self.telling = 0
+        """How many do."""
+
+    def goes_on_with(self, proposal: Proposal, seq_ids: Seq[int], rows: Seq[int]) -> bool:
+        """Whether a round is one more of these."""
+        first = self.proposal
+        alike = proposal.plan is self.plan and proposal.lengths is first.lengths and proposal.shared == first.shared
+        begun = self.begun == (proposal.asked > _CATCHING_UP)
+        return alike and begun and seq_ids == self.seq_ids and rows == self.rows
+
+    def add(self, accepted: Seq[int], seconds: float, told: float) -> None:
+        """told: 0 where its time says nothing."""
+        self.accepted.append(accepted)
+        self.seconds += seconds
+        if told > 0:
+            self.told, self.telling = self.told + told, self.telling + 1
 
 
 class Feedback:
@@ -54,6 +85,8 @@ class Feedback:
         """The plan and the sequences of the last rounds that nobody was asked for, until the controller is told."""
         self._rests: list[float] = []
         """The seconds of each; 0: they say nothing."""
+        self._asked: _AskedRounds | None = None
+        """The last rounds that somebody was asked for, until the controller is told."""
 
     def observe(
         self,
@@ -110,27 +143,17 @@ class Feedback:
         if not proposal.members:
             self.account_rest(proposal, [*verdicts], seconds, rest, steady=steady)
             return
-        self.tell_rests()
-        told = seconds if steady and self._tells(proposal, rest) else 0.0
-        batch, plain_rate = len(seq_ids), controller.plain_rate(len(seq_ids))
-        drafted = proposal.lengths
-        rows, accepted = _accepted(seq_ids, [True] * len(drafted) if proposal.shared else drafted, verdicts)
-        controller.note(seq_ids, rows, plan, drafted, accepted, proposal.asking, shared=proposal.shared)
-        controller.note_seconds(plan, drafted, max(0.0, told - proposal.asking))
-        usual = controller.usual_seconds(plan, drafted)
-        took, tokens, passed = usual, batch + sum(accepted), self._passed()
-        if plan.probe:  # catching up is part of it
-            took = min(seconds, _MAX_STALL * usual) or usual  # where its own time says nothing
-            controller.probes.charge(tokens, took, batch)
-        elif self.overlaps:
-            by = plan.only_drafter
-            if by is not None and proposal.asked > _CATCHING_UP:  # what it takes to begin does not come again
-                controller.trust.note(by, batch, tokens / plan.tokens, usual, passed)
-            took = usual if by is None else usual / controller.trust.pace(by, batch)
-        rate = max(plain_rate, controller.probes.rate) if plan.probe else plain_rate
-        self._kept.note(plan, tokens, took, rate)
+        lengths = proposal.lengths
+        rows, accepted = _accepted(seq_ids, [True] * len(lengths) if proposal.shared else lengths, verdicts)
+        if self._asked is None or not self._asked.goes_on_with(proposal, seq_ids, rows):
+            self.tell()
+            self._asked = _AskedRounds(proposal, plan, seq_ids, rows)
+        self._asked.add(accepted, seconds, seconds if steady and self._tells(proposal, rest) else 0.0)
+        at_once = plan.probe or plan.rounds or proposal.by is None or not (plan.asks and self.overlaps)
+        if at_once or len(self._asked.accepted) >= _ASKED:
+            self.tell()
         for i in self.watchers:
-            if i in proposal.members:
+            if i in proposal.members and i != proposal.by:  # else it is asked for all
                 self._note_evidence(controller, i, plan, seq_ids, verdicts)
 
     def account_rest(
@@ -141,20 +164,45 @@ class Feedback:
             return
         told = seconds if steady and self._tells(proposal, rest) else 0.0
         if self._resting is None or proposal.plan is not self._resting[0] or seq_ids != self._resting[1]:
-            self.tell_rests()
+            self.tell()
             self._resting = proposal.plan, seq_ids
         self._rests.append(told)
         if len(self._rests) >= _RESTS or not self.overlaps:
-            self.tell_rests()
+            self.tell()
 
-    def tell_rests(self) -> None:
-        """Tell the controller of rounds that nobody was asked for. Due before anything else is told or asked of it."""
-        if self._resting is not None and self.controller is not None:
+    def tell(self) -> None:
+        """Tell the controller of the rounds that it was not told of. Due before anything else is asked of it."""
+        if self.controller is None:
+            return
+        if self._asked is not None:
+            self._tell_asked(self.controller, self._asked)
+            self._asked = None
+        if self._resting is not None:
             self.controller.note_plain(*self._resting, self._rests)
             (plan, seq_ids), rounds = self._resting, len(self._rests)
             if self.overlaps and seq_ids:
                 self.controller.trust.note(PLAIN, len(seq_ids), 1.0, rounds * plan.seconds, self._passed(), rounds)
             self._resting, self._rests = None, []
+
+    def _tell_asked(self, controller: Controller, told: _AskedRounds) -> None:
+        """Tell the controller of rounds that somebody was asked for."""
+        plan, proposal, batch, rounds = told.plan, told.proposal, len(told.seq_ids), len(told.accepted)
+        lengths, asking = proposal.lengths, proposal.asking
+        controller.note(told.seq_ids, told.rows, plan, lengths, told.accepted, asking, shared=proposal.shared)
+        if told.telling:
+            controller.note_seconds(plan, lengths, max(0.0, told.told / told.telling - asking), told.telling)
+        usual = rounds * controller.usual_seconds(plan, lengths)
+        took, tokens, passed = usual, rounds * batch + sum(map(sum, told.accepted)), self._passed()
+        rate = controller.plain_rate(batch)
+        if plan.probe:  # catching up is part of it
+            took = min(told.seconds, _MAX_STALL * usual) or usual  # where its own time says nothing
+            controller.probes.charge(tokens, took, batch)
+            rate = max(rate, controller.probes.rate)
+        elif self.overlaps and (by := plan.only_drafter) is not None:
+            if told.begun:  # what it takes to begin does not come again
+                controller.trust.note(by, batch, tokens / rounds / plan.tokens, usual, passed, rounds)
+            took = usual / controller.trust.pace(by, batch)
+        self._kept.note(plan, tokens, took, rate, rounds)
 
     def _passed(self) -> float:
         """Seconds since the last call in which there was something to do."""

@@ -118,8 +118,8 @@ class KeptPlan:
         if not plan.asks:
             self._hold(self._rests.get(size_of(len(seq_ids)), self._until))
 
-    def note(self, plan: Plan, tokens: int, seconds: float, rate: float) -> None:
-        """Note what a round of this plan brought and took. rate: tokens a second that there would be else.
+    def note(self, plan: Plan, tokens: int, seconds: float, rate: float, rounds: int = 1) -> None:
+        """Note what rounds of this plan brought and took. rate: tokens a second that there would be else.
 
         That of plain decoding, or for a probe of the plan whose place it takes. A plan with drafts ends where its
         rounds brought less. What they told is known by then to whoever makes the next.
@@ -131,10 +131,10 @@ class KeptPlan:
             if self._in_vain > _PROBE_STOP * len(plan.lengths):
                 self._rounds = 0
         else:
-            self._worth = _WORTH_DECAY * self._worth + gain
+            self._worth = _WORTH_DECAY**rounds * self._worth + gain
         if not self.asks or plan.kind.drafters != cast(Plan, self.plan).kind.drafters:
             return
-        self._tried += 1
+        self._tried += rounds
         self._gain += gain
         if self._tried >= self._due:
             self._due *= 2

@@ -63,7 +63,7 @@ class _Script(Controller):
         for each in seconds:
             self._note_took(plan.kind, each)
 
-    def note_seconds(self, plan: Plan, drafted: Seq[int], seconds: float) -> None:
+    def note_seconds(self, plan: Plan, drafted: Seq[int], seconds: float, rounds: int = 1) -> None:
         self._note_took(self.prices.kind_of(plan, drafted), seconds)
 
     def _note_took(self, kind: RoundKind, seconds: float) -> None:

@@ -37,7 +37,7 @@ def drive(control: Controller, rounds: int, rate: dict[str, float], seed: int = 
             p = rate[control.members[who].name] if who >= 0 else 0.0
             accepted.append(next((j for j in range(length) if rng.random() >= p), length))
         took = true_seconds(plan.kind)
-        control.note([0, 1, 2, 3], [0, 1, 2, 3], plan, plan.lengths, accepted)
+        control.note([0, 1, 2, 3], [0, 1, 2, 3], plan, plan.lengths, [accepted])
         control.note_seconds(plan, plan.lengths, took)
         tokens, seconds = tokens + 4 + sum(accepted), seconds + took
         plans.append(plan)
@@ -93,7 +93,7 @@ def test_costs_that_nobody_measured_are_learned():
     for _ in range(400):
         plan = control.plan([0, 1, 2, 3], [7] * 4)
         accepted = [next((j for j in range(n) if rng.random() >= 0.4), n) for n in plan.lengths]
-        control.note([0, 1, 2, 3], [0, 1, 2, 3], plan, plan.lengths, accepted)
+        control.note([0, 1, 2, 3], [0, 1, 2, 3], plan, plan.lengths, [accepted])
         control.note_seconds(plan, plan.lengths, true_seconds(plan.kind) * (1 if plan.kind.plain else 2))
         plans.append(plan)
     assert np.mean([plan.asks for plan in plans[-200:]]) < 0.1
@@ -213,7 +213,7 @@ def test_where_rounds_overlap_a_probe_is_of_a_few_sequences_in_turn():
         plan = control.plan(ids, [7] * 32)
         probes += [plan] if plan.probe else []
         for _ in range(max(1, plan.rounds)):
-            control.note(ids, ids, plan, plan.lengths, [0] * 32)
+            control.note(ids, ids, plan, plan.lengths, [[0] * 32])
             control.note_seconds(plan, plan.lengths, plan.kind.width if plan.asks else 1.0)
     asked = [[row for row, n in enumerate(plan.lengths) if n] for plan in probes]
     assert asked[:3] == [ids[:16], ids[16:], ids[:16]]
@@ -232,7 +232,7 @@ def test_a_drafter_is_tried_at_start_until_enough_is_known_of_it(batch: int, pro
         plan = control.plan(ids, [7] * batch)
         tried += plan.probe
         for _ in range(max(1, plan.rounds)):
-            control.note(ids, ids, plan, plan.lengths, [0] * batch)
+            control.note(ids, ids, plan, plan.lengths, [[0] * batch])
     assert tried == probes
 
 
@@ -242,7 +242,7 @@ def test_a_draft_shorter_than_asked_for_is_not_accepted_beyond_its_end():
     plan = Plan(RoundKind(4, 8, 32, ("lookup",)), [7] * 4, [0] * 4, 8.0, 1.0)
     for drafted, rounds in ((7, 20), (1, 40)):
         for _ in range(rounds):
-            control.note(ids, ids, plan, [drafted] * 4, [drafted] * 4)
+            control.note(ids, ids, plan, [drafted] * 4, [[drafted] * 4])
     assert control.acceptance[0].survival(ids).sum(1) == pytest.approx([1.15] * 4, abs=0.2)
     other = controller(LOOKUP)
     for _ in range(40):  # the same of guesses
@@ -266,7 +266,7 @@ def test_a_probe_that_costs_little_lasts_longer(seconds: float, rounds: int):
     control.costs.observe(RoundKind(1, 2, 2, ("lookup",)), seconds)
     plain = plain_plan(1, control.costs)
     for _ in range(600):
-        control.note([0], [0], plain, [0], [0])
+        control.note([0], [0], plain, [0], [[0]])
     control.note_guesses(0, [9] * 400, [7] * 400, [0] * 400)
     probe = control.plan([0], [7])
     assert probe.probe
@@ -281,7 +281,7 @@ def test_drafts_under_way_go_on_through_bad_luck_but_not_for_long():
         for _ in range(rounds):
             plan = control.plan([0], [7])
             assert plan.asks
-            control.note([0], [0], plan, plan.lengths, [accepted])
+            control.note([0], [0], plan, plan.lengths, [[accepted]])
     for accepted in (0, 1) * 200:  # by which it neither gains nor loses
         control.acceptance[0].note([0], [7], [accepted])
     assert 0.95 < choose_plan_rate(control) < 1.05
@@ -305,7 +305,7 @@ def test_what_the_text_judges_for_free_is_not_forgotten():
     plain = plain_plan(1, control.costs)
     known = control.acceptance[0].survival([0])[0, 0]
     for i in range(2000):
-        control.note([0], [0], plain, [0], [0])
+        control.note([0], [0], plain, [0], [[0]])
         if i % 50 == 0:
             control.note_guesses(0, [9], [7], [0])
     assert control.acceptance[0].survival([0])[0, 0] <= known
@@ -319,7 +319,7 @@ def test_a_plan_for_a_batch_of_another_size_has_the_length_that_is_best_there():
     control = Controller([head], RoundCosts(table), WIDTHS)
     for _ in range(30):
         plan = control.plan([0], [7])
-        control.note([0], [0], plan, plan.lengths, [min(2, plan.lengths[0])])
+        control.note([0], [0], plan, plan.lengths, [[min(2, plan.lengths[0])]])
     plan = control.plan([0], [7])
     assert plan.lengths == [7]
     four = control.move(plan, [0], [0, 1, 2, 3])

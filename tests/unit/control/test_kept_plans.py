@@ -430,7 +430,7 @@ def test_plain_rounds_are_timed_where_no_drafter_works_beside_them(overlap: bool
     told = [seconds for kind, seconds in controller.timed if kind.plain]
     assert told == [1.0] * (3 if overlap else 5)  # not of the first and the last where they overlap
     told = [seconds for kind, seconds in controller.timed if not kind.plain]
-    assert told == ([0.0, 0.0, 0.0, 1.0] if overlap else [1.0] * 4)  # drafters catch up first
+    assert told == [1.0] * (1 if overlap else 4)  # drafters catch up first
 
 
 def test_those_who_find_nothing_are_no_plain_round():
@@ -449,7 +449,7 @@ def test_after_many_rounds_with_drafts_come_some_without():
         spells += bool(plan.rounds)
         assert plan.rounds in (0, 5)
         assert plan.asks == (plan.rounds == 0)
-        control.note([0], [0], plan, plan.lengths, plan.lengths)
+        control.note([0], [0], plan, plan.lengths, [plan.lengths])
     assert spells == 3
 
 

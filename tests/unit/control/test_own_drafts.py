@@ -76,7 +76,7 @@ def learned(rounds: int, drafted: int, accepted: int, every: int, batch: int = 2
     for i in range(rounds):
         plan = best_plan_of([outlook(batch, OwnDrafts(1.0, 1.0, 1.0))], 0, controller.costs, WIDTHS)
         some = [drafted if (i + row) % every == 0 else 0 for row in ids]
-        controller.note(ids, ids, plan, some, [min(n, accepted) for n in some])
+        controller.note(ids, ids, plan, some, [[min(n, accepted) for n in some]])
     return controller
 
 

@@ -99,7 +99,7 @@ def note_round(control: Controller, plan: Plan, ids: list[int], rng: random.Rand
     drafted = list(cut.lengths)
     accepted = [rng.randint(0, n) if rng.random() < 0.7 else n for n in drafted]
     rows = [row for row in range(len(ids)) if rng.random() < 0.99]
-    control.note(list(ids), rows, cut, drafted, accepted)
+    control.note(list(ids), rows, cut, drafted, [accepted])
     control.note_seconds(cut, drafted, 1 + 0.1 * max(drafted))
 
 
@@ -133,7 +133,7 @@ def test_the_rounds_of_one_plan_are_noted_in_one_go(monkeypatch: pytest.MonkeyPa
     plan = next(p for p in (control.plan([0, 1], [7, 7]) for _ in range(9)) if p.asks)
     short = replace(plan, lengths=[plan.lengths[0], 1])  # where a text is about to end
     for i in range(35):
-        control.note([0, 1], range(2), short if i > 5 else plan, [*(short if i > 5 else plan).lengths], [1, 1])
+        control.note([0, 1], range(2), short if i > 5 else plan, [*(short if i > 5 else plan).lengths], [[1, 1]])
     assert calls == [16, 16]
     assert control.forget(0).rounds == 35
     assert calls == [16, 16]  # a text's end is no time for it
@@ -153,7 +153,7 @@ def test_texts_that_share_rows_tell_what_that_gains_before_they_are_noted(monkey
     monkeypatch.setattr(control._sharing, "note", lambda *figures: told.append(figures))
     for ids, rounds in (([0, 1], 3), ([2, 1], 5), ([2, 3], 2)):
         for _ in range(rounds):
-            control.note(ids, range(2), plan, [*plan.lengths], [1, 0], shared=True)
+            control.note(ids, range(2), plan, [*plan.lengths], [[1, 0]], shared=True)
     assert not told
     share = length / control.members[by].max_tokens
     assert control.acceptance[by].drafts == 20
@@ -169,7 +169,7 @@ def test_a_streak_is_priced_as_its_rounds_would_be():
         price = control.prices.of(control.prices.kind_of(plan, plan.lengths), control._round)
         saved += 2 * price.plain - price.extra
         found.add(price.extra)
-        control.note([0], [0], plan, plan.lengths, [2])
+        control.note([0], [0], plan, plan.lengths, [[2]])
         control.note_seconds(plan, plan.lengths, 1 + 0.05 * i)
     assert len(found) == 4
     assert control.forget(0).saved == pytest.approx(saved)

@@ -71,12 +71,12 @@ def test_a_controller_learns_the_gain_of_rounds_that_were_shared():
     assert plan.lengths == [3] * 8
     for _ in range(600):
         accepted = [int(n) for n in rng.geometric(0.4, 8) - 1]
-        made.note(ids, range(8), plan, [3] * 8, [min(n, 5) for n in accepted], shared=True)
+        made.note(ids, range(8), plan, [3] * 8, [[min(n, 5) for n in accepted]], shared=True)
     after = made._sharing.factors(0, 8, 7)
     assert before is not None
     assert after is not None
     assert after[2] > 1.05  # tokens beyond the third of a draft are accepted, which drafts of three do not have
     other = Controller([BLOCK], costs(), WIDTHS)
     for _ in range(600):
-        other.note(ids, range(8), plan, [3] * 8, [min(int(n), 3) for n in rng.geometric(0.4, 8) - 1])
+        other.note(ids, range(8), plan, [3] * 8, [[min(int(n), 3) for n in rng.geometric(0.4, 8) - 1]])
     assert other._sharing.factors(0, 8, 7) == before  # nothing was shared

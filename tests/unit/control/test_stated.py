@@ -58,7 +58,7 @@ def simulate(how: str, seed: int, rounds: int = 250) -> tuple[float, float]:
             told = texts.stated(chances, how)
             facts = [lengths[i] for i in rows], [accepted[i] for i in rows]
             control.note_stated(0, rows, [told[i] for i in rows], *facts)
-        control.note(texts.ids, texts.ids, plan, lengths, accepted)
+        control.note(texts.ids, texts.ids, plan, lengths, [accepted])
         tokens += len(texts.ids) + sum(accepted)
         seconds += control.costs.seconds(plan.kind)
     return tokens / seconds, control.acceptance[0].slope
@@ -117,7 +117,7 @@ def test_what_is_stated_counts_for_the_next_round_alone():
     low, high = acceptance.survival([0, 1])[:, 0]
     assert low < high - 0.2
     none = control.plan([0, 1], [0, 0])
-    control.note([0, 1], [0, 1], none, [0, 0], [0, 0])  # a round without drafts
+    control.note([0, 1], [0, 1], none, [0, 0], [[0, 0]])  # a round without drafts
     bare = [acceptance._own_rates([i])[0, 0] for i in (0, 1)]
     assert acceptance.survival([0, 1])[:, 0] == pytest.approx(bare)
     assert plan.asks
@@ -189,7 +189,7 @@ def law_of_texts(control: Controller, length: int, leaks: bool) -> tuple[dict[tu
                 after = deepcopy(control)
                 if asked:
                     after.note_stated(0, [0], [stated_of(draft)], [asked], [accepted])
-                after.note([0], [0], plan, [asked], [accepted])
+                after.note([0], [0], plan, [asked], [[accepted]])
                 if share:
                     follow(text + tokens, drawn * share, after)
 

@@ -79,17 +79,17 @@ def test_drafts_of_a_trial_are_not_scored_until_they_promise_enough():
     control = Controller([Member("lookup", 7)], RoundCosts(PassTable({(1, 1): 1.0, (1, 4): 1.3, (1, 8): 1.7})))
     ids, budgets = [0, 1, 2, 3], [7] * 4
     while (plan := control.plan(ids, budgets)).asks:
-        control.note(ids, ids, plan, [0] * 4, [0] * 4, 0.2)
+        control.note(ids, ids, plan, [0] * 4, [[0] * 4], 0.2)
         assert control.review(ids, plan, [2, 0, 0, 0], [1.9, 0.0, 0.0, 0.0])[0] == control._trials.pays(4)
     while not (plan := control.plan(ids, budgets)).asks:
         control.note_plain(plan, ids, [1.3])
     assert plan.rounds == TRIAL_ROUNDS
     assert control.review(ids, plan, [2, 0, 0, 0], [1.9, 0.0, 0.0, 0.0]) == [False] * 4
-    control.note(ids, ids, plan, [0] * 4, [0] * 4, 0.01)
+    control.note(ids, ids, plan, [0] * 4, [[0] * 4], 0.01)
     assert not control._trials.pays(4)  # nothing for the others
     for _ in range(TRIAL_ROUNDS):
         control.review(ids, plan, [2] * 4, [1.9] * 4)
-        control.note(ids, ids, plan, [0] * 4, [0] * 4, 0.01)
+        control.note(ids, ids, plan, [0] * 4, [[0] * 4], 0.01)
     assert control.review(ids, plan, [2] * 4, [1.9] * 4) == [True] * 4
 
 
@@ -104,7 +104,7 @@ def test_asking_for_drafts_that_rarely_come_has_its_price(asking: float, share: 
             left = max(1, plan.rounds)
         left -= 1
         came = int(plan.asks and i % 30 == 0)
-        control.note([0], [0], plan, [came], [came], asking if plan.asks else 0.0)
+        control.note([0], [0], plan, [came], [[came]], asking if plan.asks else 0.0)
         asked += plan.asks
     assert asked / 2000 == pytest.approx(share, abs=0.1)
     assert TRIAL_ROUNDS > 1
