@@ -44,18 +44,18 @@ class Answer:
             return
         self.tokens += event.tokens
         self.rounds += 1
-        last = event.provenance[-1]
-        if not last.drafted:
+        judged = event.judged
+        if judged is None or not judged.drafted:
             return
-        accepted = sum(each.origin == "accepted" for each in event.provenance)
+        accepted = judged.accepted
         self.drafts += 1
-        self.drafted += last.drafted
+        self.drafted += judged.drafted
         self.accepted += accepted
         for counts in (self.accepted_at, self.rejected_at):
             counts += [0] * (accepted + 1 - len(counts))
         for depth in range(accepted):
             self.accepted_at[depth] += 1
-        self.rejected_at[accepted] += last.origin == "recovered"
+        self.rejected_at[accepted] += judged.rejected
 
     @property
     def digest(self) -> str:

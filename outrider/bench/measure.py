@@ -173,13 +173,13 @@ class _DecodeWindow:
 
 
 def _count(event: Event, result: Measurement) -> None:
-    """Add what a round did for one sequence. Its last token's provenance tells how many were drafted."""
-    if not event.tokens:
+    """Add what a round did for one sequence."""
+    if event.judged is None:
         return
     result.tokens += len(event.tokens)
-    result.drafted += event.provenance[-1].drafted
-    result.accepted += sum(each.origin == "accepted" for each in event.provenance)
-    result.rejected += event.provenance[-1].origin == "recovered"
+    result.drafted += event.judged.drafted
+    result.accepted += event.judged.accepted
+    result.rejected += event.judged.rejected
 
 
 def _difference(times: Times, before: Times) -> Times:

@@ -180,10 +180,10 @@ class Controller:
         if not plan.asks:
             same = plan.kind.batch == len(seq_ids) and not plan.rounds
             return plan if same else plain_plan(len(seq_ids), self.costs)
+        if len(seq_ids) == len(before) and len({*plan.lengths}) == len({*plan.drafters}) == 1:
+            return plan
         if plan.own or (self.widths and size_of(len(seq_ids)) != size_of(len(before)) and not plan.probe):
             return self._resized(plan, seq_ids)
-        if len({*plan.lengths}) == len({*plan.drafters}) == 1 and len(seq_ids) == len(before):
-            return plan
         drafts = list(zip(plan.drafters, plan.lengths, strict=True))
         known, usual = dict(zip(before, drafts, strict=True)), Counter(drafts).most_common(1)[0][0]
         who, lengths = (list(each) for each in zip(*(known.get(i, usual) for i in seq_ids), strict=True))

@@ -117,22 +117,36 @@ class BatchConfidence:
         self._expected[slots] = _START_TOKENS
 
     def judge(self, slots: Integers, kinds: Integers, matches: Integers, came: Integers, missed: Integers) -> None:
-        """Note a continuation for each slot: its first `came` tokens came and, where `missed`, the next one did not.
+        """Note a continuation of each slot: its first `came` tokens came and, where `missed`, the next one did not.
 
-        kinds: 0 where it is of the text itself, 1 of another. missed: 0 or 1.
+        slots: of one that is named again, the continuations are in the order in which they came. kinds: 0 where it is
+        of the text itself, 1 of another. missed: 0 or 1.
         """
-        for step in range(int((came + missed).max(initial=0))):
-            rows = came + missed > step
-            lengths = matches[rows] + step
-            at = slots[rows], kinds[rows], self._grades[lengths]
-            self._right[at] = self._right[at] * _TOKEN_DECAY + (came[rows] > step)
-            self._expected[at] = self._expected[at] * _TOKEN_DECAY + self._priors[lengths]
+        counts = came + missed
+        rows = np.arange(len(counts)).repeat(counts)
+        steps = np.arange(len(rows)) - (counts.cumsum() - counts)[rows]
+        lengths = matches[rows] + steps
+        keys = (2 * slots + kinds)[rows] * len(MISS_PROBS) + self._grades[lengths]
+        weights, size, shape = _TOKEN_DECAY ** repeated(keys), self._right.size, self._right.shape
+        decay = (_TOKEN_DECAY ** np.bincount(keys, minlength=size)).reshape(shape)
+        right = np.bincount(keys, weights * (steps < came[rows]), size)
+        expected = np.bincount(keys, weights * self._priors[lengths], size)
+        self._right = self._right * decay + right.reshape(shape)
+        self._expected = self._expected * decay + expected.reshape(shape)
 
     def paths(self, slots: Integers, kinds: Integers, max_match: int, k: int) -> NDArray[np.float64]:
         """[slots, 1 + max_match, k]: the probability that so many tokens come after a match of each length."""
         ratios = self._right[slots, kinds] / self._expected[slots, kinds]
         probs = np.minimum(_MAX_PROB, self._priors * ratios[:, self._grades])
         return probs[:, _windows(max_match, k)].cumprod(-1)
+
+
+def repeated(keys: Integers) -> Integers:
+    """How many of those behind each key are the same."""
+    order = keys.argsort(kind="stable")
+    ordered, later = keys[order], np.empty_like(keys)
+    later[order] = ordered.searchsorted(ordered, side="right") - 1 - np.arange(len(keys))
+    return later
 
 
 @cache

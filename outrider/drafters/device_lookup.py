@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import NamedTuple
 
@@ -25,6 +25,7 @@ from outrider.drafters.confidence import Integers
 from outrider.drafters.evidence import OpenGuesses
 from outrider.drafters.lookup_budgets import Budgets, choose_budgets
 from outrider.drafters.lookup_figures import MatchFigures, compare
+from outrider.drafters.lookup_rounds import Lookup, LookupText, OpenLookups, Seen, UnjudgedRounds
 from outrider.drafters.lookup_rules import LookupRules
 from outrider.runners.base import Runner
 from outrider.runners.text_store import COLUMN, AnswerRing, TextStore
@@ -35,28 +36,8 @@ MAX_WRITTEN = 4096
 """Max tokens of texts brought to the device in one round: about as many as the host has time for while a pass runs."""
 _MAX_REPEATS = 8
 """Times that a lookup is repeated with the limits that it was launched with."""
-
-
-@dataclass(slots=True)
-class _Text:
-    """A sequence whose text is on the device."""
-
-    slot: int
-    base: tuple[Token, ...]
-    """What is before the text in its row."""
-    shift: int
-    """The column of the text's first token, were all of it there: of a prediction's row only the answer is."""
-    written: int = 0
-    """How many tokens of its row the device has, as far as the host knows."""
-    appended: int = -1
-    """The round, as `Sequence.round` counts, up to which the device itself has written what came."""
-    open: dict[int, tuple[HostCopy, int, bool]] = field(default_factory=dict[int, tuple[HostCopy, int, bool]])
-    """By the value of `Sequence.round` once that round is observed: a lookup, its row of it, and if it was drafted."""
-
-    def missing(self, seq: Sequence, most: int) -> list[Token]:
-        """The next tokens that the device lacks."""
-        first = max(self.written, len(self.base)) - self.shift
-        return [*self.base[self.written :], *seq.tokens[first : first + most]][:most]
+_MAX_UNJUDGED = _MAX_REPEATS + 2
+"""Rounds that are judged together: while lookups are repeated, nothing that is learned is used."""
 
 
 class _Ready(NamedTuple):
@@ -64,7 +45,7 @@ class _Ready(NamedTuple):
 
     row: int
     """In the view."""
-    text: _Text
+    text: LookupText
     length: int
     round: int
     ahead: int
@@ -73,26 +54,15 @@ class _Ready(NamedTuple):
     """1 + where the round in flight leaves it, in the origin of the state; 0: the host knows all of it."""
 
 
-class _Seen(NamedTuple):
-    """What came of a round for which a text's end was looked up."""
-
-    seq: Sequence
-    slot: int
-    row: int
-    """Of the lookup."""
-    drafted: bool
-    tokens: tuple[Token, ...]
-    """That were committed."""
-
-
 @dataclass(slots=True)
 class _LastRound:
     """Of which every sequence was drafted for, behind a round in flight."""
 
-    texts: list[_Text]
-    slots: Integers
+    lookup: Lookup
     budgets: Budgets
-    repeats: int = _MAX_REPEATS
+    longest: int
+    """Columns of its longest text when it was first looked up, and what repeated rounds may have added since."""
+    repeats: int
     """How often it may be repeated: what the host learns meanwhile is not on the device."""
 
 
@@ -120,9 +90,11 @@ class DeviceLookup(Drafter):
         self.ring = AnswerRing(rules.ring_tokens, rules.ring_answers, target.device)
         self.ring.add_all((None, answer) for answer in rules.history)
         self.store = TextStore(max_batch, self.ring, k=self.k, max_match=self.max_match, device=target.device)
-        self._texts: dict[int, _Text] = {}
+        self._texts: dict[int, LookupText] = {}
         self._free = list(range(max_batch))
+        self._open, self._unjudged = OpenLookups(), UnjudgedRounds()
         self._figures = MatchFigures(rules, max_batch, self.k)
+        """Of all rounds that are observed and not among those."""
         self._rows = np.zeros((max_batch, len(COLUMN)), dtype=np.int64)
         """Of each slot, by `COLUMN`, what is the same in all its lookups."""
         self._answers: deque[tuple[str, list[Token]]] = deque()
@@ -145,29 +117,31 @@ class DeviceLookup(Drafter):
         if view.state is not None:
             own = view if whole else view.take([each.row for each in ready])
             budgets = choose_budgets(own, most, self._figures.reach[slots].tolist(), self.target)
-        block = self._look_up(view, ready, slots, budgets.room)
+        lookup = self._look_up(view, ready, slots, budgets.room)
+        block = lookup.block
         made = self._on_host(block, slots) if view.state is None else self._on_device(block, slots, budgets)
         for each, draft in zip(ready, made, strict=True):
             drafts[each.row] = draft
         if whole and view.state is not None:
-            self._last = _LastRound([each.text for each in ready], slots, budgets)
+            longest = max(each.length + each.text.shift for each in ready)
+            self._last = _LastRound(lookup, budgets, longest, _MAX_REPEATS)
         return drafts
 
     def repeat(self, view: RoundView, drafts: Seq[Draft]) -> HostCopy | None:
-        last, state = self._last, view.state
-        if last is None or state is None or not last.repeats or len(last.texts) != len(view.seqs):
+        last, state, seqs = self._last, view.state, view.seqs
+        if last is None or state is None or not last.repeats or not last.lookup.is_of(seqs):
             return None
-        pairs = [*zip(view.seqs, last.texts, strict=True)]
-        known = all(self._texts.get(seq.id) is text and text.appended >= seq.round for seq, text in pairs)
-        if not known or not last.budgets.cover(self._figures.reach[last.slots].tolist()):
+        texts, slots, rounds = last.lookup.texts, last.lookup.slots, [seq.round for seq in seqs]
+        known = all(text.appended >= number for text, number in zip(texts, rounds, strict=True))
+        if not known or not last.budgets.cover(self._figures.reach[slots].tolist()):
             return None
-        lengths = [len(seq.tokens) + text.shift for seq, text in pairs]
-        block = self.store.look_up_again(len(pairs), max(lengths), state)
+        last.longest += self.k + 1  # to ask each text for its length takes longer
+        block = self.store.look_up_again(len(seqs), last.longest, state)
         if block is None:
             return None
-        for at, ((seq, text), length) in enumerate(zip(pairs, lengths, strict=True)):
-            text.written, text.appended = length, seq.round + 1
-            text.open[seq.round + 2] = block, at, True
+        for text, number in zip(texts, rounds, strict=True):
+            text.appended = number + 1
+        self._open.add(Lookup(block, seqs, texts, slots, [number + 2 for number in rounds]))
         last.repeats -= 1
         return block
 
@@ -180,17 +154,15 @@ class DeviceLookup(Drafter):
             self._look_up(view, ready, np.array([each.text.slot for each in ready]), [0] * len(ready))
 
     def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
-        if not self._texts:
+        seen = self._open.take(seqs, verdicts) if self._texts else None
+        if seen is None:
             return
-        seen: dict[HostCopy, list[_Seen]] = {}
-        for seq, verdict in zip(seqs, verdicts, strict=True):
-            text = self._texts.get(seq.id)
-            entry = text.open.pop(seq.round, None) if text is not None and text.open else None
-            if text is not None and entry is not None:
-                block, row, drafted = entry
-                seen.setdefault(block, []).append(_Seen(seq, text.slot, row, drafted, verdict.tokens))
-        for block, own in seen.items():
-            self._judge(block.array()[[each.row for each in own]], own)
+        self._figures.note_reach(seen.slots, seen.found[:, self.store.columns.wanted])
+        if seen.drafted is not None and not all(seen.drafted):
+            self._note_guesses(seen.take([row for row, drafted in enumerate(seen.drafted) if not drafted]))
+        self._unjudged.add(seen)
+        if len(self._unjudged) >= _MAX_UNJUDGED:
+            self._judge()
 
     def take_evidence(self) -> Seq[Evidence]:
         return self._guesses.take()
@@ -198,9 +170,8 @@ class DeviceLookup(Drafter):
     def forget(self, seq: Sequence) -> None:
         """Free the sequence's slot, and keep its answer for others of its salt."""
         self._guesses.forget(seq.id)
-        text = self._texts.pop(seq.id, None)
-        if text is not None:
-            self._free.append(text.slot)
+        if seq.id in self._texts:
+            self._free_slot(seq.id)
         if self.ring.size and seq.generated:
             self._answers.append((seq.salt, seq.tokens[max(seq.prompt_len, len(seq.tokens) - self.ring.size) :]))
 
@@ -213,6 +184,7 @@ class DeviceLookup(Drafter):
     def _ready(self, view: RoundView, rows: Iterable[int]) -> list[_Ready]:
         """The texts of these rows that the device has whole; of the others, what a round may write is written."""
         left, rules = MAX_WRITTEN, self.rules
+        self._judge()  # before a slot is another text's, and what was learned is used
         self._figures.set_batch(len(view.seqs))
         finished: list[tuple[str, list[Token]]] = []
         while self._answers and left > 0:
@@ -242,29 +214,39 @@ class DeviceLookup(Drafter):
         self.store.write(pieces)
         return ready
 
-    def _begin(self, seq: Sequence, asked: Seq[Sequence]) -> _Text:
+    def _begin(self, seq: Sequence, asked: Seq[Sequence]) -> LookupText:
         """A place on the device for a sequence; where none is free, that of one that is not asked for now."""
         if not self._free:
             wanted = {each.id for each in asked}
-            idle = next(seq_id for seq_id in self._texts if seq_id not in wanted)
-            self._free.append(self._texts.pop(idle).slot)
+            self._free_slot(next(seq_id for seq_id in self._texts if seq_id not in wanted))
         base = (-1, *seq.prediction, -1) if self.rules.predicted else ()
         shift = len(base) - seq.prompt_len if base else 0
-        text = self._texts[seq.id] = _Text(self._free.pop(), base, shift)
+        text = self._texts[seq.id] = LookupText(self._free.pop(), base, shift)
         self._rows[text.slot, : COLUMN.owner] = text.slot, shift, len(base) - 1, len(base) - 1 if base else 0
         self._figures.reset(text.slot)
         return text
 
-    def _look_up(self, view: RoundView, ready: Seq[_Ready], slots: Integers, budgets: Seq[int]) -> HostCopy:
+    def _free_slot(self, seq_id: int) -> None:
+        """Take a sequence's text off the device."""
+        text = self._texts.pop(seq_id)
+        self._open.drop(text)
+        self._free.append(text.slot)
+        if self._last is not None and text in self._last.lookup.texts:
+            self._last = None
+
+    def _look_up(self, view: RoundView, ready: Seq[_Ready], slots: Integers, budgets: Seq[int]) -> Lookup:
         """Launch the lookup of these texts' ends, and note it to be judged when the round is observed."""
         seqs, owner, rows = view.seqs, self.ring.owner, self._rows[slots]
         rows[:, COLUMN.owner] = [owner(seqs[each.row].salt) for each in ready]
         rows[:, COLUMN.budget], rows[:, COLUMN.length] = budgets, [each.length for each in ready]
         rows[:, COLUMN.gain] = [each.place for each in ready]
         block = self.store.look_up(rows, self._figures.limits[slots], view.state)
-        for at, (each, budget) in enumerate(zip(ready, budgets, strict=True)):
-            each.text.open[each.round + each.ahead] = block, at, budget > 0
-        return block
+        due = [each.round + each.ahead for each in ready]
+        asked = seqs if len(ready) == len(seqs) else [seqs[each.row] for each in ready]
+        drafted = None if all(budgets) else [budget > 0 for budget in budgets]
+        lookup = Lookup(block, asked, [each.text for each in ready], slots, due, drafted)
+        self._open.add(lookup)
+        return lookup
 
     def _on_device(self, block: HostCopy, slots: Integers, budgets: Budgets) -> list[Draft]:
         name, expected = self.traits.name, self._figures.expected[slots].tolist()
@@ -294,37 +276,35 @@ class DeviceLookup(Drafter):
             for row, count in enumerate(counts.tolist())
         ]
 
-    def _judge(self, found: Integers, seen: Seq[_Seen]) -> None:
-        """Learn from continuations, drafted or not: the tokens of their round say what they were worth."""
-        columns, slots = self.store.columns, np.array([each.slot for each in seen])
-        matches, wanted, continuations = (
-            found[:, columns.match],
-            found[:, columns.wanted],
-            found[:, columns.continuations],
-        )
-        came, missed = compare(continuations, [each.tokens for each in seen])
-        self._note_guesses(seen, continuations, wanted, came, missed)
-        kinds, some = 1 - found[:, columns.source], np.flatnonzero(matches)
-        self._figures.judge(slots, kinds, matches, came, missed, wanted)
+    def _judge(self) -> None:
+        """Learn from continuations, drafted or not: the tokens of their rounds say what they were worth."""
+        if not len(self._unjudged):
+            return
+        slots, found, tokens = self._unjudged.take()
+        columns = self.store.columns
+        came, missed = compare(found[:, columns.continuations], tokens)
+        matches = found[:, columns.match]
+        self._figures.judge(slots, 1 - found[:, columns.source], matches, came, missed, found[:, columns.wanted])
         if self.rules.predicted:
-            self._rows[slots[some], COLUMN.aim] = found[some, columns.distance]
+            some = np.flatnonzero(matches)
+            self._rows[slots[some], COLUMN.aim] = found[some, columns.distance]  # of several of a slot, the last
 
-    def _note_guesses(
-        self, seen: Seq[_Seen], continuations: Integers, wanted: Integers, came: Integers, missed: Integers
-    ) -> None:
+    def _note_guesses(self, seen: Seen) -> None:
         """Tell what would have been drafted, where nothing was: nothing found is a draft of nothing.
 
         Where the tokens of the round do not judge it, it is kept until the text does.
         """
-        judged = zip(seen, wanted.tolist(), came.tolist(), missed.tolist(), strict=True)
-        for row, (each, length, right, wrong) in enumerate(judged):
-            if each.drafted or each.seq.finish is not None:
+        continuations = seen.found[:, self.store.columns.continuations]
+        wanted = seen.found[:, self.store.columns.wanted]
+        numbers = np.stack([wanted, *compare(continuations, seen.tokens)], 1).tolist()
+        judged = zip(seen.seqs, seen.tokens, numbers, strict=True)
+        for row, (seq, tokens, (length, right, wrong)) in enumerate(judged):
+            if seq.finish is not None:
                 continue
             if wrong or right >= length:
-                self._guesses.judge(each.seq.id, length, min(right, length))
+                self._guesses.judge(seq.id, length, min(right, length))
             else:
-                tokens, start = continuations[row, :length].tolist(), len(each.seq.tokens) - len(each.tokens)
-                self._guesses.note(each.seq, start, tokens)
+                self._guesses.note(seq, len(seq.tokens) - len(tokens), continuations[row, :length].tolist())
 
 
 def _places(view: RoundView) -> list[int]:

@@ -134,7 +134,8 @@ class GuardedDrafter:
 
         LosslessError where it wrote to what it was shown: the target's own choices may be wrong by now.
         """
-        before = _versions(shown) if shown else None
+        counted = [each for each in shown if not each.is_inference()]  # of those, PyTorch refuses writes
+        before = [each._version for each in counted]
         try:
             result = call()
         except LosslessError:  # of a mix's member
@@ -142,7 +143,7 @@ class GuardedDrafter:
         except Exception as error:  # whatever it is, the texts continue without this drafter
             self._fail(seqs, f"{method} raised {type(error).__name__}", error)
             result = _FAILED
-        if before is not None and _versions(shown) != before:
+        if [each._version for each in counted] != before:
             raise LosslessError(
                 f"drafter {self.traits.name}: {method} wrote to the target's tensors; clone what it changes"
             )
@@ -176,11 +177,6 @@ class GuardedDrafter:
 
 def _tensors_of(state: DeviceState | None) -> list[Tensor]:
     return [] if state is None else state.held
-
-
-def _versions(tensors: Seq[Tensor]) -> list[int]:
-    """How often each was written to. Those of inference mode are not counted: PyTorch refuses writes outside of it."""
-    return [each._version for each in tensors if not each.is_inference()]
 
 
 def _is_sound(evidence: Evidence) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider.core.sampling import Token
-from outrider.drafters.confidence import BatchConfidence, Integers
+from outrider.drafters.confidence import BatchConfidence, Integers, repeated
 from outrider.drafters.lookup_rules import MAX_MIN_PROB, LookupRules
 
 _FIRST_REACH = 3
@@ -52,27 +53,36 @@ class MatchFigures:
 
     def worth(self, slots: Integers, kinds: Integers, matches: Integers, counts: Integers) -> NDArray[np.float64]:
         """How many of the first `counts` tokens after each match should be accepted."""
-        return _sum_first(self._confidence.paths(slots, kinds, self.max_match, self.k), matches, counts)
+        paths = self._confidence.paths(slots, kinds, self.max_match, self.k)
+        return _sum_first(paths[np.arange(len(slots)), matches], counts)
+
+    def note_reach(self, slots: Integers, wanted: Integers) -> None:
+        """Note how many tokens were to be drafted for each slot in a round."""
+        self.reach[slots] = np.maximum(wanted, self.reach[slots] // 2)
 
     def judge(
         self, slots: Integers, kinds: Integers, matches: Integers, came: Integers, missed: Integers, wanted: Integers
     ) -> None:
-        """Learn from a continuation of each slot, `wanted` tokens of which were to be drafted.
+        """Learn from a continuation of each slot in each of some rounds, `wanted` tokens of which were to be drafted.
 
-        matches: 0 where nothing was found. came, missed: as of `compare`.
+        slots: of one that is named again, the rounds are in their order. matches: 0 where nothing was found. came,
+        missed: as of `compare`. What continuations were worth goes by all that is known now.
         """
-        self.reach[slots] = np.maximum(wanted, self.reach[slots] // 2)
-        self.expected[slots] /= 2
+        later = repeated(slots)
+        self.expected *= 0.5 ** np.bincount(slots, minlength=len(self.expected))
         some = np.flatnonzero(matches)
         if not some.size:
             return
         if some.size < len(slots):
-            slots, kinds, matches, came, missed, wanted = (
-                each[some] for each in (slots, kinds, matches, came, missed, wanted)
+            slots, kinds, matches, came, missed, wanted, later = (
+                each[some] for each in (slots, kinds, matches, came, missed, wanted, later)
             )
         self._confidence.judge(slots, kinds, matches, came, missed)
-        worth = _sum_first(self._learn(slots, kinds), matches, wanted)
-        self.expected[slots] = np.maximum(worth, self.expected[slots])
+        keys, occurs = 2 * slots + kinds, np.zeros(2 * len(self.expected), dtype=np.bool_)
+        occurs[keys] = True
+        judged = np.flatnonzero(occurs)
+        paths = self._learn(judged // 2, judged % 2)[(occurs.cumsum() - 1)[keys], matches]
+        np.maximum.at(self.expected, slots, 0.5**later * _sum_first(paths, wanted))
 
     def _learn(self, slots: Integers, kinds: Integers) -> NDArray[np.float64]:
         """Set how far these slots are drafted for after a match of each length; returns the probabilities."""
@@ -83,16 +93,18 @@ class MatchFigures:
 
 def compare(continuations: Integers, committed: Seq[tuple[Token, ...]]) -> tuple[Integers, Integers]:
     """How many tokens of each continuation, padded with negative ones, came, and 1 where the next did not: [B] both."""
-    counts = list(map(len, committed))
-    most = min(max(counts), continuations.shape[1])
-    tokens = np.array([(*each[:most], *[_NOTHING] * (most - len(each))) for each in committed])
-    came = np.logical_and.accumulate(continuations[:, :most] == tokens, axis=1).sum(1)
-    open_ = came < np.minimum(counts, most)
+    counts = np.array([*map(len, committed)])
+    longest = int(counts.max())
+    most = min(longest, continuations.shape[1])
+    tokens = np.full((len(counts), longest), _NOTHING)
+    tokens[np.arange(longest) < counts[:, None]] = np.fromiter(chain.from_iterable(committed), np.int64)
+    same = np.zeros((len(counts), most + 1), dtype=np.bool_)  # the last of them ends every continuation
+    np.equal(continuations[:, :most], tokens[:, :most], out=same[:, :most])
+    came = same.argmin(1)
     following = continuations[np.arange(len(came)), np.minimum(came, most - 1)]
-    return came, (open_ & (following >= 0)).astype(np.int64)
+    return came, ((came < np.minimum(counts, most)) & (following >= 0)).astype(np.int64)
 
 
-def _sum_first(paths: NDArray[np.float64], matches: Integers, counts: Integers) -> NDArray[np.float64]:
-    """How many of the first `counts` tokens after each match should be accepted."""
-    chosen = paths[np.arange(len(paths)), matches]
-    return np.where(np.arange(chosen.shape[1]) < counts[:, None], chosen, 0).sum(1)
+def _sum_first(paths: NDArray[np.float64], counts: Integers) -> NDArray[np.float64]:
+    """The sum of the first `counts` of each row."""
+    return np.where(np.arange(paths.shape[1]) < counts[:, None], paths, 0).sum(1)

@@ -91,7 +91,7 @@ def _traits_of(members: Seq[Traits]) -> Traits:
     )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Member:
     """A drafter, and how its drafts have fared. Drafts that did not win are judged too, by the text that came."""
 
@@ -149,6 +149,8 @@ class Mix(Drafter):
             _Member(GuardedDrafter(drafter, vocab_size), float(drafter.traits.max_tokens))
             for drafter in sorted(drafters, key=lambda drafter: drafter.traits.runs_model)
         ]
+        self._unpredicted = [each for each in self.members if not each.drafter.traits.needs_prediction]
+        """Those that may have drafts for sequences without a prediction."""
         self._winners: dict[int, list[_Member | None]] = {}
         """By sequence: whose draft was taken in each round that has not been observed yet, the oldest first."""
 
@@ -204,9 +206,7 @@ class Mix(Drafter):
 
     def _asked_members(self, seqs: Seq[Sequence]) -> list[_Member]:
         """Those that may have drafts for these sequences."""
-        if any(seq.prediction for seq in seqs):
-            return self.members
-        return [each for each in self.members if not each.drafter.traits.needs_prediction]
+        return self.members if any(seq.prediction for seq in seqs) else self._unpredicted
 
     def process(self, work: TargetPass) -> None:
         for member in self.members:
@@ -214,29 +214,27 @@ class Mix(Drafter):
                 member.drafter.process(work)
 
     def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
-        winners = [self._winners[seq.id].pop(0) if self._winners.get(seq.id) else None for seq in seqs]
-        others = [verdict if not verdict.path else Verdict(verdict.tokens) for verdict in verdicts]
-        predicted = any(seq.prediction for seq in seqs)
+        queues = [self._winners.get(seq.id) for seq in seqs]
+        winners = [queue.pop(0) if queue else None for queue in queues]
+        asked, others = self._asked_members(seqs), list[Verdict]()
         for member in self.members:
             if member.open:
                 for seq in seqs:
                     member.judge(seq)
-            traits = member.drafter.traits
-            if not traits.observes or (traits.needs_prediction and not predicted):
+            if not member.drafter.traits.observes or member not in asked:
+                continue
+            if winners.count(member) == len(winners):
+                member.drafter.observe(seqs, drafts, verdicts)
                 continue
             own = [winner is member for winner in winners]
-            if any(own):
-                seen = [draft if mine else EMPTY for draft, mine in zip(drafts, own, strict=True)]
-                judged = [a if mine else b for a, b, mine in zip(verdicts, others, own, strict=True)]
-                member.drafter.observe(seqs, seen, judged)
-            else:
-                member.drafter.observe(seqs, [EMPTY] * len(seqs), others)
+            others = others or [verdict if not verdict.path else Verdict(verdict.tokens) for verdict in verdicts]
+            seen = [draft if mine else EMPTY for draft, mine in zip(drafts, own, strict=True)]
+            judged = [a if mine else b for a, b, mine in zip(verdicts, others, own, strict=True)]
+            member.drafter.observe(seqs, seen, judged)
 
     def watch(self, view: RoundView) -> None:
-        predicted = any(seq.prediction for seq in view.seqs)
-        for member in self.members:
-            traits = member.drafter.traits
-            if traits.watches and (predicted or not traits.needs_prediction):
+        for member in self._asked_members(view.seqs):
+            if member.drafter.traits.watches:
                 member.drafter.watch(view)
 
     def take_evidence(self) -> list[Evidence]:

@@ -17,11 +17,14 @@ def observe(drafting: Drafting, done: InFlightRound, outcomes: Seq[Outcome]) -> 
     """Show drafters what became of a round, but for those that joined it and have no draft: nobody was asked."""
     if not done.proposal.members:
         return
-    new = {each.seq.id for each, draft in zip(done.scheduled, done.drafts, strict=True) if each.joined and not draft}
-    seen = [(o.live.seq, o.draft, o.verdict) for o in outcomes if o.verdict is not None and o.live.seq.id not in new]
+    if not done.repeated:  # else nobody did
+        pairs = zip(done.scheduled, done.drafts, strict=True)
+        new = {each.seq.id for each, draft in pairs if each.joined and not draft}
+        outcomes = [o for o in outcomes if o.live.seq.id not in new]
+    seen = [(o.live.seq, o.draft, o.verdict) for o in outcomes if o.verdict is not None]
     if seen:
-        drafters = done.drafters_of([seq.id for seq, _, _ in seen])
-        seqs, drafts, verdicts = [s for s, _, _ in seen], [d for _, d, _ in seen], [v for _, _, v in seen]
+        seqs, drafts, verdicts = zip(*seen, strict=True)
+        drafters = done.drafters_of([seq.id for seq in seqs])
         drafting.observe(seqs, drafts, verdicts, drafters, done.proposal.members)
 
 

@@ -299,7 +299,7 @@ class Engine:
     def _emit(self) -> list[Event]:
         """All that was committed, as events; with a sequence's last event go its figures."""
         outcomes, self._outcomes = self._outcomes, []
-        return [self._event(outcome) for outcome in outcomes]
+        return [describe(each) if each.live.seq.finish is None else self._event(each) for each in outcomes]
 
     def _event(self, outcome: Outcome) -> Event:
         event = describe(outcome)

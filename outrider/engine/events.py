@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -14,7 +13,8 @@ from outrider.core.errors import ModelError, RequestError
 from outrider.core.outputs import Provenance, TokenLogprob
 from outrider.core.sampling import Token
 from outrider.core.sequence import FinishReason, Sequence
-from outrider.engine.stats import JudgedDraft, Stats
+from outrider.engine.judged import JudgedDraft
+from outrider.engine.stats import Stats
 from outrider.engine.text import TextStream
 from outrider.verify.logprobs import token_logprobs
 
@@ -31,7 +31,8 @@ class Event(NamedTuple):
     text: str = ""
     """All that may be shown now: the pieces, or what was held back when a text ends early."""
     logprobs: tuple[TokenLogprob, ...] = ()
-    provenance: tuple[Provenance, ...] = ()
+    judged: JudgedDraft | None = None
+    """What came of its draft; None where there are no tokens."""
     finish: FinishReason | None = None
     stop_reason: Token | str | None = None
     """The stop id or string that ended the text, where one did."""
@@ -41,6 +42,11 @@ class Event(NamedTuple):
     """Whose fault that is: the request's options left no token to choose, or the model's logits are no numbers."""
     stats: Stats | None = None
     """The request's figures, with its last event."""
+
+    @property
+    def provenance(self) -> tuple[Provenance, ...]:
+        """Where each token came from: told when it is read, since few ask."""
+        return () if self.judged is None else self.judged.provenance()
 
 
 @dataclass(slots=True)
@@ -80,28 +86,39 @@ def describe(outcome: Outcome) -> Event:
         return event._replace(error=str(outcome.error), at_fault=fault)
     if len(kept) < len(verdict.tokens):
         verdict = Verdict(kept, verdict.path[: len(kept)])
-    pieces = outcome.pieces or detokenize(seq, kept, live.text)
+    if outcome.pieces:
+        pieces, text = outcome.pieces, "".join(outcome.pieces)
+    else:
+        pieces, text = detokenize(seq, kept, live.text)
     draft = outcome.draft
     if seq.finish == "length" and draft.parents is None and len(draft.tokens) > len(kept):
         draft = draft.first_nodes(len(kept))  # a draft behind a round in flight may pass its text's end
-    judged = JudgedDraft.of(draft, verdict)
+    judged = JudgedDraft.of(draft, verdict, seq.round - 1)
     live.stats.count(judged)
-    provenance = provenance_of(judged, seq.round - 1, _stated(draft.probs, verdict))
-    return Event(seq.id, kept, pieces, "".join(pieces), outcome.logprobs, provenance, seq.finish, seq.stop_reason)
+    if draft.probs is not None:
+        judged = judged._replace(probs=_stated(draft.probs, verdict))
+    told = (seq.id, kept, pieces, text, outcome.logprobs, judged, seq.finish, seq.stop_reason, "", "", None)
+    return _new(Event, told)
 
 
 def extend(seq: Sequence, tokens: tuple[Token, ...], stream: TextStream) -> tuple[int, tuple[str, ...]]:
     """Append tokens up to the first stop, the constraint's end or the length limit: the one place that decides.
 
     Returns how many are kept and, where stop strings must be looked for, the text each makes
-    ready to show; elsewhere `spell` does that when there is time. A stop token is kept and not
+    ready to show; elsewhere `detokenize` does that when there is time. A stop token is kept and not
     shown; a stop string is neither shown nor followed by any token.
     """
-    kept, pieces, watch = 0, [], bool(seq.params.stop)
-    looks = watch or seq.constraint is not None or seq.generated < seq.params.min_tokens
-    if not looks and len(tokens) < seq.room and seq.stop_ids.isdisjoint(tokens):  # as nearly always
-        seq.tokens.extend(tokens)
-        return len(tokens), ()
+    params, text, count = seq.params, seq.tokens, len(tokens)
+    looks = params.stop or seq.constraint is not None or (params.min_tokens and seq.generated < params.min_tokens)
+    if not looks and count < seq.limit - len(text) and seq.stop_ids.isdisjoint(tokens):  # as nearly always
+        text.extend(tokens)
+        return count, ()
+    return _extend_by_token(seq, tokens, stream)
+
+
+def _extend_by_token(seq: Sequence, tokens: tuple[Token, ...], stream: TextStream) -> tuple[int, tuple[str, ...]]:
+    """As `extend`, looking at each token."""
+    kept, pieces, watch = 0, list[str](), bool(seq.params.stop)
     for token in tokens:
         seq.tokens.append(token)
         kept += 1
@@ -129,34 +146,22 @@ def extend(seq: Sequence, tokens: tuple[Token, ...], stream: TextStream) -> tupl
     return kept, tuple(pieces)
 
 
-def detokenize(seq: Sequence, kept: tuple[Token, ...], stream: TextStream) -> tuple[str, ...]:
-    """The text each token of a round makes ready to show, for a sequence without stop strings."""
+def detokenize(seq: Sequence, kept: tuple[Token, ...], stream: TextStream) -> tuple[tuple[str, ...], str]:
+    """The text each token of a round makes ready to show, and all of it, for a sequence without stop strings."""
     if seq.finish is None:
-        return tuple(stream.push_all(kept))
+        return stream.push_all(kept)
     shown = kept[:-1] if seq.stop_reason is not None else kept  # by a stop token, the last of them
-    pieces = stream.push_all(shown) + [""] * (len(kept) - len(shown))
-    pieces[-1] += stream.flush()
-    return tuple(pieces)
+    spelled, text = stream.push_all(shown)
+    pieces, rest = [*spelled, *[""] * (len(kept) - len(shown))], stream.flush()
+    pieces[-1] += rest
+    return tuple(pieces), text + rest
 
 
-def provenance_of(judged: JudgedDraft, round_: int, probs: Seq[float | None]) -> tuple[Provenance, ...]:
-    """Where each token that a round emitted came from. probs: the drafter's own of each accepted token."""
-    source, drafted, _, accepted, emitted, rejected = judged
-    if not drafted:
-        return (Provenance("plain", "", 0, round_, 0),)
-    told = [_new(Provenance, ("accepted", source, i, round_, drafted, prob)) for i, prob in enumerate(probs)]
-    if emitted > accepted:
-        told.append(Provenance("recovered" if rejected else "bonus", source, accepted, round_, drafted))
-    return tuple(told)
-
-
-def _stated(probs: Tensor | None, verdict: Verdict) -> Seq[float | None]:
-    """The drafter's own probability of each accepted token, of probs [nodes, vocab]; None of each where it has none."""
-    if probs is None:
-        return (None,) * len(verdict.path)
+def _stated(probs: Tensor, verdict: Verdict) -> tuple[float, ...]:
+    """The drafter's own probability of each accepted token, of probs [nodes, vocab]."""
     nodes = list(verdict.path)
     tokens = torch.tensor(verdict.tokens[: len(nodes)], dtype=torch.int64, device=probs.device)
-    return probs[nodes].gather(-1, tokens[:, None])[:, 0].tolist()
+    return tuple(probs[nodes].gather(-1, tokens[:, None])[:, 0].tolist())
 
 
 def logprobs_of(top: int, verdict: Verdict, kept: tuple[Token, ...], logits: Tensor) -> tuple[TokenLogprob, ...]:

@@ -10,32 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 from outrider.control.decisions import Decisions
 from outrider.control.limits import PassLimits
-from outrider.core.draft import Draft, Verdict
-
-
-class JudgedDraft(NamedTuple):
-    """What came of a round's draft, if only an empty one."""
-
-    source: str
-    drafted: int
-    depth: int
-    """Levels of the draft."""
-    accepted: int
-    emitted: int
-    """One more than accepted, unless a stop cut the text inside the draft."""
-    rejected: bool
-
-    @staticmethod
-    def of(draft: Draft, verdict: Verdict) -> JudgedDraft:
-        """verdict: what the text kept of it."""
-        drafted, accepted, emitted = len(draft.tokens), len(verdict.path), len(verdict.tokens)
-        depth = drafted if draft.parents is None else max(draft.depths(), default=0)
-        rejected = emitted > accepted and ends_in_rejection(draft, verdict)
-        return JudgedDraft(draft.source, drafted, depth, accepted, emitted, rejected)
+from outrider.engine.judged import JudgedDraft
 
 
 @dataclass(slots=True)
@@ -55,7 +34,7 @@ class Tally:
 
     def count(self, judged: JudgedDraft) -> None:
         """Add a round."""
-        _, drafted, depth, accepted, emitted, rejected = judged
+        _, drafted, depth, accepted, emitted, rejected, _, _ = judged
         self.rounds += 1
         self.emitted += emitted
         if not drafted:
@@ -168,7 +147,8 @@ class Stats:
     preemptions: int = 0
     draft_failures: int = 0
     """How often the drafter raised, or returned what is no draft; the round is then without one."""
-    all: Tally = field(default_factory=Tally)
+    plain: Tally = field(default_factory=Tally)
+    """Rounds without a draft."""
     drafters: dict[str, Tally] = field(default_factory=dict[str, Tally])
     times: Times = field(default_factory=Times)
     started: float = 0.0
@@ -184,11 +164,8 @@ class Stats:
     """What passes are bound by, where a controller knows it."""
 
     def count(self, judged: JudgedDraft) -> None:
-        """Add a round, also to its drafter's own tally."""
-        self.all.count(judged)
-        if not judged.drafted:
-            return
-        tally = self.drafters.get(judged.source)
+        """Add a round to its drafter's tally, or to those without a draft."""
+        tally = self.drafters.get(judged.source) if judged.drafted else self.plain
         if tally is None:
             tally = self.drafters[judged.source] = Tally()
         tally.count(judged)
@@ -204,7 +181,7 @@ class Stats:
         """Sum up requests; clocks span from the first start to the last end."""
         for name in _SUMS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.all.add(other.all)
+        self.plain.add(other.plain)
         for name, tally in other.drafters.items():
             self.drafters.setdefault(name, Tally()).add(tally)
         self.times.add(other.times)
@@ -215,6 +192,14 @@ class Stats:
         self.started = min(filter(None, (self.started, other.started)), default=0.0)
         self.first = min(filter(None, (self.first, other.first)), default=0.0)
         self.ended = max(self.ended, other.ended)
+
+    @property
+    def all(self) -> Tally:
+        """All rounds, whoever drafted: summed when it is read, for that is seldom."""
+        out = Tally()
+        for tally in (self.plain, *self.drafters.values()):
+            out.add(tally)
+        return out
 
     @property
     def seconds(self) -> float:
@@ -286,18 +271,6 @@ def total(parts: Iterable[Stats]) -> Stats:
     for part in parts:
         out.add(part)
     return out
-
-
-def ends_in_rejection(draft: Draft, verdict: Verdict) -> bool:
-    """Whether the target's own token is a recovered one: the draft had others in its place.
-
-    Where no token can be chosen after the last accepted one, that one counts as the target's own: no rejection.
-    """
-    if draft.parents is None:
-        accepted = len(verdict.path)
-        return accepted < len(draft.tokens) and verdict.tokens[-1] != draft.tokens[accepted]
-    drafted = [draft.tokens[node] for node in draft.children(verdict.path[-1] if verdict.path else -1)]
-    return bool(drafted) and verdict.tokens[-1] not in drafted
 
 
 ENOUGH = 20

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from itertools import islice, product
-from typing import Protocol
+from typing import Protocol, cast
 
 from outrider.engine.stop_strings import automaton
 
@@ -64,14 +64,17 @@ class TextStream:
         new = self._window.push(token)
         return self._show(new if self._stops is None else self._pass(new))
 
-    def push_all(self, tokens: Seq[int]) -> list[str]:
-        """What `push` returns for each of these."""
+    def push_all(self, tokens: Seq[int]) -> tuple[tuple[str, ...], str]:
+        """What `push` returns for each of these, and all of it put together."""
         if self._stops is not None:
-            return [self.push(token) for token in tokens]
-        self._check_open()
-        pieces = self._window.push_all(tokens)
-        self._show("".join(pieces))
-        return pieces
+            pieces = tuple([self.push(token) for token in tokens])
+            return pieces, "".join(pieces)
+        if self._ended:
+            self._check_open()
+        made = self._window.push_all(tokens)
+        if made[1]:
+            self._shown.append(made[1])
+        return made
 
     def flush(self) -> str:
         """End the text and return what was held back: nothing after a stop.
@@ -155,8 +158,9 @@ class _Window:
                 end = max(end, min(self._lengths))
         return self._release(end) if end > self._out else ""
 
-    def push_all(self, tokens: Seq[int]) -> list[str]:
-        return list(map(self.push, tokens))
+    def push_all(self, tokens: Seq[int]) -> tuple[tuple[str, ...], str]:
+        pieces = tuple(map(self.push, tokens))
+        return pieces, "".join(pieces)
 
     def flush(self) -> str:
         """The rest, finished or not."""
@@ -217,12 +221,15 @@ class _OwnTexts:
             self._unfinished = None
         return ready
 
-    def push_all(self, tokens: Seq[int]) -> list[str]:
+    def push_all(self, tokens: Seq[int]) -> tuple[tuple[str, ...], str]:
         if self._unfinished is None:
-            pieces = [own for own in map(self._own, tokens) if isinstance(own, str)]
-            if len(pieces) == len(tokens):
-                return pieces
-        return list(map(self.push, tokens))
+            own = cast("tuple[str, ...]", tuple(map(self._own, tokens)))
+            try:
+                return own, "".join(own)
+            except TypeError:  # bytes among them; to look for these first takes as long as all the rest
+                pass
+        pieces = tuple(map(self.push, tokens))
+        return pieces, "".join(pieces)
 
     def flush(self) -> str:
         return "" if self._unfinished is None else self._unfinished.flush()

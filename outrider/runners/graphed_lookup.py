@@ -43,7 +43,8 @@ class GraphedLookup:
         inputs[:count, LIMITS:] = limits.reshape(count, -1)
         inputs[count:] = 0
         self._in_order = False
-        return self._replay(count)
+        self.inputs.send()
+        return self.replay(count)
 
     def run_again(self, texts: Tensor, history: History, gains: Gains, count: int) -> Tensor:
         """The last run once more, of as many texts, whose gains are in their order.
@@ -53,17 +54,17 @@ class GraphedLookup:
         last, header = self.inputs.arrays[self.inputs.current], np.zeros(HEADER, dtype=np.int64)
         write_header(header, texts, history, gains)
         if self._in_order and header.tobytes() == last[:HEADER].tobytes():
-            return self._replay(count, send=False)
+            return self.replay(count)
         array = self.inputs.array()
         array[:] = last
         array[:HEADER] = header
         array[HEADER:].reshape(self.rows.shape)[:count, GAIN] = range(1, count + 1)
         self._in_order = True
-        return self._replay(count)
+        self.inputs.send()
+        return self.replay(count)
 
-    def _replay(self, count: int, *, send: bool = True) -> Tensor:
-        if send:
-            self.inputs.send()
+    def replay(self, count: int) -> Tensor:
+        """What was run last once more: nothing of its inputs has changed, nor where they are."""
         self._graph.replay()
         if count not in self._views:
             self._views[count] = self.found[:count]
@@ -89,3 +90,7 @@ class GraphedLookups:
     def run_again(self, texts: Tensor, history: History, gains: Gains, count: int) -> Tensor:
         """As `GraphedLookup.run_again`; the last run was of `count` texts."""
         return self._by_batch[padded_batch(count)].run_again(texts, history, gains, count)
+
+    def replay(self, count: int) -> Tensor:
+        """As `GraphedLookup.replay`; the last run was of `count` texts."""
+        return self._by_batch[padded_batch(count)].replay(count)

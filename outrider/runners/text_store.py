@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from operator import is_
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -124,6 +125,8 @@ class TextStore:
         self._graphs = _graphs(slots, ring.history, k, max_match)
         self._last: tuple[Tensor, Tensor] | None = None
         """The inputs of the last lookup behind a round in flight, and what was found; without graphs."""
+        self._sent: tuple[DeviceState, History] | None = None
+        """With graphs: what the last lookup was repeated with. Nothing is sent to repeat it with that once more."""
 
     @torch.inference_mode()
     def write(self, pieces: Seq[tuple[int, int, Seq[Token]]]) -> None:
@@ -149,7 +152,7 @@ class TextStore:
         rows = np.asarray(texts, np.int64)
         longest = int((rows[:, COLUMN.length] + rows[:, COLUMN.shift]).max()) + _MARGIN
         self._make_room(longest)
-        gains = None if state is None else _gains(state)
+        gains, self._sent = None if state is None else _gains(state), None
         if self._graphs is not None:
             return HostCopy(self._graphs.run(self._texts, self.ring.history, rows, limits, gains))
         sent = torch.from_numpy(np.concatenate([rows, limits.reshape(len(rows), -1)], 1))
@@ -157,7 +160,6 @@ class TextStore:
         self._last = sent, found
         return HostCopy(found).kept()
 
-    @torch.inference_mode()
     def look_up_again(self, count: int, longest: int, state: DeviceState) -> HostCopy | None:
         """The last lookup once more, of the same `count` texts, behind the round of this state, which is of them all.
 
@@ -166,19 +168,29 @@ class TextStore:
         """
         if longest + _MARGIN > self._texts.shape[1]:
             return None
-        gains, history = _gains(state), self.ring.history
-        if self._graphs is not None:
-            return HostCopy(self._graphs.run_again(self._texts, history, gains, count))
+        if self._graphs is None:
+            return self._find_again(count, state)
+        history = self.ring.history
+        if self._sent is not None and self._sent[0] is state and self._sent[1][2:] == history[2:]:
+            return HostCopy(self._graphs.replay(count))
+        gains, origin = _gains(state), state.origin
+        own = origin.lengths, origin.last, origin.tokens, origin.accepted
+        self._sent = (state, history) if all(map(is_, gains, own)) else None  # else of this moment
+        return HostCopy(self._graphs.run_again(self._texts, history, gains, count))
+
+    @torch.inference_mode()
+    def _find_again(self, count: int, state: DeviceState) -> HostCopy | None:
+        """As `look_up_again`, without graphs."""
         if self._last is None:
             return None
         sent, found = self._last
         sent[:, COLUMN.gain] = torch.arange(1, count + 1)
-        found.copy_(look_up(self._texts, history, sent, gains, self.max_match, self.k))
+        found.copy_(look_up(self._texts, self.ring.history, sent, _gains(state), self.max_match, self.k))
         return HostCopy(found).kept()
 
     def _make_room(self, columns: int) -> None:
         if columns > self._texts.shape[1]:
-            old = self._texts
+            old, self._sent = self._texts, None
             self._texts = torch.zeros(len(old), 1 << (columns - 1).bit_length(), dtype=torch.int32, device=self.device)
             self._texts[:, : old.shape[1]] = old
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence as Seq
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 from async_toy import ASYNC_TOY, target
@@ -21,6 +23,7 @@ from outrider.drafters.base import Drafter, DrafterContext
 from outrider.drafters.mix import MixConfig
 from outrider.drafters.none import NoDraft
 from outrider.drafters.suffix import SuffixConfig
+from outrider.engine import drafting, engine, host_time
 from outrider.engine.engine import Engine
 from outrider.engine.request import EngineLimits, Request
 from outrider.runners.base import Runner
@@ -120,7 +123,10 @@ def rounds_to_read(engine: Engine, prompts: int) -> int:
     return rounds
 
 
-def test_drafts_that_nobody_makes_leave_prompts_their_room():
+def test_drafts_that_nobody_makes_leave_prompts_their_room(monkeypatch: pytest.MonkeyPatch):
+    ticks = count()  # how long rests are depends on the clock
+    for module in (drafting, engine, host_time):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: 1e-4 * next(ticks)))
     limits = EngineLimits(max_batch=16, max_round_tokens=64)
     plain = Engine(target(4096), NoDraft(), make_verifier("seeded"), TOKENIZER, limits=limits)
     runner = target(4096)

@@ -17,9 +17,9 @@ from test_lookups_in_flight import RULES, assert_judged, repetitive
 from test_rounds_behind_rounds import Schedule, at_random
 from testbed import TOKENIZER, VOCAB
 
-from outrider.core.draft import Draft
+from outrider.core.draft import Draft, Verdict
 from outrider.core.host_copy import HostCopy
-from outrider.core.sequence import Span
+from outrider.core.sequence import Sequence, Span
 from outrider.drafters import device_lookup
 from outrider.drafters.base import Drafter, RoundView
 from outrider.drafters.device_lookup import DeviceLookup
@@ -143,6 +143,37 @@ def test_a_lookup_is_launched_anew_after_some_repetitions():
     run(made(tried, target, EngineLimits(max_batch=2)), without_predictions(2))
     streaks = "".join("r" if repeated else "n" for _, repeated in tried.rounds).split("n")
     assert max(map(len, streaks)) == device_lookup._MAX_REPEATS
+
+
+class JudgingAtOnce(Noting):
+    """Learns from every round when it is observed, and not when that is used."""
+
+    def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
+        super().observe(seqs, drafts, verdicts)
+        self._judge()
+
+
+@targets
+@pytest.mark.parametrize("name", RULES)
+def test_rounds_that_are_judged_later_change_no_draft(toy: type[RepeatingToy], name: str):
+    """Texts that end at different times, and others that take their slots: the same rounds, the same figures."""
+    asked = repetitive(9) if name == "prediction" else without_predictions(9)
+    asked = [replace(each, params=replace(each.params, max_tokens=30 + 7 * i)) for i, each in enumerate(asked)]
+    rounds, drafted, figures = [], [], []
+    for kind in (Noting, JudgingAtOnce):
+        target = toy()
+        tried = kind(RULES[name], target, 3)
+        every = made(tried, target, EngineLimits(max_batch=3))
+        for told, each in zip(run(every, asked), asked, strict=True):
+            assert_same(told, ASYNC_TOY.judged(each))
+        tried._judge()
+        rounds.append(tried.rounds)
+        drafted.append((every.stats.all.drafted, every.stats.all.accepted))
+        figures.append((tried._figures.limits.tolist(), tried._figures.reach.tolist(), tried._rows.tolist()))
+    assert rounds[0] == rounds[1]
+    assert drafted[0] == drafted[1]
+    assert figures[0] == figures[1]
+    assert any(repeated for _, repeated in rounds[0])
 
 
 @pytest.mark.parametrize("batch", [1, 4])

@@ -76,20 +76,35 @@ class Rounds:
         np.testing.assert_array_equal(found, plain)
         for slot, more in zip(slots, gained, strict=True):
             self.texts[slot] += more
-        for _ in range(2 if ahead else 0):
+        if ahead:
             self.look_up_again(slots)
+            states = self.look_up_again(slots)
+            for _ in range(2):
+                self.look_up_again(slots, states)
+            for ring in self.rings:
+                ring.add("", self.texts[slots[0]][-9:])
+            self.look_up_again(slots, states)
 
-    def look_up_again(self, slots: list[int]) -> None:
-        """The last lookup once more in both stores, behind a round of just these texts, in their order."""
+    def look_up_again(self, slots: list[int], within: list[DeviceState] | None = None) -> list[DeviceState]:
+        """The last lookup once more in both stores, behind a round of just these texts, in their order.
+
+        within: the states to write where that leaves them, as a repeated pass does.
+        """
         gained = [self.tokens(self.rng.randrange(1, WIDTH + 1)) for _ in slots]
         longest = max(len(self.texts[slot]) for slot in slots)
         states = self.state(slots, gained, list(range(len(slots))))
+        if within is not None:
+            for state, new in zip(within, states, strict=True):
+                for part, more in zip(state.held, new.held, strict=True):
+                    part.copy_(more)
+            states = within
         found = [store.look_up_again(len(slots), longest, s) for store, s in zip(self.stores, states, strict=True)]
         for slot, more in zip(slots, gained, strict=True):
             self.texts[slot] += more
         assert found[0] is not None
         assert found[1] is not None
         np.testing.assert_array_equal(found[1].array(), found[0].array())
+        return states
 
     def state(self, slots: list[int], gained: list[list[int]], order: list[int]) -> list[DeviceState]:
         count = len(slots) + 1

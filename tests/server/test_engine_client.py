@@ -11,9 +11,10 @@ import httpx
 import pytest
 from server_world import END, VOCAB, Running, make_llm, make_tokenizer
 
-from outrider.core.outputs import Provenance, TokenLogprob
+from outrider.core.outputs import TokenLogprob
 from outrider.engine.client import EngineClient, EngineFacts
 from outrider.engine.events import Event
+from outrider.engine.judged import JudgedDraft
 from outrider.engine.prepare import LateWork
 from outrider.engine.request import CheckedRequest, Request, validate_request
 from outrider.engine.stats import Stats
@@ -98,9 +99,9 @@ class EchoEngine:
         self._running[seq_id] += 1
         if last:
             del self._running[seq_id]
-        who = Provenance("plain", "", 0, done, 0)
+        judged = JudgedDraft("", 0, 0, 0, 1, rejected=False, round=done)
         finish, stats = ("length", Stats(tokens=done + 1)) if last else (None, None)
-        return Event(seq_id, (token,), (piece,), piece, provenance=(who,), finish=finish, stats=stats)
+        return Event(seq_id, (token,), (piece,), piece, judged=judged, finish=finish, stats=stats)
 
     def cancel(self, seq_id: int) -> Event | None:
         return Event(seq_id, finish="cancelled") if self._running.pop(seq_id, None) is not None else None

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.core.outputs import Provenance
 from outrider.core.sampling import Token
 from outrider.engine.events import Event
 from outrider.engine.stats import Stats, Tally, total
@@ -60,10 +59,6 @@ class ChoiceBuffer:
     @property
     def stats(self) -> Stats:
         return (self.events[-1].stats if self.events else None) or Stats()
-
-    @property
-    def provenance(self) -> Iterable[Provenance]:
-        return (each for event in self.events for each in event.provenance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +163,8 @@ def usage(prompt_tokens: int, choices: list[ChoiceBuffer], n: int) -> dict[str, 
     stats = [each.stats for each in choices]
     generated = sum(each.tokens for each in stats)
     predicted = [each.drafters.get("prediction", Tally()) for each in stats]
-    accepted = sum(p.drafter == "prediction" and p.origin == "accepted" for each in choices for p in each.provenance)
+    judged = [event.judged for each in choices for event in each.events if event.judged is not None]
+    accepted = sum(each.accepted for each in judged if each.source == "prediction")
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": generated,

@@ -161,7 +161,7 @@ class MetricsCollector:
 def _copy_stats(stats: Stats) -> Stats:
     """A copy of stats that the engine's thread keeps changing."""
     drafters = {name: _copy_tally(tally) for name, tally in list(stats.drafters.items())}
-    return replace(stats, all=_copy_tally(stats.all), drafters=drafters)
+    return replace(stats, plain=_copy_tally(stats.plain), drafters=drafters)
 
 
 def _copy_tally(tally: Tally) -> Tally:

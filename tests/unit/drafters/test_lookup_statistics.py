@@ -26,13 +26,13 @@ CPU = torch.device("cpu")
 
 
 def test_confidence_of_many_is_that_of_each():
-    """Continuations at random for three sequences, from their own texts and from others: the same probabilities."""
+    """Continuations at random for three sequences, some of them several times, from their own texts and from others."""
     rng = random.Random(7)
     priors = [prior_prob(match, 1, 1) for match in range(MATCH + K)]
     single = {(slot, kind): Confidence((1.0, 0.5)[kind]) for slot in range(3) for kind in range(2)}
     many = BatchConfidence(3, priors, (1.0, 0.5))
-    for _ in range(200):
-        slots = rng.sample(range(3), rng.randint(1, 3))
+    for _ in range(100):
+        slots = [slot for _ in range(rng.randint(1, 8)) for slot in rng.sample(range(3), rng.randint(1, 3))]
         kinds, matches = [rng.randrange(2) for _ in slots], [rng.randint(1, MATCH) for _ in slots]
         came = [rng.randint(0, K) for _ in slots]
         missed = [int(count < K and rng.random() < 0.7) for count in came]
@@ -46,6 +46,13 @@ def test_confidence_of_many_is_that_of_each():
         for match in range(MATCH + 1):
             expected = np.cumprod([confidence.prob(match + i, priors[match + i]) for i in range(K)])
             np.testing.assert_allclose(paths[kind][slot, match], expected, rtol=1e-12)
+
+
+def test_continuations_of_which_nothing_is_known_teach_nothing():
+    many = BatchConfidence(2, [0.5] * (MATCH + K), (1.0, 1.0))
+    before = many._right.copy(), many._expected.copy()
+    many.judge(*(np.array(each) for each in ([0, 1], [0, 0], [2, 3], [0, 0], [0, 0])))
+    np.testing.assert_array_equal((many._right, many._expected), before)
 
 
 def text(*tokens: int) -> Sequence:
@@ -119,6 +126,7 @@ def test_only_those_that_may_be_drafted_for_are_looked_up():
     verdicts = [Verdict((3, 9), (0,)), Verdict((5,)), Verdict((7,))]
     tried.observe(seqs, drafts, verdicts)
     assert tried.take_evidence() == []  # both were drafted for
+    tried._judge()
     slots = [tried._texts[0].slot, tried._free[0], tried._texts[2].slot]
     first, _, last = tried._figures._confidence._right[slots, 0].sum(1)
     assert first > last  # of the one a token came, of the other none

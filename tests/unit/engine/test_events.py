@@ -12,7 +12,8 @@ from outrider.core.outputs import Provenance
 from outrider.core.sampling import SamplingParams
 from outrider.core.sequence import Sequence
 from outrider.engine.events import Event, Live, Outcome, describe, detokenize, extend, logprobs_of
-from outrider.engine.stats import JudgedDraft, Stats
+from outrider.engine.judged import JudgedDraft
+from outrider.engine.stats import Stats
 from outrider.engine.text import TextStream
 from outrider.testing.toy import ByteTokenizer
 
@@ -39,9 +40,11 @@ def grow(seq: Sequence, tokens: tuple[int, ...], stream: TextStream) -> tuple[st
     before = len(seq.tokens)
     kept, pieces = extend(seq, tokens, stream)
     assert seq.tokens[before:] == list(tokens[:kept])
-    told = pieces or detokenize(seq, tokens[:kept], stream)
-    assert len(told) == kept
-    return told
+    if not pieces:
+        pieces, text = detokenize(seq, tokens[:kept], stream)
+        assert "".join(pieces) == text
+    assert len(pieces) == kept
+    return pieces
 
 
 def by_hand(tokens: list[int], room: int, params: SamplingParams) -> tuple[int, str, str | None, object]:
@@ -191,6 +194,17 @@ def test_a_round_cut_by_a_stop_tells_and_counts_only_what_was_kept(kept: int, la
     assert (stats.all, stats.drafters) == (by_hand.all, by_hand.drafters)
     assert stats.all == stats.drafters["s"]
     assert (stats.all.accepted, stats.all.emitted, stats.all.rejected) == (judged.accepted, kept, judged.rejected)
+
+
+@pytest.mark.parametrize("stated", [False, True])
+def test_an_event_holds_facts_and_no_memory_of_a_device(*, stated: bool):
+    probs = torch.rand(3, 8, generator=torch.Generator().manual_seed(0)) if stated else None
+    event, _ = event_of(Draft((1, 2, 3), probs=probs, source="s"), Verdict((1, 2, 6), (0, 1)), 7)
+    assert [each.origin for each in event.provenance] == ["accepted", "accepted", "recovered"]
+    assert event._replace(finish="stop").provenance == event.provenance
+    assert event.judged is not None
+    assert {type(fact) for fact in event.judged} <= {str, int, bool, tuple, type(None)}
+    assert Event(1).provenance == ()
 
 
 def test_stated_probs_are_reported_for_accepted_tokens():

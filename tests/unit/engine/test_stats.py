@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from outrider.control.decisions import Decisions
 from outrider.control.limits import Ceilings, PassLimits
 from outrider.core.draft import EMPTY, Draft, Verdict
-from outrider.engine.stats import JudgedDraft, Stats, Tally, Times, ends_in_rejection, meaning, total
+from outrider.engine.judged import JudgedDraft, ends_in_rejection
+from outrider.engine.stats import Stats, Tally, Times, meaning, total
 from outrider.runners.pass_work import PassWork
 
 VOCAB = 6
@@ -128,6 +129,7 @@ def test_acceptance_by_position(history: list[Round]):
 def test_a_rejection_is_a_last_node_with_children(history: list[Round]):
     for each in history:
         assert ends_in_rejection(each.draft, each.verdict) == (False in each.decisions)
+        assert JudgedDraft.of(each.draft, each.verdict).rejected == (False in each.decisions)
 
 
 @by_hand

@@ -200,7 +200,8 @@ def test_tokens_pushed_at_once_are_pushed_one_by_one(tok, data):
     one_by_one, at_once = TextStream(tok, (), stop), TextStream(tok, (), stop)
     cuts = [0, *sorted(data.draw(st.sets(st.integers(0, len(ids))))), len(ids)]
     for a, b in pairwise(cuts):
-        assert at_once.push_all(ids[a:b]) == [one_by_one.push(token) for token in ids[a:b]]
+        pieces = tuple(one_by_one.push(token) for token in ids[a:b])
+        assert at_once.push_all(ids[a:b]) == (pieces, "".join(pieces))
         assert at_once.text == one_by_one.text
     assert at_once.flush() == one_by_one.flush()
     with pytest.raises(RuntimeError, match="ended with flush"):
@@ -347,7 +348,8 @@ def test_texts_of_tokens_by_themselves_come_out_as_those_of_the_window(wild: flo
                 assert fast.push(ids[cut], may_stop=may_stop) == window.push(ids[cut], may_stop=may_stop)
                 count = 1
             else:
-                assert fast.push_all(ids[cut : cut + count]) == [window.push(i) for i in ids[cut : cut + count]]
+                pieces = tuple(window.push(i) for i in ids[cut : cut + count])
+                assert fast.push_all(ids[cut : cut + count]) == (pieces, "".join(pieces))
             cut += count
             assert (fast.text, fast.stopped) == (window.text, window.stopped)
         assert (fast.flush(), fast.text, fast.stopped) == (window.flush(), window.text, window.stopped)
