@@ -33,9 +33,9 @@ from typing import Any, NamedTuple
 import torch
 from card_stand_ins import BLOCK, VOCAB, Card, Meter, put_stand_ins  # before anything else: it replaces Triton
 
-from outrider.control.choose import Plan
 from outrider.control.controller import Controller
 from outrider.control.costs import RoundKind
+from outrider.control.plan import Plan
 from outrider.core.sampling import SamplingParams
 from outrider.drafters.base import Drafter, DrafterContext
 from outrider.drafters.block import Block, BlockConfig

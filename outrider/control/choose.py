@@ -9,19 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
 from typing import cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from outrider.control.acceptance import Floats
 from outrider.control.costs import RoundCosts, RoundKind
 from outrider.control.own_drafts import OwnDrafts
+from outrider.control.plan import Ints, Outlook, Plan, plain_plan
 
-Ints = NDArray[np.int64]
 MIN_GAIN = 1.02
 """A plan with drafts must promise this much more than one without: both are estimates."""
 LEEWAY = 0.98
@@ -30,86 +29,6 @@ in a draft are worth, and times of passes are known no better."""
 OWN_LENGTHS_GAIN = 1.08
 """What a length for each sequence must promise over the same for all: the best of many guesses is partly luck, and who
 comes next has another text."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outlook:
-    """What one drafter could do in a round."""
-
-    name: str
-    survival: Floats  # [sequences, max_tokens]
-    budgets: Ints  # [sequences]: max tokens that it may draft for each
-    runs_model: bool = False
-    """Every token of the longest draft takes a pass of its model."""
-    lengths: tuple[int, ...] = ()
-    """The lengths its model drafts, others being cut from the next longer; empty: any."""
-    own: OwnDrafts | None = None
-    """Of one that limits itself: how its drafts are of late; None: it drafts as many tokens as it is asked for."""
-    sharing: Seq[float] | None = None
-    """Where its drafts share rows: what is expected of drafts of 1, 2, ... tokens, times what survival says."""
-    trust: float = 1.0
-    """What its plans' rates are multiplied by where they are compared with others."""
-
-    def steps(self, length: int) -> int:
-        """Passes of its model for a draft of this length."""
-        if not self.runs_model:
-            return 0
-        for each in self.lengths:
-            if each >= length:
-                return each
-        return length
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Who drafts for each sequence, and how far."""
-
-    kind: RoundKind
-    lengths: list[int]  # [sequences]: tokens to draft
-    drafters: list[int]  # [sequences]: which of the outlooks drafts; -1: none
-    tokens: float
-    """Tokens expected of the round."""
-    seconds: float
-    probe: bool = False
-    """Made to learn of a drafter, not for its promise."""
-    rounds: int = 0
-    """It holds for so many rounds at least, in which nobody else is asked, not even to watch: made to learn from."""
-    settled: bool = False
-    """Only a drafter whose drafts are seen before they are scored is asked: the plan need not be made anew so soon."""
-    own: bool = False
-    """The drafter limits itself: lengths are the most that it may draft, and what it does not draft is not accepted."""
-
-    @property
-    def rate(self) -> float:
-        return self.tokens / self.seconds
-
-    @property
-    def asks(self) -> bool:
-        """Whether anybody is asked to draft."""
-        return any(self.lengths)
-
-    @property
-    def only_drafter(self) -> int | None:
-        """Who drafts for every sequence that anybody drafts for; None: nobody, or several."""
-        asked = {*self.drafters} - {-1}
-        return asked.pop() if len(asked) == 1 else None
-
-    def lengths_of(self, drafter: int) -> list[int]:
-        """For each sequence the tokens that this drafter is asked for."""
-        return [n if who == drafter else 0 for n, who in zip(self.lengths, self.drafters, strict=True)]
-
-    def within(self, budgets: Seq[int]) -> Plan:
-        """The plan, no longer for any sequence than its budget."""
-        lengths = list(map(min, self.lengths, budgets))
-        if lengths == self.lengths:
-            return self
-        who = [who if n else -1 for n, who in zip(lengths, self.drafters, strict=True)]
-        return replace(self, lengths=lengths, drafters=who)
-
-
-def plain_plan(batch: int, costs: RoundCosts) -> Plan:
-    kind = RoundKind(batch, 1, batch)
-    return Plan(kind, [0] * batch, [-1] * batch, float(batch), costs.seconds(kind))
 
 
 def choose_plan(outlooks: Seq[Outlook], costs: RoundCosts, widths: Seq[int] = (), least: float = MIN_GAIN) -> Plan:

@@ -9,20 +9,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from outrider.control.acceptance import Acceptance, Calibration, Floats
-from outrider.control.choose import (
-    MIN_GAIN,
-    Ints,
-    Outlook,
-    Plan,
-    best_plan_of,
-    choose_drafts,
-    choose_plan,
-    plain_plan,
-)
+from outrider.control.choose import MIN_GAIN, best_plan_of, choose_drafts, choose_plan
 from outrider.control.costs import RoundCosts, RoundKind, size_of
 from outrider.control.decisions import DecisionLog, Decisions
 from outrider.control.fading import FADE_SHARE, TRUST_FADE_SHARE, Fading
 from outrider.control.own_drafts import OwnFigures
+from outrider.control.plan import Ints, Outlook, Plan, plain_plan
 from outrider.control.prices import Price, Prices
 from outrider.control.probes import Probes
 from outrider.control.round_log import RoundLog

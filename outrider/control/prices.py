@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
-from outrider.control.choose import Plan
 from outrider.control.costs import RoundCosts, RoundKind
+from outrider.control.plan import Plan
 
 _PRICE_ROUNDS, _MAX_PRICES = 16, 256
 """The price of a kind of round is asked for again after so many; so many are kept."""

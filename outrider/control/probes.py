@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from outrider.control.choose import Ints, Outlook, Plan, best_plan_of
+from outrider.control.choose import best_plan_of
 from outrider.control.costs import RoundCosts
+from outrider.control.plan import Ints, Outlook, Plan
 
 _ROUNDS = 5
 """A probe lasts so many rounds where rounds overlap: in the first three, drafters catch up with the text."""

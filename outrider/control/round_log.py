@@ -6,8 +6,8 @@ from collections.abc import Sequence as Seq
 from itertools import groupby
 
 from outrider.control.acceptance import Acceptance, DraftedRounds
-from outrider.control.choose import Plan
 from outrider.control.decisions import DecisionLog, Decisions
+from outrider.control.plan import Plan
 from outrider.control.prices import FREE, Prices
 from outrider.control.sharing import Sharing
 from outrider.control.streak import Streak

@@ -9,9 +9,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import cast
 
-from outrider.control.choose import Plan, plain_plan
 from outrider.control.controller import Controller
 from outrider.control.decisions import Decisions
+from outrider.control.plan import Plan, plain_plan
 from outrider.core.device_row import DeviceRow
 from outrider.core.draft import EMPTY, Draft, Verdict
 from outrider.core.sequence import Sequence

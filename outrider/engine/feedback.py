@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import cast
 
-from outrider.control.choose import Plan
 from outrider.control.controller import Controller
+from outrider.control.plan import Plan
 from outrider.control.trust import PLAIN
 from outrider.core.device_row import ConfidenceRow
 from outrider.core.draft import EMPTY, Draft, Verdict, accepted_by

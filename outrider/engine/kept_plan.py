@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import cast
 
-from outrider.control.choose import Plan
 from outrider.control.costs import size_of
+from outrider.control.plan import Plan
 from outrider.engine.host_time import HostTime, rest_after
 
 ASKING_SHARE = 0.01

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from outrider.control.choose import Plan
+from outrider.control.plan import Plan
 from outrider.core.draft import Draft
 from outrider.drafters import grammar
 

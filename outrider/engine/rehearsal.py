@@ -11,9 +11,9 @@ import time
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 
-from outrider.control.choose import Plan, plain_plan
 from outrider.control.controller import Controller
 from outrider.control.costs import RoundKind
+from outrider.control.plan import Plan, plain_plan
 from outrider.core.sampling import SamplingParams
 from outrider.drafters.base import Drafter
 from outrider.engine.engine import Engine

@@ -13,9 +13,9 @@ from plain_decoding import assert_same, request, run
 from test_controlled_rounds import controlled, members_of
 from testbed import CONTEXT, VOCAB
 
-from outrider.control.choose import Plan
 from outrider.control.controller import Controller
 from outrider.control.costs import PassTable, RoundCosts, RoundKind
+from outrider.control.plan import Plan
 from outrider.core.draft import Verdict
 from outrider.core.sampling import SamplingParams, Token
 from outrider.core.sequence import Sequence, Span

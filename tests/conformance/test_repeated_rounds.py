@@ -18,7 +18,7 @@ from test_rounds_behind_rounds import Schedule, at_random
 from testbed import CONTEXT, EOS, TOKENIZER, Testbed
 from torch import Tensor
 
-from outrider.control.choose import Plan
+from outrider.control.plan import Plan
 from outrider.core.sampling import Token
 from outrider.drafters.base import Drafter
 from outrider.drafters.none import NoDraft

@@ -9,8 +9,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from outrider.control.choose import LEEWAY, MIN_GAIN, OWN_LENGTHS_GAIN, Outlook, choose_drafts, choose_plan, plain_plan
+from outrider.control.choose import LEEWAY, MIN_GAIN, OWN_LENGTHS_GAIN, choose_drafts, choose_plan
 from outrider.control.costs import PassTable, RoundCosts, RoundKind
+from outrider.control.plan import Outlook, plain_plan
 
 
 def outlook(name: str, rates: list[list[float]], budgets: list[int], **more) -> Outlook:

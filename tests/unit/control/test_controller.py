@@ -8,10 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from outrider.control.choose import Outlook, Plan, best_plan_of, plain_plan
+from outrider.control.choose import best_plan_of
 from outrider.control.controller import Controller, Member
 from outrider.control.costs import PassTable, RoundCosts, RoundKind
 from outrider.control.overlapped_costs import OverlappedCosts
+from outrider.control.plan import Outlook, Plan, plain_plan
 from outrider.control.trust import PLAIN
 
 WIDTHS = (1, 2, 4, 6, 8)

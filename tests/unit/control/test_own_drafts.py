@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from outrider.control.choose import Outlook, Plan, best_plan_of, choose_plan
+from outrider.control.choose import best_plan_of, choose_plan
 from outrider.control.controller import Controller, Member
 from outrider.control.costs import PassTable, RoundCosts, RoundKind
 from outrider.control.own_drafts import OwnDrafts
+from outrider.control.plan import Outlook, Plan
 
 WIDTHS = (1, 2, 4, 8, 16)
 BATCHES = (1, 2, 4, 8)

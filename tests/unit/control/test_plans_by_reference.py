@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from outrider.control.acceptance import _MAX_RATE, _MIN_RATE, _PRIOR_WEIGHT, Acceptance
-from outrider.control.choose import LEEWAY, MIN_GAIN, OWN_LENGTHS_GAIN, Outlook, Plan, choose_plan, plain_plan
+from outrider.control.choose import LEEWAY, MIN_GAIN, OWN_LENGTHS_GAIN, choose_plan
 from outrider.control.costs import PassTable, RoundCosts, RoundKind
+from outrider.control.plan import Outlook, Plan, plain_plan
 
 WIDTHS = (1, 2, 4, 6, 8, 16)
 NAMES = ("lookup", "head")

@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from outrider.control.choose import Outlook, Plan, best_plan_of, plain_plan
+from outrider.control.choose import best_plan_of
 from outrider.control.costs import PassTable, RoundCosts
+from outrider.control.plan import Outlook, Plan, plain_plan
 from outrider.control.probes import Probes
 
 WIDTHS = (1, 2, 4, 8)

@@ -11,10 +11,10 @@ import pytest
 
 from outrider.control import round_log
 from outrider.control.acceptance import Acceptance, DraftedRounds
-from outrider.control.choose import Plan
 from outrider.control.controller import Controller, Member
 from outrider.control.costs import PassTable
 from outrider.control.overlapped_costs import OverlappedCosts
+from outrider.control.plan import Plan
 
 WIDTHS = (1, 2, 4, 6, 8)
 MEMBERS = [Member("lookup", 5, pays_budget=True), Member("head", 7, runs_model=True, pays_budget=True, lengths=(7,))]

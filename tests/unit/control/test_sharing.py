@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from outrider.control.choose import Outlook, choose_plan
+from outrider.control.choose import choose_plan
 from outrider.control.controller import Controller, Member
 from outrider.control.costs import PassTable, RoundCosts
+from outrider.control.plan import Outlook
 from outrider.control.sharing import Sharing
 
 WIDTHS = (1, 2, 4, 6, 8)

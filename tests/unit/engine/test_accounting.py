@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from outrider.control.choose import plain_plan
 from outrider.control.costs import PassTable, RoundCosts
+from outrider.control.plan import plain_plan
 from outrider.core.draft import EMPTY, Draft, Verdict
 from outrider.core.sampling import SamplingParams
 from outrider.core.sequence import Sequence

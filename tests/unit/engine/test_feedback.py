@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from outrider.control.choose import Plan
 from outrider.control.controller import Controller, Member
 from outrider.control.costs import PassTable, RoundKind
 from outrider.control.overlapped_costs import OverlappedCosts
+from outrider.control.plan import Plan
 from outrider.core.draft import EMPTY, Verdict
 from outrider.engine import feedback, host_time
 from outrider.engine.feedback import Feedback
