@@ -457,6 +457,11 @@ def fresh(model: DraftModel, seqs: list[Sequence], steps: int) -> list[Draft]:
     return model._chains(seqs, [steps] * len(seqs))
 
 
+def chosen(scores: Scores) -> torch.Tensor:
+    assert scores.choices is not None
+    return scores.choices
+
+
 @pytest.mark.parametrize("k", [2, 3])  # 3 rows in a pass of 4, and 4
 def test_a_repeated_pass_is_the_one_launched_anew(target: NativeRunner, k: int):
     count = 2
@@ -467,17 +472,17 @@ def test_a_repeated_pass_is_the_one_launched_anew(target: NativeRunner, k: int):
     draws = Draws(list(range(count)), [1.0] * count, False)
 
     def choices(rounds: int, *, repeats: bool) -> tuple[list[list[int]], int]:
-        scores, told, again = target.score_and_choose(spans, None, draws), list[list[int]](), 0
-        for _ in range(rounds):
-            assert scores.choices is not None
-            told.append(scores.choices.tolist())
-            state = target.advance(scores, scores.choices)
+        scores, again = target.score_and_choose(spans, None, draws), 0
+        told = [chosen(scores).tolist()]
+        for _ in range(rounds - 1):
+            state = target.advance(scores, chosen(scores))
             assert state is not None
             if repeats and target.can_repeat(scores, state):
                 again += 1
                 scores = target.repeat(scores)
             else:
                 scores = target.score_and_choose(spans, state, draws)
+            told.append(chosen(scores).tolist())
         return told, again
 
     told, again = choices(4, repeats=True)
@@ -501,11 +506,10 @@ def test_a_repeated_pass_reads_the_drafts_that_are_there_now(target: NativeRunne
 
     def choices(*, repeats: bool) -> tuple[list[list[int]], int]:
         base.fill_(1)
-        scores, told, again = target.score_and_choose(spans(), None, draws), list[list[int]](), 0
-        for number in range(4):
-            assert scores.choices is not None
-            told.append(scores.choices.tolist())
-            state = target.advance(scores, scores.choices)
+        scores, again = target.score_and_choose(spans(), None, draws), 0
+        told = [chosen(scores).tolist()]
+        for number in range(3):
+            state = target.advance(scores, chosen(scores))
             assert state is not None
             base.fill_(20 + number)
             if repeats and target.can_repeat(scores, state):
@@ -513,6 +517,7 @@ def test_a_repeated_pass_reads_the_drafts_that_are_there_now(target: NativeRunne
                 scores = target.repeat(scores)
             else:
                 scores = target.score_and_choose(spans(), state, draws)
+            told.append(chosen(scores).tolist())
         return told, again
 
     told, again = choices(repeats=True)
