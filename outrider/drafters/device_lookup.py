@@ -94,7 +94,7 @@ class DeviceLookup(Drafter):
         self._free = list(range(max_batch))
         self._open, self._unjudged = OpenLookups(), UnjudgedRounds()
         self._figures = MatchFigures(rules, max_batch, self.k)
-        """Of all rounds that are observed and not among those."""
+        """What rounds told, but for those that are not judged yet."""
         self._rows = np.zeros((max_batch, len(COLUMN)), dtype=np.int64)
         """Of each slot, by `COLUMN`, what is the same in all its lookups."""
         self._answers: deque[tuple[str, list[Token]]] = deque()

@@ -25,7 +25,7 @@ _RESTS = 8
 """Rounds that nobody is asked for, one like the other, are told of by so many: to tell of each takes longer than the
 host has."""
 _ASKED = 4
-"""The same of rounds that somebody is asked for."""
+"""The same of repeated rounds that somebody is asked for."""
 _MAX_STALL = 4.0
 """A round of a probe that took longer than usual by more than this counts as by this."""
 

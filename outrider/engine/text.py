@@ -69,12 +69,10 @@ class TextStream:
         if self._stops is not None:
             pieces = tuple([self.push(token) for token in tokens])
             return pieces, "".join(pieces)
-        if self._ended:
-            self._check_open()
-        made = self._window.push_all(tokens)
-        if made[1]:
-            self._shown.append(made[1])
-        return made
+        self._check_open()
+        pieces, text = self._window.push_all(tokens)
+        self._show(text)
+        return pieces, text
 
     def flush(self) -> str:
         """End the text and return what was held back: nothing after a stop.

@@ -175,7 +175,7 @@ class TextStore:
             return HostCopy(self._graphs.replay(count))
         gains, origin = _gains(state), state.origin
         own = origin.lengths, origin.last, origin.tokens, origin.accepted
-        self._sent = (state, history) if all(map(is_, gains, own)) else None  # else of this moment
+        self._sent = (state, history) if all(map(is_, gains, own)) else None  # copies hold for this lookup alone
         return HostCopy(self._graphs.run_again(self._texts, history, gains, count))
 
     @torch.inference_mode()
