@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from outrider.control.acceptance import Acceptance, Calibration, Floats
+from outrider.control.beginnings import Beginnings
 from outrider.control.choose import MIN_GAIN, best_plan_of, choose_drafts, choose_plan
 from outrider.control.costs import RoundCosts, RoundKind, size_of
 from outrider.control.decisions import DecisionLog, Decisions
@@ -26,9 +27,14 @@ _STARTING_GAIN, _STAYING_GAIN, _PATIENCE = 1.05, 0.95, 8.0
 """Where rounds overlap, drafts begin if they promise so many times what plain decoding brings: to begin takes several
 rounds. They go on if they promise this much, until they have lost so many tokens, times the root of the batch, since
 they last paid: a good drafter is out of luck for ten rounds now and then."""
-_CHANGE = 1.05
+_CHANGE = 1.1
 """Where drafts are made, another drafter must promise so many times what the one in use does; and where none are, a
 model that did not keep up with the texts so many times what others must."""
+_BELIEVED = 0.5
+"""What plans brought over what they promised counts to this power: they are made when a drafter seems at its best, so
+that part of what is missing is that moment's luck, and not missing of what it promises at others."""
+_STAY_ROUNDS = 32
+"""What it takes a drafter to begin must come back in so many rounds: that is how long plans last in a changing load."""
 _PLAIN_ROUNDS = 512
 """After so many rounds with drafts come some without, so that it is known what drafts save."""
 _PLAIN_SPELL = 5
@@ -86,7 +92,7 @@ class Controller:
         """What drafts of the round that were left out in a trial promised: tokens of each, and the seconds of all."""
         self._round = self._since_plain = 0
         self.probes = Probes(len(members), costs, widths)
-        self.trust = Trust()
+        self.trust, self.beginnings = Trust(), Beginnings()
         self._asked: frozenset[int] = frozenset()
         """The drafters that the last plan asks, but for probes."""
         self._under_way = False
@@ -134,9 +140,11 @@ class Controller:
         known, survival = self.members[member], self._rates_of(member).survival(seq_ids)
         sharing = self._sharing.factors(member, len(seq_ids), known.max_tokens)
         own = self._own.of(member)
-        trust = self.trust.rate(member, len(seq_ids))
-        if self.widths and member not in self._asked and (self._asked or self._begins_anew(member)):
-            trust /= _CHANGE
+        trust = self.trust.rate(member, len(seq_ids)) ** _BELIEVED
+        if self.widths and member not in self._asked:
+            stay = _STAY_ROUNDS * plain_plan(len(seq_ids), self.costs).seconds
+            trust /= 1 + self.beginnings.seconds(member, len(seq_ids)) / stay
+            trust /= _CHANGE if self._asked or self._begins_anew(member) else 1.0
         return Outlook(known.name, survival, budgets, known.runs_model, known.lengths, own, sharing, trust)
 
     def _begins_anew(self, member: int) -> bool:

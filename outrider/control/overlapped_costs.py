@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from outrider.control.costs import MAX_RATIO, NEVER, PassTable, RoundCosts, RoundKind, RunningMean, size_of
 
 _PLAIN_ROUNDS, _DRAFTED_ROUNDS, _START_ROUNDS = 32, 16, 6
 """Corrections are running means of about so many rounds without drafts, and with: those are fewer. What was timed at
 the start counts as so many."""
+_KIND_ROUNDS = 64
+"""The same of rounds of one width: what is new is taken to be of all, until it shows that it is not."""
 _MAX_STEP = 1.5
 """A round that is slower than was expected by more than this, or faster, counts as by this: stalls say nothing, and a
 drafter that seems too dear is not asked again soon."""
@@ -17,11 +20,24 @@ _DEVICE_SHARE = 1.25
 and copies, a tenth of a short pass: were that the host's part, shorter passes would seem as dear as long ones."""
 
 
+class _Known(NamedTuple):
+    """What is known of rounds of a kind with drafts."""
+
+    kind: RoundKind
+    passes: float
+    """Seconds of its passes, as they were measured."""
+    host: RunningMean
+    pace: RunningMean
+    own: RunningMean
+    """The host's part, how much longer passes of its drafters take, and how much longer this very kind does."""
+
+
 class OverlappedCosts(RoundCosts):
     """A round takes as long as its passes, or as the host's work for it: whichever is longer.
 
     The host's part grows with the sequences, not with the width. It is known from rounds that took longer than their
-    passes, of the same drafters and size of batch; it is no more than what any of them took.
+    passes, of the same drafters and size of batch; it is no more than what any of them took. Passes take longer than
+    they were measured to where contexts are long or tokens are sampled: what is seen of one width goes for all.
     """
 
     def __init__(self, target: PassTable, drafters: Mapping[str, PassTable] | None = None) -> None:
@@ -29,12 +45,15 @@ class OverlappedCosts(RoundCosts):
         self._host: dict[tuple[str, ...], dict[int, RunningMean]] = {}
         """By drafters and `size_of` the batch: seconds of rounds that wait for the host. (): of those without drafts,
         whatever they wait for."""
-        self._last: tuple[RoundKind, float, RunningMean, RunningMean] | None = None
-        """The kind of the last round with drafts, seconds of its passes, what is known of the host's part and of the
-        kind itself: the next is most often one more of it."""
+        self._paces: dict[tuple[tuple[str, ...], int], RunningMean] = {}
+        """By drafters and `size_of` the batch: how much longer their passes take than they were measured to."""
+        self._last: _Known | None = None
+        """Of the last round with drafts: the next is most often one more of its kind."""
 
     def shared_seconds(self, kind: RoundKind) -> float:
-        return max(self._measured(kind), self.host_seconds(kind.drafters, kind.batch))
+        pace, passes = self._paces.get((kind.drafters, size_of(kind.batch))), self._measured(kind)
+        device = passes if pace is None else passes * pace.at(self._now)
+        return max(device, self.host_seconds(kind.drafters, kind.batch))
 
     def host_seconds(self, drafters: tuple[str, ...], batch: int) -> float:
         """What the host's part takes; of drafters that never were asked together, that of each beyond none."""
@@ -70,9 +89,9 @@ class OverlappedCosts(RoundCosts):
     def observe(self, kind: RoundKind, seconds: float, rounds: int = 1) -> None:
         if seconds <= 0:
             return
-        if self._last is not None and kind is self._last[0]:
+        if self._last is not None and kind is self._last.kind:
             self._now += rounds
-            self._observe_asked(seconds, *self._last[1:], rounds)
+            self._observe_asked(seconds, self._last, rounds)
             return
         passes = self._measured(kind)
         if passes <= 0:
@@ -88,21 +107,30 @@ class OverlappedCosts(RoundCosts):
             host.add(_within(seconds, max(passes, host.value), _MAX_STEP), self._now, rounds)
             host.start = host.value
             return
-        own = self._kinds.setdefault(kind, RunningMean(1.0, last=self._now, start=1.0, recent=_DRAFTED_ROUNDS))
-        self._last = kind, passes, host, own
-        self._observe_asked(seconds, passes, host, own, rounds)
+        pace = self._paces.setdefault((kind.drafters, size), self._even(_DRAFTED_ROUNDS, _START_ROUNDS))
+        own = self._kinds.setdefault(kind, self._even(_KIND_ROUNDS, _KIND_ROUNDS))
+        self._last = _Known(kind, passes, host, pace, own)
+        self._observe_asked(seconds, self._last, rounds)
         self._drop_oldest_kind()
 
-    def _observe_asked(self, seconds: float, passes: float, host: RunningMean, own: RunningMean, rounds: int) -> None:
-        """Note rounds with drafts. passes: what the passes of each were measured to take."""
-        host.value, own.value = host.at(self._now), own.at(self._now)
-        seconds = _within(seconds, own.value * max(passes, host.value), _MAX_STEP)
+    def _even(self, recent: int, count: int) -> RunningMean:
+        """As long as was measured, which counts as so many rounds."""
+        return RunningMean(1.0, count, self._now, 1.0, recent)
+
+    def _observe_asked(self, seconds: float, known: _Known, rounds: int) -> None:
+        """Note rounds with drafts."""
+        _, passes, host, pace, own = known
+        for each in (host, pace, own):
+            each.value = each.at(self._now)
+        seconds = _within(seconds, own.value * max(passes * pace.value, host.value), _MAX_STEP)
         if seconds > _DEVICE_SHARE * passes or seconds < host.value:
             host.add(seconds, self._now, rounds)
             host.start = min(host.start, host.value)  # rounds at the start were slower than they had to be
-        else:  # it tells of its passes, longer contexts among the reasons
-            host.last, host.count = self._now, host.count + rounds  # which is no more than was known
-            own.add(seconds / max(passes, host.value), self._now, rounds)
+            return
+        # it tells of its passes, longer contexts and sampled tokens among the reasons
+        host.last, host.count = self._now, host.count + rounds  # which is no more than was known
+        pace.add(seconds / own.value / passes, self._now, rounds)
+        own.add(seconds / max(passes * pace.value, host.value), self._now, rounds)  # what others do not explain
 
 
 def _recent(kind: RoundKind) -> int:

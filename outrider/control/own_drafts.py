@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from outrider.control.costs import RoundCosts, RoundKind
 
-_DRAFT_PART, _ROUND_PART = 0.02, 0.12
-"""How much the last draft counts, and the last round at most: texts repeat others in spells, and to ask in between
-costs little."""
-_GUESSES_PART, _BEYOND = 0.2, 2
+_ROUND_PART = 0.02
+"""How much the last round counts. A drafter that is judged by few of them is asked when it had luck, and brings less
+than its figures say: then no plan of it is trusted, and drafters take turns for nothing."""
+_GUESSES_PART, _BEYOND = 0.05, 2
 """The same of guesses that the text judged: they are few, and tell of many rounds. And how many tokens of a guess count
 beyond those that came."""
 
@@ -41,8 +41,8 @@ class OwnDrafts(NamedTuple):
         return kind, idle * costs.seconds(nothing) + (1 - idle) * costs.seconds(kind)
 
 
-_FIRST = OwnDrafts(0.5, 3.0, 1.0)
-"""What is assumed at first."""
+_FIRST = OwnDrafts(0.5, 2.0, 0.5)
+"""What is assumed at first, and again of one that is not asked for long: as much as may be worth a try."""
 
 
 class OwnFigures:
@@ -58,9 +58,9 @@ class OwnFigures:
 
     def note_rounds(self, drafter: int, drafted: Seq[int], accepted: Seq[Seq[int]]) -> None:
         """Note rounds in which it was asked. drafted: tokens of each sequence; accepted: [rounds][sequences]."""
-        part, rounds = min(_DRAFT_PART * len(drafted), _ROUND_PART), len(accepted)
+        rounds = len(accepted)
         mean = sum(map(sum, accepted)) / rounds
-        self._note(drafter, drafted, mean, 1 - (1 - part) ** rounds)
+        self._note(drafter, drafted, mean, 1 - (1 - _ROUND_PART) ** rounds)
 
     def note_guesses(self, drafter: int, lengths: Seq[int], accepted: Seq[int]) -> None:
         """Note what it would have drafted, as the text judges it.

@@ -85,6 +85,8 @@ class Feedback:
         """The plan and the sequences of the last rounds that nobody was asked for, until the controller is told."""
         self._rests: list[float] = []
         """The seconds of each; 0: they say nothing."""
+        self._rested = False
+        """The device has come so far that what went by is theirs, and no more that of rounds with drafts before."""
         self._asked: _AskedRounds | None = None
         """The last rounds that somebody was asked for, until the controller is told."""
 
@@ -162,10 +164,15 @@ class Feedback:
         """As `account` of a round that no drafter had anything to do with. seq_ids: of the live sequences."""
         if self.controller is None or proposal.plan is None:
             return
-        told = seconds if steady and self._tells(proposal, rest) else 0.0
-        if self._resting is None or proposal.plan is not self._resting[0] or seq_ids != self._resting[1]:
+        told, rested = seconds if steady and self._tells(proposal, rest) else 0.0, rest > _CATCHING_UP + 1
+        if (
+            self._resting is None
+            or proposal.plan is not self._resting[0]
+            or seq_ids != self._resting[1]
+            or rested != self._rested
+        ):
             self.tell()
-            self._resting = proposal.plan, seq_ids
+            self._resting, self._rested = (proposal.plan, seq_ids), rested
         self._rests.append(told)
         if len(self._rests) >= _RESTS or not self.overlaps:
             self.tell()
@@ -179,9 +186,10 @@ class Feedback:
             self._asked = None
         if self._resting is not None:
             self.controller.note_plain(*self._resting, self._rests)
-            (plan, seq_ids), rounds = self._resting, len(self._rests)
-            if self.overlaps and seq_ids:
-                self.controller.trust.note(PLAIN, len(seq_ids), 1.0, rounds * plan.seconds, self._passed(), rounds)
+            (plan, seq_ids), rounds, passed = self._resting, len(self._rests), self._passed()
+            self.controller.beginnings.drop()
+            if self.overlaps and seq_ids and self._rested:
+                self.controller.trust.note(PLAIN, len(seq_ids), 1.0, rounds * plan.seconds, passed, rounds)
             self._resting, self._rests = None, []
 
     def _tell_asked(self, controller: Controller, told: _AskedRounds) -> None:
@@ -202,6 +210,8 @@ class Feedback:
             if told.begun:  # what it takes to begin does not come again
                 controller.trust.note(by, batch, tokens / rounds / plan.tokens, usual, passed, rounds)
             took = usual / controller.trust.pace(by, batch)
+        if self.overlaps and (by := plan.only_drafter) is not None:
+            controller.beginnings.note(by, batch, passed - tokens / plan.rate, begun=told.begun)
         self._kept.note(plan, tokens, took, rate, rounds)
 
     def _passed(self) -> float:

@@ -333,7 +333,7 @@ def test_a_plan_for_a_batch_of_another_size_has_the_length_that_is_best_there():
 
 
 def test_a_drafter_in_use_is_not_left_for_one_that_promises_hardly_more():
-    """Both are estimates, and to change takes some rounds: 5 %, and no more than that."""
+    """Both are estimates, and to change takes some rounds: 10 %, and no more than that."""
     control = controller(LOOKUP, MODEL)
     budgets = np.full(4, 5)
 
@@ -345,7 +345,7 @@ def test_a_drafter_in_use_is_not_left_for_one_that_promises_hardly_more():
     control._asked = frozenset({0})
     assert promised(0) == resting
     control._asked = frozenset({1})
-    assert promised(0) == pytest.approx(resting / 1.05)
+    assert promised(0) == pytest.approx(resting / 1.1)
 
 
 def test_a_model_that_did_not_keep_up_with_texts_must_promise_more_to_begin():
@@ -355,7 +355,30 @@ def test_a_model_that_did_not_keep_up_with_texts_must_promise_more_to_begin():
     control._round = 1000
     later = [control._outlook(i, [0, 1, 2, 3], budgets).trust for i in (0, 1)]
     assert later[0] == trusts[0] == trusts[1]
-    assert later[1] == pytest.approx(trusts[1] / 1.05)
+    assert later[1] == pytest.approx(trusts[1] / 1.1)
+
+
+def test_what_it_takes_to_begin_must_come_back_in_some_rounds():
+    """A drafter whose beginning loses as much as 16 plain rounds promises two thirds to whoever does not ask it."""
+    control = controller(LOOKUP, MODEL)
+    budgets, ids = np.full(4, 5), [0, 1, 2, 3]
+    before = [control._outlook(i, ids, budgets).trust for i in (0, 1)]
+    control.beginnings.note(0, 4, 16 * plain_plan(4, control.costs).seconds, begun=False)
+    control.beginnings.note(0, 4, 0.0, begun=True)
+    after = [control._outlook(i, ids, budgets).trust for i in (0, 1)]
+    assert after == [pytest.approx(before[0] / 1.5), before[1]]
+    control._asked = frozenset({0})
+    assert control._outlook(0, ids, budgets).trust == before[0]
+
+
+def test_half_of_what_plans_bring_too_little_counts():
+    """They are made when a drafter seems at its best: its root is what other plans are multiplied by."""
+    control = controller(LOOKUP)
+    for drafter, fulfilled in ((PLAIN, 1.0), (0, 0.5)):
+        for _ in range(2000):
+            control.trust.note(drafter, 4, fulfilled, 1.0, 1.0)
+    assert control.trust.rate(0, 4) == pytest.approx(0.5, abs=0.01)
+    assert control._outlook(0, [0, 1, 2, 3], np.full(4, 5)).trust == pytest.approx(0.5**0.5, abs=0.01)
 
 
 def test_a_drafter_that_once_kept_less_than_it_promised_is_trusted_again():

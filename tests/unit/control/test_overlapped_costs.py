@@ -61,6 +61,21 @@ def test_a_longer_context_is_learned_of_rounds_of_its_kind():
     assert made.seconds(WIDE) == pytest.approx(4.0, rel=0.02)
 
 
+def test_what_is_seen_of_one_width_goes_for_all():
+    """Where tokens are sampled, all passes take longer: a width that was not used of late as well."""
+    made = costs()
+    made.start_with(NARROW, 2.2)
+    for _ in range(100):
+        made.observe(NARROW, 2.2 * 1.15)
+    assert made.seconds(NARROW) == pytest.approx(2.2 * 1.15, rel=0.01)
+    assert made.seconds(WIDE) == pytest.approx(3.7 * 1.15, rel=0.03)
+    for _ in range(100):
+        made.observe(WIDE, 3.7)
+    assert made.seconds(WIDE) == pytest.approx(3.7, rel=0.01)
+    assert made.seconds(NARROW) == pytest.approx(2.2, rel=0.1)
+    assert made.seconds(RoundKind(4, 8, 32, ("lookup",))) == pytest.approx(3.0)  # others' passes are others
+
+
 def test_drafters_never_asked_together_take_what_each_takes_beyond_none():
     made = costs()
     made.start_with(PLAIN, 1.5)

@@ -8,7 +8,7 @@ import pytest
 from outrider.control.choose import best_plan_of, choose_plan
 from outrider.control.controller import Controller, Member
 from outrider.control.costs import PassTable, RoundCosts, RoundKind
-from outrider.control.own_drafts import OwnDrafts
+from outrider.control.own_drafts import OwnDrafts, OwnFigures
 from outrider.control.plan import Outlook, Plan
 
 WIDTHS = (1, 2, 4, 8, 16)
@@ -168,3 +168,19 @@ def test_where_passes_are_not_padded_nothing_changes():
     """There its drafts are seen before they are scored."""
     controller = Controller([Member("lookup", 15, limits_itself=True)], RoundCosts(PassTable({(1, 1): 1e-3})))
     assert not controller.plan([0], [15]).own
+
+
+@pytest.mark.parametrize("batch", [1, 4, 16])
+def test_a_few_lucky_rounds_change_little(batch: int):
+    """Else it would be asked when it had luck, bring less, and not be trusted: some 50 rounds count."""
+    figures = OwnFigures(frozenset({0}))
+    for _ in range(500):
+        figures.note_rounds(0, [2] * batch, [[0] * batch])
+    figures.note_rounds(0, [2] * batch, [[2] * batch] * 4)
+    known = figures.of(0)
+    assert known is not None
+    assert 0.1 < known.accepted < 0.2
+    figures.note_rounds(0, [2] * batch, [[2] * batch] * 150)
+    known = figures.of(0)
+    assert known is not None
+    assert known.accepted > 1.9

@@ -11,13 +11,13 @@ import pytest
 from outrider.control.controller import Controller, Member
 from outrider.control.costs import PassTable, RoundKind
 from outrider.control.overlapped_costs import OverlappedCosts
-from outrider.control.plan import Plan
+from outrider.control.plan import Plan, plain_plan
 from outrider.core.draft import EMPTY, Verdict
 from outrider.engine import feedback, host_time
 from outrider.engine.feedback import Feedback
 from outrider.engine.host_time import HostTime
 from outrider.engine.kept_plan import KeptPlan
-from outrider.engine.proposal import Proposal
+from outrider.engine.proposal import NOBODY, Proposal
 
 WIDTHS = (1, 2, 4, 8)
 IDS = [3, 5, 8, 9]
@@ -103,3 +103,34 @@ def test_rounds_in_which_a_drafter_catches_up_do_not_count_with_others(monkeypat
     for asked in (2, 3, 4, 5):
         world.round([1, 2, 0, 3], 0, asked=asked)
     assert world.noted == [2]
+
+
+def test_plain_rounds_behind_drafts_are_not_what_plain_decoding_takes(monkeypatch: pytest.MonkeyPatch):
+    """The device still works on rounds with drafts when the first of them are told of: what went by is not theirs."""
+    world = World(monkeypatch)
+    plain = plain_plan(4, world.controller.costs)
+    proposal = Proposal([EMPTY] * 4, plain, rest=2, by=NOBODY, lengths=[0] * 4)
+
+    def rest(seconds: float, number: int) -> None:
+        world.now += seconds
+        world.feedback.account_rest(proposal, IDS, seconds, number, steady=True)
+
+    for number in (1, 2, 3, 4):
+        rest(9 * plain.seconds, number)
+    for number in range(5, 200):
+        rest(plain.seconds, number)
+    world.feedback.tell()
+    assert world.controller.trust._plain_pace(4) == pytest.approx(1.0, abs=0.02)
+
+
+def test_what_a_drafter_loses_where_it_begins_is_known_once_it_has_begun(monkeypatch: pytest.MonkeyPatch):
+    """Nine tokens in 1.2 ms are promised: three rounds of 5 ms with one token each lose 15 - 3 * 1.2 * 4 / 9."""
+    world = World(monkeypatch)
+    beginnings = world.controller.beginnings
+    for asked in (1, 2, 3):
+        world.round([0, 0, 0, 0], 0, seconds=0.005, asked=asked)
+    world.feedback.tell()
+    assert beginnings.seconds(0, 4) == 0.0
+    for asked in (4, 5, 6, 7):
+        world.round([1, 2, 0, 2], 0, seconds=0.0012, asked=asked)
+    assert beginnings.seconds(0, 4) == pytest.approx(0.015 - 3 * 0.0012 * 4 / 9, rel=1e-6)
