@@ -28,13 +28,14 @@ _STARTING_GAIN, _STAYING_GAIN, _PATIENCE = 1.05, 0.95, 8.0
 rounds. They go on if they promise this much, until they have lost so many tokens, times the root of the batch, since
 they last paid: a good drafter is out of luck for ten rounds now and then."""
 _CHANGE = 1.1
-"""Where drafts are made, another drafter must promise so many times what the one in use does; and where none are, a
-model that did not keep up with the texts so many times what others must."""
+"""Where drafts are made, another drafter must promise so many times what the one in use does."""
 _BELIEVED = 0.5
-"""What plans brought over what they promised counts to this power: they are made when a drafter seems at its best, so
-that part of what is missing is that moment's luck, and not missing of what it promises at others."""
+"""What plans of a drafter that limits itself brought, over what they promised, counts to this power: its drafts come in
+spells, and it is asked when it seems at its best, so that part of what is missing is that moment's luck."""
 _STAY_ROUNDS = 32
 """What it takes a drafter to begin must come back in so many rounds: that is how long plans last in a changing load."""
+_LEAST_BEGINNING = 0.05
+"""So much of that is lost at least where a model has not kept up with the texts."""
 _PLAIN_ROUNDS = 512
 """After so many rounds with drafts come some without, so that it is known what drafts save."""
 _PLAIN_SPELL = 5
@@ -140,16 +141,16 @@ class Controller:
         known, survival = self.members[member], self._rates_of(member).survival(seq_ids)
         sharing = self._sharing.factors(member, len(seq_ids), known.max_tokens)
         own = self._own.of(member)
-        trust = self.trust.rate(member, len(seq_ids)) ** _BELIEVED
+        trust = self.trust.rate(member, len(seq_ids)) ** (_BELIEVED if own is not None else 1.0)
         if self.widths and member not in self._asked:
-            stay = _STAY_ROUNDS * plain_plan(len(seq_ids), self.costs).seconds
-            trust /= 1 + self.beginnings.seconds(member, len(seq_ids)) / stay
-            trust /= _CHANGE if self._asked or self._begins_anew(member) else 1.0
+            trust /= (1 + self._beginning(member, len(seq_ids))) * (_CHANGE if self._asked else 1.0)
         return Outlook(known.name, survival, budgets, known.runs_model, known.lengths, own, sharing, trust)
 
-    def _begins_anew(self, member: int) -> bool:
-        """Whether a drafter has texts to read before it can draft: a model that did not keep up with them."""
-        return self.members[member].runs_model and not self.is_active(member)
+    def _beginning(self, member: int, batch: int) -> float:
+        """What a drafter loses where it begins, of what plain decoding brings while it stays."""
+        stay = _STAY_ROUNDS * plain_plan(batch, self.costs).seconds
+        least = _LEAST_BEGINNING if self.members[member].runs_model and not self.is_active(member) else 0.0
+        return max(self.beginnings.seconds(member, batch) / stay, least)
 
     def _least_gain(self, batch: int) -> float:
         """What a plan with drafts must promise, of what plain decoding brings.

@@ -200,8 +200,8 @@ class Decoder:
 
 def row_invariant(f: Callable[[Tensor], Tensor], name: Activation, width: int) -> Callable[[Tensor], Tensor]:
     """An activation of rows [N, width] in which no row's bits depend on the number of rows."""
-    # torch has another kernel for gelu of a single row, so every row is computed alone.
-    return partial(_apply_by_rows, f, 1 if name == "gelu" else max(1, MAX_SERIAL_ELEMENTS // width))
+    # torch has another kernel for gelu of a single row, so every row is computed alone: tanh or not.
+    return partial(_apply_by_rows, f, 1 if name.startswith("gelu") else max(1, MAX_SERIAL_ELEMENTS // width))
 
 
 def _apply_by_rows(f: Callable[[Tensor], Tensor], max_rows: int, x: Tensor) -> Tensor:
