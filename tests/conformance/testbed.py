@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from all_pairs import all_pairs
 from drafter_cast import Stage, make_drafter
-from plain_decoding import Told, World, assert_same, plain, run
+from plain_decoding import Told, World, assert_same, plain, request, run
 from torch import Tensor
 
 from outrider.core.sampling import SamplingParams, Token, derive_seeds
@@ -86,6 +86,21 @@ def pairwise_params(designs: int) -> list[SamplingParams]:
     """Sampling parameters among which every two values of every two options meet, `designs` times over."""
     rows = [row for seed in range(designs) for row in all_pairs(OPTIONS, seed=seed)]
     return [SamplingParams(**(row | {"min_tokens": min(row["min_tokens"], row["max_tokens"])})) for row in rows]
+
+
+def up_to_the_end() -> list[Request]:
+    """Texts that fill the context: one long, the others from shortly before its end, which they reach apart."""
+    starts = ((19, 0.0), (CONTEXT - 21, 1.0), (CONTEXT - 14, 0.0))
+    return [
+        request(
+            [1 + place % (VOCAB - 1) for place in range(start)],
+            max_tokens=CONTEXT - start,
+            temperature=temperature,
+            seed=start,
+            ignore_eos=True,
+        )
+        for start, temperature in starts
+    ]
 
 
 @dataclass

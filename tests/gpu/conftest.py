@@ -3,36 +3,40 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from outrider.kernels.triton_tiles import Tile
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def pytest_configure() -> None:
-    """Patch Triton's language once for each module of device functions, not at each of their calls.
+    if INTERPRETED:
+        from fast_interpreter import speed_up
 
-    Those patches stay, and a launch adds its own: at later calls there is nothing left to patch, and looking for it
-    takes a third of the time of these tests.
-    """
-    if not INTERPRETED:
-        return
-    from triton.runtime import interpreter
-
-    patched: set[str] = set()
-
-    def call(function: interpreter.InterpretedFunction[Any], *args: Any, **options: Any) -> Any:
-        if function.fn.__module__ not in patched:
-            interpreter._patch_lang(function.fn)
-            patched.add(function.fn.__module__)
-        return function.rewrite()(*args, **options)
-
-    interpreter.InterpretedFunction.__call__ = call
+        speed_up()
 
 
 @pytest.fixture
-def few_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At most 4 programs of attention for the keys of a text: short texts need fewer, and idle ones take time."""
-    if INTERPRETED:
-        monkeypatch.setattr("outrider.kernels.triton_attention.MAX_KV_SPLITS", 4)
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches of fewer programs, each of which takes the interpreter milliseconds.
+
+    Of attention, at most 4 for the keys of a text: short texts need fewer. Of small products, with 32 outputs each and
+    not 8: test_small_linear.py runs their own tiles.
+    """
+    if not INTERPRETED:
+        return
+    from outrider.kernels import triton_linear
+
+    own_tile = triton_linear.small_tile
+
+    def wide_tile(n: int, k: int, gated: bool, rows: int) -> Tile | None:
+        tile = own_tile(n, k, gated, rows)
+        return replace(tile, outputs=32) if tile is not None and tile.by_warps else tile
+
+    monkeypatch.setattr(triton_linear, "small_tile", wide_tile)
+    monkeypatch.setattr("outrider.kernels.triton_attention.MAX_KV_SPLITS", 4)

@@ -21,7 +21,7 @@ from outrider.testing.synthetic import synthetic_pair
 sys.path.insert(0, str(Path(__file__).parents[1] / "conformance"))
 from tiny_block import block_config, random_block
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("few_splits")]
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("few_programs")]
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE, DTYPE = ("cpu", torch.float32) if INTERPRETED else ("cuda", torch.bfloat16)
 CLOSE = 2e-4 if INTERPRETED else 0.06  # of numbers of about 1

@@ -33,7 +33,7 @@ from outrider.verify.seeded import SeededVerifier, accept_draft
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.usefixtures("few_splits"),
+    pytest.mark.usefixtures("few_programs"),
     pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="on a GPU test_graph_runner.py does this"),
 ]
 VOCAB = 512
