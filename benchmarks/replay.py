@@ -1,0 +1,261 @@
+"""What `auto` decides, tried without a card: the engine and its controller over recorded texts, by a clock of tables.
+
+    python benchmarks/replay.py record TARGET TEXTS.json.gz [--texts 200] [--tokens 200]
+    python benchmarks/replay.py run TEXTS.json.gz [--batches 4 16] [--texts 64] [--cells chat:0 code:1 mixed:0 ...]
+
+`record` has a model answer prompts of the kinds of auto.py, at temperatures 0 and 1, and keeps the tokens. `run` serves
+them again, the next text beginning where one ends: engine, controller and lookups are the real ones, the target says
+what was recorded, and a draft model is right at random, as often as RATES say. No pass is computed; passes take what
+TIMES say, about what Qwen2.5-Coder-1.5B with a 0.5B draft model takes on an H200. A cell takes seconds of one core, and
+the same run gives the same figures. It tells how good decisions are, not how fast anything is.
+
+For each cell: tokens a second of plain decoding by that clock, lookups and the draft model (four tokens) over it,
+`auto` over it and over the best of all, and what `auto` spent its time with. No text comes twice before all have come.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import random
+import statistics
+from collections import Counter
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from auto import KINDS, prompts
+from replayed_target import CLOCK, WIDTHS, ReplayedDraft, ReplayedTarget, Times
+
+from outrider.control.controller import Controller
+from outrider.control.costs import PassTable, RoundKind
+from outrider.control.overlapped_costs import OverlappedCosts
+from outrider.core.sampling import SamplingParams, Token
+from outrider.drafters.base import Drafter, DrafterContext
+from outrider.drafters.device_lookup import DeviceLookup
+from outrider.drafters.draft_model import DraftModel, DraftModelConfig
+from outrider.drafters.mix import Mix
+from outrider.drafters.none import NoDraft
+from outrider.drafters.suffix import SuffixConfig
+from outrider.engine.adaptive import _member
+from outrider.engine.engine import Engine
+from outrider.engine.request import EngineLimits, Request
+from outrider.verify.base import make_verifier
+
+TIMES = Times(
+    passes={
+        4: {4: 1.2, 8: 1.24, 16: 1.35, 24: 1.45, 32: 1.55, 48: 1.7, 64: 1.8},
+        16: {16: 1.55, 32: 1.8, 64: 2.3, 96: 2.9, 128: 3.0, 192: 3.5, 256: 4.0},
+    },
+    step={4: 0.42, 16: 0.5},
+)
+RATES = {"chat": 0.55, "code": 0.8, "summary": 0.65, "copy": 0.95, "random": 0.78}
+"""How often the draft model is right, at temperature 0; at 1, nine tenths of that."""
+CELLS = [f"{kind}:{temperature}" for temperature in (0, 1) for kind in KINDS] + ["mixed:0"]
+ENGINES = ("plain", "lookups", "model", "auto")
+
+
+class Text(NamedTuple):
+    prompt: list[Token]
+    answer: list[Token]
+    tokens: int
+    """How many of the answer are asked for."""
+    rate: float
+
+
+class Recorded:
+    """Texts by kind and temperature, their tokens numbered anew: logits of a whole vocabulary would take long."""
+
+    def __init__(self, cells: Seq[dict[str, Any]]) -> None:
+        self._ids: dict[Token, Token] = {}
+        self.texts = {
+            (each["kind"], each["temperature"]): [[*map(self._renumbered, texts)] for texts in each["texts"]]
+            for each in cells
+        }
+        self.vocab_size = 3 + len(self._ids)
+        self._taken = Counter[tuple[str, float]]()
+
+    def _renumbered(self, tokens: Seq[Token]) -> list[Token]:
+        return [self._ids.setdefault(token, 3 + len(self._ids)) for token in tokens]
+
+    def take(self, cell: str, count: int) -> list[Text]:
+        """The next texts of a cell: of a kind and temperature; `mixed`: of all kinds in turn."""
+        kind, _, temperature = cell.partition(":")
+        kinds, rng = KINDS if kind == "mixed" else (kind,), random.Random(cell)
+        return [self._next(kinds[i % len(kinds)], float(temperature), rng) for i in range(count)]
+
+    def _next(self, kind: str, temperature: float, rng: random.Random) -> Text:
+        texts = self.texts[kind, temperature]
+        prompt, answer = texts[self._taken[kind, temperature] % len(texts)]
+        self._taken[kind, temperature] += 1
+        rate = RATES[kind] * (0.9 if temperature else 1.0)
+        return Text(prompt, answer, rng.randrange(len(answer) // 3, len(answer) - 7), rate)
+
+
+class Replay:
+    """An engine of one kind over recorded texts."""
+
+    def __init__(self, name: str, batch: int, vocab_size: int, times: Times) -> None:
+        self.batch, self.times, self.rates = batch, times, dict[int, float]()
+        self.target = target = ReplayedTarget(batch, vocab_size, times)
+        parts: list[Drafter] = []
+        if name in ("lookups", "auto"):
+            parts.append(self._lookups())
+        if name in ("model", "auto"):
+            context = DrafterContext(vocab_size=vocab_size, context=target.context, max_batch=batch)
+            parts.append(DraftModel(ReplayedDraft(target, self.rates), context, DraftModelConfig(model="-", k=4)))
+        drafter = (NoDraft() if not parts else parts[0]) if len(parts) < 2 else Mix(parts, vocab_size)
+        tokenizer: Any = SimpleNamespace(
+            vocab_size=vocab_size, eos_ids=frozenset(), token_bytes=[b"x"] * vocab_size, own_texts=None,
+            decode=lambda ids: "x" * len(ids),
+        )  # fmt: skip
+        self.engine = Engine(
+            target,
+            drafter,
+            make_verifier("seeded"),
+            tokenizer,
+            limits=EngineLimits(max_batch=batch, max_round_tokens=2048),
+            controller=self._controller(parts) if name == "auto" else None,
+        )
+
+    def _lookups(self) -> DeviceLookup:
+        min_prob = max(0.1, min(0.5, 0.008 * self.batch))
+        drafter = DeviceLookup(SuffixConfig().rules(min_prob), self.target, self.batch)
+        look_up, again, times = drafter.store.look_up, drafter.store.look_up_again, self.times
+
+        def timed(*args: Any) -> Any:
+            CLOCK.now += times.looking / 1e3
+            CLOCK.launch(times.lookup / 1e3)
+            return look_up(*args)
+
+        def timed_again(*args: Any) -> Any:
+            CLOCK.launch(times.lookup / 1e3)
+            return again(*args)
+
+        drafter.store.look_up, drafter.store.look_up_again = timed, timed_again
+        return drafter
+
+    def _controller(self, parts: Seq[Drafter]) -> Controller:
+        """As `CostMeter` makes one, from the table."""
+        batch, times, target = self.batch, self.times, self.target
+        shapes, packed = target.pass_shapes(batch, WIDTHS[-1]), target.packed_shapes(batch, WIDTHS[-1])
+        passes = PassTable(
+            {(b, w): times.pass_seconds(batch, b * w) for b, w in shapes},
+            padded=True,
+            packed={(b, n): times.pass_seconds(batch, n) for b, _, n in packed},
+        )
+        step = PassTable({(b, 1): times.step[batch] / 1e3 for b, _ in shapes}, padded=True)
+        costs = OverlappedCosts(passes, {each.traits.name: step for each in parts if each.traits.runs_model})
+        for b in {b for b, _ in shapes}:
+            costs.start_with(RoundKind(b, 1, b), times.pass_seconds(batch, b))
+            for each in parts:
+                kind = RoundKind(b, 2, 2 * b, (each.traits.name,))
+                costs.start_with(kind, times.pass_seconds(batch, b) + 0.1e-3)
+        controller = Controller([_member(each, target) for each in parts], costs, WIDTHS)
+        plan = controller.plan
+
+        def timed(*args: Any) -> Any:
+            CLOCK.now += times.plan / 1e3
+            return plan(*args)
+
+        controller.plan = timed
+        return controller
+
+    def serve(self, texts: Seq[Text]) -> tuple[float, Counter[str]]:
+        """Tokens a second, and the seconds of rounds by who was asked."""
+        asked, began, tokens, spent = iter(texts), CLOCK.now, 0, Counter[str]()
+        self._submit(islice(asked, self.batch))
+        while self.engine.busy:
+            before, done = CLOCK.now, self.engine._in_flight[0] if self.engine._in_flight else None
+            CLOCK.now += self.times.host / 1e3
+            for event in self.engine.step():
+                if event.stats is not None:
+                    CLOCK.now += self.times.ending / 1e3
+                    tokens += event.stats.tokens
+                    self._submit(islice(asked, 1))
+            plan = None if done is None else done.proposal.plan
+            if plan is not None:
+                spent["+".join(plan.kind.drafters) or "none"] += CLOCK.now - before  # type: ignore[assignment]
+        return tokens / (CLOCK.now - began), spent
+
+    def _submit(self, texts: Iterator[Text]) -> None:
+        for text in texts:
+            params = SamplingParams(max_tokens=text.tokens, ignore_eos=True)
+            (seq_id,) = self.engine.submit(Request(prompt=tuple(text.prompt), params=params))
+            self.target.texts[seq_id], self.rates[seq_id] = text.prompt + text.answer, text.rate
+
+
+def run(recorded: Recorded, batch: int, cells: Seq[str], count: int) -> None:
+    speeds: dict[tuple[str, str], float] = {}
+    told: dict[str, str] = {}
+    first, texts = recorded.take(cells[0], batch), {cell: recorded.take(cell, count) for cell in cells}
+    for name in ENGINES:
+        replay = Replay(name, batch, recorded.vocab_size, TIMES)
+        replay.serve(first)
+        for cell in cells:
+            speeds[name, cell], spent = replay.serve(texts[cell])
+            total = sum(spent.values()) or 1.0
+            told[cell] = ", ".join(f"{who} {100 * seconds / total:.0f}%" for who, seconds in spent.most_common(3))
+    print(f"{'cell':>10} {'batch':>5} {'plain':>7} {'lookups':>8} {'model':>6} {'auto':>6} {'best':>6}  time of auto")
+    over_best: list[float] = []
+    for cell in cells:
+        plain, *others, auto = (speeds[name, cell] for name in ENGINES)
+        over_best.append(auto / max(plain, *others))
+        lookups, model = (each / plain for each in others)
+        figures = f"{plain:>7.0f} {lookups:>8.2f} {model:>6.2f} {auto / plain:>6.2f} {over_best[-1]:>6.2f}"
+        print(f"{cell:>10} {batch:>5} {figures}  {told[cell]}", flush=True)
+    print(f"auto over the best: {statistics.geometric_mean(over_best):.3f} on average, {min(over_best):.2f} at least")
+
+
+def record(target: str, file: Path, count: int, tokens: int) -> None:
+    from outrider.llm import LLM
+    from outrider.loading.load import load
+
+    loaded = load(target, max_batch=64, context=2048)
+    llm = LLM(loaded, drafter="none", max_batch=64, adaptive=False)
+    cells: list[dict[str, Any]] = []
+    for temperature in (0.0, 1.0):
+        for kind in KINDS:
+            params = SamplingParams(max_tokens=tokens, temperature=temperature, seed=1, ignore_eos=True)
+            texts: dict[int, tuple[list[Token], list[Token]]] = {}
+            for each in islice(prompts(kind, loaded.target.vocab_size, 5), count):
+                request = llm.request([{"role": "user", "content": each}] if isinstance(each, str) else each, params)
+                texts[llm.engine.submit(request)[0]] = [*request.prompt], []
+            while llm.engine.busy:
+                for event in llm.engine.step():
+                    texts[event.seq_id][1].extend(event.tokens)
+            cells.append({"kind": kind, "temperature": temperature, "texts": [*texts.values()]})
+            print(f"{kind} at temperature {temperature:g}: {count} texts", flush=True)
+    with gzip.open(file, "wt") as out:
+        json.dump(cells, out)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    recording = commands.add_parser("record", help="have a model answer, and keep its texts")
+    recording.add_argument("target")
+    recording.add_argument("file", type=Path)
+    recording.add_argument("--texts", type=int, default=200, help="of each kind and temperature")
+    recording.add_argument("--tokens", type=int, default=200, help="of an answer")
+    running = commands.add_parser("run", help="serve them again")
+    running.add_argument("file", type=Path)
+    running.add_argument("--batches", type=int, nargs="+", default=[4, 16], choices=sorted(TIMES.passes))
+    running.add_argument("--texts", type=int, default=64, help="of a cell")
+    running.add_argument("--cells", nargs="+", default=CELLS, choices=[*CELLS, "mixed:1"])
+    given = parser.parse_args()
+    if given.command == "record":
+        record(given.target, given.file, given.texts, given.tokens)
+        return
+    with gzip.open(given.file, "rt") as file:
+        recorded = Recorded(json.load(file))
+    for batch in given.batches:
+        run(recorded, batch, given.cells, given.texts)
+
+
+if __name__ == "__main__":
+    main()
