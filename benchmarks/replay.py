@@ -46,6 +46,8 @@ from outrider.engine.engine import Engine
 from outrider.engine.request import EngineLimits, Request
 from outrider.verify.base import make_verifier
 
+MIN_TOKENS, MAX_TOKENS = 32, 400
+"""Of a recorded answer: a part of each is asked for, and the longest prompts leave room for so many."""
 TIMES = Times(
     passes={
         4: {4: 1.2, 8: 1.24, 16: 1.35, 24: 1.45, 32: 1.55, 48: 1.7, 64: 1.8},
@@ -241,14 +243,18 @@ def main() -> None:
     recording.add_argument("target")
     recording.add_argument("file", type=Path)
     recording.add_argument("--texts", type=int, default=200, help="of each kind and temperature")
-    recording.add_argument("--tokens", type=int, default=200, help="of an answer")
+    recording.add_argument("--tokens", type=int, default=200, help=f"of an answer, {MIN_TOKENS} to {MAX_TOKENS}")
     running = commands.add_parser("run", help="serve them again")
     running.add_argument("file", type=Path)
     running.add_argument("--batches", type=int, nargs="+", default=[4, 16], choices=sorted(TIMES.passes))
     running.add_argument("--texts", type=int, default=64, help="of a cell")
     running.add_argument("--cells", nargs="+", default=CELLS, choices=[*CELLS, "mixed:1"])
     given = parser.parse_args()
+    if given.texts < 1:
+        parser.error(f"--texts {given.texts}: at least 1")
     if given.command == "record":
+        if not MIN_TOKENS <= given.tokens <= MAX_TOKENS:
+            parser.error(f"--tokens {given.tokens}: {MIN_TOKENS} to {MAX_TOKENS}")
         record(given.target, given.file, given.texts, given.tokens)
         return
     with gzip.open(given.file, "rt") as file:

@@ -100,8 +100,8 @@ class _Pass:
     """A captured pass: what it was launched with last, and where it leaves its sequences."""
 
     spans: Seq[Span]
-    draws: Draws
-    fetched: Tensor | None
+    behind: bool
+    """It was launched behind another."""
     state: DeviceState
 
 
@@ -134,7 +134,7 @@ class ReplayedTarget(ToyRunner):
         self._launch(whole)
         choices = self._choices(whole)
         state = _state_after(whole, choices)
-        self._last = _Pass(spans, draws, None if after is None else after.lengths, state)
+        self._last = _Pass(spans, after is not None, state)
         return Scores(torch.empty(0, self.vocab_size), whole, handle=self._last, choices=choices)
 
     def advance(self, scores: Scores, choices: Tensor) -> DeviceState | None:
@@ -146,9 +146,7 @@ class ReplayedTarget(ToyRunner):
 
     def can_repeat(self, scores: Scores, after: DeviceState) -> bool:
         made = scores.handle
-        if made is None or made is not self._last or made.fetched is None:
-            return False
-        return after.lengths is made.state.lengths
+        return made is not None and made is self._last and made.behind and after.lengths is made.state.lengths
 
     def repeat(self, scores: Scores) -> Scores:
         made = scores.handle

@@ -201,16 +201,18 @@ class Feedback:
             controller.note_seconds(plan, lengths, max(0.0, told.told / told.telling - asking), told.telling)
         usual = rounds * controller.usual_seconds(plan, lengths)
         took, tokens, passed = usual, rounds * batch + sum(map(sum, told.accepted)), self._passed()
-        rate = controller.plain_rate(batch)
+        rate, by = controller.plain_rate(batch), plan.only_drafter if self.overlaps else None
         if plan.probe:  # catching up is part of it
             took = min(told.seconds, _MAX_STALL * usual) or usual  # where its own time says nothing
             controller.probes.charge(tokens, took, batch)
             rate = max(rate, controller.probes.rate)
-        elif self.overlaps and (by := plan.only_drafter) is not None:
+        elif by is not None:
             if told.begun:  # what it takes to begin does not come again
                 controller.trust.note(by, batch, tokens / rounds / plan.tokens, usual, passed, rounds)
             took = usual / controller.trust.pace(by, batch)
-        if self.overlaps and (by := plan.only_drafter) is not None:
+        if by is None:
+            controller.beginnings.drop()
+        else:
             controller.beginnings.note(by, batch, passed - tokens / plan.rate, begun=told.begun)
         self._kept.note(plan, tokens, took, rate, rounds)
 
