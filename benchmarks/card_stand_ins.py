@@ -44,19 +44,29 @@ from outrider.core import host_copy
 from outrider.drafters import prediction, suffix
 from outrider.drafters.base import Drafter
 from outrider.engine import adaptive, drafting, engine, host_time, rehearsal
-from outrider.runners import draft_batch, graph_runner, graphed_lookup, graphed_prompt, graphed_reads, text_store
+from outrider.kernels.lookup import CHANCE_SHIFT, MAX_TOKENS
+from outrider.runners import (
+    draft_batch,
+    graph_runner,
+    graphed_lookup,
+    graphed_prompt,
+    graphed_reads,
+    overlays,
+    text_store,
+)
 from outrider.runners.base import Runner
 from outrider.runners.draft_batch import DraftBatch, HeadDraft
 from outrider.runners.graphed_forward import GraphedForward
 from outrider.runners.graphed_lookup import GraphedLookup, GraphedLookups
 from outrider.runners.graphed_reads import GraphedRead
+from outrider.runners.overlays import GraphedOverlay
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 DRAFTED, BLOCK = 7, 7
 """The token of all drafts, and how many a block has."""
 PASS_MS = {1: 0.42, 8: 0.48, 64: 0.9, 512: 2.0}
 """Of a target's pass, by rows."""
-LOOKUP_MS, HEAD_MS, READ_MS, PROMPT_MS = 0.083, 0.083, 0.05, 1.0
+LOOKUP_MS, OVERLAY_MS, HEAD_MS, READ_MS, PROMPT_MS = 0.016, 0.005, 0.083, 0.05, 1.0
 VOCAB = 256
 
 
@@ -115,6 +125,8 @@ class Replay:
                 _find(owner, 2 + int(10 * card.standing))
             elif isinstance(owner, GraphedRead):
                 card.launch(READ_MS / 1e3)
+            elif isinstance(owner, GraphedOverlay):
+                card.launch(OVERLAY_MS / 1e3)
             else:
                 card.launch(PROMPT_MS / 1e3)
 
@@ -123,11 +135,13 @@ def _find(lookup: GraphedLookup, match: int) -> None:
     """A match of so many tokens for every text, and as long a draft behind it as is allowed."""
     found, k = lookup.found.numpy(), lookup.k
     rows = lookup.inputs.arrays[0][graphed_lookup.HEADER :].reshape(lookup.rows.shape)
-    wanted = rows[:, graphed_lookup.LIMITS + match]
+    limits = rows[:, graphed_lookup.LIMITS + match]
+    wanted, chance = limits & MAX_TOKENS, limits >> CHANCE_SHIFT
     drafted = np.minimum(wanted, rows[:, 5])  # the budget
     found[:, :k] = np.where(np.arange(k) < drafted[:, None], DRAFTED, -1)
     found[:, k : 2 * k] = DRAFTED
-    found[:, 2 * k :] = np.stack([np.full_like(wanted, match), np.ones_like(wanted), wanted, np.ones_like(wanted)], 1)
+    one = np.ones_like(wanted)
+    found[:, 2 * k :] = np.stack([match * one, one, wanted, one, chance], 1)
 
 
 def put_stand_ins(card: Card) -> None:
@@ -157,7 +171,7 @@ def put_stand_ins(card: Card) -> None:
         return self._views[count, length]
 
     _look_as_on_cuda(card.now)
-    for module in (graph_runner, graphed_lookup, graphed_prompt, graphed_reads, draft_batch):
+    for module in (graph_runner, graphed_lookup, graphed_prompt, graphed_reads, draft_batch, overlays):
         module.capture = lambda work, pool, name="": Replay(card, work)  # type: ignore[assignment]
     DraftBatch.graph, DraftBatch.result = graph, result
     for name, module in list(sys.modules.items()):

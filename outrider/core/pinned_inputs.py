@@ -36,3 +36,36 @@ class PinnedInputs:
         if self.ints.is_cuda:
             self.ints.copy_(self._hosts[self.current], non_blocking=True)
             self._arrived[self.current].record(self._stream)
+
+
+class PinnedStage:
+    """Takes numbers of any count to a device, without waiting; to pin memory anew takes longer than a copy."""
+
+    _BUFFERS, _LEAST = 4, 1 << 12
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self._next = device, 0
+        self._hosts: list[torch.Tensor] = []
+        self._arrived: list[torch.cuda.Event] = []
+
+    def send(self, values: np.ndarray) -> torch.Tensor:
+        """int64 [rows, count] on the device; on the CPU, those themselves."""
+        if self.device.type != "cuda":
+            return torch.from_numpy(values)
+        host = self._buffer(values.size)[: values.size].view(values.shape)
+        host.numpy()[:] = values
+        sent = host.to(self.device, non_blocking=True)
+        self._arrived[self._next].record()
+        return sent
+
+    def _buffer(self, size: int) -> torch.Tensor:
+        """The next buffer, of so many numbers at least, whose last copy has arrived."""
+        if len(self._hosts) < self._BUFFERS:
+            self._hosts.append(torch.zeros(self._LEAST, dtype=torch.int64, pin_memory=True))
+            self._arrived.append(torch.cuda.Event())
+        self._next = (self._next + 1) % len(self._hosts)
+        self._arrived[self._next].synchronize()
+        if len(self._hosts[self._next]) < size:
+            grown = 1 << (size - 1).bit_length()
+            self._hosts[self._next] = torch.zeros(grown, dtype=torch.int64, pin_memory=True)
+        return self._hosts[self._next]

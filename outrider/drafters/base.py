@@ -141,6 +141,8 @@ class Drafter(ABC):
     traits: Traits
     parts: tuple[Drafter, ...] = ()
     """Drafters that a controller may ask one by one in its place; empty: it is asked itself."""
+    includes: tuple[Drafter, ...] = ()
+    """Drafters whose drafts it takes part of: beside it they are not asked for the same round."""
     compares: bool = False
     """It asks others, and chooses among their drafts by what those expect."""
     step_model: Runner | None = None

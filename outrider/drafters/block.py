@@ -158,7 +158,11 @@ class Block(HeadDrafter[BlockRunner]):
         share = None
         if view.room is not None and self._graphs is not None:
             share = Share(view.room, self._graphs.shared_tokens(view.budgets, self.lengths[0]))
-        made = self.runner.draft(view.seqs, view.state, max(view.budgets), share)
+        if self.overlay is None:
+            made = self.runner.draft(view.seqs, view.state, max(view.budgets), share)
+        else:
+            made = self.runner.draft(view.seqs, view.state, max(view.budgets))
+            self.overlay(made, share)
         return made if view.compared else made._replace(confidence=None)  # which is not copied to the host then
 
     def sharing(self, view: RoundView) -> RoundView:
@@ -172,8 +176,8 @@ class Block(HeadDrafter[BlockRunner]):
             return super().sharing(view)
         return replace(view, budgets=budgets, room=room)
 
-    def propose(self, view: RoundView) -> Seq[Draft]:
-        drafts, told = super().propose(view), self._confidences
+    def propose_for(self, view: RoundView, rows: Seq[int]) -> Seq[Draft]:
+        drafts, told = super().propose_for(view, rows), self._confidences
         for seq, draft in zip(view.seqs, drafts, strict=True):
             if draft.confidence is not None:
                 _, before = told.get(seq.id, (None, None))

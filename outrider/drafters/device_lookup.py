@@ -32,10 +32,13 @@ from outrider.runners.text_store import COLUMN, AnswerRing, TextStore
 
 MAX_WATCHED = 4
 """Sequences whose texts are looked at where nobody drafts."""
+_SPARE_SLOTS = 16
+"""More slots than texts, so that one that was left is not another text's before it is judged."""
 MAX_WRITTEN = 4096
 """Max tokens of texts brought to the device in one round: about as many as the host has time for while a pass runs."""
-_MAX_REPEATS = 8
-"""Times that a lookup is repeated with the limits that it was launched with."""
+_MAX_REPEATS, _MAX_REPEATS_OF_ALL = 8, 32
+"""Times that a lookup is repeated with the limits that it was launched with: where these limit drafts and rows, and
+where another drafter chooses, which has a draft in any case."""
 _MAX_UNJUDGED = _MAX_REPEATS + 2
 """Rounds that are judged together: while lookups are repeated, nothing that is learned is used."""
 
@@ -89,13 +92,17 @@ class DeviceLookup(Drafter):
         self.max_match = len(rules.limits) - 1
         self.ring = AnswerRing(rules.ring_tokens, rules.ring_answers, target.device)
         self.ring.add_all((None, answer) for answer in rules.history)
-        self.store = TextStore(max_batch, self.ring, k=self.k, max_match=self.max_match, device=target.device)
+        slots = max_batch + min(max_batch, _SPARE_SLOTS)
+        self.store = TextStore(
+            slots, self.ring, max_batch=max_batch, k=self.k, max_match=self.max_match, device=target.device
+        )
         self._texts: dict[int, LookupText] = {}
-        self._free = list(range(max_batch))
+        self._free = deque(range(slots))
+        """The one that was left first comes first."""
         self._open, self._unjudged = OpenLookups(), UnjudgedRounds()
-        self._figures = MatchFigures(rules, max_batch, self.k)
+        self._figures = MatchFigures(rules, slots, self.k)
         """What rounds told, but for those that are not judged yet."""
-        self._rows = np.zeros((max_batch, len(COLUMN)), dtype=np.int64)
+        self._rows = np.zeros((slots, len(COLUMN)), dtype=np.int64)
         """Of each slot, by `COLUMN`, what is the same in all its lookups."""
         self._answers: deque[tuple[str, list[Token]]] = deque()
         """Finished, and not on the device yet."""
@@ -127,6 +134,30 @@ class DeviceLookup(Drafter):
             self._last = _LastRound(lookup, budgets, longest, _MAX_REPEATS)
         return drafts
 
+    def look_up_all(self, view: RoundView) -> HostCopy | None:
+        """What matches call for in every text of a round behind one in flight, for another drafter to choose from.
+
+        As `kernels.lookup.Found` says, on the device until the next lookup. None where not all the texts are there.
+        What came of a few is told as of guesses: the round's own drafts may be the other drafter's.
+        """
+        if view.state is None or view.state.origin.tokens is None:
+            return None
+        ready = self._ready(view, range(len(view.seqs)))
+        self._last = None
+        if not ready:
+            return None
+        slots, whole = np.array([each.text.slot for each in ready]), len(ready) == len(view.seqs)
+        budgets = Budgets([self.k if whole else 0] * len(ready))
+        judged = [row >= MAX_WATCHED for row in range(len(ready))]
+        lookup = self._look_up(
+            view, ready, slots, budgets.room, judged
+        )  # of some of the texts, too: it writes what came
+        if not whole:
+            return None
+        longest = max(each.length + each.text.shift for each in ready)
+        self._last = _LastRound(lookup, budgets, longest, _MAX_REPEATS_OF_ALL)
+        return lookup.block
+
     def repeat(self, view: RoundView, drafts: Seq[Draft]) -> HostCopy | None:
         last, state, seqs = self._last, view.state, view.seqs
         if last is None or state is None or not last.repeats or not last.lookup.is_of(seqs):
@@ -143,6 +174,7 @@ class DeviceLookup(Drafter):
             text.appended = number + 1
         self._open.add(Lookup(block, seqs, texts, slots, [number + 2 for number in rounds]))
         last.repeats -= 1
+        self._add_answers()  # for the next lookup: the host has time
         return block
 
     def watch(self, view: RoundView) -> None:
@@ -184,14 +216,10 @@ class DeviceLookup(Drafter):
     def _ready(self, view: RoundView, rows: Iterable[int]) -> list[_Ready]:
         """The texts of these rows that the device has whole; of the others, what a round may write is written."""
         left, rules = MAX_WRITTEN, self.rules
-        self._judge()  # before a slot is another text's, and what was learned is used
+        if self._has_time(view):
+            self._judge()
+            left -= self._add_answers()
         self._figures.set_batch(len(view.seqs))
-        finished: list[tuple[str, list[Token]]] = []
-        while self._answers and left > 0:
-            finished.append(self._answers.popleft())
-            left -= len(finished[-1][1])
-        if finished:
-            self.ring.add_all(finished)
         ready: list[_Ready] = []
         pieces: list[tuple[int, int, list[Token]]] = []
         places = _places(view)
@@ -214,6 +242,21 @@ class DeviceLookup(Drafter):
         self.store.write(pieces)
         return ready
 
+    def _has_time(self, view: RoundView) -> bool:
+        """Whether there is time before a round for what can wait: where texts join the host has enough to do."""
+        return not view.newcomers
+
+    def _add_answers(self) -> int:
+        """Bring finished answers to the device, as many as a round may; returns their tokens."""
+        finished: list[tuple[str, list[Token]]] = []
+        written = 0
+        while self._answers and written < MAX_WRITTEN:
+            finished.append(self._answers.popleft())
+            written += len(finished[-1][1])
+        if finished:
+            self.ring.add_all(finished)
+        return written
+
     def _begin(self, seq: Sequence, asked: Seq[Sequence]) -> LookupText:
         """A place on the device for a sequence; where none is free, that of one that is not asked for now."""
         if not self._free:
@@ -221,7 +264,9 @@ class DeviceLookup(Drafter):
             self._free_slot(next(seq_id for seq_id in self._texts if seq_id not in wanted))
         base = (-1, *seq.prediction, -1) if self.rules.predicted else ()
         shift = len(base) - seq.prompt_len if base else 0
-        text = self._texts[seq.id] = LookupText(self._free.pop(), base, shift)
+        if self._unjudged.are_of(self._free[0]):
+            self._judge()
+        text = self._texts[seq.id] = LookupText(self._free.popleft(), base, shift)
         self._rows[text.slot, : COLUMN.owner] = text.slot, shift, len(base) - 1, len(base) - 1 if base else 0
         self._figures.reset(text.slot)
         return text
@@ -234,8 +279,18 @@ class DeviceLookup(Drafter):
         if self._last is not None and text in self._last.lookup.texts:
             self._last = None
 
-    def _look_up(self, view: RoundView, ready: Seq[_Ready], slots: Integers, budgets: Seq[int]) -> Lookup:
-        """Launch the lookup of these texts' ends, and note it to be judged when the round is observed."""
+    def _look_up(
+        self,
+        view: RoundView,
+        ready: Seq[_Ready],
+        slots: Integers,
+        budgets: Seq[int],
+        drafted: Seq[bool] | None = None,
+    ) -> Lookup:
+        """Launch the lookup of these texts' ends, and note it to be judged when the round is observed.
+
+        drafted: of the others it is told what would have come of it; None: those that have a budget.
+        """
         seqs, owner, rows = view.seqs, self.ring.owner, self._rows[slots]
         rows[:, COLUMN.owner] = [owner(seqs[each.row].salt) for each in ready]
         rows[:, COLUMN.budget], rows[:, COLUMN.length] = budgets, [each.length for each in ready]
@@ -243,7 +298,8 @@ class DeviceLookup(Drafter):
         block = self.store.look_up(rows, self._figures.limits[slots], view.state)
         due = [each.round + each.ahead for each in ready]
         asked = seqs if len(ready) == len(seqs) else [seqs[each.row] for each in ready]
-        drafted = None if all(budgets) else [budget > 0 for budget in budgets]
+        if drafted is None and not all(budgets):
+            drafted = [budget > 0 for budget in budgets]
         lookup = Lookup(block, asked, [each.text for each in ready], slots, due, drafted)
         self._open.add(lookup)
         return lookup

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Any, Generic, TypeVar, cast
@@ -14,7 +15,7 @@ from outrider.core.host_copy import HostCopy
 from outrider.core.sequence import Sequence
 from outrider.drafters.base import Drafter, DrafterContext, RoundView
 from outrider.drafters.mean_accepted import MeanAccepted
-from outrider.runners.draft_batch import HeadDraft
+from outrider.runners.draft_batch import HeadDraft, Share
 from outrider.runners.native import NativeRunner
 from outrider.runners.text_runner import TextRunner
 
@@ -25,6 +26,9 @@ class HeadDrafter(Drafter, Generic[RunnerT]):
     """Its head reads, when it is asked, what the target has read, and drafts on the device."""
 
     runner: RunnerT
+    overlay: Callable[[HeadDraft, Share | None], None] | None = None
+    """Puts other drafts in place of some that were just made, on the device, and then cuts them as they share rows; set
+    by a `Hybrid` for a round. Only of heads that state how sure they are."""
 
     def __init__(self, levels: int) -> None:
         """levels: tokens that a draft has in a row."""
@@ -51,21 +55,33 @@ class HeadDrafter(Drafter, Generic[RunnerT]):
         return True
 
     def propose(self, view: RoundView) -> Seq[Draft]:
+        return self.propose_for(view, self.drafted_rows(view))
+
+    def propose_for(self, view: RoundView, rows: Seq[int]) -> Seq[Draft]:
+        """As `propose`. rows: `drafted_rows` of the view."""
         drafts, ahead = [EMPTY] * len(view.seqs), view.state is not None
-        rows = [i for i in self.runner.ready(view.seqs, view.state) if self._drafts_for(view, i)]
         if any(view.budgets[i] for i in rows):
             asked = self.sharing(view if len(rows) == len(view.seqs) else view.take(rows))
             expected = self.expected(asked.seqs, ahead=ahead)
-            made = drafts_of(self.make(asked), asked, self.traits.name, expected)
+            made = drafts_of(self.make(asked), asked, self.traits.name, expected, padded=self.overlay is not None)
             for i, draft in zip(rows, made, strict=True):
                 drafts[i] = draft or EMPTY
         return drafts
 
+    def drafted_rows(self, view: RoundView) -> list[int]:
+        """The rows of a view that drafts are made for."""
+        return [i for i in self.runner.ready(view.seqs, view.state) if self._drafts_for(view, i)]
+
     def repeat(self, view: RoundView, drafts: Seq[Draft]) -> HostCopy | None:
+        made = self.draft_again(view, drafts)
+        return None if made is None else HostCopy(made.tokens)
+
+    def draft_again(self, view: RoundView, drafts: Seq[Draft]) -> HeadDraft | None:
+        """As `repeat`, without copying anything to the host."""
         made = None if view.state is None else self.runner.repeat(view.seqs, view.state)
         if made is None or made.tokens is not cast(DeviceRow, drafts[0].tokens).block.tokens:
             return None
-        return HostCopy(made.tokens)
+        return made
 
     def _drafts_for(self, view: RoundView, row: int) -> bool:
         """Whether to draft for a sequence, were it in vain.
@@ -82,10 +98,13 @@ class HeadDrafter(Drafter, Generic[RunnerT]):
         self.runner.forget(seq)
 
 
-def drafts_of(made: HeadDraft, view: RoundView, name: str, expected: Seq[float]) -> list[Draft]:
+def drafts_of(
+    made: HeadDraft, view: RoundView, name: str, expected: Seq[float], *, padded: bool = False
+) -> list[Draft]:
     """A draft for each sequence of the view, cut to its budget, or to its room where budgets are shared.
 
-    Nothing is waited for. name: the drafter's. expected: how many tokens of each draft should be accepted.
+    Nothing is waited for. name: the drafter's. expected: how many tokens of each draft should be accepted. padded: some
+    may have fewer tokens than there is room for.
     """
     tokens, nodes, probs = HostCopy(made.tokens), made.tokens.shape[1], made.probs
     parents = None if made.parents is None else HostCopy(made.parents)
@@ -96,7 +115,7 @@ def drafts_of(made: HeadDraft, view: RoundView, name: str, expected: Seq[float])
         count = min(nodes, room[at])
         drafts.append(
             Draft(
-                DeviceRow(tokens, at, count, padded=shares),
+                DeviceRow(tokens, at, count, padded=padded or shares),
                 None if parents is None else DeviceRow(parents, at, count),
                 None if probs is None or view.seqs[at].params.greedy else probs[at, :count],
                 name,

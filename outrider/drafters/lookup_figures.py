@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from outrider.core.sampling import Token
 from outrider.drafters.confidence import BatchConfidence, Integers, repeated
 from outrider.drafters.lookup_rules import MAX_MIN_PROB, LookupRules
+from outrider.runners.text_store import pack_limits
 
 _FIRST_REACH = 3
 """How far a new text is drafted for, until it is known how far its matches call for."""
@@ -25,7 +26,8 @@ class MatchFigures:
         """k: max tokens drafted in one round."""
         self.rules, self.k, self.max_match = rules, k, len(rules.limits) - 1
         self.limits = np.zeros((slots, 2, self.max_match + 1), dtype=np.int64)
-        """[slots, kinds, 1 + max_match]: max tokens drafted after a match of each length."""
+        """[slots, kinds, 1 + max_match]: max tokens drafted after a match of each length, and the mean chance of each,
+        as `pack_limits` packs them."""
         self.reach = np.zeros(slots, dtype=np.int64)
         """How far each slot was lately to be drafted for; halved with every round in which it was not."""
         self.expected = np.zeros(slots)
@@ -85,9 +87,13 @@ class MatchFigures:
         np.maximum.at(self.expected, slots, 0.5**later * _sum_first(paths, wanted))
 
     def _learn(self, slots: Integers, kinds: Integers) -> NDArray[np.float64]:
-        """Set how far these slots are drafted for after a match of each length; returns the probabilities."""
+        """Set how far these slots are drafted for after a match of each length, and with what chance of each token.
+
+        Returns the probabilities, as `BatchConfidence.paths`.
+        """
         paths = self._confidence.paths(slots, kinds, self.max_match, self.k)
-        self.limits[slots, kinds] = np.minimum((paths >= self._min_prob).sum(-1), self._most)
+        tokens = np.minimum((paths >= self._min_prob).sum(-1), self._most)
+        self.limits[slots, kinds] = pack_limits(tokens, _mean_chances(paths, tokens))
         return paths
 
 
@@ -108,3 +114,12 @@ def compare(continuations: Integers, committed: Seq[tuple[Token, ...]]) -> tuple
 def _sum_first(paths: NDArray[np.float64], counts: Integers) -> NDArray[np.float64]:
     """The sum of the first `counts` of each row."""
     return np.where(np.arange(paths.shape[1]) < counts[:, None], paths, 0).sum(1)
+
+
+def _mean_chances(paths: NDArray[np.float64], counts: Integers) -> NDArray[np.float64]:
+    """[N, M]: the chance that each of the first `counts` [N, M] tokens would have if it were the same; 0 of none.
+
+    paths [N, M, k]: that so many of them come.
+    """
+    last = np.take_along_axis(paths, np.maximum(counts - 1, 0)[..., None], -1)[..., 0]
+    return last ** (1 / np.maximum(counts, 1)) * (counts > 0)

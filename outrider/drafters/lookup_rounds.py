@@ -151,6 +151,10 @@ class UnjudgedRounds:
     def add(self, seen: Seen) -> None:
         self._seen.append(seen)
 
+    def are_of(self, slot: int) -> bool:
+        """Whether any of them is of this slot."""
+        return any(slot in each.slots for each in self._seen)
+
     def take(self) -> tuple[Integers, Integers, list[tuple[Token, ...]]]:
         """The slots, what was found, and the tokens that came, of all of them one after another, the oldest first."""
         seen, self._seen = self._seen, []

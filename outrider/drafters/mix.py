@@ -21,6 +21,7 @@ from outrider.drafters.base import (
     for_target,
 )
 from outrider.drafters.guard import GuardedDrafter
+from outrider.drafters.hybrid import with_hybrid
 from outrider.drafters.prediction import PredictionConfig
 from outrider.drafters.prompt_lookup import PromptLookupConfig
 from outrider.drafters.suffix import SuffixConfig
@@ -56,7 +57,8 @@ class MixConfig:
         return MixConfig(of=tuple(for_target(each, folder) for each in self.of))
 
     def build(self, context: DrafterContext) -> Mix:
-        return Mix([config.build(context) for config in self.of], context.vocab_size)
+        members = with_hybrid([config.build(context) for config in self.of], context.max_batch)
+        return Mix(members, context.vocab_size, self.traits.name)
 
 
 def _check_taps(members: Seq[Traits]) -> None:
@@ -142,14 +144,20 @@ class Mix(Drafter):
 
     compares = True
 
-    def __init__(self, drafters: Seq[Drafter], vocab_size: int) -> None:
-        self.traits = _traits_of([drafter.traits for drafter in drafters])
+    def __init__(self, drafters: Seq[Drafter], vocab_size: int, name: str = "") -> None:
+        """name: empty: those of its members."""
+        traits = _traits_of([drafter.traits for drafter in drafters])
+        self.traits = replace(traits, name=name or traits.name)
         self.parts = _parts_of(drafters, vocab_size)
         self.members = [
             _Member(GuardedDrafter(drafter, vocab_size), float(drafter.traits.max_tokens))
             for drafter in sorted(drafters, key=lambda drafter: drafter.traits.runs_model)
         ]
-        self._unpredicted = [each for each in self.members if not each.drafter.traits.needs_prediction]
+        self.rows = max([drafter.rows for drafter in drafters])
+        included = [each for drafter in drafters for each in drafter.includes]
+        self._asked = [each for each in self.members if each.drafter.drafter not in included]
+        """Those that are asked: the others take part in them."""
+        self._unpredicted = [each for each in self._asked if not each.drafter.traits.needs_prediction]
         """Those that may have drafts for sequences without a prediction."""
         self._winners: dict[int, list[_Member | None]] = {}
         """By sequence: whose draft was taken in each round that has not been observed yet, the oldest first."""
@@ -159,7 +167,9 @@ class Mix(Drafter):
         values = [0.0] * len(view.seqs)
         winners: list[_Member | None] = [None] * len(view.seqs)
         members = self._asked_members(view.seqs)
-        if len(members) > 1 and view.room is not None:  # several drafts for one row of a pass
+        if len(members) == 1:
+            view = replace(view, compared=False)
+        elif view.room is not None:  # several drafts for one row of a pass
             view = replace(view, room=None)
         for member in members:
             rows = [i for i, k in enumerate(view.budgets) if k > 0]
@@ -206,7 +216,7 @@ class Mix(Drafter):
 
     def _asked_members(self, seqs: Seq[Sequence]) -> list[_Member]:
         """Those that may have drafts for these sequences."""
-        return self.members if any(seq.prediction for seq in seqs) else self._unpredicted
+        return self._asked if any(seq.prediction for seq in seqs) else self._unpredicted
 
     def process(self, work: TargetPass) -> None:
         for member in self.members:
@@ -269,4 +279,10 @@ def _parts_of(drafters: Seq[Drafter], vocab_size: int) -> tuple[Drafter, ...]:
     models = [drafter for drafter in drafters if drafter.traits.runs_model]
     if not models or len(drafters) == 1:
         return ()
-    return (*(free if len(free) < 2 else [Mix(free, vocab_size)]), *models)
+    if len(free) < 2:
+        return (*free, *models)
+    together = Mix(free, vocab_size)
+    for model in models:
+        if any(each in model.includes for each in free):
+            model.includes = (*model.includes, together)
+    return (together, *models)

@@ -50,6 +50,8 @@ class Drafting:
         self.members = [
             part if part.traits.guards_itself else GuardedDrafter(part, runner.vocab_size) for part in parts
         ]
+        self._included = [{j for j, other in enumerate(parts) if other in part.includes} for part in parts]
+        """Of each member, those that take part in what it drafts: beside it they do not watch."""
         self._compares = drafter.compares
         self._shares = runner.asynchronous and not self.reads_scores
         """Whether drafts may share budgets: of the target's rows only choices are read."""
@@ -297,12 +299,15 @@ class Drafting:
         every round.
         """
         drafts, members = [EMPTY] * len(view.seqs), list[int]()
+        included = () if plan is None else {j for i in {*plan.drafters} - {-1} for j in self._included[i]}
         whole, known = view, view.take(range(len(view.seqs) - view.newcomers)) if view.newcomers else view
         for i, member in enumerate(self.members):
             view = whole if member.traits.drafts_newcomers else known
             budgets = list(view.budgets) if plan is None else plan.lengths_of(i)[: len(view.seqs)]
             rows = [row for row, budget in enumerate(budgets) if budget > 0]
             if not rows:
+                if i in included:
+                    continue
                 if member.traits.watches and self._watches(view):
                     began = self.host.now()
                     member.watch(view)
@@ -329,7 +334,8 @@ class Drafting:
 
     def _watches(self, view: RoundView, by: int = NOBODY) -> bool:
         """Whether those watch who can, and are not asked. by: who is asked for every sequence."""
-        able = any(i != by for i in self.feedback.watchers)
+        beside = self._included[by] if by != NOBODY else ()
+        able = any(i != by and i not in beside for i in self.feedback.watchers)
         return able and self._is_hidden(view) and not self._kept.tells and self._watching.due
 
     def _is_hidden(self, view: RoundView) -> bool:

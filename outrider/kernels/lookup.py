@@ -16,8 +16,16 @@ SLOT, SHIFT, END, AIM, OWNER, BUDGET, LENGTH, GAIN, LIMITS = range(9)
 """The row of its text; the index of the text's first token there (what comes before is a text of its own to match);
 the first place that is not looked at, negative: where the text ends; how far before the text's end the place is
 expected, 0 prefers the most recent; whose answers it may read; max tokens to draft; the text's length, as the host
-knows it; 1 + its row of `Gains`, 0: the host lacks nothing; max tokens after a match of each length, 0 to max match, in
-its own row and then in the history."""
+knows it; 1 + its row of `Gains`, 0: the host lacks nothing; what a match of each length allows, 0 to max match, in its
+own row and then in the history: see CHANCE_SHIFT."""
+
+CHANCE_SHIFT = 8
+"""A limit is `tokens | chance << CHANCE_SHIFT`: max tokens after the match, and the mean chance of each of them, where
+those before it are accepted, from 0 to MAX_CHANCE."""
+MAX_TOKENS = (1 << CHANCE_SHIFT) - 1
+"""Of a limit; all bits set, so that `limit & MAX_TOKENS` are its tokens."""
+MAX_CHANCE = 65535
+"""Stands for a chance of 1."""
 
 NO_TOKEN = -1
 """Ends an answer in the history, pads drafts, and stands before a text that is matched from its first token on."""
@@ -56,16 +64,17 @@ class Found(NamedTuple):
     source: int  # 1: its own row, 0: the history
     wanted: int  # how many of the tokens the limits allow, whatever the budget
     distance: int  # of the place from the end of the text
+    chance: int  # of each token wanted, of MAX_CHANCE; 0: no match
 
     @staticmethod
     def of(k: int) -> Found:
-        return Found(slice(0, k), slice(k, 2 * k), 2 * k, 2 * k + 1, 2 * k + 2, 2 * k + 3)
+        return Found(slice(0, k), slice(k, 2 * k), 2 * k, 2 * k + 1, 2 * k + 2, 2 * k + 3, 2 * k + 4)
 
 
 def look_up(
     texts: Tensor, history: History, rows: Tensor, gains: Gains | None, max_match: int, k: int, columns: int = 0
 ) -> Tensor:
-    """The longest match of each text's end and what followed it: int64 [B, 2 * k + 4], see `Found`.
+    """The longest match of each text's end and what followed it: int64 [B, 2 * k + 5], see `Found`.
 
     What the round in flight gave a text is written behind it first.
     """
@@ -110,7 +119,7 @@ def find(texts: Tensor, history: History, rows: Tensor, lengths: Tensor, max_mat
 
 
 def draft(texts: Tensor, history: History, rows: Tensor, lengths: Tensor, keys: Tensor, k: int) -> Tensor:
-    """What followed each match, and how much of it to propose: int64 [B, 2 * k + 4], see `Found`.
+    """What followed each match, and how much of it to propose: int64 [B, 2 * k + 5], see `Found`.
 
     A continuation that reaches the end of its own text goes on with its own tokens, as a repetition would.
     """
@@ -130,11 +139,13 @@ def draft(texts: Tensor, history: History, rows: Tensor, lengths: Tensor, keys: 
     there = there.long().cumprod(1)
     tokens = torch.where(there == 1, tokens, NO_TOKEN).long()
     limits = rows[:, LIMITS:].unflatten(1, (2, -1))[torch.arange(len(rows), device=texts.device), 1 - own]
-    wanted = torch.minimum(limits.gather(1, match[:, None])[:, 0], there.sum(1))
+    limit = limits.gather(1, match[:, None])[:, 0]
+    wanted = torch.minimum(limit & MAX_TOKENS, there.sum(1))
     count = torch.minimum(wanted, rows[:, BUDGET])
     drafts = torch.where(steps < count[:, None], tokens, NO_TOKEN)
     distance = torch.where(own == 1, ends - place, -offset) * (match > 0)
-    return torch.cat([drafts, tokens, torch.stack([match, own, wanted, distance], 1)], 1)
+    chance = (limit >> CHANCE_SHIFT) * (match > 0)
+    return torch.cat([drafts, tokens, torch.stack([match, own, wanted, distance, chance], 1)], 1)
 
 
 def _matches(tokens: Tensor, texts: Tensor, ends: Tensor, stops: Tensor, max_match: int) -> Tensor:

@@ -18,10 +18,12 @@ from outrider.kernels.batch import MAX_WIDTH
 from outrider.kernels.lookup import (
     AIM,
     BUDGET,
+    CHANCE_SHIFT,
     END,
     GAIN,
     LENGTH,
     LIMITS,
+    MAX_TOKENS,
     OWNER,
     PUBLIC,
     SHIFT,
@@ -41,6 +43,7 @@ _TEXTS, _COLUMNS, _HEAD, _USED, _LENGTHS, _LAST, _TOKENS, _ACCEPTED, _WIDTH = (t
 _SLOT, _SHIFT, _END, _AIM = tl.constexpr(SLOT), tl.constexpr(SHIFT), tl.constexpr(END), tl.constexpr(AIM)
 _OWNER, _BUDGET, _LIMITS = tl.constexpr(OWNER), tl.constexpr(BUDGET), tl.constexpr(LIMITS)
 _LENGTH, _GAIN, _PUBLIC = tl.constexpr(LENGTH), tl.constexpr(GAIN), tl.constexpr(PUBLIC)
+_MAX_TOKENS, _CHANCE_SHIFT = tl.constexpr(MAX_TOKENS), tl.constexpr(CHANCE_SHIFT)
 _DISTANCE_BITS = tl.constexpr(33)
 _MAX_DISTANCE = tl.constexpr((1 << 32) - 1)
 
@@ -127,7 +130,7 @@ def _find(
 @triton.jit(do_not_specialize=["inputs", "size", "k"])
 def _draft(header, rows, ring, ends, keys, out, inputs, size, k, WIDTH: tl.constexpr):
     b = tl.program_id(0)
-    row, out = rows + b * inputs, out + b * (2 * k + 4)
+    row, out = rows + b * inputs, out + b * (2 * k + 5)
     end, head = tl.load(ends + b).to(tl.int32), tl.load(header + _HEAD).to(tl.int32)
     key = tl.load(keys + b)
     match, own = key >> (_DISTANCE_BITS + 1), (key >> _DISTANCE_BITS) & 1
@@ -147,13 +150,14 @@ def _draft(header, rows, ring, ends, keys, out, inputs, size, k, WIDTH: tl.const
     count = tl.minimum(count, k)
     token = tl.where(step < count, token, -1).to(tl.int64)
     limit = tl.load(row + _LIMITS + (1 - own) * ((inputs - _LIMITS) // 2) + match)
-    wanted = tl.minimum(limit, count.to(tl.int64))
+    wanted = tl.minimum(limit & _MAX_TOKENS, count.to(tl.int64))
     tl.store(out + k + step, token, mask=step < k)
     tl.store(out + step, tl.where(step < tl.load(row + _BUDGET), tl.where(step < wanted, token, -1), -1), mask=step < k)
     tl.store(out + 2 * k, match)
     tl.store(out + 2 * k + 1, own)
     tl.store(out + 2 * k + 2, wanted)
     tl.store(out + 2 * k + 3, tl.where(match > 0, tl.where(own == 1, end - place, -offset), 0).to(tl.int64))
+    tl.store(out + 2 * k + 4, tl.where(match > 0, limit >> _CHANCE_SHIFT, 0))
 
 
 def write_header(header: np.ndarray, texts: Tensor, history: History, gains: Gains | None) -> None:
@@ -169,7 +173,7 @@ def write_header(header: np.ndarray, texts: Tensor, history: History, gains: Gai
 def look_up(
     header: Tensor, rows: Tensor, history: History, ends: Tensor, keys: Tensor, out: Tensor, max_match: int, k: int
 ) -> None:
-    """As the plain `look_up`, to out [B, 2 * k + 4]; k below MAX_WIDTH, all contiguous.
+    """As the plain `look_up`, to out [B, 2 * k + 5]; k below MAX_WIDTH, all contiguous.
 
     header int64 [HEADER]: see `write_header`; of the history only its tensors are read from here.
     ends, keys int64 [B]: for the launches between each other.

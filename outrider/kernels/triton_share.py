@@ -11,8 +11,8 @@ _CHUNK = tl.constexpr(32)
 
 
 @triton.jit
-def _chance(chances, at, live):
-    """From 0 to 1; NaN counts as 0."""
+def load_chance(chances, at, live):
+    """What a drafter says of a token, from 0 to 1; NaN counts as 0."""
     x = tl.load(chances + at, mask=live, other=0.0)
     return tl.where(x == x, tl.minimum(tl.maximum(x, 0.0), 1.0), 0.0)
 
@@ -31,7 +31,7 @@ def _share(
     own = tl.zeros((WIDE,), dtype=tl.float32)
     so_far = tl.full((), 1.0, dtype=tl.float32)
     for level in tl.static_range(LEVELS):
-        so_far *= _chance(chances, b * LEVELS + level, True)
+        so_far *= load_chance(chances, b * LEVELS + level, True)
         own = tl.where(level_of == level, so_far, own)
     ahead = tl.zeros((WIDE,), dtype=tl.int32)
     for first in range(0, batch, CHUNK):
@@ -40,7 +40,7 @@ def _share(
         most = tl.load(room + other, mask=live, other=0)
         path = tl.full((CHUNK,), 1.0, dtype=tl.float32)
         for level in tl.static_range(LEVELS):
-            path *= _chance(chances, other * LEVELS + level, live)
+            path *= load_chance(chances, other * LEVELS + level, live)
             nearer = (level < level_of[:, None]) | ((level == level_of[:, None]) & (other[None, :] < b))
             before = (path[None, :] > own[:, None]) | ((path[None, :] == own[:, None]) & nearer)
             ahead += tl.sum((before & (level < most)[None, :]).to(tl.int32), 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -62,6 +62,10 @@ class BlockRunner(TextRunner["BlockBatch"]):
 
     def make_batch(self, size: int) -> BlockBatch:
         return BlockBatch(self, size)
+
+    def place(self, size: int) -> HeadDraft:
+        """Where captured drafts for so many sequences are written, every time."""
+        return cast(HeadDraft, self._batch(size).kept())
 
     def length_of(self, length: int) -> int:
         return min(length, self.tokens) if self.chains and length else self.tokens

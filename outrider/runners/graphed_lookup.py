@@ -25,7 +25,7 @@ class GraphedLookup:
         self.inputs = PinnedInputs(HEADER + batch * width, device)
         self.header, self.rows = self.inputs.ints[:HEADER], self.inputs.ints[HEADER:].view(batch, width)
         # not in the graph's memory: read by others after the replay
-        self.found = torch.zeros(batch, Found.of(k).distance + 1, dtype=torch.int64, device=device)
+        self.found = torch.zeros(batch, Found.of(k).chance + 1, dtype=torch.int64, device=device)
         self._ends = torch.zeros(batch, dtype=torch.int64, device=device)
         self._keys = torch.zeros_like(self._ends)
         self._graph = capture(self.launch, None, f"lookups of {batch}")
@@ -35,7 +35,7 @@ class GraphedLookup:
         """What is found for the first so many texts: views, made once."""
 
     def run(self, texts: Tensor, history: History, rows: Integers, limits: Integers, gains: Gains | None) -> Tensor:
-        """As `kernels.lookup.look_up`, of rows [B, LIMITS] and their limits [B, ...]: int64 [B, 2 * k + 4]."""
+        """As `kernels.lookup.look_up`, of rows [B, LIMITS] and their limits [B, ...]: int64 [B, 2 * k + 5]."""
         count, array = len(rows), self.inputs.array()
         write_header(array[:HEADER], texts, history, gains)
         inputs = array[HEADER:].reshape(self.rows.shape)
@@ -82,6 +82,10 @@ class GraphedLookups:
     def __init__(self, max_batch: int, history: History, *, k: int, max_match: int) -> None:
         sizes = [1 << i for i in range(padded_batch(max_batch).bit_length())]
         self._by_batch = {size: GraphedLookup(size, history, k=k, max_match=max_match) for size in sizes}
+
+    def place(self, size: int) -> Tensor:
+        """Where what is found for that many texts is written, a captured number of them: int64 [size, columns]."""
+        return self._by_batch[size].found
 
     def run(self, texts: Tensor, history: History, rows: Integers, limits: Integers, gains: Gains | None) -> Tensor:
         """As `GraphedLookup.run`."""

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.core.host_copy import HostCopy
+from outrider.core.pinned_inputs import PinnedStage
 from outrider.core.sampling import Token
 from outrider.kernels.batch import MAX_WIDTH
-from outrider.kernels.lookup import NO_TOKEN, PUBLIC, Found, Gains, History, look_up
+from outrider.kernels.lookup import CHANCE_SHIFT, MAX_CHANCE, NO_TOKEN, PUBLIC, Found, Gains, History, look_up
 from outrider.runners.device_state import DeviceState
 
 if TYPE_CHECKING:
@@ -34,8 +35,11 @@ class AnswerRing:
     def __init__(self, tokens: int, answers: int, device: torch.device) -> None:
         """tokens: max in all, a separator after each answer among them. answers: max number of them."""
         self.size, self.max_answers, self.head = tokens if answers else 0, answers, 0
-        self._tokens = torch.full((self.size,), NO_TOKEN, dtype=torch.int32, device=device)
-        self._owners = torch.zeros_like(self._tokens)
+        self._stage = PinnedStage(device)
+        self._ring = torch.zeros(2, self.size, dtype=torch.int32, device=device)
+        """Tokens, and whose answers they are of."""
+        self._ring[0] = NO_TOKEN
+        self._parts = self._ring[0], self._ring[1]
         self._order: deque[tuple[str | None, int]] = deque()
         """The salt and size of each answer, oldest first."""
         self._used = 0
@@ -47,7 +51,7 @@ class AnswerRing:
 
     @property
     def history(self) -> History:
-        return History(self._tokens, self._owners, self.head, self._used)
+        return History(*self._parts, self.head, self._used)
 
     def owner(self, salt: str) -> int:
         """The number of a salt whose answers are here; -1: there is none."""
@@ -71,9 +75,8 @@ class AnswerRing:
         if values:
             places = (first + np.arange(len(values))) % self.size
             written = np.stack([places, np.array(values), np.repeat(owners, sizes)])[:, -self.size :]  # each place once
-            sent = send(written, self._tokens.device)
-            self._tokens[sent[0]] = sent[1].int()
-            self._owners[sent[0]] = sent[2].int()
+            sent = self._stage.send(written)
+            self._ring.index_copy_(1, sent[0], sent[1:].int())
 
     def _enter(self, salt: str | None, size: int) -> int:
         """Make room for an answer of so many tokens, its separator among them; returns its owner."""
@@ -114,19 +117,27 @@ COLUMN = LookupRow(*range(len(LookupRow._fields)))
 
 
 class TextStore:
-    """A row of tokens for each of `slots` sequences, and lookups of their ends for a batch at a time."""
+    """A row of tokens for each of `slots` sequences, and lookups of the ends of up to `max_batch` at a time."""
 
-    def __init__(self, slots: int, ring: AnswerRing, *, k: int, max_match: int, device: torch.device) -> None:
+    def __init__(
+        self, slots: int, ring: AnswerRing, *, max_batch: int, k: int, max_match: int, device: torch.device
+    ) -> None:
         """k: max tokens drafted. max_match: the longest match looked for."""
         self.ring, self.k, self.max_match, self.device = ring, k, max_match, device
+        self._stage = PinnedStage(device)
         self.columns = Found.of(k)
         """Of what `look_up` returns."""
         self._texts = torch.zeros(slots, _MIN_COLUMNS, dtype=torch.int32, device=device)
-        self._graphs = _graphs(slots, ring.history, k, max_match)
+        self._graphs = _graphs(max_batch, ring.history, k, max_match)
         self._last: tuple[Tensor, Tensor] | None = None
         """The inputs of the last lookup behind a round in flight, and what was found; without graphs."""
         self._sent: tuple[DeviceState, History] | None = None
         """With graphs: what the last lookup was repeated with. Nothing is sent to repeat it with that once more."""
+
+    @property
+    def graphs(self) -> GraphedLookups | None:
+        """Captured lookups; None where nothing is captured."""
+        return self._graphs
 
     @torch.inference_mode()
     def write(self, pieces: Seq[tuple[int, int, Seq[Token]]]) -> None:
@@ -137,15 +148,16 @@ class TextStore:
         columns = self._texts.shape[1]
         places = np.concatenate([slot * columns + first + np.arange(len(tokens)) for slot, first, tokens in pieces])
         values = np.concatenate([np.array(tokens, dtype=np.int64) for _, _, tokens in pieces])
-        sent = send(np.stack([places, values]), self.device)
-        self._texts.view(-1)[sent[0]] = sent[1].int()
+        sent = self._stage.send(np.stack([places, values]))
+        self._texts.view(-1).index_copy_(0, sent[0], sent[1].int())
 
     @torch.inference_mode()
     def look_up(self, texts: Integers | Seq[LookupRow], limits: Integers, state: DeviceState | None = None) -> HostCopy:
         """The longest match of each text's end and what followed it, as `kernels.lookup.Found` says. Never waits.
 
         texts: int64 [B, columns], as `COLUMN` says, or a `LookupRow` each.
-        limits int64 [B, 2, 1 + max_match]: max tokens after a match of each length, in its own row and in the ring.
+        limits int64 [B, 2, 1 + max_match]: what a match of each length allows, in its own row and in the ring, as
+        `pack_limits` packs it.
         state: of the round in flight, with tokens: what that gave the texts is written behind them first. On the
         device, what is found stays until the next lookup.
         """
@@ -195,10 +207,9 @@ class TextStore:
             self._texts[:, : old.shape[1]] = old
 
 
-def send(values: Integers, device: torch.device) -> Tensor:
-    """Values on the device; the copy is not waited for."""
-    host = torch.from_numpy(values)
-    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
+def pack_limits(tokens: Integers, chances: NDArray[np.float64]) -> Integers:
+    """Limits as `TextStore.look_up` takes them: max tokens after a match, and the mean chance of each, from 0 to 1."""
+    return tokens | np.rint(chances * MAX_CHANCE).astype(np.int64) << CHANCE_SHIFT
 
 
 def _gains(state: DeviceState) -> Gains:
@@ -209,10 +220,10 @@ def _gains(state: DeviceState) -> Gains:
     return Gains(*(part.contiguous() for part in (origin.lengths, origin.last, origin.tokens, origin.accepted)))
 
 
-def _graphs(slots: int, history: History, k: int, max_match: int) -> GraphedLookups | None:
+def _graphs(max_batch: int, history: History, k: int, max_match: int) -> GraphedLookups | None:
     """Captured lookups on CUDA. Triton is imported only there."""
     if history.tokens.device.type != "cuda":
         return None
     from outrider.runners.graphed_lookup import GraphedLookups
 
-    return GraphedLookups(slots, history, k=k, max_match=max_match)
+    return GraphedLookups(max_batch, history, k=k, max_match=max_match)

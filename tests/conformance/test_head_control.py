@@ -23,6 +23,7 @@ from outrider.core.host_copy import HostCopy
 from outrider.drafters.base import Drafter, DrafterContext
 from outrider.drafters.guard import draft_problem
 from outrider.drafters.mix import Mix
+from outrider.drafters.none import NoDraft
 from outrider.drafters.registry import parse_drafter
 from outrider.engine import kept_plan
 from outrider.engine.adaptive import CostMeter
@@ -183,7 +184,7 @@ def test_only_drafts_that_are_compared_say_how_sure_they_are(world: Testbed, mix
         return drafts
 
     head.propose = watched  # type: ignore[method-assign]
-    drafter = Mix([head], VOCAB) if mixed else head
+    drafter = Mix([NoDraft(), head], VOCAB) if mixed else head
     tried = Engine(target, drafter, make_verifier("seeded"), TOKENIZER, eos_ids=TOKENIZER.eos_ids)
     asked = [request((3, 1, 4, 1, 5), max_tokens=30, temperature=0.8, seed=i) for i in range(2)]
     for made, each in zip(run(tried, asked), asked, strict=True):

@@ -145,7 +145,14 @@ def test_a_lookup_is_launched_anew_after_some_repetitions():
     assert max(map(len, streaks)) == device_lookup._MAX_REPEATS
 
 
-class JudgingAtOnce(Noting):
+class JudgingBeforeDrafts(Noting):
+    """Learns from rounds when that is used, also where texts join."""
+
+    def _has_time(self, view: RoundView) -> bool:
+        return True
+
+
+class JudgingAtOnce(JudgingBeforeDrafts):
     """Learns from every round when it is observed, and not when that is used."""
 
     def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
@@ -160,7 +167,7 @@ def test_rounds_that_are_judged_later_change_no_draft(toy: type[RepeatingToy], n
     asked = repetitive(9) if name == "prediction" else without_predictions(9)
     asked = [replace(each, params=replace(each.params, max_tokens=30 + 7 * i)) for i, each in enumerate(asked)]
     rounds, drafted, figures = [], [], []
-    for kind in (Noting, JudgingAtOnce):
+    for kind in (JudgingBeforeDrafts, JudgingAtOnce):
         target = toy()
         tried = kind(RULES[name], target, 3)
         every = made(tried, target, EngineLimits(max_batch=3))

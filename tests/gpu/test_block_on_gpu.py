@@ -12,9 +12,13 @@ from test_graph_runner import VOCAB, decoder
 from test_toy_eagle_on_gpu import BATCH, Plain, answers, drafts_of, lead, requests
 
 from outrider.bench.syncs import SyncCounter
-from outrider.drafters.base import DrafterContext
+from outrider.drafters.base import Drafter, DrafterContext
 from outrider.drafters.block import Block, BlockConfig
+from outrider.drafters.device_lookup import DeviceLookup
+from outrider.drafters.hybrid import make_hybrid
+from outrider.drafters.mix import Mix
 from outrider.drafters.none import NoDraft
+from outrider.drafters.suffix import SuffixConfig
 from outrider.engine.engine import Engine
 from outrider.engine.request import EngineLimits
 from outrider.runners.graphed_reads import ROWS
@@ -37,10 +41,14 @@ def engine(
     cache: int = 8192,
     qk_norm: bool = False,
     share: int = 0,
+    lookups: SuffixConfig | None = None,
 ) -> Engine:
-    """tree None: without a drafter. Pinned, so that a text has the same bits with and without drafts."""
+    """tree None: without a drafter. Pinned, so that a text has the same bits with and without drafts.
+
+    lookups: beside the head, as one drafter with it.
+    """
     target = NativeRunner(decoder(4), cache, context=1024, pinned=pinned)
-    drafter = NoDraft()
+    drafter: Drafter = NoDraft()
     if tree is not None:
         own = target.model.decoder
         sizes = {"heads": 9, "kv_heads": 3, "head_dim": 64, "intermediate_size": 768, "block_size": 6}
@@ -50,6 +58,9 @@ def engine(
         drafter = Block(BlockConfig(model="random", tree=tree, share=share), head, target, context)
         assert drafter.runner.fused is not None
         assert len(list(drafter.runner.capture(BATCH))) == 4 + len(ROWS)
+        if lookups is not None:
+            found = DeviceLookup(lookups.rules(0.1), target, BATCH)
+            drafter = Mix([found, make_hybrid(drafter, found, BATCH)], VOCAB)
     list(target.capture(BATCH, 1 + drafter.traits.max_tokens))
     limits = EngineLimits(max_batch=BATCH, max_round_tokens=512)
     return Engine(target, drafter, make_verifier(mode), ByteTokenizer(), limits=limits)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from outrider.runners.device_state import DeviceState
-from outrider.runners.text_store import AnswerRing, LookupRow, TextStore
+from outrider.runners.text_store import AnswerRing, LookupRow, TextStore, pack_limits
 
 pytestmark = pytest.mark.gpu
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -31,7 +31,7 @@ def captured(ring: AnswerRing) -> TextStore:
     """A store whose lookups are captured."""
     from outrider.runners.graphed_lookup import GraphedLookups
 
-    store = TextStore(SLOTS, ring, k=K, max_match=MATCH, device=DEVICE)
+    store = TextStore(SLOTS, ring, max_batch=SLOTS, k=K, max_match=MATCH, device=DEVICE)
     store._graphs = store._graphs or GraphedLookups(SLOTS, ring.history, k=K, max_match=MATCH)
     return store
 
@@ -43,7 +43,7 @@ class Rounds:
         self.rng = random.Random(seed)
         self.rings = [AnswerRing(ring_tokens, 3, device) for device in (CPU, DEVICE)]
         self.stores = [
-            TextStore(SLOTS, self.rings[0], k=K, max_match=MATCH, device=CPU),
+            TextStore(SLOTS, self.rings[0], max_batch=SLOTS, k=K, max_match=MATCH, device=CPU),
             captured(self.rings[1]),
         ]
         self.texts: dict[int, list[int]] = {}
@@ -70,6 +70,7 @@ class Rounds:
             for i, slot in enumerate(slots)
         ]
         limits = np.array([[[rng.randrange(K + 1) for _ in range(MATCH + 1)] for _ in range(2)] for _ in slots])
+        limits = pack_limits(limits, np.array([rng.random() for _ in slots])[:, None, None])
         plain, found = (
             store.look_up(rows, limits, where).array() for store, where in zip(self.stores, state, strict=True)
         )

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from outrider.kernels import lookup
-from outrider.kernels.lookup import GAIN, NO_TOKEN, PUBLIC, Found, Gains, History
+from outrider.kernels.lookup import CHANCE_SHIFT, GAIN, MAX_CHANCE, NO_TOKEN, PUBLIC, Found, Gains, History
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 SEEDS = range(16)
@@ -37,6 +37,8 @@ class Texts:
         self.owners = [rng.randrange(2) for _ in range(self.batch)]
         self.limits = [[rng.randrange(self.k + 1) for _ in range(2 * self.max_match + 2)] for _ in range(self.batch)]
         self.history = self._ring(vocab)
+        most = MAX_CHANCE if seed % 4 else 0  # of some tables there are no chances
+        self.chances = [[rng.randint(most // 2, most) for _ in each] for each in self.limits]
 
     def _generator(self) -> torch.Generator:
         return torch.Generator().manual_seed(self.rng.randrange(1 << 30))
@@ -60,7 +62,8 @@ class Texts:
     def rows(self) -> torch.Tensor:
         columns = [self.slots, self.shifts, self.ends, self.aims, self.owners, self.budgets, self.lengths]
         columns.append([0] * self.batch)
-        return torch.cat([torch.tensor(columns).t(), torch.tensor(self.limits)], 1).contiguous()
+        limits = torch.tensor(self.limits) | torch.tensor(self.chances) << CHANCE_SHIFT
+        return torch.cat([torch.tensor(columns).t(), limits], 1).contiguous()
 
 
 def longest_match(made: Texts, b: int) -> tuple[int, int, list[int]]:
@@ -104,11 +107,13 @@ def test_the_plain_functions_find_what_a_search_finds(seed):
         assert row[columns.match] == match
         if not match:
             assert set(row[: 2 * made.k]) == {NO_TOKEN}
-            assert row[columns.wanted] == 0
+            assert row[columns.wanted] == row[columns.chance] == 0
             continue
         assert row[columns.source] == source
         assert row[columns.continuations] == tokens + [NO_TOKEN] * (made.k - len(tokens))
-        limit = made.limits[b][match if source else made.max_match + 1 + match]
+        entry = match if source else made.max_match + 1 + match
+        limit = made.limits[b][entry]
+        assert row[columns.chance] == made.chances[b][entry]
         assert row[columns.wanted] == min(limit, len(tokens))
         drafted = tokens[: min(limit, made.budgets[b])]
         assert row[columns.drafts] == drafted + [NO_TOKEN] * (made.k - len(drafted))
@@ -167,7 +172,7 @@ class Launched:
         triton_lookup.write_header(header, self.texts, self.history, gains)
         sent = torch.cat([rows, torch.zeros_like(rows[:1]).expand(self.padding, -1)]).to(DEVICE)
         ends, keys = torch.full((2, batch), 99, device=DEVICE).unbind()
-        out = torch.full((batch, 2 * made.k + 4), 99, device=DEVICE)
+        out = torch.full((batch, 2 * made.k + 5), 99, device=DEVICE)
         triton_lookup.look_up(
             torch.from_numpy(header).to(DEVICE), sent, self.history, ends, keys, out, made.max_match, made.k
         )
@@ -188,7 +193,7 @@ def test_the_kernels_do_as_the_plain_functions(seed, monkeypatch):
     found = launched.look_up(made.rows, None)
     assert torch.equal(found[: made.batch], looked_up(made))
     assert torch.equal(launched.texts.cpu(), made.texts)
-    nothing = torch.tensor([*[NO_TOKEN] * (2 * made.k), *[0] * 4])
+    nothing = torch.tensor([*[NO_TOKEN] * (2 * made.k), *[0] * 5])
     assert torch.equal(found[made.batch :], nothing.expand(padding, -1))
     rows, gains, expected = gained(made)
     found = launched.look_up(rows, gains)

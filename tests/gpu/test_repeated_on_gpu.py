@@ -18,6 +18,7 @@ from test_toy_eagle_on_gpu import BATCH, answers, requests
 from outrider.bench.syncs import SyncCounter
 from outrider.drafters.base import RoundView
 from outrider.drafters.eagle import EagleConfig
+from outrider.drafters.suffix import SuffixConfig
 from outrider.engine.engine import Engine
 from outrider.engine.request import Request
 from outrider.runners.base import Scores
@@ -38,7 +39,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_eagle(tmp_path_factory.mktemp("heads") / "eagle3", random_eagle(config, target))
 
 
-@pytest.fixture(params=["plain", "block", "block that shares rows", "eagle of 4", "eagle of 5"])
+@pytest.fixture(params=["plain", "block", "block that shares rows", "block and lookups", "eagle of 4", "eagle of 5"])
 def make(request: pytest.FixtureRequest, head: Path) -> Make:
     """Passes of 1 and 6 rows a text are captured as such; those of 5 and 7 rows are padded."""
     kind = request.param
@@ -46,7 +47,8 @@ def make(request: pytest.FixtureRequest, head: Path) -> Make:
         config: Any = EagleConfig(model=str(head), k=int(kind[-1]))
         return lambda **options: test_toy_eagle_on_gpu.engine(config, **options)
     tree, share = None if kind == "plain" else 0, 2 if kind.endswith("rows") else 0
-    return lambda **options: test_block_on_gpu.engine(tree, share=share, **options)
+    lookups = SuffixConfig() if kind.endswith("lookups") else None
+    return lambda **options: test_block_on_gpu.engine(tree, share=share, lookups=lookups, **options)
 
 
 def asks(count: int, temperature: float, lengths: tuple[int, ...] = LENGTHS) -> list[Request]:

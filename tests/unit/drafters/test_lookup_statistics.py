@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import numpy as np
+import pytest
 import torch
 
 from outrider.core.device_row import DeviceRow
@@ -16,8 +17,9 @@ from outrider.drafters.base import DrafterContext, Evidence, RoundView
 from outrider.drafters.confidence import BatchConfidence, Confidence, Continuation, prior_prob
 from outrider.drafters.device_lookup import DeviceLookup
 from outrider.drafters.evidence import OpenGuesses
-from outrider.drafters.lookup_figures import compare
+from outrider.drafters.lookup_figures import MatchFigures, compare
 from outrider.drafters.suffix import Suffix, SuffixConfig
+from outrider.kernels.lookup import CHANCE_SHIFT, MAX_CHANCE, MAX_TOKENS
 from outrider.runners.text_store import AnswerRing
 from outrider.testing.toy import ToyRunner
 
@@ -53,6 +55,32 @@ def test_continuations_of_which_nothing_is_known_teach_nothing():
     before = many._right.copy(), many._expected.copy()
     many.judge(*(np.array(each) for each in ([0, 1], [0, 0], [2, 3], [0, 0], [0, 0])))
     np.testing.assert_array_equal((many._right, many._expected), before)
+
+
+@pytest.mark.parametrize("batch", [1, 64])
+def test_limits_say_how_likely_each_token_of_theirs_is(batch: int):
+    """The mean chance of a token, to the power of how many there are, is that of all: written out one by one."""
+    rng, rules = random.Random(batch), SuffixConfig().rules(0.1)
+    most, longest = rules.traits.max_tokens, len(rules.limits) - 1
+    figures = MatchFigures(rules, 3, most)
+    figures.set_batch(batch)
+    for slot in range(3):
+        figures.reset(slot)
+    for _ in range(30):
+        came, slots = [rng.randint(0, most) for _ in range(2)], rng.sample(range(2), 2)  # of the third nothing is seen
+        missed = [int(count < most) for count in came]
+        kinds, matches = ([rng.randint(low, high) for _ in slots] for low, high in ((0, 1), (1, longest)))
+        figures.judge(*(np.array(each) for each in (slots, kinds, matches, came, missed, came)))
+    seen: set[int] = set()
+    for slot, kind in [(slot, kind) for slot in range(3) for kind in range(2)]:
+        paths = figures._confidence.paths(np.array([slot]), np.array([kind]), longest, most)[0].tolist()
+        for match, limit in enumerate(figures.limits[slot, kind].tolist()):
+            count = min(sum(path >= figures._min_prob for path in paths[match]), rules.limits[match])
+            chance = round(MAX_CHANCE * paths[match][count - 1] ** (1 / count)) if count else 0
+            assert (limit & MAX_TOKENS, limit >> CHANCE_SHIFT) == (count, chance)
+            seen.add(count)
+    assert 0 in seen
+    assert len(seen) > 3
 
 
 def text(*tokens: int) -> Sequence:
@@ -127,7 +155,7 @@ def test_only_those_that_may_be_drafted_for_are_looked_up():
     tried.observe(seqs, drafts, verdicts)
     assert tried.take_evidence() == []  # both were drafted for
     tried._judge()
-    slots = [tried._texts[0].slot, tried._free[0], tried._texts[2].slot]
+    slots = [tried._texts[0].slot, tried._free[-1], tried._texts[2].slot]
     first, _, last = tried._figures._confidence._right[slots, 0].sum(1)
     assert first > last  # of the one a token came, of the other none
 
@@ -138,7 +166,7 @@ def test_where_nothing_was_drafted_what_would_have_been_is_told():
     texts = [[1, 2, 3, 1, 2], [4, 5, 6, 4, 5], [1, 2, 3, 4, 5]]
     seqs = [Sequence(i, each, 5, SamplingParams(), 0) for i, each in enumerate(texts)]
     tried.watch(RoundView(seqs, [0, 0, 0]))
-    wanted = int(tried._figures.limits[tried._texts[0].slot, 0, 2])
+    wanted = int(tried._figures.limits[tried._texts[0].slot, 0, 2]) & MAX_TOKENS
     for seq, token in zip(seqs, (9, 6, 7), strict=True):
         seq.tokens.append(token)
         seq.round += 1

@@ -6,10 +6,12 @@ import random
 from collections.abc import Sequence as Seq
 
 import numpy as np
+import pytest
 
 from outrider.core.draft import EMPTY, Draft, Verdict
 from outrider.core.sampling import SamplingParams
 from outrider.core.sequence import Sequence
+from outrider.drafters import device_lookup
 from outrider.drafters.base import RoundView
 from outrider.drafters.device_lookup import _MAX_UNJUDGED, DeviceLookup, _LastRound
 from outrider.drafters.lookup_budgets import Budgets
@@ -123,7 +125,8 @@ def test_not_more_than_so_many_rounds_wait_to_be_judged():
     assert right_of(tried, seqs[0]) > before
 
 
-def test_a_text_that_takes_the_slot_of_one_that_ended_learns_nothing_from_it():
+def test_a_text_that_takes_the_slot_of_one_that_ended_learns_nothing_from_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(device_lookup, "_SPARE_SLOTS", 0)
     tried, (old,), (new,) = made(max_batch=1), texts(1), texts(1, 5)
     play(tried, [old], [(3, 1, 2, 9)])
     tried.forget(old)
@@ -136,7 +139,8 @@ def test_a_text_that_takes_the_slot_of_one_that_ended_learns_nothing_from_it():
     assert tried._figures.expected.tolist() == fresh._figures.expected.tolist()
 
 
-def test_a_lookup_whose_text_lost_its_slot_is_not_judged():
+def test_a_lookup_whose_text_lost_its_slot_is_not_judged(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(device_lookup, "_SPARE_SLOTS", 0)
     tried, (old,), (new,) = made(max_batch=1), texts(1), texts(1, 5)
     first, second = tried.propose(RoundView([old], [4])), tried.propose(RoundView([new], [4]))
     assert first is not None
@@ -223,4 +227,4 @@ def test_a_round_can_be_repeated_until_one_of_its_texts_ends():
     assert tried._last is last
     tried.forget(other)
     assert tried._last is None
-    assert sorted(tried._free) == [0, 1, 2]
+    assert sorted(tried._free) == [*range(6)]  # three, and as many to spare

@@ -23,6 +23,7 @@ PROCESSES: list[list[Part]] = [  # of about the same time
         ("graphed_reads", "", 14),
         ("fetch_inputs", "", 8),
         ("shared_rows", "", 20),
+        ("overlaid_chains", "", 13),
         ("attention_bits", "", 2),
     ],
 ]

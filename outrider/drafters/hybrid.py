@@ -1,0 +1,84 @@
+"""A head and lookups at once: for every text and round the device takes the draft of which more should be accepted.
+
+Only it knows both before they are scored. Lookups know what repeats, word for word and far ahead; a head what is new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from typing import cast
+
+from outrider.core.draft import Draft, Verdict
+from outrider.core.host_copy import HostCopy
+from outrider.core.sequence import Sequence
+from outrider.drafters.base import Drafter, RoundView
+from outrider.drafters.block import Block
+from outrider.drafters.device_lookup import DeviceLookup
+from outrider.runners.overlays import GraphedOverlays, Overlays, PlainOverlays
+
+
+class Hybrid(Drafter):
+    """The head drafts; where a lookup's draft is worth more, that takes its place, before rows are shared.
+
+    In rounds behind others, in mode `seeded`: else, and where a text is not on the device yet, the head drafts alone. A
+    draft is no longer than the head's. The lookups are a drafter of their own beside it, which forgets texts itself.
+    """
+
+    def __init__(self, head: Block, lookups: DeviceLookup, overlays: Overlays) -> None:
+        self.head, self.lookups, self.overlays = head, lookups, overlays
+        self.includes = (lookups,)
+        self.traits = replace(head.traits, name=f"{head.traits.name}+{lookups.traits.name}")
+        self.rows, self.lengths = head.rows, head.lengths
+        self._overlaid = False
+        """The last round's drafts were chosen from."""
+
+    def rehearse(self, seqs: Seq[Sequence]) -> bool:
+        return self.head.rehearse(seqs)
+
+    def propose(self, view: RoundView) -> Seq[Draft]:
+        rows, most = self.head.drafted_rows(view), self.head.runner.max_batch
+        together = view.state is not None and any(view.budgets) and len(rows) == len(view.seqs) <= most
+        found = self.lookups.look_up_all(view) if together else None
+        self._overlaid = found is not None
+        if found is None:
+            return self.head.propose_for(view, rows)
+        tokens = found.tokens
+        self.head.overlay = lambda made, share: self.overlays.run(made, tokens, share)
+        try:
+            return self.head.propose_for(view, rows)
+        finally:
+            self.head.overlay = None
+
+    def repeat(self, view: RoundView, drafts: Seq[Draft]) -> HostCopy | None:
+        """None where the head drafted alone: in the next round the lookups may take part."""
+        found = self.lookups.repeat(view, drafts) if self._overlaid else None
+        made = None if found is None else self.head.draft_again(view, drafts)
+        if found is None or made is None:
+            return None
+        self.overlays.again(made, found.tokens)
+        return HostCopy(made.tokens)
+
+    def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
+        self.head.observe(seqs, drafts, verdicts)
+        self.lookups.observe(seqs, drafts, verdicts)
+
+    def forget(self, seq: Sequence) -> None:
+        self.head.forget(seq)
+
+
+def with_hybrid(drafters: Seq[Drafter], max_batch: int) -> list[Drafter]:
+    """The drafters, with a hybrid in place of a head that shares rows, where there are lookups on the device, too."""
+    heads = [each for each in drafters if each.traits.shares]
+    lookups = [each for each in drafters if each.traits.limits_itself and not each.traits.needs_prediction]
+    if len(heads) != 1 or not lookups:
+        return [*drafters]
+    hybrid = make_hybrid(cast(Block, heads[0]), cast(DeviceLookup, lookups[0]), max_batch)
+    return [hybrid if each is heads[0] else each for each in drafters]
+
+
+def make_hybrid(head: Block, lookups: DeviceLookup, max_batch: int) -> Hybrid:
+    """A hybrid of these, for so many texts."""
+    graphs, k = lookups.store.graphs, lookups.k
+    overlays = PlainOverlays(k) if graphs is None else GraphedOverlays(head.runner, graphs, k, max_batch)
+    return Hybrid(head, lookups, overlays)

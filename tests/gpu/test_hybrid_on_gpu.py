@@ -1,0 +1,119 @@
+"""A block head and lookups as one drafter, inside captured rounds: plain decoding's texts, drafts of both kinds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from test_block_on_gpu import engine, shared_passes
+from test_device_lookup import requests
+from test_repeated_on_gpu import anew, count_repeats
+from test_toy_eagle_on_gpu import BATCH, answers, lead
+
+from outrider.bench.syncs import SyncCounter
+from outrider.drafters.hybrid import Hybrid
+from outrider.drafters.suffix import SuffixConfig
+from outrider.engine.engine import Engine
+from outrider.runners.draft_batch import HeadDraft, Share
+from outrider.runners.overlays import PlainOverlays
+
+pytestmark = pytest.mark.gpu
+LOOKUPS = SuffixConfig()
+temperatures = pytest.mark.parametrize("temperature", [0.0, 1.0])
+
+
+def hybrid_of(tried: Engine) -> Hybrid:
+    drafter: Any = tried.drafter
+    return drafter.members[-1].drafter.drafter
+
+
+class Watched:
+    """Overlays that note how many chains they replaced, and that the plain ones do the same; waits for the device."""
+
+    def __init__(self, hybrid: Hybrid) -> None:
+        self.own, self.plain = hybrid.overlays, PlainOverlays(hybrid.lookups.k)
+        self.replaced = self.kept = 0
+        hybrid.overlays = self
+
+    def run(self, made: HeadDraft, found: torch.Tensor, share: Share | None) -> None:
+        self._compare(
+            made, found, lambda: self.own.run(made, found, share), lambda copy: self.plain.run(copy, found, share)
+        )
+
+    def again(self, made: HeadDraft, found: torch.Tensor) -> None:
+        self._compare(made, found, lambda: self.own.again(made, found), lambda copy: self.plain.again(copy, found))
+
+    def _compare(self, made: HeadDraft, found: torch.Tensor, own: Any, plain: Any) -> None:
+        copy = made.copied()
+        plain(copy)
+        own()
+        assert made.tokens.tolist() == copy.tokens.tolist()
+        drafts, count = found[:, : made.tokens.shape[1]], min(made.tokens.shape[1], found.shape[1])
+        same = ((made.tokens == drafts[:, :count]) | (made.tokens < 0)).all(1) & (drafts[:, 0] >= 0)
+        self.replaced += int(same.sum())
+        self.kept += int((~same).sum())
+
+
+@temperatures
+@pytest.mark.parametrize("cache", [8192, 768], ids=["roomy", "preempted"])
+def test_pinned_texts_are_plain_decodings(temperature: float, cache: int):
+    asked = requests(12, temperature)
+    tried = engine(0, cache=cache, lookups=LOOKUPS)
+    repeats = count_repeats(tried)
+    assert answers(tried, asked) == answers(engine(None), asked)
+    assert tried.stats.all.drafted > 500
+    assert tried.stats.draft_failures == 0
+    assert len(repeats) > 5
+
+
+@temperatures
+@pytest.mark.parametrize("share", [0, 2])
+def test_captured_overlays_are_the_plain_ones(share: int, temperature: float):
+    """In rounds launched anew and repeated ones; of both kinds of drafts there are some."""
+    tried = engine(0, pinned=False, share=share, lookups=LOOKUPS)
+    repeats, seen = count_repeats(tried), Watched(hybrid_of(tried))
+    answers(tried, requests(BATCH, temperature, tokens=120))
+    assert tried.stats.draft_failures == 0
+    assert len(repeats) > 5
+    assert seen.kept > 20
+    assert temperature or seen.replaced > 20  # sampled from a random model, hardly anything repeats itself
+
+
+@temperatures
+def test_texts_whose_drafts_share_rows_differ_from_plain_decoding_only_at_near_ties(temperature: float):
+    asked = requests(20, temperature)
+    tried, plain = engine(0, pinned=False, share=2, lookups=LOOKUPS), engine(None, pinned=False)
+    passes = shared_passes(tried)
+    texts, expected = answers(tried, asked), answers(plain, asked)
+    assert len(passes) > 5
+    assert tried.stats.draft_failures == 0
+    for each, one, other in zip(asked, texts, expected, strict=True):
+        where = next((i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), None)
+        if where is not None:
+            assert lead(plain, each, other[: where + 1]) < 0.1
+
+
+@temperatures
+def test_repeated_rounds_draft_as_rounds_launched_anew(temperature: float):
+    """Texts, not drafts: what lookups learn goes to the device when a round is launched anew."""
+    asked = requests(3, temperature, tokens=150)
+    tried = engine(0, lookups=LOOKUPS)
+    repeats = count_repeats(tried)
+    assert answers(tried, asked) == answers(anew(engine(0, lookups=LOOKUPS)), asked)
+    assert len(repeats) > 10
+
+
+def test_a_round_waits_once():
+    tried = engine(0, pinned=False, share=2, lookups=LOOKUPS)
+    for each in requests(BATCH, 0.0, tokens=300):
+        tried.submit(each)
+    for _ in range(20):
+        tried.step()
+    repeats = count_repeats(tried)
+    torch.cuda.synchronize()
+    with SyncCounter() as waits:
+        for _ in range(20):
+            tried.step()
+    assert waits.count <= 20, waits
+    assert len(repeats) > 5
