@@ -41,7 +41,7 @@ from outrider.drafters.draft_model import DraftModel, DraftModelConfig
 from outrider.drafters.mix import Mix
 from outrider.drafters.none import NoDraft
 from outrider.drafters.suffix import SuffixConfig
-from outrider.engine.adaptive import _member
+from outrider.engine.adaptive import member_of
 from outrider.engine.engine import Engine
 from outrider.engine.request import EngineLimits, Request
 from outrider.verify.base import make_verifier
@@ -157,7 +157,7 @@ class Replay:
             for each in parts:
                 kind = RoundKind(b, 2, 2 * b, (each.traits.name,))
                 costs.start_with(kind, times.pass_seconds(batch, b) + 0.1e-3)
-        controller = Controller([_member(each, target) for each in parts], costs, WIDTHS)
+        controller = Controller([member_of(each, target, parts) for each in parts], costs, WIDTHS)
         plan = controller.plan
 
         def timed(*args: Any) -> Any:

@@ -62,6 +62,8 @@ class Member:
     """How far it drafts is its own choice for each text, and the pass no wider than that."""
     shares: bool = False
     """Its drafts share the rows of a pass, where they are the surest: lengths are what each has on average."""
+    includes: frozenset[int] = frozenset()
+    """Other members that take part in what it drafts."""
 
 
 class Controller:
@@ -92,7 +94,7 @@ class Controller:
         self._promised: tuple[list[float], float] | None = None
         """What drafts of the round that were left out in a trial promised: tokens of each, and the seconds of all."""
         self._round = self._since_plain = 0
-        self.probes = Probes(len(members), costs, widths)
+        self.probes = Probes([member.includes for member in members], costs, widths)
         self.trust, self.beginnings = Trust(), Beginnings()
         self._asked: frozenset[int] = frozenset()
         """The drafters that the last plan asks, but for probes."""
@@ -142,9 +144,16 @@ class Controller:
         sharing = self._sharing.factors(member, len(seq_ids), known.max_tokens)
         own = self._own.of(member)
         trust = self.trust.rate(member, len(seq_ids)) ** (_BELIEVED if own is not None else 1.0)
-        if self.widths and member not in self._asked:
-            trust /= (1 + self._beginning(member, len(seq_ids))) * (_CHANGE if self._asked else 1.0)
+        trust /= self._margin(member, len(seq_ids))
         return Outlook(known.name, survival, budgets, known.runs_model, known.lengths, own, sharing, trust)
+
+    def _margin(self, member: int, batch: int) -> float:
+        """What a drafter must promise, times what the drafters do that the last plan asks: to change costs something,
+        but not to one that those are part of."""
+        asked = self._asked
+        if not self.widths or member in asked or (asked and asked <= self.members[member].includes):
+            return 1.0
+        return (1 + self._beginning(member, batch)) * (_CHANGE if asked else 1.0)
 
     def _beginning(self, member: int, batch: int) -> float:
         """What a drafter loses where it begins, of what plain decoding brings while it stays."""

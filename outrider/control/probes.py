@@ -42,10 +42,10 @@ class _Tried:
 class Probes:
     """The probes of a controller's drafters. Each has its part of the share: one that costs much keeps off no other."""
 
-    def __init__(self, drafters: int, costs: RoundCosts, widths: Seq[int]) -> None:
-        """drafters: how many there are. widths: as of the controller."""
-        self.costs, self.widths = costs, widths
-        self._tried = [_Tried() for _ in range(drafters)]
+    def __init__(self, includes: Seq[frozenset[int]], costs: RoundCosts, widths: Seq[int]) -> None:
+        """includes: of each drafter, others that take part in what it drafts. widths: as of the controller."""
+        self.includes, self.costs, self.widths = includes, costs, widths
+        self._tried = [_Tried() for _ in includes]
         self._last = _Tried()
         """The one of the last probe."""
         self._round = 0
@@ -84,9 +84,11 @@ class Probes:
             return None
         asked = replace(outlooks[at], budgets=self._budgets(outlooks[at], tried.times))
         probe = best_plan_of([*outlooks[:at], asked, *outlooks[at + 1 :]], at, self.costs, self.widths)
-        rate = _trusted_rate(plan, outlooks)
-        loss = max(0.0, 1 - probe.rate * asked.trust / rate)
-        length = self._length(probe, loss)
+        rate, used = _trusted_rate(plan, outlooks), {*plan.drafters} - {-1}
+        whole = bool(used) and used <= self.includes[at]  # it drafts all that the plan does, and costs little
+        promised = max(probe.rate * asked.trust, rate * plan.seconds / probe.seconds if whole else 0.0)
+        loss = max(0.0, 1 - promised / rate)
+        length = _ROUNDS if whole else self._length(probe, loss)
         tried.rest = min(int(length * loss / share), _MAX_REST)
         if not new and rounds < tried.rest:
             return None

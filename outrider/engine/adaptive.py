@@ -42,7 +42,7 @@ class CostMeter:
         costs = made(self._table(target, width, "target"), known)
         costs.limits = limits_of(target, self._folder, self._facts)
         widths = sorted({w for _, w in target.pass_shapes(self.max_batch, width)}) if target.asynchronous else ()
-        return Controller([_member(part, target) for part in parts], costs, widths)
+        return Controller([member_of(part, target, parts) for part in parts], costs, widths)
 
     def _table(self, runner: Runner, width: int, *what: object) -> PassTable:
         """Of a model's passes. what: it is, beside what the target's facts say."""
@@ -72,7 +72,8 @@ class CostMeter:
         return table
 
 
-def _member(drafter: Drafter, target: Runner) -> Member:
+def member_of(drafter: Drafter, target: Runner, parts: Seq[Drafter] = ()) -> Member:
+    """A drafter as a controller knows it. parts: all that it chooses from."""
     traits = drafter.traits
     pays = traits.pays_budget and target.asynchronous
     return Member(
@@ -83,4 +84,5 @@ def _member(drafter: Drafter, target: Runner) -> Member:
         drafter.lengths,
         traits.limits_itself and pays,
         traits.shares and pays,
+        frozenset(i for i, other in enumerate(parts) if other in drafter.includes),
     )

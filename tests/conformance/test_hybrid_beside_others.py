@@ -28,7 +28,7 @@ from outrider.control.plan import Plan
 from outrider.drafters.base import Drafter
 from outrider.drafters.mix import Mix
 from outrider.engine import drafting, engine, host_time
-from outrider.engine.adaptive import _member
+from outrider.engine.adaptive import member_of
 from outrider.engine.engine import Engine
 from outrider.engine.request import EngineLimits, Request
 from outrider.verify.base import make_verifier
@@ -97,7 +97,7 @@ def controller_of(parts: Seq[Drafter], target: Scored, seed: str) -> Controller:
     passes = PassTable({(b, w): 1e-3 + 2e-5 * b * w for b in (1, 2, 4) for w in WIDTHS}, padded=True)
     step = PassTable({(b, 1): 1e-4 for b in (1, 2, 4)}, padded=True)
     costs = OverlappedCosts(passes, {part.traits.name: step for part in parts if part.traits.runs_model})
-    given = [_member(part, target) for part in parts], costs, WIDTHS
+    given = [member_of(part, target, parts) for part in parts], costs, WIDTHS
     return Controller(*given) if seed == "costs" else Choosing(*given, seed=seed)
 
 

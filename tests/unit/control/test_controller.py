@@ -392,3 +392,17 @@ def test_a_drafter_that_once_kept_less_than_it_promised_is_trusted_again():
     for _ in range(1000):
         control.note_plain(plain_plan(4, control.costs), [0, 1, 2, 3], [1.0])
     assert control.trust.rate(0, 4) > 0.95
+
+
+def test_to_change_costs_something_but_not_to_one_that_those_in_use_are_part_of():
+    """A model that has not kept up must promise 5 % more than plain decoding, any other than those in use 10 %."""
+    control = controller(LOOKUP, MODEL, replace(MODEL, name="both", includes=frozenset({0})))
+    control._count_rounds(True, 64)  # nobody is asked these days
+    found = {}
+    for asked in ((), (0,), (1,), (2,)):
+        control._asked = frozenset(asked)
+        found[asked] = [round(control._margin(i, 4), 3) for i in range(3)]
+    assert found[()] == [1.0, 1.05, 1.05]
+    assert found[0,] == [1.0, 1.155, 1.0]
+    assert found[1,] == [1.1, 1.0, 1.155]
+    assert found[2,] == [1.1, 1.155, 1.0]

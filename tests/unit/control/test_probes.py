@@ -13,6 +13,8 @@ from outrider.control.plan import Outlook, Plan, plain_plan
 from outrider.control.probes import Probes
 
 WIDTHS = (1, 2, 4, 8)
+ALONE = [frozenset[int](), frozenset[int]()]
+"""Two drafters that have no part in each other's drafts."""
 COSTS = RoundCosts(PassTable({(b, w): 1.0 + 0.1 * w for b in (1, 2) for w in WIDTHS}, padded=True))
 
 
@@ -33,21 +35,21 @@ def tried(probes: Probes, drafts: list[int], rounds: int) -> list[int]:
 
 
 def test_all_are_tried_again_after_the_start():
-    probes = Probes(2, COSTS, WIDTHS)
+    probes = Probes(ALONE, COSTS, WIDTHS)
     assert tried(probes, [0, 0], 200).count(0) >= 3
     assert set(tried(probes, [3, 100], 20_000)) == {0, 1}
 
 
 def test_one_of_which_enough_drafts_are_known_is_not_new():
     """It is tried as seldom as any other then."""
-    found = tried(Probes(2, COSTS, WIDTHS), [100, 100], 20_000)
+    found = tried(Probes(ALONE, COSTS, WIDTHS), [100, 100], 20_000)
     assert abs(found.count(0) - found.count(1)) <= 1
 
 
 @pytest.mark.parametrize(("lost", "most"), [(0.0, 2500), (4.0, 20), (1000.0, 10)])
 def test_what_a_probe_lost_keeps_off_the_next(lost: float, most: int):
     """Of two, a round lost is 500 rounds of each, at most 4096; by what it should lose, another is due after 16."""
-    probes = Probes(2, COSTS, WIDTHS)
+    probes = Probes(ALONE, COSTS, WIDTHS)
     found = 0
     for _ in range(20_000):
         if tried(probes, [100, 100], 1):
@@ -57,7 +59,7 @@ def test_what_a_probe_lost_keeps_off_the_next(lost: float, most: int):
 
 
 def test_what_one_lost_keeps_off_no_other():
-    probes, found = Probes(2, COSTS, WIDTHS), [0, 0]
+    probes, found = Probes(ALONE, COSTS, WIDTHS), [0, 0]
     for _ in range(20_000):
         for drafter in tried(probes, [100, 100], 1):
             found[drafter] += 1
@@ -68,7 +70,7 @@ def test_what_one_lost_keeps_off_no_other():
 
 def probed(plan: Plan, known: list[Outlook], seconds: float, rounds: int = 20_000) -> int:
     """How often drafter 1 is tried beside a plan of drafter 0, where each try brings two tokens in so many seconds."""
-    probes, found = Probes(2, COSTS, WIDTHS), 0
+    probes, found = Probes(ALONE, COSTS, WIDTHS), 0
     for _ in range(rounds):
         if probes.due(known, plan, [100, 100]) is not None:
             found += 1
@@ -97,7 +99,7 @@ def test_one_that_is_not_trusted_is_tried_the_less():
 def test_luck_is_not_charged():
     """Rounds of a probe that bring no tokens and twice as many, in turn, lose nothing."""
     known = [replace(each, survival=np.full((1, 7), 0.9).cumprod(1)) for each in outlooks()]
-    plan, probes, found = best_plan_of(known, 0, COSTS, WIDTHS), Probes(2, COSTS, WIDTHS), 0
+    plan, probes, found = best_plan_of(known, 0, COSTS, WIDTHS), Probes(ALONE, COSTS, WIDTHS), 0
     for _ in range(20_000):
         if probes.due(known, plan, [100, 100]) is not None:
             found += 1
@@ -105,3 +107,18 @@ def test_luck_is_not_charged():
                 probes.charge(tokens, 4 / plan.rate, 1)
         probes.count_rounds()
     assert found > 1000
+
+
+def test_one_that_drafts_all_that_the_plan_does_is_tried_more_often():
+    """Whatever is known of it, it loses no more than the time that it takes beside the plan's drafter."""
+    known = outlooks()
+    known[0] = replace(known[0], survival=np.full((1, 7), 0.9).cumprod(1))
+    plan, found = best_plan_of(known, 0, COSTS, WIDTHS), list[int]()
+    for includes in (ALONE, [frozenset[int](), frozenset({0})]):
+        probes, count = Probes(includes, COSTS, WIDTHS), 0
+        for _ in range(20_000):
+            probe = probes.due(known, plan, [100, 100])
+            count += probe is not None and probe.drafters == [1]
+            probes.count_rounds()
+        found.append(count)
+    assert found[1] > 4 * found[0] > 0
