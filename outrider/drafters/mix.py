@@ -54,10 +54,15 @@ class MixConfig:
         return _traits_of([each.traits for each in self.of])
 
     def for_target(self, folder: Path) -> MixConfig:
-        return MixConfig(of=tuple(for_target(each, folder) for each in self.of))
+        return replace(self, of=tuple(for_target(each, folder) for each in self.of))
+
+    def joins(self, context: DrafterContext) -> bool:
+        """Whether lookups and a head draft as one where they can."""
+        return True
 
     def build(self, context: DrafterContext) -> Mix:
-        members = with_hybrid([config.build(context) for config in self.of], context.max_batch)
+        members: Seq[Drafter] = [config.build(context) for config in self.of]
+        members = with_hybrid(members, context.max_batch) if self.joins(context) else members
         return Mix(members, context.vocab_size, self.traits.name)
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from outrider.core.draft import EMPTY, Draft
+from outrider.drafters.auto import AutoConfig, AutoMixConfig
 from outrider.drafters.base import Drafter, DrafterContext, RoundView, Traits
 from outrider.drafters.device_lookup import DeviceLookup
 from outrider.drafters.hybrid import Hybrid, with_hybrid
@@ -17,6 +19,7 @@ from outrider.drafters.mix import MixConfig
 from outrider.drafters.prediction import PredictionConfig
 from outrider.drafters.suffix import SuffixConfig
 from outrider.runners.overlays import PlainOverlays
+from outrider.runners.pass_work import PassWork
 from outrider.testing.toy import ToyRunner
 
 HEAD = Traits(
@@ -121,3 +124,16 @@ def test_a_mix_does_not_ask_the_lookups_of_its_hybrid(context: DrafterContext, m
     hybrid = MixConfig(of=(Given(lookups), Given(head))).build(context)
     hybrid.propose(RoundView([make([1, 2, 1, 2])], [4]))
     assert asked == ["block"]
+
+
+@pytest.mark.parametrize(("size", "joined"), [(270 << 20, False), (1 << 30, True), (None, False)])
+def test_auto_joins_lookups_and_a_head_where_a_pass_of_the_target_reads_much(
+    size: int | None, joined: bool, context: Any
+):
+    """None: it is not known what a pass reads."""
+    target: Any = SimpleNamespace(work=None if size is None else PassWork(weights=size // 2, weight_bytes=size))
+    members = Given(suffix()), Given(Head())
+    made = AutoMixConfig(of=members).build(replace(context, target=target))
+    assert any(each.drafter.drafter.includes for each in made.members) == joined
+    assert any(each.drafter.drafter.includes for each in MixConfig(of=members).build(context).members)
+    assert isinstance(AutoConfig().for_target(Path()), AutoMixConfig)
