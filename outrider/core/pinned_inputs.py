@@ -5,6 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+_STAGES, _STAGED = 4, 1 << 14
+"""Buffers of a `PinnedStage`, and the numbers that each holds at first."""
+
 
 class PinnedInputs:
     """The integer inputs of captured work: written on the host, sent in one copy that is not waited for.
@@ -41,12 +44,11 @@ class PinnedInputs:
 class PinnedStage:
     """Takes numbers of any count to a device, without waiting; to pin memory anew takes longer than a copy."""
 
-    _BUFFERS, _LEAST = 4, 1 << 12
-
     def __init__(self, device: torch.device) -> None:
         self.device, self._next = device, 0
-        self._hosts: list[torch.Tensor] = []
-        self._arrived: list[torch.cuda.Event] = []
+        count = _STAGES if device.type == "cuda" else 0
+        self._hosts = [torch.zeros(_STAGED, dtype=torch.int64, pin_memory=True) for _ in range(count)]
+        self._arrived = [torch.cuda.Event() for _ in self._hosts]
 
     def send(self, values: np.ndarray) -> torch.Tensor:
         """int64 [rows, count] on the device; on the CPU, those themselves."""
@@ -60,9 +62,6 @@ class PinnedStage:
 
     def _buffer(self, size: int) -> torch.Tensor:
         """The next buffer, of so many numbers at least, whose last copy has arrived."""
-        if len(self._hosts) < self._BUFFERS:
-            self._hosts.append(torch.zeros(self._LEAST, dtype=torch.int64, pin_memory=True))
-            self._arrived.append(torch.cuda.Event())
         self._next = (self._next + 1) % len(self._hosts)
         self._arrived[self._next].synchronize()
         if len(self._hosts[self._next]) < size:

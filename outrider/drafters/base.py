@@ -142,7 +142,7 @@ class Drafter(ABC):
     parts: tuple[Drafter, ...] = ()
     """Drafters that a controller may ask one by one in its place; empty: it is asked itself."""
     includes: tuple[Drafter, ...] = ()
-    """Drafters whose drafts it takes part of: beside it they are not asked for the same round."""
+    """Drafters that take part in what it drafts: they are not asked beside it for the same round."""
     compares: bool = False
     """It asks others, and chooses among their drafts by what those expect."""
     step_model: Runner | None = None
@@ -199,6 +199,11 @@ class Drafter(ABC):
 
     def forget(self, seq: Sequence) -> None:
         """Drop all state of a finished sequence. Called exactly once, with its final text."""
+
+
+def included_in(drafter: Drafter, others: Seq[Drafter]) -> frozenset[int]:
+    """Which of these drafters it includes, by index."""
+    return frozenset(i for i, other in enumerate(others) if other in drafter.includes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

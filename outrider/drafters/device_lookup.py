@@ -149,9 +149,8 @@ class DeviceLookup(Drafter):
         slots, whole = np.array([each.text.slot for each in ready]), len(ready) == len(view.seqs)
         budgets = Budgets([self.k if whole else 0] * len(ready))
         judged = [row >= MAX_WATCHED for row in range(len(ready))]
-        lookup = self._look_up(
-            view, ready, slots, budgets.room, judged
-        )  # of some of the texts, too: it writes what came
+        # of some of the texts, too: it writes what came
+        lookup = self._look_up(view, ready, slots, budgets.room, judged)
         if not whole:
             return None
         longest = max(each.length + each.text.shift for each in ready)

@@ -10,7 +10,7 @@ from outrider.control.controller import Controller, Member
 from outrider.control.costs import PassTable, RoundCosts
 from outrider.control.measure import key_of, load_table, measure_drafts, measure_passes, save_table
 from outrider.control.overlapped_costs import OverlappedCosts
-from outrider.drafters.base import Drafter
+from outrider.drafters.base import Drafter, included_in
 from outrider.runners.base import Runner
 
 MEASURE_SECONDS = 1.0
@@ -84,5 +84,5 @@ def member_of(drafter: Drafter, target: Runner, parts: Seq[Drafter] = ()) -> Mem
         drafter.lengths,
         traits.limits_itself and pays,
         traits.shares and pays,
-        frozenset(i for i, other in enumerate(parts) if other in drafter.includes),
+        included_in(drafter, parts),
     )

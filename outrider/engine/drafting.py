@@ -16,7 +16,7 @@ from outrider.core.device_row import DeviceRow
 from outrider.core.draft import EMPTY, Draft, Verdict
 from outrider.core.sequence import Sequence
 from outrider.drafters import grammar
-from outrider.drafters.base import Drafter, RoundView, TargetPass
+from outrider.drafters.base import Drafter, RoundView, TargetPass, included_in
 from outrider.drafters.guard import GuardedDrafter, legal_nodes
 from outrider.engine.feedback import Feedback
 from outrider.engine.host_time import Allowance, HostTime
@@ -50,7 +50,7 @@ class Drafting:
         self.members = [
             part if part.traits.guards_itself else GuardedDrafter(part, runner.vocab_size) for part in parts
         ]
-        self._included = [{j for j, other in enumerate(parts) if other in part.includes} for part in parts]
+        self._included = [included_in(part, parts) for part in parts]
         """Of each member, those that take part in what it drafts: beside it they do not watch."""
         self._compares = drafter.compares
         self._shares = runner.asynchronous and not self.reads_scores

@@ -24,7 +24,7 @@ from outrider.runners.paged_model import PagedModel, TappedPages, tapped_pages
 COLUMNS, STATE = 8, 3
 """int64 numbers of each text, and of all: the addresses of a state's lengths and last tokens; tokens that drafts
 share."""
-_ALL = 1 << 30
+ALL = 1 << 30
 """Tokens that no draft has."""
 
 
@@ -148,7 +148,7 @@ class DraftBatch:
         table_ids, seqs, firsts, state, share = texts
         own = [seq.draw_seed if self.sampled else seq.seed for seq in seqs]
         warmth = [seq.params.temperature for seq in seqs]
-        room, shared = share or ([_ALL] * len(seqs), _ALL)
+        room, shared = share or ([ALL] * len(seqs), ALL)
         key, rows, fetched = None, [-1] * len(seqs), ()
         lengths, last = [len(seq.tokens) for seq in seqs], [seq.tokens[-1] for seq in seqs]
         if state is not None and self.model.fused:

@@ -10,14 +10,11 @@ from outrider.core.pinned_inputs import PinnedInputs
 from outrider.kernels.overlay import overlay_chains
 from outrider.kernels.share import share_tokens
 from outrider.runners.cuda_graphs import MIN_PACKED_BATCH, capture, capture_batches, padded_batch
-from outrider.runners.draft_batch import HeadDraft, Share
+from outrider.runners.draft_batch import ALL, HeadDraft, Share
 
 if TYPE_CHECKING:
     from outrider.runners.block_heads import BlockRunner
     from outrider.runners.graphed_lookup import GraphedLookups
-
-_ALL = 1 << 30
-"""Tokens that no draft has."""
 
 
 class Overlays(Protocol):
@@ -64,7 +61,7 @@ class GraphedOverlay:
     def run(self, share: Share | None) -> None:
         if share != self._sent:
             array = self._inputs.array()
-            array[:] = _ALL if share is None else 0
+            array[:] = ALL if share is None else 0
             if share is not None:
                 array[: len(share.room)], array[-1] = share.room, share.total
             self._inputs.send()

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 import torch
 from test_graph_runner import VOCAB, decoder
-from test_toy_eagle_on_gpu import BATCH, Plain, answers, drafts_of, lead, requests
+from test_toy_eagle_on_gpu import BATCH, Plain, answers, assert_near_ties, drafts_of, requests
 
 from outrider.bench.syncs import SyncCounter
 from outrider.drafters.base import Drafter, DrafterContext
@@ -84,10 +84,7 @@ def test_texts_differ_from_plain_decoding_only_at_near_ties(tree: int, qk_norm: 
     texts, expected = answers(tried, asked), answers(plain, asked)
     assert tried.stats.all.drafted > 500
     assert tried.stats.draft_failures == 0
-    for each, one, other in zip(asked, texts, expected, strict=True):
-        where = next((i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), None)
-        if where is not None:
-            assert lead(plain, each, other[: where + 1]) < 0.1
+    assert_near_ties(plain, asked, texts, expected)
 
 
 def shared_passes(tried: Engine) -> list[int]:
@@ -119,10 +116,7 @@ def test_texts_whose_drafts_share_rows_differ_from_plain_decoding_only_at_near_t
     assert max(figures.by_depth) > 0
     assert any(figures.by_depth[share + 1 :]), "no draft has more than its part"
     assert tried.stats.draft_failures == 0
-    for each, one, other in zip(asked, texts, expected, strict=True):
-        where = next((i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), None)
-        if where is not None:
-            assert lead(plain, each, other[: where + 1]) < 0.1
+    assert_near_ties(plain, asked, texts, expected)
 
 
 def test_rows_of_a_pass_that_nobody_else_needs_have_draft_tokens():

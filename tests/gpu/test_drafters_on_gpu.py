@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from test_graph_runner import VOCAB, decoder
-from test_toy_eagle_on_gpu import BATCH, answers, lead, requests
+from test_toy_eagle_on_gpu import BATCH, answers, assert_near_ties, requests
 
 from outrider.bench.syncs import SyncCounter
 from outrider.drafters.base import DrafterContext
@@ -69,10 +69,7 @@ def test_texts_differ_from_plain_decoding_only_at_near_ties(spec: str, temperatu
     assert tried.stats.all.drafted > 400
     assert tried.stats.draft_failures == 0
     assert sum(one == other for one, other in zip(texts, expected, strict=True)) >= 4
-    for each, one, other in zip(asked, texts, expected, strict=True):
-        where = next((i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), None)
-        if where is not None:
-            assert lead(plain, each, other[: where + 1]) < 0.1
+    assert_near_ties(plain, asked, texts, expected)
 
 
 @specs

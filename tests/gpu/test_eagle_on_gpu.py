@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from test_graph_runner import VOCAB, decoder
-from test_toy_eagle_on_gpu import BATCH, Plain, answers, drafts_of, engine, lead, requests
+from test_toy_eagle_on_gpu import BATCH, Plain, answers, assert_near_ties, drafts_of, engine, requests
 
 from outrider.bench.syncs import SyncCounter
 from outrider.drafters.eagle import EagleConfig
@@ -60,10 +60,7 @@ def test_texts_differ_from_plain_decoding_only_at_near_ties(config, temperature,
     assert tried.stats.all.drafted > 500
     assert tried.stats.draft_failures == 0
     assert sum(one == other for one, other in zip(texts, expected, strict=True)) >= 4
-    for each, one, other in zip(asked, texts, expected, strict=True):
-        where = next((i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), None)
-        if where is not None:
-            assert lead(plain, each, other[: where + 1]) < 0.1
+    assert_near_ties(plain, asked, texts, expected)
 
 
 def test_a_round_waits_once_and_rounds_follow_each_other(config):

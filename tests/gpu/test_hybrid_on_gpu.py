@@ -8,10 +8,9 @@ import pytest
 import torch
 from test_block_on_gpu import engine, shared_passes
 from test_device_lookup import requests
-from test_repeated_on_gpu import anew, count_repeats
-from test_toy_eagle_on_gpu import BATCH, answers, lead
+from test_repeated_on_gpu import anew, assert_waits_once, count_repeats
+from test_toy_eagle_on_gpu import BATCH, answers, assert_near_ties
 
-from outrider.bench.syncs import SyncCounter
 from outrider.drafters.hybrid import Hybrid
 from outrider.drafters.suffix import SuffixConfig
 from outrider.engine.engine import Engine
@@ -88,10 +87,7 @@ def test_texts_whose_drafts_share_rows_differ_from_plain_decoding_only_at_near_t
     texts, expected = answers(tried, asked), answers(plain, asked)
     assert len(passes) > 5
     assert tried.stats.draft_failures == 0
-    for each, one, other in zip(asked, texts, expected, strict=True):
-        where = next((i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), None)
-        if where is not None:
-            assert lead(plain, each, other[: where + 1]) < 0.1
+    assert_near_ties(plain, asked, texts, expected)
 
 
 @temperatures
@@ -105,15 +101,4 @@ def test_repeated_rounds_draft_as_rounds_launched_anew(temperature: float):
 
 
 def test_a_round_waits_once():
-    tried = engine(0, pinned=False, share=2, lookups=LOOKUPS)
-    for each in requests(BATCH, 0.0, tokens=300):
-        tried.submit(each)
-    for _ in range(20):
-        tried.step()
-    repeats = count_repeats(tried)
-    torch.cuda.synchronize()
-    with SyncCounter() as waits:
-        for _ in range(20):
-            tried.step()
-    assert waits.count <= 20, waits
-    assert len(repeats) > 5
+    assert_waits_once(engine(0, pinned=False, share=2, lookups=LOOKUPS), requests(BATCH, 0.0, tokens=300), 5)

@@ -97,6 +97,16 @@ def test_texts_differ_from_plain_decoding_only_at_near_ties(config: ToyEagleConf
     assert agreed > sum(map(len, expected)) / 3
 
 
+def assert_near_ties(
+    plain: Engine, asked: list[Request], texts: list[tuple[int, ...]], expected: list[tuple[int, ...]]
+) -> None:
+    """Where a text first differs from that of plain decoding, the token there led the next best one by little."""
+    for each, one, other in zip(asked, texts, expected, strict=True):
+        where = next((i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), None)
+        if where is not None:
+            assert lead(plain, each, other[: where + 1]) < 0.1
+
+
 def lead(plain: Engine, asked: Request, written: tuple[int, ...]) -> float:
     """By how much the last token written led the next best one, noise included."""
     text = (*asked.prompt, *written[:-1])
