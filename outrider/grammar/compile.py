@@ -89,7 +89,7 @@ class _GrammarCache:
             raise CompilerUnavailableError("too many grammars are being compiled at once; try again")
         try:
             outcome = _check(spec, self.worker)
-            grammar = CompiledGrammar(lambda: _compile(spec, vocabulary))
+            grammar = CompiledGrammar(lambda: _compile(spec, vocabulary), outcome.seconds)
         finally:
             _compile_slots.release()
         with self._lock:

@@ -21,12 +21,14 @@ MAX_MASK_SECONDS = 0.25  # CPU seconds of one bitmask; usual are 10 to 500 micro
 
 
 class CompiledGrammar:
-    """A compiled grammar, from which matchers are made. `build` compiles it: an LLMatcher at the beginning."""
+    """A compiled grammar, from which matchers are made.
 
-    def __init__(self, build: Callable[[], Any]) -> None:
-        began = time.thread_time()
+    `build` compiles it: an LLMatcher at the beginning. That takes this many seconds of processor time.
+    """
+
+    def __init__(self, build: Callable[[], Any], seconds: float) -> None:
         self._build, self._matcher = build, build()
-        self._quick = time.thread_time() - began < MAX_RECOMPILE_SECONDS
+        self._quick = seconds < MAX_RECOMPILE_SECONDS
 
     def copy(self) -> Any:
         """An LLMatcher at the beginning. All copies share one table of lexer states, which they fill."""
@@ -68,6 +70,9 @@ class GrammarMatcher:
         self._forced: TokenPath | None = None
         self._renewed = False
         """Whether a full table has been replaced since the sequence last advanced."""
+        self._seconds = 0.0
+        """CPU seconds the LLMatcher has taken for the row being computed. Only its own calls are
+        timed: Python's garbage collector may run between them, and takes longer than most rows."""
         self._none = _NextTokens(np.zeros_like(vocabulary.text_bits), ends=False, goes_on=False)
         self.problem = ""
 
@@ -117,14 +122,14 @@ class GrammarMatcher:
         return row
 
     def _compute(self, path: TokenPath) -> _NextTokens:
-        began = time.thread_time()
+        self._seconds = 0.0
         if not self._move_to(path):
             return self._none
         bits = self._mask()
         if self._replace_failed() and self._move_to(path):
             bits = self._mask()
         failed = self._matcher.is_error()
-        if failed or time.thread_time() - began > MAX_MASK_SECONDS:
+        if failed or self._seconds > MAX_MASK_SECONDS:
             if not path:
                 self._fail("it takes too long")
             if failed:
@@ -134,7 +139,10 @@ class GrammarMatcher:
 
     def _mask(self) -> np.ndarray:
         text = self._vocabulary.text_bits
-        return np.frombuffer(self._matcher.compute_bitmask(), np.uint8)[: len(text)] & text
+        began = time.thread_time()
+        bitmask = self._matcher.compute_bitmask()
+        self._seconds += time.thread_time() - began
+        return np.frombuffer(bitmask, np.uint8)[: len(text)] & text
 
     def _fail(self, reason: str) -> None:
         """Set `problem` to the LLMatcher's error, or else to this reason."""
@@ -161,9 +169,16 @@ class GrammarMatcher:
             common = 0
         rest = path[common:]
         legal = next((i for i, t in enumerate(rest) if not self._is_text(t)), len(rest))
-        took = self._matcher.try_consume_tokens(list(rest[:legal])) if legal else 0
+        took = self._consume(list(rest[:legal])) if legal else 0
         self._path = path[: common + took]
         return took == len(rest)
+
+    def _consume(self, tokens: list[Token]) -> int:
+        """How many of these tokens the LLMatcher has consumed: up to the first that is not allowed."""
+        began = time.thread_time()
+        took = self._matcher.try_consume_tokens(tokens)
+        self._seconds += time.thread_time() - began
+        return took
 
     def _is_text(self, token: Token) -> bool:
         return 0 <= token < self._vocabulary.size and token not in self._vocabulary.eos_ids

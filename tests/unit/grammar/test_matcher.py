@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
+import time
 
 import pytest
 import tokenizers
@@ -185,6 +187,34 @@ def test_a_row_that_fails_in_a_draft_leaves_the_text_as_it_was(monkeypatch: pyte
     made.advance(list(b"2"))
     assert not made.allowed([()], BYTES.eos_ids).any()
     assert "takes too long" in made.problem
+
+
+def test_a_garbage_collection_is_not_counted_as_the_grammars_time(monkeypatch: pytest.MonkeyPatch):
+    """In a process of many objects one takes longer than any row may, and it may run at any allocation."""
+    limit, collected = 0.05, []
+
+    def burn(phase: str, _info: object) -> None:
+        until = time.thread_time() + 2 * limit
+        while phase == "start" and time.thread_time() < until:
+            pass
+        collected.append(phase)
+
+    made = compile_constraint(SPECS["regex"], BPE)
+    before = made.allowed([()], frozenset()).tolist()
+    made._rows.clear()
+    monkeypatch.setattr(matcher, "MAX_MASK_SECONDS", limit)
+    thresholds = gc.get_threshold()
+    gc.callbacks.append(burn)
+    try:
+        gc.set_threshold(1, 1, 1)
+        again = made._row(())
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(burn)
+    assert collected
+    assert not made.problem
+    assert made.allowed([()], frozenset()).tolist() == before
+    assert again.goes_on
 
 
 def test_end_of_text_is_never_text():
