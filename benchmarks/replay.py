@@ -2,15 +2,22 @@
 
     python benchmarks/replay.py record TARGET TEXTS.json.gz [--texts 200] [--tokens 200]
     python benchmarks/replay.py run TEXTS.json.gz [--batches 4 16] [--texts 64] [--cells chat:0 code:1 mixed:0 ...]
+                                                  [--drafters model|head]
 
 `record` has a model answer prompts of the kinds of auto.py, at temperatures 0 and 1, and keeps the tokens. `run` serves
 them again, the next text beginning where one ends: engine, controller and lookups are the real ones, the target says
-what was recorded, and a draft model is right at random, as often as RATES say. No pass is computed; passes take what
-TIMES say, about what Qwen2.5-Coder-1.5B with a 0.5B draft model takes on an H200. A cell takes seconds of one core, and
-the same run gives the same figures. It tells how good decisions are, not how fast anything is.
+what was recorded, and a draft model or a block head is right at random, as often as RATES or HEAD_RATES say. No pass is
+computed; passes take what TIMES and HEAD_TIMES say, about what Qwen2.5-Coder-1.5B takes on an H200 with a 0.5B draft
+model, or a head of five minutes' training. A cell takes seconds of one core, and the same run gives the same figures.
+It tells how good decisions are, not how fast anything is.
 
-For each cell: tokens a second of plain decoding by that clock, lookups and the draft model (four tokens) over it,
-`auto` over it and over the best of all, and what `auto` spent its time with. No text comes twice before all have come.
+With `--drafters model`, lookups and the draft model (four tokens) are compared with `auto`, which chooses between them.
+With `head`: lookups, the head, and the hybrid of both, whose drafts share rows (SHARE tokens a text on average); `auto`
+chooses between lookups and the hybrid, as with a large target, and how many rows drafts share. The rules of head,
+hybrid and sharing are the real ones too; see replayed_head.py. Lookups by themselves share no rows here.
+
+For each cell: tokens a second of plain decoding by that clock, the others over it, `auto` over the best of all, and
+what `auto` spent its time with. No text comes twice before all have come.
 """
 
 from __future__ import annotations
@@ -21,7 +28,7 @@ import json
 import random
 import statistics
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from itertools import islice
 from pathlib import Path
@@ -29,6 +36,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from auto import KINDS, prompts
+from replayed_head import HeadTimes, ReplayedHead
 from replayed_target import CLOCK, WIDTHS, ReplayedDraft, ReplayedTarget, Times
 
 from outrider.control.controller import Controller
@@ -38,6 +46,7 @@ from outrider.core.sampling import SamplingParams, Token
 from outrider.drafters.base import Drafter, DrafterContext
 from outrider.drafters.device_lookup import DeviceLookup
 from outrider.drafters.draft_model import DraftModel, DraftModelConfig
+from outrider.drafters.hybrid import with_hybrid
 from outrider.drafters.mix import Mix
 from outrider.drafters.none import NoDraft
 from outrider.drafters.suffix import SuffixConfig
@@ -55,10 +64,27 @@ TIMES = Times(
     },
     step={4: 0.42, 16: 0.5},
 )
+HEAD_TIMES = HeadTimes(block={4: 0.13, 16: 0.2})
 RATES = {"chat": 0.55, "code": 0.8, "summary": 0.65, "copy": 0.95, "random": 0.78}
-"""How often the draft model is right, at temperature 0; at 1, nine tenths of that."""
+HEAD_RATES = {"chat": 0.5, "code": 0.62, "summary": 0.53, "copy": 0.72, "random": 0.27}
+"""How often the draft model and the head are right, at temperature 0; at 1, nine tenths of that."""
+SHARE = 3
+"""Tokens scored for a text on average, where nobody decides how many of a head's are."""
 CELLS = [f"{kind}:{temperature}" for temperature in (0, 1) for kind in KINDS] + ["mixed:0"]
-ENGINES = ("plain", "lookups", "model", "auto")
+
+
+class Compared(NamedTuple):
+    """What `auto` has beside lookups decides what it is compared with."""
+
+    engines: tuple[str, ...]
+    """The first is what ratios are over, the last is `auto`."""
+    rates: Mapping[str, float]
+
+
+COMPARED = {
+    "model": Compared(("plain", "lookups", "model", "auto"), RATES),
+    "head": Compared(("plain", "lookups", "head", "hybrid", "auto"), HEAD_RATES),
+}
 
 
 class Text(NamedTuple):
@@ -72,7 +98,9 @@ class Text(NamedTuple):
 class Recorded:
     """Texts by kind and temperature, their tokens numbered anew: logits of a whole vocabulary would take long."""
 
-    def __init__(self, cells: Seq[dict[str, Any]]) -> None:
+    def __init__(self, cells: Seq[dict[str, Any]], rates: Mapping[str, float]) -> None:
+        """rates: by kind, how often who drafts beside lookups is right."""
+        self._rates = rates
         self._ids: dict[Token, Token] = {}
         self.texts = {
             (each["kind"], each["temperature"]): [[*map(self._renumbered, texts)] for texts in each["texts"]]
@@ -94,22 +122,18 @@ class Recorded:
         texts = self.texts[kind, temperature]
         prompt, answer = texts[self._taken[kind, temperature] % len(texts)]
         self._taken[kind, temperature] += 1
-        rate = RATES[kind] * (0.9 if temperature else 1.0)
+        rate = self._rates[kind] * (0.9 if temperature else 1.0)
         return Text(prompt, answer, rng.randrange(len(answer) // 3, len(answer) - 7), rate)
 
 
 class Replay:
-    """An engine of one kind over recorded texts."""
+    """An engine over recorded texts."""
 
-    def __init__(self, name: str, batch: int, vocab_size: int, times: Times) -> None:
-        self.batch, self.times, self.rates = batch, times, dict[int, float]()
-        self.target = target = ReplayedTarget(batch, vocab_size, times)
-        parts: list[Drafter] = []
-        if name in ("lookups", "auto"):
-            parts.append(self._lookups())
-        if name in ("model", "auto"):
-            context = DrafterContext(vocab_size=vocab_size, context=target.context, max_batch=batch)
-            parts.append(DraftModel(ReplayedDraft(target, self.rates), context, DraftModelConfig(model="-", k=4)))
+    def __init__(self, name: str, drafters: str, batch: int, vocab_size: int) -> None:
+        """name, drafters: one of the engines of COMPARED, and its key there."""
+        self.batch, self.times, self.rates = batch, TIMES, dict[int, float]()
+        self.target = target = ReplayedTarget(batch, vocab_size, self.times)
+        parts = self._parts(name, drafters)
         drafter = (NoDraft() if not parts else parts[0]) if len(parts) < 2 else Mix(parts, vocab_size)
         tokenizer: Any = SimpleNamespace(
             vocab_size=vocab_size, eos_ids=frozenset(), token_bytes=[b"x"] * vocab_size, own_texts=None,
@@ -123,6 +147,19 @@ class Replay:
             limits=EngineLimits(max_batch=batch, max_round_tokens=2048),
             controller=self._controller(parts) if name == "auto" else None,
         )
+
+    def _parts(self, name: str, drafters: str) -> list[Drafter]:
+        """Who drafts in an engine of this name."""
+        lookups: list[Drafter] = [self._lookups()] if name in ("lookups", "hybrid", "auto") else []
+        if name in ("plain", "lookups"):
+            return lookups
+        if drafters == "head":
+            share = 0 if name == "auto" else SHARE
+            return with_hybrid([*lookups, ReplayedHead(self.target, self.rates, HEAD_TIMES, share=share)], self.batch)
+        target = self.target
+        context = DrafterContext(vocab_size=target.vocab_size, context=target.context, max_batch=self.batch)
+        draft = ReplayedDraft(target, self.rates)
+        return [*lookups, DraftModel(draft, context, DraftModelConfig(model="-", k=4))]
 
     def _lookups(self) -> DeviceLookup:
         min_prob = max(0.1, min(0.5, 0.008 * self.batch))
@@ -150,8 +187,12 @@ class Replay:
             padded=True,
             packed={(b, n): times.pass_seconds(batch, n) for b, _, n in packed},
         )
-        step = PassTable({(b, 1): times.step[batch] / 1e3 for b, _ in shapes}, padded=True)
-        costs = OverlappedCosts(passes, {each.traits.name: step for each in parts if each.traits.runs_model})
+        steps = {
+            each.traits.name: PassTable({(b, 1): self._token_seconds(each) for b, _ in shapes}, padded=True)
+            for each in parts
+            if each.traits.runs_model
+        }
+        costs = OverlappedCosts(passes, steps)
         for b in {b for b, _ in shapes}:
             costs.start_with(RoundKind(b, 1, b), times.pass_seconds(batch, b))
             for each in parts:
@@ -166,6 +207,12 @@ class Replay:
 
         controller.plan = timed
         return controller
+
+    def _token_seconds(self, drafter: Drafter) -> float:
+        """Of one token of a draft: a pass of the draft model, or a head's share of what it drafts at once."""
+        if drafter.step_model is not None:
+            return self.times.step[self.batch] / 1e3
+        return HEAD_TIMES.block[self.batch] / drafter.lengths[0] / 1e3
 
     def serve(self, texts: Seq[Text]) -> tuple[float, Counter[str]]:
         """Tokens a second, and the seconds of rounds by who was asked."""
@@ -191,25 +238,28 @@ class Replay:
             self.target.texts[seq_id], self.rates[seq_id] = text.prompt + text.answer, text.rate
 
 
-def run(recorded: Recorded, batch: int, cells: Seq[str], count: int) -> None:
+def run(recorded: Recorded, drafters: str, batch: int, cells: Seq[str], count: int) -> None:
     speeds: dict[tuple[str, str], float] = {}
     told: dict[str, str] = {}
     first, texts = recorded.take(cells[0], batch), {cell: recorded.take(cell, count) for cell in cells}
-    for name in ENGINES:
-        replay = Replay(name, batch, recorded.vocab_size, TIMES)
+    base, *others = COMPARED[drafters].engines
+    for name in (base, *others):
+        replay = Replay(name, drafters, batch, recorded.vocab_size)
         replay.serve(first)
         for cell in cells:
             speeds[name, cell], spent = replay.serve(texts[cell])
             total = sum(spent.values()) or 1.0
             told[cell] = ", ".join(f"{who} {100 * seconds / total:.0f}%" for who, seconds in spent.most_common(3))
-    print(f"{'cell':>10} {'batch':>5} {'plain':>7} {'lookups':>8} {'model':>6} {'auto':>6} {'best':>6}  time of auto")
+    columns = {name: max(6, len(name) + 1) for name in (*others, "best")}
+    titles = " ".join(f"{name:>{width}}" for name, width in columns.items())
+    print(f"{'cell':>10} {'batch':>5} {base:>7} {titles}  time of auto")
     over_best: list[float] = []
     for cell in cells:
-        plain, *others, auto = (speeds[name, cell] for name in ENGINES)
-        over_best.append(auto / max(plain, *others))
-        lookups, model = (each / plain for each in others)
-        figures = f"{plain:>7.0f} {lookups:>8.2f} {model:>6.2f} {auto / plain:>6.2f} {over_best[-1]:>6.2f}"
-        print(f"{cell:>10} {batch:>5} {figures}  {told[cell]}", flush=True)
+        plain, auto = speeds[base, cell], speeds[others[-1], cell]
+        over_best.append(auto / max(plain, *(speeds[name, cell] for name in others[:-1])))
+        ratios = [*(speeds[name, cell] / plain for name in others), over_best[-1]]
+        figures = " ".join(f"{ratio:>{width}.2f}" for ratio, width in zip(ratios, columns.values(), strict=True))
+        print(f"{cell:>10} {batch:>5} {plain:>7.0f} {figures}  {told[cell]}", flush=True)
     print(f"auto over the best: {statistics.geometric_mean(over_best):.3f} on average, {min(over_best):.2f} at least")
 
 
@@ -248,6 +298,7 @@ def main() -> None:
     running.add_argument("file", type=Path)
     running.add_argument("--batches", type=int, nargs="+", default=[4, 16], choices=sorted(TIMES.passes))
     running.add_argument("--texts", type=int, default=64, help="of a cell")
+    running.add_argument("--drafters", default="model", choices=[*COMPARED], help="who drafts beside lookups")
     running.add_argument("--cells", nargs="+", default=CELLS, choices=[*CELLS, "mixed:1"])
     given = parser.parse_args()
     if given.texts < 1:
@@ -258,9 +309,9 @@ def main() -> None:
         record(given.target, given.file, given.texts, given.tokens)
         return
     with gzip.open(given.file, "rt") as file:
-        recorded = Recorded(json.load(file))
+        recorded = Recorded(json.load(file), COMPARED[given.drafters].rates)
     for batch in given.batches:
-        run(recorded, batch, given.cells, given.texts)
+        run(recorded, given.drafters, batch, given.cells, given.texts)
 
 
 if __name__ == "__main__":

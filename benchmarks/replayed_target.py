@@ -30,6 +30,7 @@ from outrider.engine import drafting, engine, host_time
 from outrider.kernels import lookup
 from outrider.kernels.accept import accept_chains
 from outrider.runners.base import ChainStart, Scores
+from outrider.runners.cuda_graphs import padded_batch
 from outrider.runners.device_state import DeviceState, resolve_spans, row_positions
 from outrider.testing.toy import ToyRunner
 
@@ -180,18 +181,20 @@ class ReplayedTarget(ToyRunner):
             text, at = self.texts[span.seq_id], span.start + len(span.tokens)
             right = True
             for place, drafted in enumerate((None, *span.draft.tokens), at):
-                right = right and (drafted is None or drafted == _token(text, place - 1))
-                chosen.append(_token(text, place) if right else WRONG)
+                right = right and (drafted is None or drafted == recorded_token(text, place - 1))
+                chosen.append(recorded_token(text, place) if right else WRONG)
         return torch.tensor(chosen, dtype=torch.int64)
 
     def _launch(self, spans: Seq[Span]) -> None:
-        """A pass of all that decode, in the smallest shape that takes them, and of all that is read."""
-        decoding = [span.width for span in spans if len(span.tokens) == 1]
+        """A pass of all that decode, in the smallest shape that takes them, and of all that is read.
+
+        It is chosen before anybody knows what is drafted: padding of a draft has rows, too, unless drafts share them.
+        """
+        decoding = [span for span in spans if len(span.tokens) == 1]
         seconds = self.times.prompt_token / 1e3 * sum(len(span.tokens) for span in spans)
         if decoding:
-            batch = next(b for b in BATCHES if b >= len(decoding))
-            rows = min(w for w in WIDTHS if w >= max(decoding)) * batch
-            rows = min([rows, *(batch * w for w in WIDTHS if batch * w >= sum(decoding))])
+            widest, scored = max(span.width for span in decoding), sum(span.scored for span in decoding)
+            rows = pass_rows(len(decoding), widest, scored)
             seconds = max(seconds, self.times.pass_seconds(self.batch, rows) * (1 + self._noise.gauss(0, 0.01)))
         CLOCK.launch(seconds)
 
@@ -214,10 +217,21 @@ class ReplayedDraft(ReplayedTarget):
 
     def _guess(self, seq_id: int, place: int) -> Token:
         luck = random.Random(seq_id << 20 | place).random()  # the same whenever it is asked
-        return _token(self.texts[seq_id], place) if luck < self.rates[seq_id] else WRONG
+        return recorded_token(self.texts[seq_id], place) if luck < self.rates[seq_id] else WRONG
 
 
-def _token(text: Seq[Token], place: int) -> Token:
+def pass_rows(count: int, widest: int, scored: int) -> int:
+    """Rows of the smallest pass for so many sequences, the widest of so many rows; scored: what all have together."""
+    batch = padded_batch(count)
+    return min([even_rows(count, widest), *(batch * w for w in WIDTHS if batch * w >= scored)])
+
+
+def even_rows(count: int, widest: int) -> int:
+    """Rows of a pass that has as many for every sequence."""
+    return padded_batch(count) * min(w for w in WIDTHS if w >= widest)
+
+
+def recorded_token(text: Seq[Token], place: int) -> Token:
     return text[place] if place < len(text) else 1
 
 
@@ -225,7 +239,7 @@ def _on_device(draft: Draft) -> Draft:
     tokens = draft.tokens
     if not isinstance(tokens, DeviceRow):
         return draft
-    return Draft(tuple(tokens.block.tokens[tokens.row, : len(tokens)].tolist()))
+    return Draft(tuple(tokens.block.tokens[tokens.row, : len(tokens)].tolist()), share=draft.share)
 
 
 def _state_after(spans: Seq[Span], choices: Tensor) -> DeviceState:

@@ -13,13 +13,14 @@ from typing import Any
 
 import httpx
 import uvicorn
+from server_world import PATIENCE
 
 from outrider.core.sampling import Token
 from outrider.llm import LLM
 from outrider.loading.load import LoadedModel
 from outrider.server.app import create_app
 from outrider.server.http.limits import HttpLimits
-from outrider.server.http.protocol import bounded_protocol
+from outrider.server.http.protocol import BoundedHttpProtocol, bounded_protocol
 from outrider.server.ops.logs import LineFormatter
 from outrider.server.queue.engine_thread import EngineThread
 from outrider.server.queue.local_engine import LocalEngine
@@ -85,7 +86,7 @@ class Heard(logging.Handler):
             return bool(found)
 
         with self.more:
-            if not self.more.wait_for(there, 10):
+            if not self.more.wait_for(there, PATIENCE):
                 raise TimeoutError(f"nothing was logged of {request_id}")
         (line,) = found
         return line
@@ -97,7 +98,7 @@ class Heard(logging.Handler):
             return [each for each in self.parsed() if each["event"] == "request"]
 
         with self.more:
-            if not self.more.wait_for(lambda: len(found()) >= count, 10):
+            if not self.more.wait_for(lambda: len(found()) >= count, PATIENCE):
                 raise TimeoutError(f"{len(found())} requests were logged, not {count}")
         return found()
 
@@ -105,16 +106,20 @@ class Heard(logging.Handler):
 class Running:
     """A server that answers, and what it has logged."""
 
-    def __init__(self, port: int, engine_thread: EngineThread, app: Any, heard: Heard) -> None:
-        self.port, self.engine_thread, self.app, self.heard = port, engine_thread, app, heard
+    def __init__(self, port: int, engine_thread: EngineThread, app: Any, heard: Heard, server: uvicorn.Server) -> None:
+        self.port, self.engine_thread, self.app, self.heard, self.server = port, engine_thread, app, heard, server
         self.url = f"http://127.0.0.1:{port}"
+
+    @property
+    def connections(self) -> list[BoundedHttpProtocol]:
+        return [each for each in self.server.server_state.connections if isinstance(each, BoundedHttpProtocol)]
 
     def client(self, key: str | None = KEY) -> httpx.Client:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=20, trust_env=False)
+        return httpx.Client(base_url=self.url, headers=headers, timeout=PATIENCE, trust_env=False)
 
     def socket(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
 
 
 @contextmanager
@@ -149,15 +154,15 @@ def serving(llm: LLM | None = None, protocol: HttpLimits | None = None, **option
         engine_thread.start()
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
-        if not engine_thread.loaded.wait(20):
+        if not engine_thread.loaded.wait(PATIENCE):
             raise TimeoutError("the toy model did not load")
         try:
-            yield Running(listener.getsockname()[1], engine_thread, app, heard)
+            yield Running(listener.getsockname()[1], engine_thread, app, heard, server)
         finally:
             server.should_exit = True
-            thread.join(20)
+            thread.join(PATIENCE)
             engine_thread.drain(0)
-            engine_thread.stopped.wait(20)
+            engine_thread.stopped.wait(PATIENCE)
 
 
 def exchange(running: Running, request: bytes | Iterator[bytes], *, half_close: bool = False) -> tuple[int, bytes]:

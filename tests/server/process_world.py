@@ -15,10 +15,12 @@ from pathlib import Path
 import httpx
 import torch
 from prometheus_client.parser import text_string_to_metric_families
-from server_world import END, TEMPLATE, VOCAB, make_tokenizer
+from server_world import END, PATIENCE, TEMPLATE, VOCAB, make_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 NAME = "tiny"
+START_SECONDS = 300.0
+"""Until a process that imports torch and loads a model is said never to be ready."""
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
 
 
@@ -66,13 +68,13 @@ class Process:
                 self._ready.set()
         self._ready.set()
 
-    def until_ready(self, seconds: float = 60) -> None:
+    def until_ready(self, seconds: float = START_SECONDS) -> None:
         assert self._ready.wait(seconds), self.said
         found = re.search(r"listening on (http://127\.0\.0\.1:\d+)", "".join(self.said))
         assert found, self.said
         assert self.popen.poll() is None, self.said
         self.url = found[1]
-        self.http = httpx.Client(base_url=self.url, timeout=60)
+        self.http = httpx.Client(base_url=self.url, timeout=PATIENCE)
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of a metric's samples that have these labels."""
@@ -95,7 +97,7 @@ class Process:
             self.http.close()
         if self.popen.poll() is None:
             self.popen.kill()
-        return self.popen.wait(20)
+        return self.popen.wait(PATIENCE)
 
 
 @contextmanager

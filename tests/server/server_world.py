@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import tokenizers
 import torch
+import uvicorn
 from torch import Tensor
 
 from outrider.core.sampling import Token
@@ -36,6 +37,8 @@ TEMPLATE = (
     "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
 )
+PATIENCE = 60.0
+"""Seconds until something is said never to come, however busy the machine is; nothing here takes near that."""
 END = 257
 VOCAB = 258
 LIKELY = frozenset(b"etaoin srhldcum\n.,") | {0xC3, 0xA9, END}
@@ -57,7 +60,8 @@ def make_tokenizer() -> Tokenizer:
 class ToyWriter(ToyRunner):
     """Writes letters for the most part, and now and then an é. Reading `poison` makes it say NaN.
 
-    While `gate` is closed no pass begins; `crash` ends the next one with an exception.
+    While `gate` is closed no pass begins; it closes itself after `last_pass` of them. `crash` ends the next one with an
+    exception.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -68,14 +72,17 @@ class ToyWriter(ToyRunner):
         self.poison: Token | None = None
         self.crash = False
         self.passes = 0
+        self.last_pass: int | None = None
 
     def score(self, spans: Seq[Span], after: DeviceState | None = None) -> Scores:
         self.entered.set()
-        if not self.gate.wait(timeout=20):
+        if not self.gate.wait(PATIENCE):
             raise RuntimeError("the gate was never opened")
         if self.crash:
             raise RuntimeError("a fault at 0x7f00dead in /some/secret/path")
         self.passes += 1
+        if self.passes == self.last_pass:
+            self.gate.clear()
         scores = super().score(spans, after)
         if self.poison is not None:
             rows = iter(range(len(scores.logits)))
@@ -103,7 +110,7 @@ class Running:
     http: httpx.Client = field(init=False)
 
     def __post_init__(self) -> None:
-        self.http = httpx.Client(base_url=self.url, timeout=20)
+        self.http = httpx.Client(base_url=self.url, timeout=PATIENCE)
 
     def post(self, path: str, **body: Any) -> httpx.Response:
         return self.http.post(path, json=body)
@@ -113,7 +120,7 @@ class Running:
         self.target.gate.set()
         self.engine_thread.drain(0)
         self.server.should_exit = True
-        self.thread.join(timeout=10)
+        self.thread.join(PATIENCE)
 
 
 def make_llm(target: ToyWriter | None = None, *, drafter: str = "suffix+prediction", max_batch: int = 4) -> LLM:
@@ -141,17 +148,54 @@ def start(
     thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    if wait and not engine_thread.loaded.wait(10):
+    if wait and not engine_thread.loaded.wait(PATIENCE):
         raise RuntimeError("the toy was not loaded")
     return Running(llm, target, engine_thread, settings, running, thread, url)
 
 
-def until(true: Callable[[], Any], seconds: float = 10.0) -> None:
+def until(true: Callable[[], Any], seconds: float = PATIENCE) -> None:
     """Wait for another thread to have done something."""
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, "it never came"
         time.sleep(0.002)
+
+
+def soon(true: Callable[[], Any], looks: int = 300) -> None:
+    """Wait for another thread to do something at once: within so many looks, the default about a second's.
+
+    Looks and not seconds, since a busy machine slows down both threads.
+    """
+    for _ in range(looks):
+        if true():
+            return
+        time.sleep(0.002)
+    raise AssertionError(f"it had not come after {looks} looks")
+
+
+class LoopClock:
+    """The clock of a server's event loop, which a test moves on.
+
+    A limit that innocent requests never come near is passed so when the test says, however slow the machine is.
+    """
+
+    def __init__(self, server: uvicorn.Server) -> None:
+        until(lambda: server.started)
+        self.loop = server.servers[0].get_loop()
+        self.ahead = 0.0
+        real = self.loop.time
+        self.loop.time = lambda: real() + self.ahead
+
+    def move_on(self, seconds: float) -> None:
+        """Returns when the loop has the new time; a timer set after that counts from it."""
+        moved = threading.Event()
+
+        def move() -> None:
+            self.ahead += seconds
+            moved.set()
+
+        self.loop.call_soon_threadsafe(move)
+        assert moved.wait(PATIENCE)
 
 
 def lines_of(served: Running, path: str, body: dict[str, Any]) -> list[str]:

@@ -7,13 +7,14 @@ import json
 import random
 from pathlib import Path
 
+import pytest
 from benchmark_scripts import ROOT, output_of
 
 CHECK = """
 import gzip, json, sys
 sys.path.insert(0, sys.argv[1])
 import torch
-from replay import ENGINES, TIMES, Recorded, Replay
+from replay import COMPARED, Recorded, Replay
 from replayed_target import find, reference_find
 from outrider.kernels import lookup
 
@@ -23,11 +24,12 @@ def compared(*args):
     return found
 
 lookup.find = compared
+drafters = sys.argv[3]
 with gzip.open(sys.argv[2], "rt") as file:
-    recorded = Recorded(json.load(file))
+    recorded = Recorded(json.load(file), COMPARED[drafters].rates)
 texts = recorded.take("mixed:0", 12)
-for name in ENGINES:
-    replay, heard = Replay(name, 4, recorded.vocab_size, TIMES), {}
+for name in COMPARED[drafters].engines:
+    replay, heard = Replay(name, drafters, 4, recorded.vocab_size), {}
 
     def step(plain_step=replay.engine.step):
         events = plain_step()
@@ -60,16 +62,19 @@ def recording(folder: Path) -> Path:
     return file
 
 
-def test_every_engine_says_what_was_recorded(tmp_path: Path):
+@pytest.mark.parametrize("drafters", ["model", "head"])
+def test_every_engine_says_what_was_recorded(tmp_path: Path, drafters: str):
     script = tmp_path / "check.py"
     script.write_text(CHECK)
-    assert output_of(str(script), str(ROOT / "benchmarks"), str(recording(tmp_path))) == "as recorded\n"
+    assert output_of(str(script), str(ROOT / "benchmarks"), str(recording(tmp_path)), drafters) == "as recorded\n"
 
 
-def test_the_table_is_the_same_again(tmp_path: Path):
-    options = ["run", str(recording(tmp_path)), "--batches", "4", "--texts", "8", "--cells", "chat:0", "mixed:1"]
+@pytest.mark.parametrize(("drafters", "ratios"), [("model", 4), ("head", 5)])
+def test_the_table_is_the_same_again(tmp_path: Path, drafters: str, ratios: int):
+    options = ["run", str(recording(tmp_path)), "--drafters", drafters, "--batches", "4", "--texts", "8"]
+    options += ["--cells", "chat:0", "mixed:1"]
     first, second = (output_of("replay.py", *options) for _ in range(2))
     assert first == second
     rows = [line.split() for line in first.splitlines()[1:3]]
     assert [row[:2] for row in rows] == [["chat:0", "4"], ["mixed:1", "4"]]
-    assert all(float(figure) > 0 for row in rows for figure in row[2:7])
+    assert all(float(figure) > 0 for row in rows for figure in row[2 : 3 + ratios])
