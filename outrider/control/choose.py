@@ -41,7 +41,7 @@ def choose_plan(outlooks: Seq[Outlook], costs: RoundCosts, widths: Seq[int] = ()
     batch = len(outlooks[0].budgets)
     plain = plain_plan(batch, costs)
     best, trusted = replace(plain, tokens=least * plain.tokens), 1.0
-    promises = [_Promise(i, outlook) for i, outlook in enumerate(outlooks)]
+    promises = [_Promise(i, outlook) for i, outlook in enumerate(outlooks) if outlook.budgets.any()]
     limiting = {(each.name,) for each in outlooks if each.own is not None}
     for drafters in _groups(promises):
         if widths and len(drafters) == 1 and drafters[0].outlook.own is not None:  # it is asked for all, below
@@ -85,23 +85,6 @@ def best_plan_of(outlooks: Seq[Outlook], drafter: int, costs: RoundCosts, widths
     if widths and outlooks[drafter].own is not None:
         return _best_own(group, widths, none)
     return _best_padded(group, widths, none) if widths else _longest_paying(group, none)
-
-
-def choose_drafts(expected: Seq[float], lengths: Seq[int], planned: RoundKind, costs: RoundCosts) -> list[bool]:
-    """Which of these drafts, whose tokens are known, to score: those of most expected tokens a row first.
-
-    planned: the round with all of them.
-    """
-    order = sorted((i for i, n in enumerate(lengths) if n), key=lambda i: -expected[i] / lengths[i])
-    rows, width, tokens = planned.batch, 1, float(planned.batch)
-    best, best_rate = 0, MIN_GAIN * tokens / costs.seconds(RoundKind(rows, 1, rows))
-    for count, i in enumerate(order, 1):
-        rows, width, tokens = rows + lengths[i], max(width, 1 + lengths[i]), tokens + expected[i]
-        rate = tokens / costs.seconds(RoundKind(planned.batch, width, rows, planned.drafters, planned.steps))
-        if rate > best_rate:
-            best, best_rate = count, rate
-    chosen = order[:best]
-    return [i in chosen for i in range(len(lengths))]
 
 
 class _Promise:

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
-from outrider.control.acceptance import Acceptance, Calibration, Floats
+from outrider.control.acceptance import Acceptance, Floats
 from outrider.control.beginnings import Beginnings
-from outrider.control.choose import MIN_GAIN, best_plan_of, choose_drafts, choose_plan
+from outrider.control.choose import MIN_GAIN, best_plan_of, choose_plan
 from outrider.control.costs import RoundCosts, RoundKind, size_of
 from outrider.control.decisions import DecisionLog, Decisions
 from outrider.control.fading import FADE_SHARE, TRUST_FADE_SHARE, Fading
+from outrider.control.member import Member as Member
 from outrider.control.own_drafts import OwnFigures
 from outrider.control.plan import Ints, Outlook, Plan, plain_plan
 from outrider.control.prices import Price, Prices
 from outrider.control.probes import Probes
+from outrider.control.review import Offer, Promise, Review
 from outrider.control.round_log import RoundLog
 from outrider.control.sharing import Sharing
-from outrider.control.trials import TRIAL_ROUNDS, AskedRound, Trials
 from outrider.control.trust import Trust
 
 _STARTING_GAIN, _STAYING_GAIN, _PATIENCE = 1.05, 0.95, 8.0
@@ -44,28 +45,6 @@ _ACTIVE_ROUNDS = 64
 """A drafter that no plan asked for so long need not keep up with the text."""
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A drafter as the controller knows it."""
-
-    name: str
-    max_tokens: int
-    runs_model: bool = False
-    pays_budget: bool = False
-    """A round costs what the budget says, however few tokens are drafted: the host does not see them first.
-
-    Else it is asked for all there is room for, at next to no cost, and what it drafts is scored where that pays.
-    """
-    lengths: tuple[int, ...] = ()
-    """As in `Outlook`."""
-    limits_itself: bool = False
-    """How far it drafts is its own choice for each text, and the pass no wider than that."""
-    shares: bool = False
-    """Its drafts share the rows of a pass, where they are the surest: lengths are what each has on average."""
-    includes: frozenset[int] = frozenset()
-    """Other members that take part in what it drafts."""
-
-
 class Controller:
     """Chooses the plan of each round, from the costs and the acceptance of earlier rounds.
 
@@ -78,21 +57,15 @@ class Controller:
         """widths: those that passes are padded to; empty where a pass costs by its rows."""
         self.members, self.costs, self.widths = members, costs, widths
         self._acceptance = [Acceptance(member.max_tokens) for member in members]
-        self.calibration = [Calibration() for _ in members]
         self._decisions = DecisionLog([member.name for member in members])
         self.prices = Prices(costs, widths)
         limiting = frozenset(i for i, each in enumerate(members) if each.limits_itself and widths)
         self._sharing = Sharing(frozenset(i for i, each in enumerate(members) if each.shares), costs, widths)
-        self._log = RoundLog(self._acceptance, self._decisions, self.prices, limiting, self._sharing)
         free = [i for i, m in enumerate(members) if not (m.runs_model or m.pays_budget)]
-        self._visible = free[0] if free and not widths else None
-        """The drafter whose drafts are seen, and chosen from, before they are scored."""
-        self._trials = Trials()
-        """Of that one."""
-        self._of_requests = (*self.calibration, self._trials)
-        """What keeps something of each request, beside the log."""
-        self._promised: tuple[list[float], float] | None = None
-        """What drafts of the round that were left out in a trial promised: tokens of each, and the seconds of all."""
+        self.review = None if widths else Review(members, free[0] if free else None, self._rates_of, self.prices)
+        """Where drafts are seen, and chosen from, before they are scored."""
+        by_text = frozenset(i for i in range(len(members)) if not widths and i not in free)
+        self._log = RoundLog(self._acceptance, self._decisions, self.prices, limiting, self._sharing, by_text)
         self._round = self._since_plain = 0
         self.probes = Probes([member.includes for member in members], costs, widths)
         self.trust, self.beginnings = Trust(), Beginnings()
@@ -127,16 +100,28 @@ class Controller:
         if self._since_plain >= _PLAIN_ROUNDS or self._is_new_size(batch):
             self._since_plain = 0
             return replace(plain_plan(batch, self.costs), rounds=_PLAIN_SPELL if self.widths else 1)
-        if self._visible is not None and len(self.members) == 1:
-            return self._ask_visible(plain_plan(batch, self.costs), self._visible, seq_ids, budgets)
-        most = np.asarray(budgets, dtype=np.int64)
+        most, review = np.asarray(budgets, dtype=np.int64), self.review
+        free = None if review is None else review.free
         self._log.tell()
-        outlooks = [self._outlook(i, seq_ids, np.minimum(most, each.max_tokens)) for i, each in enumerate(self.members)]
-        plan = choose_plan(outlooks, self.costs, self.widths, self._least_gain(batch))
+        outlooks = [
+            self._outlook(i, seq_ids, np.minimum(most, 0 if i == free else each.max_tokens))
+            for i, each in enumerate(self.members)
+        ]  # what the free drafter finds is seen before anything is asked of the others
+        least = self._least_gain(batch)
+        plan = choose_plan(outlooks, self.costs, self.widths, least)
+        if review is not None and plan.asks:
+            plain = plain_plan(batch, self.costs)
+            promise = Promise(plan.tokens * review.fulfilled[max(plan.drafters)] / least, plan.seconds)
+            plan = plan if review.is_better(promise, Promise(plain.tokens, plain.seconds), batch) else plain
         self._under_way, self._asked = plan.asks, frozenset(plan.drafters) - {-1}
-        if self._visible is not None:
-            plan = self._ask_visible(plan, self._visible, seq_ids, budgets)
+        if review is not None:
+            plan = review.look(plan, seq_ids, self._looks(budgets), self._round)
         return self.probes.due(outlooks, plan, [each.drafts for each in self.acceptance]) or plan
+
+    def _looks(self, budgets: Seq[int]) -> list[int]:
+        """Max tokens of the drafter that is looked at first."""
+        free = None if self.review is None else self.review.free
+        return [0 if free is None else min(n, self.members[free].max_tokens) for n in budgets]
 
     def _outlook(self, member: int, seq_ids: Seq[int], budgets: Ints) -> Outlook:
         """What a drafter could do for these sequences, with these budgets."""
@@ -145,6 +130,7 @@ class Controller:
         own = self._own.of(member)
         trust = self.trust.rate(member, len(seq_ids)) ** (_BELIEVED if own is not None else 1.0)
         trust /= self._margin(member, len(seq_ids))
+        trust *= 1.0 if self.review is None else self.review.fulfilled[member]
         return Outlook(known.name, survival, budgets, known.runs_model, known.lengths, own, sharing, trust)
 
     def _margin(self, member: int, batch: int) -> float:
@@ -166,12 +152,10 @@ class Controller:
 
         Where drafts begin anew, what earlier ones lost no longer counts.
         """
-        if not self.widths:
-            return MIN_GAIN
         if self._under_way and self._lost < _PATIENCE * batch**0.5:
             return _STAYING_GAIN
         self._lost = 0.0
-        return _STARTING_GAIN
+        return _STARTING_GAIN if self.widths else MIN_GAIN
 
     def _is_new_size(self, batch: int) -> bool:
         """Whether to find out first what rounds without drafts take: those of another batch tell something else, since
@@ -200,7 +184,8 @@ class Controller:
         kind = RoundKind(len(who), 1 + max(lengths), len(who) + sum(lengths), plan.kind.drafters, plan.kind.steps)
         kind = self.costs.padded_kind(kind, self.widths)
         tokens, seconds = plan.tokens * len(who) / len(before), self.costs.seconds(kind)
-        return replace(plan, kind=kind, lengths=lengths, drafters=who, tokens=tokens, seconds=seconds)
+        looks = [max(plan.looks)] * len(who) if plan.looks else ()
+        return replace(plan, kind=kind, lengths=lengths, drafters=who, tokens=tokens, seconds=seconds, looks=looks)
 
     def _resized(self, plan: Plan, seq_ids: Seq[int]) -> Plan:
         """The best plan of the drafter that most sequences of a plan have, for these; none where that does not pay."""
@@ -214,48 +199,15 @@ class Controller:
             return plain
         return replace(found, drafters=[member] * len(seq_ids))
 
-    def _ask_visible(self, plan: Plan, member: int, seq_ids: Seq[int], budgets: Seq[int]) -> Plan:
-        """The plan, with all that there is room for from a drafter whose drafts can be seen before they are scored."""
-        chosen, most = self._trials.choose(seq_ids, self._round), self.members[member].max_tokens
-        lengths, who = plan.lengths.copy(), plan.drafters.copy()
-        for row, (ask, budget) in enumerate(zip(chosen, budgets, strict=True)):
-            if who[row] in (member, -1):
-                lengths[row] = min(budget, most) if ask else 0
-                who[row] = member if lengths[row] else -1
-        asked = sorted(set(who) - {-1})
-        kind = RoundKind(*plan.kind[:3], tuple(self.members[i].name for i in asked), plan.kind.steps)
-        rounds = 0 if self._trials.pays(len(who)) or member not in asked else TRIAL_ROUNDS
-        return Plan(kind, lengths, who, plan.tokens, plan.seconds, rounds=rounds, settled=asked == [member])
+    def settle(self, plan: Plan, seq_ids: Seq[int], found: Seq[Offer]) -> Plan:
+        """Who drafts, once the drafts are known of the drafter that is looked at first."""
+        return plan if self.review is None else self.review.settle(plan, seq_ids, found, self._round)
 
-    @property
-    def reviews(self) -> bool:
-        """Whether drafts are seen, and chosen from, before they are scored."""
-        return self._visible is not None
-
-    def review(self, seq_ids: Seq[int], plan: Plan, drafted: Seq[int], expected: Seq[float]) -> list[bool]:
-        """Which drafts to score, now that they are known; those of drafters that pay for their budgets always.
-
-        expected: tokens that the drafter expects to be accepted; 0 where it does not say.
-        """
-        who = plan.drafters
-        seen = [self._visible is not None and w == self._visible for w in who]
-        if not any(seen):
-            return [True] * len(who)
-        worth = [self._worth(*each) if each[2] else 0.0 for each in zip(who, seq_ids, drafted, expected, strict=True)]
-        kept = choose_drafts(worth, drafted, self.prices.kind_of(plan, drafted), self.costs)
-        if plan.settled and len(who) > 1 and not self._trials.pays(len(who)):
-            # a trial: what they promise is enough to learn from, and no request gets ahead of the others by it
-            lengths = [n if keep else 0 for n, keep in zip(drafted, kept, strict=True)]
-            extra = self._price(self.prices.kind_of(plan, lengths)).extra if any(kept) else 0.0
-            self._promised = [w if keep else 0.0 for w, keep in zip(worth, kept, strict=True)], extra
-            kept = [False] * len(kept)
-        return [keep or not free for keep, free in zip(kept, seen, strict=True)]
-
-    def _worth(self, member: int, seq_id: int, length: int, expected: float) -> float:
-        """Tokens of a draft that should be accepted."""
-        if expected > 0:
-            return min(length, expected * self.calibration[member].ratio(seq_id))
-        return float(self.acceptance[member].survival([seq_id])[0, :length].sum())
+    def choose_drafts(self, seq_ids: Seq[int], plan: Plan, offers: Seq[Offer]) -> list[int]:
+        """How many tokens of each draft to score, where drafts are seen before."""
+        if self.review is None:
+            return [offer.length for offer in offers]
+        return self.review.choose(seq_ids, plan, offers, self._round)
 
     def note(
         self,
@@ -283,9 +235,9 @@ class Controller:
         streak.shared = shared
         if plan.own:
             self._own.note_rounds(streak.asked[0], drafted, accepted)
-        if plan.settled:
+        if self.review is not None:
             for each in accepted:
-                self._trials.note(seq_ids, self._asked_round(each, streak.extra))
+                self.review.note(seq_ids, plan, each, streak.extra, asking, self._round)
         self._count_rounds(streak.drafts, len(accepted))
         if streak.price.plain > 0:
             self._lost = max(0.0, self._lost - sum(map(sum, accepted)) + len(accepted) * streak.loss)
@@ -293,15 +245,6 @@ class Controller:
         for i in streak.asked:
             note_known(i, self._round)
         self._log.add(accepted)
-
-    def _asked_round(self, accepted: Seq[float], extra: float) -> AskedRound:
-        """What `Trials` are told of a round; of drafts that were left out for one, what they promised."""
-        if self._promised is not None:
-            accepted, extra, self._promised = self._promised[0], extra + self._promised[1], None
-        batch, target = len(accepted), self.costs.target
-        plain, one, all_rows = self._price(RoundKind(batch, 1, batch)).plain, *map(target.rows_seconds, (1, batch))
-        row = plain * (all_rows - one) / all_rows / (batch - 1) if batch > 1 else plain
-        return AskedRound(accepted, extra, plain, row)
 
     def plain_rate(self, batch: int) -> float:
         """Tokens a second of plain decoding."""
@@ -318,6 +261,8 @@ class Controller:
     def note_plain(self, plan: Plan, seq_ids: Seq[int], seconds: Seq[float]) -> None:
         """Note rounds that nobody was asked to draft for, and what each took; 0: that says nothing."""
         new = self._decisions.note_rest(seq_ids, len(seconds))
+        if self.review is not None and seq_ids:
+            self.review.note_plain(len(seq_ids), len(seconds))
         if new:
             self.forget_stated(new)
         self._count_rounds(False, len(seconds))
@@ -360,11 +305,6 @@ class Controller:
             batch * (1 + min(accepted, kind.width - 1)) > MIN_GAIN * plain * self.costs.seconds(kind) for kind in kinds
         )
 
-    def note_expected(self, member: int, seq_id: int, expected: float, accepted: int) -> None:
-        """Note how many tokens a drafter expected of a draft, and how many came: of one whose drafts are reviewed."""
-        if member == self._visible:
-            self.calibration[member].note(seq_id, expected, accepted)
-
     def note_stated(
         self, member: int, seq_ids: Seq[int], stated: Seq[Floats], lengths: Seq[int], accepted: Seq[int]
     ) -> None:
@@ -389,6 +329,6 @@ class Controller:
 
     def forget(self, seq_id: int) -> Decisions:
         """Drop what is kept of a request; returns what was decided for it."""
-        for each in self._of_requests:
-            each.forget(seq_id)
+        if self.review is not None:
+            self.review.forget(seq_id)
         return self._log.forget(seq_id)

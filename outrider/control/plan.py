@@ -61,6 +61,8 @@ class Plan:
     """Only a drafter whose drafts are seen before they are scored is asked: the plan need not be made anew so soon."""
     own: bool = False
     """The drafter limits itself: lengths are the most that it may draft, and what it does not draft is not accepted."""
+    looks: Seq[int] = ()  # [sequences]
+    """Tokens asked first of the drafter that runs no model: who drafts is settled once its drafts are known."""
 
     @property
     def rate(self) -> float:
@@ -69,7 +71,7 @@ class Plan:
     @property
     def asks(self) -> bool:
         """Whether anybody is asked to draft."""
-        return any(self.lengths)
+        return any(self.lengths) or any(self.looks)
 
     @property
     def only_drafter(self) -> int | None:
@@ -83,11 +85,11 @@ class Plan:
 
     def within(self, budgets: Seq[int]) -> Plan:
         """The plan, no longer for any sequence than its budget."""
-        lengths = list(map(min, self.lengths, budgets))
-        if lengths == self.lengths:
+        lengths, looks = list(map(min, self.lengths, budgets)), list(map(min, self.looks, budgets))
+        if lengths == self.lengths and looks == [*self.looks]:
             return self
         who = [who if n else -1 for n, who in zip(lengths, self.drafters, strict=True)]
-        return replace(self, lengths=lengths, drafters=who)
+        return replace(self, lengths=lengths, drafters=who, looks=looks)
 
 
 def plain_plan(batch: int, costs: RoundCosts) -> Plan:

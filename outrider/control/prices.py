@@ -35,6 +35,9 @@ class Prices:
         """widths: as of the controller."""
         self.costs, self.widths = costs, widths
         self._known: dict[RoundKind, Price] = {}
+        self._seconds: dict[RoundKind, float] = {}
+        """What `seconds` told of late, and the round from which on it is asked for again."""
+        self._until = 0
         self._last: tuple[RoundKind, Seq[int], RoundKind] | None = None
         """The kind of the last plan, what was drafted, and what kind of round it became."""
 
@@ -48,6 +51,16 @@ class Prices:
             known = self._known[kind] = Price(now + _PRICE_ROUNDS, plain, self.costs.seconds(kind) - plain)
         return known
 
+    def seconds(self, kind: RoundKind, now: int) -> float:
+        """What such rounds take, without what is known of this very kind: more rows never take less."""
+        if now >= self._until:
+            self._seconds.clear()
+            self._until = now + _PRICE_ROUNDS
+        known = self._seconds.get(kind)
+        if known is None:
+            known = self._seconds[kind] = self.costs.shared_seconds(kind)
+        return known
+
     def kind_of(self, plan: Plan, drafted: Seq[int]) -> RoundKind:
         """What kind of round a plan became: a pass is no wider than what was drafted."""
         if self._last is None or self._last[0] is not plan.kind or self._last[1] != drafted:
@@ -56,8 +69,8 @@ class Prices:
 
     def _made_kind(self, plan: Plan, drafted: Seq[int]) -> RoundKind:
         width, rows = 1 + max(drafted, default=0), len(drafted) + sum(drafted)
-        if width == 1 and not (self.widths and plan.asks):
+        if width == 1 and not (plan.asks and (self.widths or plan.kind.steps)):
             return RoundKind(rows, 1, rows)
-        # where rounds overlap, drafters that were asked and found nothing have cost time all the same
+        # a model, or any drafter where rounds overlap, has cost time though nothing is scored
         kind = RoundKind(len(drafted), width, rows, plan.kind.drafters, plan.kind.steps)
         return kind if width == 1 else self.costs.padded_kind(kind, self.widths)

@@ -13,6 +13,8 @@ from outrider.control.plan import Ints, Outlook, Plan
 
 _ROUNDS = 5
 """A probe lasts so many rounds where rounds overlap: in the first three, drafters catch up with the text."""
+_SEEN_ROUNDS = 4
+"""The same where they do not: in the first, a head reads what it has not."""
 _SHORT, _LONG, _LOSS = 2, 16, 2.0
 """Where it is known what such rounds take, it lasts for so many, at most until it lost so much of a round: what costs
 little tells more, and catching up costs the same."""
@@ -103,7 +105,7 @@ class Probes:
     def _length(self, probe: Plan, loss: float) -> int:
         """In rounds. loss: the part of a round that each should lose."""
         if not self.widths:
-            return 1
+            return _SEEN_ROUNDS
         if not self.costs.knows_asking(probe.kind):
             return _ROUNDS
         return max(_SHORT, int(min(_LONG, _LOSS / max(loss, 1e-9))))

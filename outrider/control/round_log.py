@@ -26,10 +26,14 @@ class RoundLog:
         prices: Prices,
         limiting: frozenset[int],
         sharing: Sharing,
+        by_text: frozenset[int] = frozenset(),
     ) -> None:
-        """acceptance: of each drafter. limiting: those that limit themselves. sharing: of those that share rows."""
+        """acceptance: of each drafter. limiting: those that limit themselves. sharing: of those that share rows.
+
+        by_text: those whose drafts the text judges, scored or not: their acceptance is noted elsewhere.
+        """
         self._acceptance, self._decisions, self._prices, self._limiting = acceptance, decisions, prices, limiting
-        self._sharing = sharing
+        self._sharing, self._by_text = sharing, by_text
         self._streaks: list[Streak] = []
         """The last one stays, noted or not: more of the same may come."""
         self._rounds = 0
@@ -47,7 +51,7 @@ class RoundLog:
             if alike and now < last.price.until:
                 return last
         price = FREE
-        if self._prices.widths or any(drafted):  # else a round without drafts
+        if self._prices.widths or plan.kind.steps or any(drafted):  # else a round without drafts
             price = self._prices.of(self._prices.kind_of(plan, drafted), now)
         self._streaks.append(Streak(plan, seq_ids, rows, drafted, price, self._limiting, asking))
         return self._streaks[-1]
@@ -72,7 +76,8 @@ class RoundLog:
         keyed = groupby(told, lambda each: (each.seq_ids, each.judged, each.plan.drafters))
         groups = [[*alike] for _, alike in keyed]
         for drafter in range(len(self._acceptance)):
-            self._note_drafts(drafter, groups)
+            if drafter not in self._by_text:
+                self._note_drafts(drafter, groups)
         for seq_id in self._ended:
             self._drop(seq_id)
         self._ended.clear()

@@ -21,7 +21,7 @@ from outrider.drafters.guard import GuardedDrafter, legal_nodes
 from outrider.engine.feedback import Feedback
 from outrider.engine.host_time import Allowance, HostTime
 from outrider.engine.kept_plan import KeptPlan
-from outrider.engine.proposal import NOBODY, Proposal, scored_lengths
+from outrider.engine.proposal import NOBODY, Proposal, offer_of, scored_lengths
 from outrider.runners.base import Runner
 
 _WATCHING_SHARE, _BESIDE_SHARE = 0.005, 0.005
@@ -53,6 +53,9 @@ class Drafting:
         self._included = [included_in(part, parts) for part in parts]
         """Of each member, those that take part in what it drafts: beside it they do not watch."""
         self._compares = drafter.compares
+        review = None if controller is None else controller.review
+        self._reviews, self._free = review is not None, None if review is None else review.free
+        """Whether drafts are seen before they are scored, and the member that is looked at first then."""
         self._shares = runner.asynchronous and not self.reads_scores
         """Whether drafts may share budgets: of the target's rows only choices are read."""
         self.rows = max(part.rows for part in parts)
@@ -91,7 +94,6 @@ class Drafting:
             view = replace(view, budgets=budgets)
         self.host.hidden = view.state is not None
         plan = self._plan(view)
-        planned = time.perf_counter()
         if plan is not None and not (plan.asks or self._kept.is_new or self._watches(view)):
             self._kept.use()
             self._rest, self._asked = self._rest + 1, 0
@@ -100,7 +102,7 @@ class Drafting:
         asked = self._ask(view, plan)
         if asked is None:
             return None
-        drafts, members = asked
+        drafts, members, plan, asking = asked
         if any(drafts):
             drafts = [self._scorable(draft) for draft in drafts]
             drafts = drafts if plan is None else self._review(view.seqs, plan, drafts)
@@ -111,7 +113,6 @@ class Drafting:
         if view.state is None and len(drafts) == 1 and drafts[0]:
             drafts = [self._trimmed(drafts[0])]
         self._rest, self._asked = 0, self._asked + 1 if plan is not None and plan.asks else 0
-        asking = time.perf_counter() - planned if plan is not None and plan.settled else 0.0
         by, lengths = self._only_drafter(drafts, plan), [] if plan is None else scored_lengths(drafts)
         shared = any(draft.share is not None for draft in drafts)
         return Proposal(drafts, plan, members, 0, self._asked, asking, by, lengths, shared)
@@ -280,30 +281,50 @@ class Drafting:
             plain_plan(len(seq_ids), controller.costs) if plan.probe else controller.move(plan, kept.seq_ids, seq_ids)
         )
 
-    def _review(self, seqs: Seq[Sequence], plan: Plan, drafts: list[Draft]) -> list[Draft]:
-        """The drafts that are worth scoring. One that was sampled always is: leaving it out would bias the text."""
-        if self.controller is None or not self.controller.reviews:
-            return drafts
-        ids, lengths = [seq.id for seq in seqs], list(map(len, drafts))
-        kept = self.controller.review(ids, plan, lengths, [draft.expected for draft in drafts])
+    def _settled(self, seqs: Seq[Sequence], plan: Plan, drafts: list[Draft]) -> Plan:
+        """Who drafts, now that drafts of the drafter that is looked at first are known; others' are left out."""
+        if self.controller is None or self._free is None or not plan.looks:
+            return plan
+        found = [offer_of(draft, len(draft)) for draft in drafts]
+        plan = self.controller.settle(plan, [seq.id for seq in seqs], found)
         for row, (seq, draft) in enumerate(zip(seqs, drafts, strict=True)):
-            if draft and not kept[row] and draft.probs is None:
-                self.feedback.leave_out(seq, plan.drafters[row], draft)
+            if draft and plan.drafters[row] != self._free:
+                self.feedback.leave_out(seq, self._free, draft)
                 drafts[row] = EMPTY
+        return plan
+
+    def _review(self, seqs: Seq[Sequence], plan: Plan, drafts: list[Draft]) -> list[Draft]:
+        """What is worth scoring of these drafts; those of models are judged by the text, scored or not."""
+        if self.controller is None or not self._reviews:
+            return drafts
+        offers = [offer_of(draft, n) for draft, n in zip(drafts, plan.lengths, strict=True)]
+        lengths = self.controller.choose_drafts([seq.id for seq in seqs], plan, offers)
+        for row, (seq, draft, offer, n) in enumerate(zip(seqs, drafts, offers, lengths, strict=True)):
+            by = plan.drafters[row]
+            if draft and (n < len(draft) or by != self._free):
+                expected = sum(offer.survival) if by != self._free else draft.expected
+                self.feedback.leave_out(
+                    seq, by, Draft(tuple(draft.tokens), draft.parents, source=draft.source, expected=expected)
+                )
+            drafts[row] = draft.first_nodes(n) if n else EMPTY
         return drafts
 
-    def _ask(self, view: RoundView, plan: Plan | None) -> tuple[list[Draft], tuple[int, ...]] | None:
+    def _ask(
+        self, view: RoundView, plan: Plan | None
+    ) -> tuple[list[Draft], tuple[int, ...], Plan | None, float] | None:
         """The members' drafts, and who had a part in them; None where one needs the round in flight to complete first.
 
-        Those that are not asked may watch, where they can, as often as time allows. Without a controller, others see
-        every round.
+        Also the plan, by which it is settled who drafts, and the seconds in which the drafter was asked that is looked
+        at first. Those that are not asked may watch, where they can, as often as time allows. Without a controller,
+        others see every round.
         """
-        drafts, members = [EMPTY] * len(view.seqs), list[int]()
+        drafts, members, asking = [EMPTY] * len(view.seqs), list[int](), 0.0
         included = () if plan is None else {j for i in {*plan.drafters} - {-1} for j in self._included[i]}
         whole, known = view, view.take(range(len(view.seqs) - view.newcomers)) if view.newcomers else view
         for i, member in enumerate(self.members):
             view = whole if member.traits.drafts_newcomers else known
-            budgets = list(view.budgets) if plan is None else plan.lengths_of(i)[: len(view.seqs)]
+            looked = plan is not None and i == self._free
+            budgets = self._budgets_of(i, view, plan)
             rows = [row for row, budget in enumerate(budgets) if budget > 0]
             if not rows:
                 if i in included:
@@ -321,16 +342,27 @@ class Drafting:
                 members.append(i)
             if view.state is not None and plan is not None and not member.traits.drafts_ahead:
                 return None
-            compared = self._compares if plan is None else self._kept.is_brief
+            compared = self._compares if plan is None else self._reviews or self._kept.is_brief
             asked = RoundView(view.seqs, budgets, view.state, compared, view.budgets if self._shares else None)
             if member.traits.watches or view.state is not None:  # to take some out of tensors costs more than all
                 rows = list(range(len(budgets)))
+            began = time.perf_counter()
             made = member.propose(asked if len(rows) == len(budgets) else asked.take(rows))
             if made is None:
-                return None if view.state is not None else (drafts, tuple(members))
+                return None if view.state is not None else (drafts, tuple(members), plan, asking)
             for row, draft in zip(rows, made, strict=True):
                 drafts[row] = draft or drafts[row]
-        return drafts, tuple(members)
+            if plan is not None and looked:
+                asking, plan = time.perf_counter() - began, self._settled(view.seqs, plan, drafts)
+        return drafts, tuple(members), plan, asking
+
+    def _budgets_of(self, member: int, view: RoundView, plan: Plan | None) -> list[int]:
+        """Max tokens to ask a member for."""
+        if plan is None:
+            return list(view.budgets)
+        if self.controller is not None and self.controller.review is not None:
+            return list(map(min, self.controller.review.asked(plan, member), view.budgets))
+        return plan.lengths_of(member)[: len(view.seqs)]
 
     def _watches(self, view: RoundView, by: int = NOBODY) -> bool:
         """Whether those watch who can, and are not asked. by: who is asked for every sequence."""

@@ -8,6 +8,7 @@ from typing import cast
 
 from outrider.control.controller import Controller
 from outrider.control.plan import Plan
+from outrider.control.review import Review
 from outrider.control.trust import PLAIN
 from outrider.core.device_row import ConfidenceRow
 from outrider.core.draft import EMPTY, Draft, Verdict, accepted_by
@@ -26,6 +27,8 @@ _RESTS = 8
 host has."""
 _ASKED = 4
 """The same of repeated rounds that somebody is asked for."""
+_RECENT = 8
+"""Drafters that were not asked for more rounds than that have to catch up, where rounds do not overlap."""
 _MAX_STALL = 4.0
 """A round of a probe that took longer than usual by more than this counts as by this."""
 
@@ -79,14 +82,17 @@ class Feedback:
         self.watchers = [i for i, member in enumerate(members) if member.traits.watches]
         """The members that watch where they are not asked."""
         self._observers = [i for i, member in enumerate(members) if member.traits.observes]
-        self._unscored: dict[int, tuple[int, int, Draft]] = {}
-        """By sequence: a draft that was left out, until the text judges it; whose it is, and where it starts."""
+        self._open: dict[int, list[tuple[int, int, Draft]]] = {}
+        """By sequence: drafts that the text judges, until it has; whose each is, and where it starts."""
         self._resting: tuple[Plan, Seq[int]] | None = None
         """The plan and the sequences of the last rounds that nobody was asked for, until the controller is told."""
         self._rests: list[float] = []
         """The seconds of each; 0: they say nothing."""
         self._rested = False
         """The device has come so far that what went by is theirs, and no more that of rounds with drafts before."""
+        self._round = 0
+        self._last: dict[tuple[str, ...], int] = {}
+        """When drafters were last asked."""
         self._asked: _AskedRounds | None = None
         """The last rounds that somebody was asked for, until the controller is told."""
 
@@ -118,10 +124,10 @@ class Feedback:
             )
         if self.controller is None:
             return
+        if self.controller.review is not None:
+            self._judge(self.controller, self.controller.review, seqs, drafts, verdicts, drafters)
         if any(draft.confidence is not None for draft in drafts) and any(drafts):
             self._judge_stated(self.controller, seqs, drafts, verdicts, drafters)
-        if self.controller.reviews:
-            self._judge(self.controller, seqs, drafts, verdicts, drafters)
 
     def account(
         self,
@@ -140,6 +146,7 @@ class Feedback:
         meanwhile, than for any round of its kind.
         """
         controller, plan = self.controller, proposal.plan
+        self._round += 1
         if controller is None or plan is None:
             return
         if not proposal.members:
@@ -202,6 +209,8 @@ class Feedback:
         usual = rounds * controller.usual_seconds(plan, lengths)
         took, tokens, passed = usual, rounds * batch + sum(map(sum, told.accepted)), self._passed()
         rate, by = controller.plain_rate(batch), plan.only_drafter if self.overlaps else None
+        if controller.review is not None:
+            controller.review.note_round(plan, batch, tokens, usual + asking, told.telling > 0)
         if plan.probe:  # catching up is part of it
             took = min(told.seconds, _MAX_STALL * usual) or usual  # where its own time says nothing
             controller.probes.charge(tokens, took, batch)
@@ -246,11 +255,11 @@ class Feedback:
             self._kept.end_rest()
 
     def leave_out(self, seq: Sequence, member: int, draft: Draft) -> None:
-        """A drafter's draft for the text as it is now is not scored: the text judges it."""
-        self._unscored.setdefault(seq.id, (member, len(seq.tokens), draft))
+        """A drafter's draft for the text as it is now is not scored, or not all of it: the text judges it."""
+        self._open.setdefault(seq.id, []).append((member, len(seq.tokens), draft))
 
     def forget(self, seq_id: int) -> None:
-        self._unscored.pop(seq_id, None)
+        self._open.pop(seq_id, None)
 
     def _tells(self, proposal: Proposal, rest: int) -> bool:
         """Whether the time of a round says what one of its kind takes.
@@ -259,29 +268,37 @@ class Feedback:
         asked for long has to catch up with the text. So only a round among others of its kind counts.
         """
         if not self.overlaps:
-            return True
+            if proposal.plan is None or not proposal.plan.kind.steps:
+                return True
+            drafters = proposal.plan.kind.drafters
+            since, self._last[drafters] = self._round - self._last.get(drafters, -_RECENT), self._round
+            return since <= _RECENT
         return 2 <= proposal.rest < rest or proposal.asked > _CATCHING_UP
 
     def _judge(
         self,
         controller: Controller,
+        review: Review,
         seqs: Seq[Sequence],
         drafts: Seq[Draft],
         verdicts: Seq[Verdict],
         drafters: Seq[int],
     ) -> None:
-        """Tell the controller how drafts fared that are seen before they are scored, and those that were left out."""
+        """Tell how drafts fared that are seen before they are scored, and those that were left out."""
         for seq, draft, verdict, by in zip(seqs, drafts, verdicts, drafters, strict=True):
-            if by >= 0 and draft.expected > 0 and draft and draft.source != grammar.NAME:
-                controller.note_expected(by, seq.id, draft.expected, verdict.accepted)
-            if seq.id not in self._unscored:
-                continue
-            member, start, left_out = self._unscored[seq.id]
-            accepted = accepted_by(left_out, seq.tokens[start:])
-            if accepted is not None:
-                del self._unscored[seq.id]
+            if by == review.free and draft and draft.source != grammar.NAME:
+                review.note_expected(by, seq.id, draft.expected, verdict.accepted)
+            undecided: list[tuple[int, int, Draft]] = []
+            for each in self._open.pop(seq.id, ()):
+                member, start, left_out = each
+                accepted = accepted_by(left_out, seq.tokens[start:])
+                if accepted is None:
+                    undecided.append(each)
+                    continue
                 controller.note_guesses(member, [seq.id], [len(left_out)], [accepted])
-                controller.note_expected(member, seq.id, left_out.expected, accepted)
+                review.note_expected(member, seq.id, left_out.expected, accepted)
+            if undecided:
+                self._open[seq.id] = undecided
 
     def _judge_stated(
         self,

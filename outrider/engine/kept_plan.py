@@ -11,7 +11,7 @@ from outrider.engine.host_time import HostTime, rest_after
 ASKING_SHARE = 0.01
 """The share of the time that planning may take where drafts are made."""
 SETTLED_SHARE = 0.004
-"""The same where only a drafter is asked whose drafts are seen before they are scored."""
+"""The same where a drafter is looked at before it is settled who drafts."""
 RESTING_SHARE = 0.005
 """The share of all that was in vain where nobody drafts: planning, probes, and drafts that did not pay."""
 NEWCOMER_SHARE = 0.003
@@ -173,7 +173,7 @@ class KeptPlan:
         if plan.probe:
             self._hold(now)
         elif plan.asks:
-            share = SETTLED_SHARE if plan.settled else ASKING_SHARE
+            share = SETTLED_SHARE if plan.settled or plan.looks else ASKING_SHARE
             launched = self._seconds + self._host.launching
             self._hold(now + rest_after(self._seconds, share), now + rest_after(launched, share))
             self.is_brief = self._until - now < _BRIEF_ROUNDS * plan.seconds

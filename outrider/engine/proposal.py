@@ -6,6 +6,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from outrider.control.plan import Plan
+from outrider.control.review import Offer, stated_survival
 from outrider.core.draft import Draft
 from outrider.drafters import grammar
 
@@ -26,7 +27,7 @@ class Proposal:
     asked: int = 0
     """How many in a row somebody was asked to draft for."""
     asking: float = 0.0
-    """Seconds that it took to ask drafters whose drafts are seen first, and nobody else."""
+    """Seconds that it took to ask the drafter that is looked at before it is settled who drafts."""
     by: int | None = None
     """The drafter that made all of these drafts, in one block of the device; NOBODY where none is asked; None: else."""
 
@@ -39,3 +40,11 @@ class Proposal:
 def scored_lengths(drafts: Seq[Draft]) -> list[int]:
     """As `Proposal.lengths`."""
     return [0 if draft.source == grammar.NAME else draft.scored for draft in drafts]
+
+
+def offer_of(draft: Draft, planned: int) -> Offer:
+    """What a draft is worth scoring for. planned: its tokens where none is preferred to another."""
+    sampled, told = draft.probs is not None, draft.confidence
+    if told is None or sampled or draft.parents is not None:
+        return Offer(min(len(draft), planned), draft.expected, sampled=sampled)
+    return Offer(len(draft), draft.expected, stated_survival(told.read()[: len(draft)]))

@@ -100,7 +100,7 @@ def test_measured_costs_leave_texts_and_account_for_every_round(asynchronous: bo
     assert decisions.rounds == tried.stats.all.rounds == sum(decisions.lengths.values())
     assert tried.stats.all.accepted > 0.3 * tried.stats.tokens  # texts that repeat are drafted
     assert not controller._decisions
-    assert not tried.drafting.feedback._unscored
+    assert not tried.drafting.feedback._open
 
 
 class Resting(Controller):

@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from outrider.control.choose import LEEWAY, MIN_GAIN, OWN_LENGTHS_GAIN, choose_drafts, choose_plan
+from outrider.control.choose import LEEWAY, MIN_GAIN, OWN_LENGTHS_GAIN, choose_plan
 from outrider.control.costs import PassTable, RoundCosts, RoundKind
 from outrider.control.plan import Outlook, plain_plan
 
@@ -124,24 +124,6 @@ def test_each_sequence_takes_the_drafter_that_knows_it():
     plan = choose_plan([free, model], RoundCosts(table, {"model": PassTable({(2, 1): 0.01})}), (1, 2, 4, 6))
     assert plan.drafters == [0, 1]
     assert plan.kind.drafters == ("lookup", "model")
-
-
-def rate(mask, expected: list[float], lengths: list[int], costs: RoundCosts) -> float:
-    tokens = 4 + sum(e for e, m in zip(expected, mask, strict=True) if m)
-    rows = 4 + sum(n for n, m in zip(lengths, mask, strict=True) if m)
-    return tokens / costs.target.rows_seconds(rows)
-
-
-def test_known_drafts_are_scored_where_that_pays_by_enumeration():
-    rng = random.Random(5)
-    for _ in range(60):
-        lengths = [rng.randrange(4) for _ in range(4)]
-        expected = [rng.random() * n for n in lengths]
-        costs = costs_of(rng.choice((0.05, 0.2, 0.5)))
-        kept = choose_drafts(expected, lengths, RoundKind(4, 4, 16, ("lookup",)), costs)
-        plain = rate([False] * 4, expected, lengths, costs)
-        best = max(rate(mask, expected, lengths, costs) for mask in product((False, True), repeat=4))
-        assert rate(kept, expected, lengths, costs) == pytest.approx(best if best > MIN_GAIN * plain else plain)
 
 
 def test_nobody_is_asked_where_asking_takes_longer_than_all_tokens_are_worth():

@@ -119,34 +119,6 @@ def test_decisions_are_told():
     assert control.forget(0).rounds == 0
 
 
-def test_a_plan_that_asks_only_the_drafter_that_is_seen_first_is_settled():
-    table = PassTable({(1, 1): 1.0, (1, 8): 2.4})
-    costs = RoundCosts(table, {"model": PassTable({(1, 1): 0.01})})
-    control = Controller([Member("lookup", 7), Member("model", 5, runs_model=True)], costs)
-    for _ in range(20):
-        control.note_guesses(1, [0], [5], [5])
-    plans = (control.plan([0], [7]) for _ in range(20))
-    plan = next(plan for plan in plans if not plan.probe)
-    assert (plan.drafters, plan.settled) == ([1], False)
-    for _ in range(40):
-        control.note_guesses(1, [0], [5], [0])
-    plan = next(plan for plan in plans if not plan.probe)
-    assert (plan.drafters, plan.lengths, plan.settled) == ([0], [7], True)
-
-
-def test_known_drafts_are_reviewed():
-    """On a CPU the drafter is asked, and its draft scored only where its expectation pays."""
-    table = PassTable({(1, 1): 1.0, (1, 8): 2.4})
-    control = Controller([Member("lookup", 7)], RoundCosts(table))
-    plan = control.plan([0], [7])
-    assert plan.lengths == [7]  # asking costs nothing
-    assert control.review([0], plan, [7], [5.0]) == [True]
-    assert control.review([0], plan, [7], [0.3]) == [False]
-    for _ in range(40):
-        control.note_expected(0, 0, 5.0, 0)
-    assert control.review([0], plan, [7], [5.0]) == [False]  # it promised too much before
-
-
 def test_a_drafter_that_was_bad_is_judged_anew_after_a_while():
     """Tried 20 times for nothing, then not asked for 640 rounds: half of that is forgotten, and more."""
     table = PassTable({(1, w): 1.0 for w in (1, 2, 4, 8)}, padded=True)

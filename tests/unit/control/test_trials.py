@@ -6,6 +6,7 @@ import pytest
 
 from outrider.control.controller import Controller, Member
 from outrider.control.costs import PassTable, RoundCosts
+from outrider.control.review import Offer
 from outrider.control.trials import TRIAL_ROUNDS, AskedRound, Trials
 
 
@@ -78,19 +79,21 @@ def test_a_request_that_just_came_is_not_slow():
 def test_drafts_of_a_trial_are_not_scored_until_they_promise_enough():
     control = Controller([Member("lookup", 7)], RoundCosts(PassTable({(1, 1): 1.0, (1, 4): 1.3, (1, 8): 1.7})))
     ids, budgets = [0, 1, 2, 3], [7] * 4
+    assert control.review is not None
+    trials, one, all_four = control.review.trials, [Offer(2, 1.9), Offer(), Offer(), Offer()], [Offer(2, 1.9)] * 4
     while (plan := control.plan(ids, budgets)).asks:
         control.note(ids, ids, plan, [0] * 4, [[0] * 4], 0.2)
-        assert control.review(ids, plan, [2, 0, 0, 0], [1.9, 0.0, 0.0, 0.0])[0] == control._trials.pays(4)
+        assert control.choose_drafts(ids, plan, one)[0] == 2 * trials.pays(4)
     while not (plan := control.plan(ids, budgets)).asks:
         control.note_plain(plan, ids, [1.3])
     assert plan.rounds == TRIAL_ROUNDS
-    assert control.review(ids, plan, [2, 0, 0, 0], [1.9, 0.0, 0.0, 0.0]) == [False] * 4
+    assert control.choose_drafts(ids, plan, one) == [0] * 4
     control.note(ids, ids, plan, [0] * 4, [[0] * 4], 0.01)
-    assert not control._trials.pays(4)  # nothing for the others
+    assert not trials.pays(4)  # nothing for the others
     for _ in range(TRIAL_ROUNDS):
-        control.review(ids, plan, [2] * 4, [1.9] * 4)
+        control.choose_drafts(ids, plan, all_four)
         control.note(ids, ids, plan, [0] * 4, [[0] * 4], 0.01)
-    assert control.review(ids, plan, [2] * 4, [1.9] * 4) == [True] * 4
+    assert control.choose_drafts(ids, plan, all_four) == [2] * 4
 
 
 @pytest.mark.parametrize(("asking", "share"), [(0.05, 0.16), (0.005, 1.0)])

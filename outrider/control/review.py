@@ -1,0 +1,274 @@
+"""Drafts that the host sees before they are scored, as on a CPU: who is asked, and which tokens a round scores.
+
+The drafter that runs no model is looked at first, at next to no cost. A model or head is asked where that still
+promises more, and of what it drafts those tokens are scored that pay for their rows, by how sure of them it is. In mode
+`seeded` no draft changes a text, so what was drawn may decide; a draft sampled from a stated distribution is scored
+whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+from outrider.control.acceptance import Acceptance, Calibration, Floats
+from outrider.control.choose import MIN_GAIN
+from outrider.control.costs import RoundKind, size_of
+from outrider.control.member import Member
+from outrider.control.plan import Plan
+from outrider.control.prices import Prices
+from outrider.control.trials import TRIAL_ROUNDS, AskedRound, Trials
+
+_FULFILLED_ROUNDS = 64
+"""What plans bring is a running mean of so many rounds."""
+_PACE_DECAY = 1 - 1 / 128
+"""The pace is that of about so many rounds."""
+_MAX_FULFILLED = 2.0
+"""And at most so many times what they promise, or so small a part."""
+
+
+class Offer(NamedTuple):
+    """A draft of one sequence, as the host sees it."""
+
+    length: int = 0
+    expected: float = 0.0
+    """Tokens that its drafter expects to be accepted; 0: it does not say."""
+    survival: Seq[float] = ()
+    """How likely each token is accepted, by what its drafter states of this draft; empty: it does not say, and the
+    draft is scored whole or not at all."""
+    sampled: bool = False
+    """From a distribution that it states: it is scored whole whatever it holds, or the text would be biased."""
+
+
+class Promise(NamedTuple):
+    """What a round should bring and take."""
+
+    tokens: float
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds
+
+
+class Scored(NamedTuple):
+    """The tokens of drafts that a round scores."""
+
+    lengths: list[int]  # [sequences]
+    promise: Promise
+
+
+class Review:
+    """Decides once drafts are seen; a `Controller` decides before, by what earlier rounds told."""
+
+    def __init__(
+        self, members: Seq[Member], free: int | None, rates_of: Callable[[int], Acceptance], prices: Prices
+    ) -> None:
+        """free: the member that runs no model and is asked first. rates_of: a drafter's rates."""
+        self.members, self.free, self._rates_of, self.prices, self.costs = members, free, rates_of, prices, prices.costs
+        self.trials = Trials()
+        """Of the free drafter."""
+        self.calibration = [Calibration() for _ in members]
+        self.fulfilled = [1.0] * len(members)
+        """The rate that rounds of each model bring, over the one that is planned: fewer tokens are scored, and those
+        that are likelier."""
+        self._pace: dict[int, list[float]] = {}
+        """By `size_of` a batch: tokens that came of late, and the seconds they took."""
+        self._promised: tuple[list[float], float] | None = None
+        """What drafts of the round that were left out in a trial promised: tokens of each, and the seconds of all."""
+
+    def look(self, plan: Plan, seq_ids: Seq[int], budgets: Seq[int], now: int) -> Plan:
+        """The plan, with all that there is room for from the free drafter. budgets: its max tokens of each sequence."""
+        if self.free is None:
+            return plan
+        chosen = self.trials.choose(seq_ids, now)
+        looks = [budget if ask else 0 for ask, budget in zip(chosen, budgets, strict=True)]
+        if not any(looks):
+            return plan
+        rounds = 0 if self.trials.pays(len(looks)) else TRIAL_ROUNDS
+        if plan.asks:  # a model is asked unless what is found promises more
+            return replace(plan, looks=looks, rounds=rounds)
+        return replace(self._free_plan(plan, looks), rounds=rounds)
+
+    def asked(self, plan: Plan, member: int) -> list[int]:
+        """Max tokens to ask a drafter for: of a head that drafts many at once twice as many as are planned, from which
+        those that pay are chosen where it states how sure it is of each."""
+        if member == self.free:
+            return [*plan.looks] if plan.looks else plan.lengths_of(member)
+        lengths = self.members[member].lengths
+        return [min(2 * n, next((each for each in lengths if each >= n), n)) for n in plan.lengths_of(member)]
+
+    def _free_plan(self, plan: Plan, looks: list[int]) -> Plan:
+        """The round in which only the free drafter drafts."""
+        free = -1 if self.free is None else self.free
+        who = [free if n else -1 for n in looks]
+        kind = RoundKind(len(looks), 1, len(looks), (self.members[free].name,))
+        return replace(plan, kind=kind, lengths=looks, drafters=who, looks=(), settled=True)
+
+    def settle(self, plan: Plan, seq_ids: Seq[int], found: Seq[Offer], now: int) -> Plan:
+        """Who drafts, once the free drafter's drafts are known: models are asked where that promises more."""
+        free, seconds_of = self.free, partial(self.prices.seconds, now=now)
+        if free is None or not plan.looks:
+            return plan
+        worth = [self._worth(free, seq_id, offer) for seq_id, offer in zip(seq_ids, found, strict=True)]
+        if not any(worth):
+            return replace(plan, looks=())
+        planned = zip(plan.drafters, seq_ids, plan.lengths, strict=True)
+        promised = [self._worth(who, seq_id, Offer(n)) if n else 0.0 for who, seq_id, n in planned]
+        lumps = [offer._replace(expected=tokens) for offer, tokens in zip(found, worth, strict=True)]
+        alone = choose_lengths(lumps, RoundKind(len(seq_ids), 1, len(seq_ids)), seconds_of)
+        better = [own > other for own, other in zip(worth, promised, strict=True)]
+        lengths = [offer.length if own else n for offer, n, own in zip(found, plan.lengths, better, strict=True)]
+        who = [free if own else by for by, own in zip(plan.drafters, better, strict=True)]
+        kind = plan.kind._replace(width=1 + max(lengths), rows=len(lengths) + sum(lengths))
+        if not any(n and by != free for n, by in zip(lengths, who, strict=True)):
+            return self._free_plan(plan, [*plan.looks])
+        seconds, trust = seconds_of(kind), max(self.fulfilled[by] for by in who if by >= 0)
+        together = Promise((len(lengths) + sum(map(max, worth, promised))) * trust, seconds)
+        if not self.is_better(together, alone.promise, len(lengths)):
+            return self._free_plan(plan, [*plan.looks])
+        return replace(plan, kind=kind, lengths=lengths, drafters=who, looks=())
+
+    def choose(self, seq_ids: Seq[int], plan: Plan, offers: Seq[Offer], now: int) -> list[int]:
+        """How many tokens of each draft to score, now that all are known. now: the round."""
+        known = zip(plan.drafters, seq_ids, offers, strict=True)
+        seen = [self._stated(who, seq_id, offer) if offer.length else offer for who, seq_id, offer in known]
+        if not any(offer.length for offer in seen):
+            return [0] * len(seen)
+        free = plan.settled or not plan.kind.steps
+        kind = self.prices.kind_of(plan, [offer.length for offer in seen])
+        sunk = RoundKind(len(seen), 1, len(seen)) if free else plan.kind._replace(width=1, rows=len(seen))
+        seconds_of = partial(self.prices.seconds, now=now)
+        scored = choose_lengths(seen, kind, seconds_of, sunk, least=MIN_GAIN if free else 1.0)
+        if not plan.settled or len(seen) == 1 or self.trials.pays(len(seen)):
+            return scored.lengths
+        # a trial: what they promise is enough to learn from, and no request gets ahead of the others by it
+        tokens = [offer.expected if n else 0.0 for offer, n in zip(seen, scored.lengths, strict=True)]
+        extra = self.prices.of(self.prices.kind_of(plan, scored.lengths), now).extra if any(tokens) else 0.0
+        self._promised = tokens, extra
+        return [0] * len(seen)
+
+    def _stated(self, member: int, seq_id: int, offer: Offer) -> Offer:
+        """The offer, by how such offers fared before."""
+        if offer.survival and not offer.sampled:
+            ratio = self.calibration[member].ratio(seq_id)
+            return offer._replace(survival=[min(1.0, ratio * each) for each in offer.survival[: offer.length]])
+        return offer._replace(expected=self._worth(member, seq_id, offer), sampled=offer.sampled or member != self.free)
+
+    def _worth(self, member: int, seq_id: int, offer: Offer) -> float:
+        """Tokens of a draft that should be accepted."""
+        if not offer.length:
+            return 0.0
+        if offer.expected > 0:
+            return min(offer.length, offer.expected * self.calibration[member].ratio(seq_id))
+        return float(self._rates_of(member).survival([seq_id])[0, : offer.length].sum())
+
+    def note(self, seq_ids: Seq[int], plan: Plan, accepted: Seq[int], extra: float, asking: float, now: int) -> None:
+        """Note what came of a round in which the free drafter was asked, and what that took.
+
+        extra: seconds beyond a round without drafts, asking included. asking: those of the free drafter.
+        """
+        if plan.settled:
+            self.trials.note(seq_ids, self._asked_round(accepted, extra, now))
+        elif asking > 0 and self.free not in plan.drafters:  # it found nothing that was worth more than the model's
+            self.trials.note(seq_ids, self._asked_round([0] * len(seq_ids), asking, now))
+
+    def is_better(self, one: Promise, other: Promise, batch: int) -> bool:
+        """Whether a round that takes longer is worth it: its further tokens must come at the pace of late at least.
+
+        A higher rate of this round is not enough: what comes sooner by a model may come for less in the next round, by
+        a lookup.
+        """
+        tokens, seconds = self._pace.get(size_of(batch), (0.0, 0.0))
+        pace = max(tokens / seconds, other.rate) if seconds > 0 else other.rate
+        return one.tokens - other.tokens > pace * (one.seconds - other.seconds)
+
+    def note_plain(self, batch: int, rounds: int) -> None:
+        """Note rounds that nobody was asked for."""
+        self._note_pace(batch, rounds * batch, rounds * self.costs.seconds(RoundKind(batch, 1, batch)), rounds)
+
+    def note_round(self, plan: Plan, batch: int, tokens: int, seconds: float, usual: bool) -> None:
+        """Note a round of this plan: what came of it, and what such rounds take. usual: nobody had to catch up."""
+        self._note_pace(batch, tokens, seconds, 1)
+        model = plan.only_drafter
+        if usual and model is not None and model != self.free and plan.rate > 0:
+            known, told = self.fulfilled[model], tokens / seconds / plan.rate
+            known += (min(max(told, 1 / _MAX_FULFILLED**2), _MAX_FULFILLED**2) - known) / _FULFILLED_ROUNDS
+            self.fulfilled[model] = min(max(known, 1 / _MAX_FULFILLED), _MAX_FULFILLED)
+
+    def _note_pace(self, batch: int, tokens: int, seconds: float, rounds: int) -> None:
+        known = self._pace.setdefault(size_of(batch), [0.0, 0.0])
+        kept = _PACE_DECAY**rounds
+        known[0], known[1] = kept * known[0] + tokens, kept * known[1] + seconds
+
+    def _asked_round(self, accepted: Seq[float], extra: float, now: int) -> AskedRound:
+        """What `Trials` are told of a round; of drafts that were left out for one, what they promised."""
+        if self._promised is not None:
+            accepted, extra, self._promised = self._promised[0], extra + self._promised[1], None
+        batch, target = len(accepted), self.costs.target
+        one, all_rows = map(target.rows_seconds, (1, batch))
+        plain = self.prices.of(RoundKind(batch, 1, batch), now).plain
+        row = plain * (all_rows - one) / all_rows / (batch - 1) if batch > 1 else plain
+        return AskedRound(accepted, extra, plain, row)
+
+    def note_expected(self, member: int, seq_id: int, expected: float, accepted: int) -> None:
+        """Note how many tokens were expected of a draft, and how many came."""
+        if expected > 0:
+            self.calibration[member].note(seq_id, expected, accepted)
+
+    def forget(self, seq_id: int) -> None:
+        self.trials.forget(seq_id)
+        for each in self.calibration:
+            each.forget(seq_id)
+
+
+def stated_survival(confidence: Floats) -> list[float]:
+    """[tokens] -> [tokens]: how likely each token is accepted, of drafts that state it where those before it are."""
+    return confidence.cumprod().tolist()
+
+
+def choose_lengths(
+    offers: Seq[Offer],
+    planned: RoundKind,
+    seconds_of: Callable[[RoundKind], float],
+    sunk: RoundKind | None = None,
+    least: float = MIN_GAIN,
+) -> Scored:
+    """How many tokens of each draft to score: those of most expected tokens a row first, as long as that pays.
+
+    planned: the round with all of them. seconds_of: what rounds take. sunk: the round that there is with none; without
+    drafts if not given. least: what scoring any must promise over that.
+    """
+    batch = len(offers)
+    sunk = RoundKind(batch, 1, batch) if sunk is None else sunk
+    lengths = [offer.length if offer.sampled else 0 for offer in offers]
+    tokens = batch + sum(offer.expected for offer in offers if offer.sampled)
+    rows, width = batch + sum(lengths), 1 + max(lengths)
+    begun = planned._replace(width=width, rows=rows) if rows > batch else sunk
+    promise = Promise(tokens, seconds_of(begun))
+    best, best_rate = Scored([*lengths], promise), least * promise.rate
+    pieces = sorted(_pieces(offers), key=lambda piece: -piece[0])
+    for density, row, count in pieces:
+        if density <= 0:
+            break
+        lengths[row] += count
+        rows, width, tokens = rows + count, max(width, 1 + lengths[row]), tokens + density * count
+        promise = Promise(tokens, seconds_of(planned._replace(width=width, rows=rows)))
+        if promise.rate > best_rate:
+            best, best_rate = Scored([*lengths], promise), promise.rate
+    return best
+
+
+def _pieces(offers: Seq[Offer]) -> Iterator[tuple[float, int, int]]:
+    """What can be scored or not: (expected tokens a row, sequence, rows). Tokens of a draft that states how likely each
+    is come one by one, from the likeliest on."""
+    for row, offer in enumerate(offers):
+        if offer.sampled or not offer.length:
+            continue
+        if not offer.survival:
+            yield offer.expected / offer.length, row, offer.length
+        for each in offer.survival[: offer.length]:
+            yield each, row, 1
