@@ -57,7 +57,8 @@ class Pass(c.Structure):
         *((name, c.c_int64) for name in ("rows", "sequence_count", "wanted_count", "tap_count", "threads")),
         *((name, c.c_void_p) for name in ("ids", "positions", "slots", "embedded")),
         ("sequences", c.POINTER(Sequence)),
-        *((name, c.c_void_p) for name in ("wanted", "taps", "features", "hidden", "logits")),
+        *((name, c.c_void_p) for name in ("wanted", "taps", "features", "kept_tokens", "kept_features")),
+        *((name, c.c_void_p) for name in ("hidden", "logits")),
         *((name, c.c_void_p) for name in ("chosen", "seeds", "temperatures")),
     ]
 

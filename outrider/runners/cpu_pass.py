@@ -36,7 +36,7 @@ class PassOutput:
     logits: Tensor | None
     """[M, vocab]; None where the caller computes them"""
     features: Tensor | None
-    """[N, taps * hidden]; None where no layer is tapped"""
+    """[N, taps * hidden]; None where passes return none. Where they are kept, the pass has put them there"""
     choices: Tensor | None = None
     """int64 [M]: the target's choice after each, NO_TOKEN where there is none; None where nobody asked"""
 
@@ -146,7 +146,7 @@ class CpuPass:
         out = PassOutput(
             torch.empty(len(wanted), config.hidden_size),
             torch.empty(len(wanted), config.vocab_size) if logits else None,
-            torch.empty(len(layout.ids), model.features_width) if model.taps else None,
+            torch.empty(len(layout.ids), model.features_width) if model.returns_taps else None,
             None if draws is None else torch.empty(len(wanted), dtype=torch.int64),
         )
         embedded = None if isinstance(weights.table, BlockTensor) else weights.embed(layout.ids).float()
@@ -164,6 +164,8 @@ class CpuPass:
             wanted=wanted.data_ptr(),
             taps=taps.buffer_info()[0],
             features=None if out.features is None else out.features.data_ptr(),
+            kept_tokens=None if model.kept is None else model.kept.tokens.data_ptr(),
+            kept_features=None if model.kept is None else model.kept.features.data_ptr(),
             hidden=out.hidden.data_ptr(),
             logits=None if out.logits is None else out.logits.data_ptr(),
             chosen=None if out.choices is None else out.choices.data_ptr(),

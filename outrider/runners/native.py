@@ -270,7 +270,9 @@ class NativeRunner(Runner):
         hidden = model.decoder.forward(layout.ids, layout.positions, attend, tapped)
         logits = model.heads.logits(hidden[layout.wanted])
         block = None if tapped is None else torch.cat([tapped[layer] for layer in model.taps], -1)
-        features = self._features(layout, block)
+        if block is not None and model.kept is not None:
+            model.kept.store(layout.slots, layout.ids, block)
+        features = self._returned(layout, block)
         if not attend.checks_rows or bool(hidden.sum().isfinite()):
             return logits, features, []
         bad = ~hidden.isfinite().all(-1)
@@ -285,20 +287,18 @@ class NativeRunner(Runner):
         whole_head = not self.model.heads.size
         out = cpu_pass.run(spans, layout, logits=whole_head)
         logits = self.model.heads.logits(out.hidden) if out.logits is None else out.logits
-        return logits, self._features(layout, out.features), []
+        return logits, self._returned(layout, out.features), []
 
     def _choose_at_once(self, cpu_pass: CpuPass, spans: Seq[Span], draws: Draws) -> Scores:
         """A pass in one call that makes the target's choices too."""
         with self.model.threads.run_pass(sum(span.width for span in spans)):
             layout = lay_out(spans, self.pool, self.device)
             out = cpu_pass.run(spans, layout, draws=draws)
-            features = self._features(layout, out.features)
+            features = self._returned(layout, out.features)
         return Scores(cast(Tensor, out.logits), spans, features, choices=out.choices)
 
-    def _features(self, layout: Layout, block: Tensor | None) -> list[Tensor] | None:
-        """Keep the tapped outputs of all rows in their pages, and return those of each span, where asked for."""
-        if block is not None and self.model.kept is not None:
-            self.model.kept.store(layout.slots, layout.ids, block)
+    def _returned(self, layout: Layout, block: Tensor | None) -> list[Tensor] | None:
+        """The tapped outputs of each span, where asked for. block: of all rows."""
         return None if block is None or not self.model.returns_taps else [block[rows] for rows in layout.rows]
 
     def _without_drafts(self, logits: Tensor, spans: Seq[Span], broken: list[int]) -> Tensor:

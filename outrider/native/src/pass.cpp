@@ -76,10 +76,14 @@ void run(Runner& runner) {
         runner.run_layer(model->layers[i]);
         for (int64_t tap = 0; tap < pass->tap_count; tap++) {
             if (pass->taps[tap] != i) continue;
-            for (int64_t row = 0; row < runner.rows; row++)
-                memcpy(pass->features + (row * pass->tap_count + tap) * hidden, x + row * hidden, 4 * hidden);
+            auto copy = [&](float* to, int64_t place, int64_t row) { memcpy(to + (place * pass->tap_count + tap) * hidden, x + row * hidden, 4 * hidden); };
+            for (int64_t row = 0; row < runner.rows; row++) {
+                if (pass->features) copy(pass->features, row, row);
+                if (pass->kept_features) copy(pass->kept_features, pass->slots[row], row);
+            }
         }
     }
+    for (int64_t row = 0; pass->kept_tokens && row < runner.rows; row++) pass->kept_tokens[pass->slots[row]] = pass->ids[row];
     for (int64_t i = 0; i < pass->wanted_count; i++)
         runner.kernels->norm(x + pass->wanted[i] * hidden, model->norm, model->eps, hidden, pass->hidden + i * hidden);
     if (!model->head.parts[0] || !pass->wanted_count) return;
@@ -95,6 +99,7 @@ const char* check_pass(const Model* m, const Pass* p) {
             return "a row's token, position or slot is out of bounds";
     for (int64_t i = 0; i < p->wanted_count; i++)
         if (!within(p->wanted[i], 0, p->rows - 1)) return "a wanted row is out of bounds";
+    if (p->tap_count && !p->features && !p->kept_features) return "tapped outputs have nowhere to go";
     if (p->chosen && (!m->head.parts[0] || (p->temperatures && !p->seeds))) return "choices need logits, and noise its seeds";
     int64_t rows = 0;
     for (int64_t i = 0; i < p->sequence_count; i++) {

@@ -44,7 +44,9 @@ struct Pass {
     const Sequence* sequences;
     const int64_t* wanted;   // [wanted_count]: rows
     const int64_t* taps;     // [tap_count]: layers
-    float* features;         // [rows, tap_count * hidden]
+    float* features;         // [rows, tap_count * hidden]; null: not returned
+    int64_t* kept_tokens;    // [slots]: for a head that reads them later, what was read; null: not kept
+    float* kept_features;    // [slots, tap_count * hidden]: and its tapped outputs
     float* hidden;           // [wanted_count, hidden], after the last norm
     float* logits;           // [wanted_count, vocab]
     int64_t* chosen;         // [wanted_count]: the target's choice after each, -1 where it has none; null: not asked for
