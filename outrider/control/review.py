@@ -30,6 +30,10 @@ _MAX_FULFILLED = 2.0
 """And at most so many times what they promise, or so small a part."""
 
 
+_BEYOND = 2
+"""Tokens that a head is asked for beyond those planned: to draft many takes time, most of all sampled ones."""
+
+
 class Offer(NamedTuple):
     """A draft of one sequence, as the host sees it."""
 
@@ -94,12 +98,15 @@ class Review:
         return replace(self._free_plan(plan, looks), rounds=rounds)
 
     def asked(self, plan: Plan, member: int) -> list[int]:
-        """Max tokens to ask a drafter for: of a head that drafts many at once twice as many as are planned, from which
+        """Max tokens to ask a drafter for: of a head that drafts many at once some more than are planned, from which
         those that pay are chosen where it states how sure it is of each."""
         if member == self.free:
             return [*plan.looks] if plan.looks else plan.lengths_of(member)
         lengths = self.members[member].lengths
-        return [min(2 * n, next((each for each in lengths if each >= n), n)) for n in plan.lengths_of(member)]
+        return [
+            min(n + _BEYOND, next((each for each in lengths if each >= n), n)) if n else 0
+            for n in plan.lengths_of(member)
+        ]
 
     def _free_plan(self, plan: Plan, looks: list[int]) -> Plan:
         """The round in which only the free drafter drafts."""

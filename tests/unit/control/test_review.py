@@ -82,7 +82,7 @@ def test_a_head_is_asked_for_its_block_and_scored_as_far_as_it_is_sure():
     control, review = controller(HEAD)
     plan = next(plans(control, [0]))
     assert plan.asks
-    assert review.asked(plan, 0) == [min(7, 2 * plan.lengths[0])]
+    assert review.asked(plan, 0) == [min(7, plan.lengths[0] + 2)]
     sure, unsure = stated_survival(np.full(7, 0.95)), stated_survival(np.array([0.9, 0.9, 0.05] + [0.9] * 4))
     assert control.choose_drafts([0], plan, [Offer(7, 1.0, sure)]) == [7]
     assert control.choose_drafts([0], plan, [Offer(7, 1.0, unsure)]) == [2]
