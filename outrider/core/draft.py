@@ -44,7 +44,7 @@ class Draft:
     confidence: ConfidenceRow | None = None
     """Of a chain: how sure of each token the drafter is; None: it does not say.
 
-    Only later drafts may depend on it, or in mode `seeded` how the drafts of a round share its rows: there no draft
+    Only later drafts may depend on it, or in mode `seeded` what of the drafts of a round is scored: there no draft
     changes a text. Elsewhere what is scored must not depend on what was drawn.
     """
     share: int | None = None

@@ -17,6 +17,7 @@ from testbed import CONTEXT, TOKENIZER, VOCAB, Testbed
 from outrider.control import measure
 from outrider.control.controller import Controller, Member
 from outrider.control.costs import PassTable, RoundCosts, RoundKind
+from outrider.control.plan import Plan
 from outrider.core.device_row import ConfidenceRow
 from outrider.core.draft import Draft
 from outrider.core.host_copy import HostCopy
@@ -168,6 +169,39 @@ def test_confidences_reach_the_controller_once_drafts_are_judged(world: Testbed,
         assert all(0 < each < 1 for each in stated)
     assert any(accepted for *_, accepted in control.told)
     assert not control.acceptance[0]._rows
+
+
+class Scoring(Noting):
+    """Keeps how many tokens were planned of each draft, and how many scored."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        super().__init__(drafter, ())
+        self.scored: list[tuple[int, int]] = []
+
+    def note(
+        self, seq_ids: Seq[int], rows: Seq[int], plan: Plan, drafted: Seq[int], *more: Any, **options: Any
+    ) -> None:
+        super().note(seq_ids, rows, plan, drafted, *more, **options)
+        self.scored += [(n, m) for n, m in zip(plan.lengths, drafted, strict=True) if n]
+
+
+@pytest.mark.parametrize("mode", ["seeded", "distribution"])
+def test_a_draft_is_scored_as_far_as_its_head_is_sure_in_mode_seeded_alone(world: Testbed, mode: Any):
+    target, drafter = build(world, "block:model=tiny-block", mode)
+    target.asynchronous = False
+    control, limits = Scoring(drafter), EngineLimits(max_batch=4)
+    verifier = make_verifier(mode)
+    tried = Engine(target, drafter, verifier, TOKENIZER, eos_ids=TOKENIZER.eos_ids, limits=limits, controller=control)
+    rng = random.Random(5)
+    asked = [request(rng.choices(range(1, VOCAB), k=7), max_tokens=30, temperature=0.8, seed=i) for i in range(6)]
+    for told, each in zip(run(tried, asked), asked, strict=True):
+        if mode == "seeded":
+            assert_same(told, world.judged(each), tolerance=1e-4)
+    assert len(control.scored) > 20
+    assert any(m != n for n, m in control.scored) == (mode == "seeded")
+    assert any(m > n for n, m in control.scored) == (mode == "seeded")  # it was surer than its plan
+    assert control.acceptance[0].drafts > 20  # the text judges them, scored or not
+    assert not tried.drafting.feedback._open
 
 
 @pytest.mark.parametrize("mixed", [False, True])
