@@ -14,7 +14,7 @@ from outrider.control.choose import MIN_GAIN, best_plan_of, choose_plan
 from outrider.control.costs import RoundCosts, RoundKind, size_of
 from outrider.control.decisions import DecisionLog, Decisions
 from outrider.control.fading import FADE_SHARE, TRUST_FADE_SHARE, Fading
-from outrider.control.member import Member as Member
+from outrider.control.member import Member
 from outrider.control.own_drafts import OwnFigures
 from outrider.control.plan import Ints, Outlook, Plan, plain_plan
 from outrider.control.prices import Price, Prices
@@ -111,7 +111,7 @@ class Controller:
         plan = choose_plan(outlooks, self.costs, self.widths, least)
         if review is not None and plan.asks:
             plain = plain_plan(batch, self.costs)
-            promise = Promise(plan.tokens * review.fulfilled[max(plan.drafters)] / least, plan.seconds)
+            promise = Promise(plan.tokens * review.fulfilled(max(plan.drafters)) / least, plan.seconds)
             plan = plan if review.is_better(promise, Promise(plain.tokens, plain.seconds), batch) else plain
         self._under_way, self._asked = plan.asks, frozenset(plan.drafters) - {-1}
         if review is not None:
@@ -130,7 +130,7 @@ class Controller:
         own = self._own.of(member)
         trust = self.trust.rate(member, len(seq_ids)) ** (_BELIEVED if own is not None else 1.0)
         trust /= self._margin(member, len(seq_ids))
-        trust *= 1.0 if self.review is None else self.review.fulfilled[member]
+        trust *= 1.0 if self.review is None else self.review.fulfilled(member)
         return Outlook(known.name, survival, budgets, known.runs_model, known.lengths, own, sharing, trust)
 
     def _margin(self, member: int, batch: int) -> float:

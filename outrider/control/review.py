@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -22,14 +22,14 @@ from outrider.control.plan import Plan
 from outrider.control.prices import Prices
 from outrider.control.trials import TRIAL_ROUNDS, AskedRound, Trials
 
-_FULFILLED_ROUNDS = 64
-"""What plans bring is a running mean of so many rounds."""
-_PACE_DECAY = 1 - 1 / 128
+_RECENT_ROUNDS = 64
+"""What plans bring of what they promise is known of about so many rounds."""
+_FIRST_TOKENS = 16.0
+"""At first they bring all of it: that counts as so many tokens."""
+_LEAST, _MOST = 0.5, 2.0
+"""What they bring counts as so great a part at least and at most."""
+_PACE_ROUNDS = 128
 """The pace is that of about so many rounds."""
-_MAX_FULFILLED = 2.0
-"""And at most so many times what they promise, or so small a part."""
-
-
 _BEYOND = 2
 """Tokens that a head is asked for beyond those planned: to draft many takes time, most of all sampled ones."""
 
@@ -65,6 +65,22 @@ class Scored(NamedTuple):
     promise: Promise
 
 
+@dataclass(slots=True)
+class _Ratio:
+    """Of two running sums."""
+
+    above: float = 0.0
+    below: float = 0.0
+
+    def add(self, above: float, below: float, kept: float) -> None:
+        """kept: the part of what was there before that is not forgotten."""
+        self.above, self.below = kept * self.above + above, kept * self.below + below
+
+    @property
+    def value(self) -> float:
+        return self.above / self.below if self.below > 0 else 0.0
+
+
 class Review:
     """Decides once drafts are seen; a `Controller` decides before, by what earlier rounds told."""
 
@@ -76,11 +92,10 @@ class Review:
         self.trials = Trials()
         """Of the free drafter."""
         self.calibration = [Calibration() for _ in members]
-        self.fulfilled = [1.0] * len(members)
-        """The rate that rounds of each model bring, over the one that is planned: fewer tokens are scored, and those
-        that are likelier."""
-        self._pace: dict[int, list[float]] = {}
-        """By `size_of` a batch: tokens that came of late, and the seconds they took."""
+        self._brought = [_Ratio(_FIRST_TOKENS, _FIRST_TOKENS) for _ in members]
+        """Of each member's plans: tokens that came, over those promised for the time they took."""
+        self._pace: dict[int, _Ratio] = {}
+        """By `size_of` a batch: tokens a second of late."""
         self._promised: tuple[list[float], float] | None = None
         """What drafts of the round that were left out in a trial promised: tokens of each, and the seconds of all."""
 
@@ -133,7 +148,7 @@ class Review:
         kind = plan.kind._replace(width=1 + max(lengths), rows=len(lengths) + sum(lengths))
         if not any(n and by != free for n, by in zip(lengths, who, strict=True)):
             return self._free_plan(plan, [*plan.looks])
-        seconds, trust = seconds_of(kind), max(self.fulfilled[by] for by in who if by >= 0)
+        seconds, trust = seconds_of(kind), max(self.fulfilled(by) for by in who if by not in (-1, free))
         together = Promise((len(lengths) + sum(map(max, worth, promised))) * trust, seconds)
         if not self.is_better(together, alone.promise, len(lengths)):
             return self._free_plan(plan, [*plan.looks])
@@ -189,8 +204,8 @@ class Review:
         A higher rate of this round is not enough: what comes sooner by a model may come for less in the next round, by
         a lookup.
         """
-        tokens, seconds = self._pace.get(size_of(batch), (0.0, 0.0))
-        pace = max(tokens / seconds, other.rate) if seconds > 0 else other.rate
+        known = self._pace.get(size_of(batch))
+        pace = other.rate if known is None else max(known.value, other.rate)
         return one.tokens - other.tokens > pace * (one.seconds - other.seconds)
 
     def note_plain(self, batch: int, rounds: int) -> None:
@@ -201,15 +216,15 @@ class Review:
         """Note a round of this plan: what came of it, and what such rounds take. usual: nobody had to catch up."""
         self._note_pace(batch, tokens, seconds, 1)
         model = plan.only_drafter
-        if usual and model is not None and model != self.free and plan.rate > 0:
-            known, told = self.fulfilled[model], tokens / seconds / plan.rate
-            known += (min(max(told, 1 / _MAX_FULFILLED**2), _MAX_FULFILLED**2) - known) / _FULFILLED_ROUNDS
-            self.fulfilled[model] = min(max(known, 1 / _MAX_FULFILLED), _MAX_FULFILLED)
+        if usual and model is not None and model != self.free:
+            self._brought[model].add(tokens, plan.rate * seconds, 1 - 1 / _RECENT_ROUNDS)
+
+    def fulfilled(self, member: int) -> float:
+        """The rate that rounds of a model bring, over the planned one: fewer tokens are scored, and likelier ones."""
+        return min(max(self._brought[member].value, _LEAST), _MOST)
 
     def _note_pace(self, batch: int, tokens: int, seconds: float, rounds: int) -> None:
-        known = self._pace.setdefault(size_of(batch), [0.0, 0.0])
-        kept = _PACE_DECAY**rounds
-        known[0], known[1] = kept * known[0] + tokens, kept * known[1] + seconds
+        self._pace.setdefault(size_of(batch), _Ratio()).add(tokens, seconds, (1 - 1 / _PACE_ROUNDS) ** rounds)
 
     def _asked_round(self, accepted: Seq[float], extra: float, now: int) -> AskedRound:
         """What `Trials` are told of a round; of drafts that were left out for one, what they promised."""

@@ -6,9 +6,10 @@ from collections.abc import Sequence as Seq
 from pathlib import Path
 
 from outrider.control.ceilings import limits_of
-from outrider.control.controller import Controller, Member
+from outrider.control.controller import Controller
 from outrider.control.costs import PassTable, RoundCosts
 from outrider.control.measure import key_of, load_table, measure_drafts, measure_passes, save_table
+from outrider.control.member import Member
 from outrider.control.overlapped_costs import OverlappedCosts
 from outrider.drafters.base import Drafter, included_in
 from outrider.runners.base import Runner

@@ -15,8 +15,9 @@ from test_lookups_in_flight import RULES, assert_judged, drafter_of, repetitive
 from test_rounds_behind_rounds import Schedule, at_random
 from testbed import CONTEXT, TOKENIZER, VOCAB
 
-from outrider.control.controller import Controller, Member
+from outrider.control.controller import Controller
 from outrider.control.costs import PassTable, RoundCosts, RoundKind
+from outrider.control.member import Member
 from outrider.control.plan import Plan, plain_plan
 from outrider.core.sampling import SamplingParams
 from outrider.drafters.base import Drafter, DrafterContext

@@ -15,8 +15,9 @@ from plain_decoding import assert_same, request, run
 from testbed import CONTEXT, TOKENIZER, VOCAB, Testbed
 
 from outrider.control import measure
-from outrider.control.controller import Controller, Member
+from outrider.control.controller import Controller
 from outrider.control.costs import PassTable, RoundCosts, RoundKind
+from outrider.control.member import Member
 from outrider.control.plan import Plan
 from outrider.core.device_row import ConfidenceRow
 from outrider.core.draft import Draft

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from outrider.control.choose import best_plan_of
-from outrider.control.controller import Controller, Member
+from outrider.control.controller import Controller
 from outrider.control.costs import PassTable, RoundCosts, RoundKind
+from outrider.control.member import Member
 from outrider.control.overlapped_costs import OverlappedCosts
 from outrider.control.plan import Outlook, Plan, plain_plan
 from outrider.control.trust import PLAIN

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.control.controller import Controller, Member
+from outrider.control.controller import Controller
 from outrider.control.costs import PassTable, RoundCosts, RoundKind
+from outrider.control.member import Member
 from outrider.control.plan import Plan, plain_plan
 from outrider.core.draft import EMPTY, Draft, Verdict
 from outrider.core.sampling import SamplingParams

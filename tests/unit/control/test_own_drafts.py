@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from outrider.control.choose import best_plan_of, choose_plan
-from outrider.control.controller import Controller, Member
+from outrider.control.controller import Controller
 from outrider.control.costs import PassTable, RoundCosts, RoundKind
+from outrider.control.member import Member
 from outrider.control.own_drafts import OwnDrafts, OwnFigures
 from outrider.control.plan import Outlook, Plan
 

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from outrider.control.choose import MIN_GAIN
-from outrider.control.controller import Controller, Member
+from outrider.control.controller import Controller
 from outrider.control.costs import PassTable, RoundCosts, RoundKind
+from outrider.control.member import Member
 from outrider.control.plan import Plan
 from outrider.control.review import Offer, Review, choose_lengths, stated_survival
 
@@ -152,9 +153,9 @@ def test_a_plan_promises_what_such_plans_brought_before():
     plan = next(plans(control, [0]))
     for _ in range(400):
         review.note_round(plan, 1, 1, 1 / (1.2 * plan.rate), usual=True)
-    assert review.fulfilled[1] == pytest.approx(1.2, abs=0.02)
-    assert control._outlook(1, [0], np.array([7])).trust == pytest.approx(review.fulfilled[1])
-    assert review.fulfilled[0] == 1.0
+    assert review.fulfilled(1) == pytest.approx(1.2, abs=0.02)
+    assert control._outlook(1, [0], np.array([7])).trust == pytest.approx(review.fulfilled(1))
+    assert review.fulfilled(0) == 1.0
     for _ in range(1000):
         review.note_round(plan, 1, 0, 1.0, usual=True)
-    assert review.fulfilled[1] == 0.5
+    assert review.fulfilled(1) == 0.5

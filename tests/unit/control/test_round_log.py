@@ -11,8 +11,9 @@ import pytest
 
 from outrider.control import round_log
 from outrider.control.acceptance import Acceptance, DraftedRounds
-from outrider.control.controller import Controller, Member
+from outrider.control.controller import Controller
 from outrider.control.costs import PassTable
+from outrider.control.member import Member
 from outrider.control.overlapped_costs import OverlappedCosts
 from outrider.control.plan import Plan
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from outrider.control.choose import choose_plan
-from outrider.control.controller import Controller, Member
+from outrider.control.controller import Controller
 from outrider.control.costs import PassTable, RoundCosts
+from outrider.control.member import Member
 from outrider.control.plan import Outlook
 from outrider.control.sharing import Sharing
 

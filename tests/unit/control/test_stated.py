@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from outrider.control.acceptance import Acceptance
-from outrider.control.controller import Controller, Member
+from outrider.control.controller import Controller
 from outrider.control.costs import PassTable, RoundCosts
+from outrider.control.member import Member
 
 TOKENS = 7
 

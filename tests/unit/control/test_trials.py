@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.control.controller import Controller, Member
+from outrider.control.controller import Controller
 from outrider.control.costs import PassTable, RoundCosts
+from outrider.control.member import Member
 from outrider.control.review import Offer
 from outrider.control.trials import TRIAL_ROUNDS, AskedRound, Trials
 

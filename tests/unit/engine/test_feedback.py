@@ -8,8 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from outrider.control.controller import Controller, Member
+from outrider.control.controller import Controller
 from outrider.control.costs import PassTable, RoundKind
+from outrider.control.member import Member
 from outrider.control.overlapped_costs import OverlappedCosts
 from outrider.control.plan import Plan, plain_plan
 from outrider.core.draft import EMPTY, Verdict

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from outrider.control.controller import Controller, Member
+from outrider.control.controller import Controller
 from outrider.control.costs import PassTable, RoundCosts, RoundKind
+from outrider.control.member import Member
 from outrider.core.draft import EMPTY, Draft
 from outrider.core.sequence import Span
 from outrider.drafters.base import Drafter, RoundView, Traits
