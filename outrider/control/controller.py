@@ -109,14 +109,20 @@ class Controller:
         ]  # what the free drafter finds is seen before anything is asked of the others
         least = self._least_gain(batch)
         plan = choose_plan(outlooks, self.costs, self.widths, least)
-        if review is not None and plan.asks:
-            plain = plain_plan(batch, self.costs)
-            promise = Promise(plan.tokens * review.fulfilled(max(plan.drafters)) / least, plan.seconds)
-            plan = plan if review.is_better(promise, Promise(plain.tokens, plain.seconds), batch) else plain
+        if review is not None and not self._is_worth_its_time(review, plan, least):
+            plan = plain_plan(batch, self.costs)
         self._under_way, self._asked = plan.asks, frozenset(plan.drafters) - {-1}
         if review is not None:
             plan = review.look(plan, seq_ids, self._looks(budgets), self._round)
         return self.probes.due(outlooks, plan, [each.drafts for each in self.acceptance]) or plan
+
+    def _is_worth_its_time(self, review: Review, plan: Plan, least: float) -> bool:
+        """Whether a model's drafts bring tokens at the pace of late, or nearly. least: as of `choose_plan`."""
+        model, plain = plan.only_drafter, plain_plan(len(plan.lengths), self.costs)
+        if model is None:
+            return not plan.asks
+        promise = Promise(plan.tokens * review.fulfilled(model) / least, plan.seconds)
+        return review.is_better(promise, Promise(plain.tokens, plain.seconds), len(plan.lengths))
 
     def _looks(self, budgets: Seq[int]) -> list[int]:
         """Max tokens of the drafter that is looked at first."""

@@ -43,8 +43,8 @@ class Offer(NamedTuple):
     survival: Seq[float] = ()
     """How likely each token is accepted, by what its drafter states of this draft; empty: it does not say, and the
     draft is scored whole or not at all."""
-    sampled: bool = False
-    """From a distribution that it states: it is scored whole whatever it holds, or the text would be biased."""
+    whole: bool = False
+    """It is scored whole whatever it holds: a draft sampled from a distribution that it states would bias the text."""
 
 
 class Promise(NamedTuple):
@@ -175,10 +175,10 @@ class Review:
 
     def _stated(self, member: int, seq_id: int, offer: Offer) -> Offer:
         """The offer, by how such offers fared before."""
-        if offer.survival and not offer.sampled:
+        if offer.survival and not offer.whole:
             ratio = self.calibration[member].ratio(seq_id)
             return offer._replace(survival=[min(1.0, ratio * each) for each in offer.survival[: offer.length]])
-        return offer._replace(expected=self._worth(member, seq_id, offer), sampled=offer.sampled or member != self.free)
+        return offer._replace(expected=self._worth(member, seq_id, offer), whole=offer.whole or member != self.free)
 
     def _worth(self, member: int, seq_id: int, offer: Offer) -> float:
         """Tokens of a draft that should be accepted."""
@@ -266,8 +266,8 @@ def choose_lengths(
     """
     batch = len(offers)
     sunk = RoundKind(batch, 1, batch) if sunk is None else sunk
-    lengths = [offer.length if offer.sampled else 0 for offer in offers]
-    tokens = batch + sum(offer.expected for offer in offers if offer.sampled)
+    lengths = [offer.length if offer.whole else 0 for offer in offers]
+    tokens = batch + sum(offer.expected for offer in offers if offer.whole)
     rows, width = batch + sum(lengths), 1 + max(lengths)
     begun = planned._replace(width=width, rows=rows) if rows > batch else sunk
     promise = Promise(tokens, seconds_of(begun))
@@ -288,7 +288,7 @@ def _pieces(offers: Seq[Offer]) -> Iterator[tuple[float, int, int]]:
     """What can be scored or not: (expected tokens a row, sequence, rows). Tokens of a draft that states how likely each
     is come one by one, from the likeliest on."""
     for row, offer in enumerate(offers):
-        if offer.sampled or not offer.length:
+        if offer.whole or not offer.length:
             continue
         if not offer.survival:
             yield offer.expected / offer.length, row, offer.length

@@ -46,5 +46,5 @@ def offer_of(draft: Draft, planned: int) -> Offer:
     """What a draft is worth scoring for. planned: its tokens where none is preferred to another."""
     sampled, told = draft.probs is not None, draft.confidence
     if told is None or sampled or draft.parents is not None:
-        return Offer(min(len(draft), planned), draft.expected, sampled=sampled)
+        return Offer(min(len(draft), planned), draft.expected, whole=sampled)
     return Offer(len(draft), draft.expected, stated_survival(told.read()[: len(draft)]))

@@ -15,6 +15,7 @@ from plain_decoding import assert_same, request, run
 from testbed import CONTEXT, TOKENIZER, VOCAB, Testbed
 
 from outrider.control import measure
+from outrider.control.choose import best_plan_of
 from outrider.control.controller import Controller
 from outrider.control.costs import PassTable, RoundCosts, RoundKind
 from outrider.control.member import Member
@@ -119,14 +120,21 @@ def test_no_room_is_no_cost(world: Testbed, clock: list[int]):
 
 
 class Noting(Controller):
-    """Plans as a controller does, and keeps what it is told of confidences."""
+    """Always asks the head, for as many tokens as pay best, and keeps what it is told of confidences."""
 
     def __init__(self, drafter: Drafter, widths: Seq[int]) -> None:
         times = {(b, w): 1.0 + 0.02 * b * w for b in (1, 2, 4) for w in widths or (1, 8)}
         table = PassTable(times, padded=bool(widths))
         members = [Member("block", drafter.traits.max_tokens, True, bool(widths), drafter.lengths)]
         super().__init__(members, RoundCosts(table), widths)
+        self.costs.observe = lambda *_: None  # what rounds take on a busy machine decides nothing
         self.told: list[tuple[int, tuple[float, ...], int, int]] = []
+
+    def plan(self, seq_ids: Seq[int], budgets: Seq[int]) -> Plan:
+        if not any(budgets):
+            return super().plan(seq_ids, budgets)
+        outlook = self._outlook(0, seq_ids, np.minimum(budgets, self.members[0].max_tokens))
+        return best_plan_of([outlook], 0, self.costs, self.widths)
 
     def note_stated(
         self, member: int, seq_ids: Seq[int], stated: Seq[Any], lengths: Seq[int], accepted: Seq[int]
@@ -136,13 +144,24 @@ class Noting(Controller):
         self.told += zip(seq_ids, rows, lengths, accepted, strict=True)
 
 
+def answered(world: Testbed, target: Any, drafter: Drafter, control: Controller, mode: Any) -> Engine:
+    """An engine that answered six requests, with the text of plain decoding where a seed fixes that."""
+    limits, verifier = EngineLimits(max_batch=4), make_verifier(mode)
+    tried = Engine(target, drafter, verifier, TOKENIZER, eos_ids=TOKENIZER.eos_ids, limits=limits, controller=control)
+    rng = random.Random(5)
+    asked = [request(rng.choices(range(1, VOCAB), k=7), max_tokens=30, temperature=0.8, seed=i) for i in range(6)]
+    for told, each in zip(run(tried, asked), asked, strict=True):
+        if mode == "seeded":
+            assert_same(told, world.judged(each), tolerance=1e-4)
+    return tried
+
+
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["waited", "in flight"])
 @pytest.mark.parametrize("mode", ["seeded", "distribution"])
 def test_confidences_reach_the_controller_once_drafts_are_judged(world: Testbed, asynchronous: bool, mode: Any):
     target, drafter = build(world, "block:model=tiny-block", mode)
     target.asynchronous = asynchronous
     control = Noting(drafter, (1, 2, 4, 6) if asynchronous else ())
-    limits = EngineLimits(max_batch=4)
     made: dict[tuple[float, ...], int] = {}
     propose = drafter.propose
 
@@ -154,13 +173,7 @@ def test_confidences_reach_the_controller_once_drafts_are_judged(world: Testbed,
         return drafts
 
     drafter.propose = watched  # type: ignore[method-assign]
-    verifier = make_verifier(mode)
-    tried = Engine(target, drafter, verifier, TOKENIZER, eos_ids=TOKENIZER.eos_ids, limits=limits, controller=control)
-    rng = random.Random(5)
-    asked = [request(rng.choices(range(1, VOCAB), k=7), max_tokens=30, temperature=0.8, seed=i) for i in range(6)]
-    for told, each in zip(run(tried, asked), asked, strict=True):
-        if mode == "seeded":
-            assert_same(told, world.judged(each), tolerance=1e-4)
+    tried = answered(world, target, drafter, control, mode)
     assert tried.stats.draft_failures == 0
     assert len(control.told) > 20
     for seq_id, stated, length, accepted in control.told:
@@ -190,14 +203,8 @@ class Scoring(Noting):
 def test_a_draft_is_scored_as_far_as_its_head_is_sure_in_mode_seeded_alone(world: Testbed, mode: Any):
     target, drafter = build(world, "block:model=tiny-block", mode)
     target.asynchronous = False
-    control, limits = Scoring(drafter), EngineLimits(max_batch=4)
-    verifier = make_verifier(mode)
-    tried = Engine(target, drafter, verifier, TOKENIZER, eos_ids=TOKENIZER.eos_ids, limits=limits, controller=control)
-    rng = random.Random(5)
-    asked = [request(rng.choices(range(1, VOCAB), k=7), max_tokens=30, temperature=0.8, seed=i) for i in range(6)]
-    for told, each in zip(run(tried, asked), asked, strict=True):
-        if mode == "seeded":
-            assert_same(told, world.judged(each), tolerance=1e-4)
+    control = Scoring(drafter)
+    tried = answered(world, target, drafter, control, mode)
     assert len(control.scored) > 20
     assert any(m != n for n, m in control.scored) == (mode == "seeded")
     assert any(m > n for n, m in control.scored) == (mode == "seeded")  # it was surer than its plan

@@ -53,7 +53,7 @@ def test_tokens_that_pay_are_scored_by_enumeration():
             n = rng.randrange(4)
             stated = stated_survival(np.array([rng.random() for _ in range(n)]))
             style = rng.randrange(4)
-            offers.append(Offer(n, sum(stated), stated if style < 2 else (), sampled=style == 2))
+            offers.append(Offer(n, sum(stated), stated if style < 2 else (), whole=style == 2))
         costs = costs_of(rng.choice((0.05, 0.2, 0.5)))
 
         def rate(lengths: tuple[int, ...], offers: list[Offer] = offers, costs: RoundCosts = costs) -> float:
@@ -61,7 +61,7 @@ def test_tokens_that_pay_are_scored_by_enumeration():
             return tokens / costs.target.rows_seconds(4 + sum(lengths))
 
         found = choose_lengths(offers, RoundKind(4, 4, 16, ("lookup",)), costs.shared_seconds)
-        choices = [[o.length] if o.sampled else range(o.length + 1) if o.survival else (0, o.length) for o in offers]
+        choices = [[o.length] if o.whole else range(o.length + 1) if o.survival else (0, o.length) for o in offers]
         least = tuple(min(each) for each in choices)
         best = max(map(rate, product(*choices)))
         assert found.promise.rate == pytest.approx(best if best > MIN_GAIN * rate(least) else rate(least))
@@ -88,7 +88,7 @@ def test_a_head_is_asked_for_its_block_and_scored_as_far_as_it_is_sure():
     assert control.choose_drafts([0], plan, [Offer(7, 1.0, sure)]) == [7]
     assert control.choose_drafts([0], plan, [Offer(7, 1.0, unsure)]) == [2]
     assert control.choose_drafts([0], plan, [Offer(7, 1.0, [0.01] * 7)]) == [0]
-    assert control.choose_drafts([0], plan, [Offer(7, 1.0, sampled=True)]) == [7]
+    assert control.choose_drafts([0], plan, [Offer(7, 1.0, whole=True)]) == [7]
     for _ in range(60):
         review.note_expected(0, 0, 4.0, 1)
     assert 0 < control.choose_drafts([0], plan, [Offer(7, 1.0, sure)])[0] < 7  # it was surer than it should be

@@ -34,7 +34,7 @@ def test_others_are_offered_as_far_as_planned(draft: Draft):
 
 def test_a_sampled_draft_is_scored_whole_whatever_it_states():
     draft = Draft((7, 8, 9), probs=torch.ones(3, 10) / 10, expected=1.5, confidence=STATED)
-    assert offer_of(draft, 2) == Offer(2, 1.5, sampled=True)
+    assert offer_of(draft, 2) == Offer(2, 1.5, whole=True)
 
 
 def test_no_draft_is_no_offer():
