@@ -180,12 +180,13 @@ def test_the_activations_of_captured_prompts(pair, monkeypatch):
 
     for name in ("rotate_and_store", "attend_prompt", "gate_rows", "norm_rows"):
         monkeypatch.setattr(graphed_prompt, name, lambda *given, **named: None)
-    decoder = load_decoder(Path(pair[0]), device="cpu", dtype=torch.bfloat16)
+    decoder = load_decoder(Path(pair[0]), device="cpu", dtype=torch.float32)
     model, rows = PagedModel(decoder, PagePool(4), 512), 256
     prompt = graphed_prompt.GraphedPrompt(model, graphed_prompt.PromptBuffers(model, rows), rows)
-    with use_threads(1):  # with more of them the library's products take room of their own
+    # products of bfloat16 take room of their own on a CPU that has none, and so do those of several threads
+    with use_threads(1):
         taken = peak_bytes(prompt.run)
-    assert taken == pytest.approx(rows * captured_row_bytes(decoder.config, 2), rel=0.03)
+    assert taken == pytest.approx(rows * captured_row_bytes(decoder.config, 4), rel=0.03)
 
 
 def test_what_the_fused_kernels_hold_of_a_block_head(pair, tmp_path):
