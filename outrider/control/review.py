@@ -44,7 +44,7 @@ class Offer(NamedTuple):
     """How likely each token is accepted, by what its drafter states of this draft; empty: it does not say, and the
     draft is scored whole or not at all."""
     whole: bool = False
-    """It is scored whole whatever it holds: to cut one that was sampled from a stated distribution would bias the text."""
+    """It is scored whole whatever it holds: to cut one sampled from a stated distribution would bias the text."""
 
 
 class Promise(NamedTuple):
