@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence as Seq
 
 from outrider.core.sampling import Token
 from outrider.core.sequence import Sequence
 from outrider.drafters.base import Evidence
+
+_MAX_JUDGED = 256
+"""Guesses that are judged and not taken yet: where nobody asks for them the oldest are dropped."""
 
 
 class OpenGuesses:
@@ -14,7 +18,7 @@ class OpenGuesses:
 
     def __init__(self) -> None:
         self._open: dict[int, tuple[Sequence, int, Seq[Token]]] = {}
-        self._judged: list[Evidence] = []
+        self._judged = deque[Evidence](maxlen=_MAX_JUDGED)
 
     def note(self, seq: Sequence, start: int, tokens: Seq[Token]) -> None:
         """Keep tokens guessed to stand from position `start` on, unless a guess is open. None: nothing was found."""
@@ -27,7 +31,8 @@ class OpenGuesses:
 
     def take(self) -> list[Evidence]:
         """The guesses that the text has judged since the last call. One of no tokens is a token that did not come."""
-        judged, self._judged = self._judged, []
+        judged = [*self._judged]
+        self._judged.clear()
         for seq_id, (seq, start, tokens) in list(self._open.items()):
             text = seq.tokens[start : start + len(tokens)]
             right = next((i for i, (a, b) in enumerate(zip(tokens, text, strict=False)) if a != b), len(text))

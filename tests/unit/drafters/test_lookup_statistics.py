@@ -233,3 +233,13 @@ def test_a_padded_draft_is_what_comes_before_the_padding():
 
 def test_without_a_device_it_is_the_host_that_looks_up():
     assert isinstance(SuffixConfig().build(DrafterContext(vocab_size=9, context=64)), Suffix)
+
+
+def test_guesses_that_nobody_asks_for_are_not_kept_without_end():
+    guesses = OpenGuesses()
+    for number in range(1000):
+        guesses.judge(number, 3, 1)
+    taken = guesses.take()
+    assert [each.seq_id for each in taken] == [*range(1000 - len(taken), 1000)]
+    assert len(taken) == 256
+    assert guesses.take() == []
