@@ -1,14 +1,14 @@
 """What `auto` decides, tried without a card: the engine and its controller over recorded texts, by a clock of tables.
 
-    python benchmarks/replay.py record TARGET TEXTS.json.gz [--texts 200] [--tokens 200]
-    python benchmarks/replay.py run TEXTS.json.gz [--batches 4 16] [--texts 64] [--cells chat:0 code:1 mixed:0 ...]
-                                                  [--drafters model|head]
+    python benchmarks/record_texts.py TARGET TEXTS.json.gz [--texts 200] [--tokens 200] [--head block:model=FOLDER]
+    python benchmarks/replay.py TEXTS.json.gz [--batches 4 16] [--texts 64] [--cells chat:0 code:1 mixed:0 ...]
+                                              [--drafters model|head]
 
-`record` has a model answer prompts of the kinds of auto.py, at temperatures 0 and 1, and keeps the tokens. `run` serves
-them again, the next text beginning where one ends: engine, controller and lookups are the real ones, the target says
-what was recorded, and a draft model or a block head is right at random, as often as RATES or HEAD_RATES say. No pass is
-computed; passes take what TIMES and HEAD_TIMES say, about what Qwen2.5-Coder-1.5B takes on an H200 with a 0.5B draft
-model, or a head of five minutes' training. A cell takes seconds of one core, and the same run gives the same figures.
+Texts that a model wrote are served again, the next one beginning where one ends: engine, controller and lookups are the
+real ones, the target says what was recorded, and a block head drafts what was recorded. A draft model, or a head that
+was not recorded, is right at random, as often as RATES or HEAD_RATES say. No pass is computed; passes take what TIMES
+and HEAD_TIMES say, about what Qwen2.5-Coder-1.5B takes on an H200 with a 0.5B draft model, or with a trained head.
+A cell takes seconds of one core, and the same run gives the same figures.
 It tells how good decisions are, not how fast anything is.
 
 With `--drafters model`, lookups and the draft model (four tokens) are compared with `auto`, which chooses between them.
@@ -35,8 +35,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from auto import KINDS, prompts
-from replayed_head import HeadTimes, ReplayedHead
+from auto import KINDS
+from replayed_head import HeadTimes, Known, ReplayedHead
 from replayed_target import CLOCK, WIDTHS, ReplayedDraft, ReplayedTarget, Times
 
 from outrider.control.controller import Controller
@@ -55,8 +55,6 @@ from outrider.engine.engine import Engine
 from outrider.engine.request import EngineLimits, Request
 from outrider.verify.base import make_verifier
 
-MIN_TOKENS, MAX_TOKENS = 32, 400
-"""Of a recorded answer: a part of each is asked for, and the longest prompts leave room for so many."""
 TIMES = Times(
     passes={
         4: {4: 1.2, 8: 1.24, 16: 1.35, 24: 1.45, 32: 1.55, 48: 1.7, 64: 1.8},
@@ -92,7 +90,7 @@ class Text(NamedTuple):
     answer: list[Token]
     tokens: int
     """How many of the answer are asked for."""
-    rate: float
+    known: Known
 
 
 class Recorded:
@@ -103,7 +101,10 @@ class Recorded:
         self._rates = rates
         self._ids: dict[Token, Token] = {}
         self.texts = {
-            (each["kind"], each["temperature"]): [[*map(self._renumbered, texts)] for texts in each["texts"]]
+            (each["kind"], each["temperature"]): [
+                (self._renumbered(prompt), self._renumbered(answer), drafts[0] if drafts else ())
+                for prompt, answer, *drafts in each["texts"]
+            ]
             for each in cells
         }
         self.vocab_size = 3 + len(self._ids)
@@ -120,10 +121,10 @@ class Recorded:
 
     def _next(self, kind: str, temperature: float, rng: random.Random) -> Text:
         texts = self.texts[kind, temperature]
-        prompt, answer = texts[self._taken[kind, temperature] % len(texts)]
+        prompt, answer, drafts = texts[self._taken[kind, temperature] % len(texts)]
         self._taken[kind, temperature] += 1
         rate = self._rates[kind] * (0.9 if temperature else 1.0)
-        return Text(prompt, answer, rng.randrange(len(answer) // 3, len(answer) - 7), rate)
+        return Text(prompt, answer, rng.randrange(len(answer) // 3, len(answer) - 7), Known(len(prompt), rate, drafts))
 
 
 class Replay:
@@ -131,7 +132,7 @@ class Replay:
 
     def __init__(self, name: str, drafters: str, batch: int, vocab_size: int) -> None:
         """name, drafters: one of the engines of COMPARED, and its key there."""
-        self.batch, self.times, self.rates = batch, TIMES, dict[int, float]()
+        self.batch, self.times, self.known = batch, TIMES, dict[int, Known]()
         self.target = target = ReplayedTarget(batch, vocab_size, self.times)
         parts = self._parts(name, drafters)
         drafter = (NoDraft() if not parts else parts[0]) if len(parts) < 2 else Mix(parts, vocab_size)
@@ -155,10 +156,10 @@ class Replay:
             return lookups
         if drafters == "head":
             share = 0 if name == "auto" else SHARE
-            return with_hybrid([*lookups, ReplayedHead(self.target, self.rates, HEAD_TIMES, share=share)], self.batch)
+            return with_hybrid([*lookups, ReplayedHead(self.target, self.known, HEAD_TIMES, share=share)], self.batch)
         target = self.target
         context = DrafterContext(vocab_size=target.vocab_size, context=target.context, max_batch=self.batch)
-        draft = ReplayedDraft(target, self.rates)
+        draft = ReplayedDraft(target, lambda seq_id: self.known[seq_id].rate)
         return [*lookups, DraftModel(draft, context, DraftModelConfig(model="-", k=4))]
 
     def _lookups(self) -> DeviceLookup:
@@ -235,7 +236,7 @@ class Replay:
         for text in texts:
             params = SamplingParams(max_tokens=text.tokens, ignore_eos=True)
             (seq_id,) = self.engine.submit(Request(prompt=tuple(text.prompt), params=params))
-            self.target.texts[seq_id], self.rates[seq_id] = text.prompt + text.answer, text.rate
+            self.target.texts[seq_id], self.known[seq_id] = text.prompt + text.answer, text.known
 
 
 def run(recorded: Recorded, drafters: str, batch: int, cells: Seq[str], count: int) -> None:
@@ -263,51 +264,16 @@ def run(recorded: Recorded, drafters: str, batch: int, cells: Seq[str], count: i
     print(f"auto over the best: {statistics.geometric_mean(over_best):.3f} on average, {min(over_best):.2f} at least")
 
 
-def record(target: str, file: Path, count: int, tokens: int) -> None:
-    from outrider.llm import LLM
-    from outrider.loading.load import load
-
-    loaded = load(target, max_batch=64, context=2048)
-    llm = LLM(loaded, drafter="none", max_batch=64, adaptive=False)
-    cells: list[dict[str, Any]] = []
-    for temperature in (0.0, 1.0):
-        for kind in KINDS:
-            params = SamplingParams(max_tokens=tokens, temperature=temperature, seed=1, ignore_eos=True)
-            texts: dict[int, tuple[list[Token], list[Token]]] = {}
-            for each in islice(prompts(kind, loaded.target.vocab_size, 5), count):
-                request = llm.request([{"role": "user", "content": each}] if isinstance(each, str) else each, params)
-                texts[llm.engine.submit(request)[0]] = [*request.prompt], []
-            while llm.engine.busy:
-                for event in llm.engine.step():
-                    texts[event.seq_id][1].extend(event.tokens)
-            cells.append({"kind": kind, "temperature": temperature, "texts": [*texts.values()]})
-            print(f"{kind} at temperature {temperature:g}: {count} texts", flush=True)
-    with gzip.open(file, "wt") as out:
-        json.dump(cells, out)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    recording = commands.add_parser("record", help="have a model answer, and keep its texts")
-    recording.add_argument("target")
-    recording.add_argument("file", type=Path)
-    recording.add_argument("--texts", type=int, default=200, help="of each kind and temperature")
-    recording.add_argument("--tokens", type=int, default=200, help=f"of an answer, {MIN_TOKENS} to {MAX_TOKENS}")
-    running = commands.add_parser("run", help="serve them again")
-    running.add_argument("file", type=Path)
-    running.add_argument("--batches", type=int, nargs="+", default=[4, 16], choices=sorted(TIMES.passes))
-    running.add_argument("--texts", type=int, default=64, help="of a cell")
-    running.add_argument("--drafters", default="model", choices=[*COMPARED], help="who drafts beside lookups")
-    running.add_argument("--cells", nargs="+", default=CELLS, choices=[*CELLS, "mixed:1"])
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--batches", type=int, nargs="+", default=[4, 16], choices=sorted(TIMES.passes))
+    parser.add_argument("--texts", type=int, default=64, help="of a cell")
+    parser.add_argument("--drafters", default="model", choices=[*COMPARED], help="who drafts beside lookups")
+    parser.add_argument("--cells", nargs="+", default=CELLS, choices=[*CELLS, "mixed:1"])
     given = parser.parse_args()
     if given.texts < 1:
         parser.error(f"--texts {given.texts}: at least 1")
-    if given.command == "record":
-        if not MIN_TOKENS <= given.tokens <= MAX_TOKENS:
-            parser.error(f"--tokens {given.tokens}: {MIN_TOKENS} to {MAX_TOKENS}")
-        record(given.target, given.file, given.texts, given.tokens)
-        return
     with gzip.open(given.file, "rt") as file:
         recorded = Recorded(json.load(file), COMPARED[given.drafters].rates)
     for batch in given.batches:

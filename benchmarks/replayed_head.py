@@ -1,8 +1,8 @@
-"""A block head that knows the recorded texts, for replay.py: nothing of it is computed, and it is right at random.
+"""A block head for replay.py, of which nothing is computed: it drafts what a real head did, or is right at random.
 
 The drafter is the real one, and so is what knows how far the head has read each text; only its passes are not. A draft
-takes what the table says, and is rewritten in the same place when a round is repeated. Texts are easy and hard by turns
-of SPELL tokens; as often as the head is right, it is surer of a token.
+takes what the table says, and is rewritten in the same place when a round is repeated. Where no drafts were recorded,
+texts are easy and hard by turns of SPELL tokens; as often as the head is right, it is surer of a token.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from replayed_target import CLOCK, WRONG, ReplayedTarget, even_rows, pass_rows, recorded_token
@@ -38,6 +38,18 @@ SURER = 0.1
 """By so much the head is surer than it should be of a token that is right, and less sure of one that is wrong."""
 
 
+class Known(NamedTuple):
+    """What is known of a text, for those who draft it."""
+
+    prompt: int
+    """Tokens of its prompt."""
+    rate: float
+    """How often who drafts is right, where all before was."""
+    drafts: Seq[Seq[int]] = ()
+    """Of a recorded head, behind 1, 2, ... tokens of the answer: how many tokens of its draft came, and how sure it was
+    of each, in hundredths."""
+
+
 @dataclass(frozen=True)
 class HeadTimes:
     """Milliseconds: of a block by the batch of the engine, of reading what it has no room for, and of the host."""
@@ -53,13 +65,13 @@ class HeadTimes:
 class ReplayedHead(Block):
     """A block head's drafter, over a runner that computes nothing."""
 
-    def __init__(self, target: ReplayedTarget, rates: Mapping[int, float], times: HeadTimes, *, share: int = 0) -> None:
-        """rates: by sequence, how often it is right where all before was. share: as in `BlockConfig`."""
+    def __init__(self, target: ReplayedTarget, known: Mapping[int, Known], times: HeadTimes, *, share: int = 0) -> None:
+        """known: by sequence. share: as in `BlockConfig`."""
         self.traits = Traits(
             name="block", max_tokens=TOKENS, runs_model=True, drafts_ahead=True, drafts_newcomers=True,
             pays_budget=True, shares=True,
         )  # fmt: skip
-        self.runner = cast(BlockRunner, ReplayedHeadRunner(target, rates, times))
+        self.runner = cast(BlockRunner, ReplayedHeadRunner(target, known, times))
         HeadDrafter.__init__(self, TOKENS)  # that of `Block` loads a head
         self.lengths, self._share, self._confidences = (TOKENS,), share, {}
         self._graphs = cast(Any, SimpleNamespace(shared_tokens=shared_tokens))
@@ -68,8 +80,8 @@ class ReplayedHead(Block):
 class ReplayedHeadRunner(TextRunner["ReplayedBlocks"]):
     """Knows what the head has read, and takes the time of the table for what it reads and drafts."""
 
-    def __init__(self, target: ReplayedTarget, rates: Mapping[int, float], times: HeadTimes) -> None:
-        self.target, self.rates, self.times = target, rates, times
+    def __init__(self, target: ReplayedTarget, known: Mapping[int, Known], times: HeadTimes) -> None:
+        self.target, self.known, self.times = target, known, times
         pages = -(-target.context // target.pool.size)
         model = SimpleNamespace(
             pool=target.pool, kept=(), threads=SimpleNamespace(count=None),
@@ -93,13 +105,26 @@ class ReplayedHeadRunner(TextRunner["ReplayedBlocks"]):
         """A pass of the head."""
         CLOCK.launch(self.times.block[self.target.batch] / 1e3)
 
-    def guess(self, seq_id: int, place: int) -> tuple[Token, float]:
-        """The token drafted at this place of a text, the same whenever it is asked, and how sure of it the head is."""
+    def draft_behind(self, seq_id: int, length: int) -> tuple[list[Token], list[float]]:
+        """What is drafted behind so many tokens of a text, and how sure of each token the head is."""
+        known, text = self.known[seq_id], self.target.texts[seq_id]
+        if known.drafts:
+            behind = length - known.prompt - 1
+            right, *hundredths = known.drafts[behind] if 0 <= behind < len(known.drafts) else (0,)
+            chances = ([n / 100 for n in hundredths] + [0.0] * TOKENS)[:TOKENS]  # shorter at an answer's end
+        else:
+            guesses = [self._guess(seq_id, place) for place in range(length, length + TOKENS)]
+            chances = [chance for _, chance in guesses]
+            right = next((n for n, (is_right, _) in enumerate(guesses) if not is_right), TOKENS)
+        return [recorded_token(text, length + n) if n < right else WRONG for n in range(TOKENS)], chances
+
+    def _guess(self, seq_id: int, place: int) -> tuple[bool, float]:
+        """Whether the token drafted at this place of a text is right, the same whenever it is asked, and how sure of it
+        the head is."""
         hardness = random.Random(seq_id << 20 | place // SPELL).random()
-        chance = min(0.97, max(0.02, self.rates[seq_id] + (hardness - 0.5) * SPREAD))
+        chance = min(0.97, max(0.02, self.known[seq_id].rate + (hardness - 0.5) * SPREAD))
         right = random.Random(seq_id << 21 | place).random() < chance
-        token = recorded_token(self.target.texts[seq_id], place) if right else WRONG
-        return token, min(0.98, max(0.03, chance + (SURER if right else -SURER)))
+        return right, min(0.98, max(0.03, chance + (SURER if right else -SURER)))
 
 
 class ReplayedBlocks:
@@ -128,13 +153,10 @@ class ReplayedBlocks:
         seqs, state, share = texts.seqs, texts.state, texts.share
         self.runner.launch()
         lengths = [len(seq.tokens) for seq in seqs] if state is None else state.lengths.tolist()
-        guesses = [
-            [self.runner.guess(seq.id, place) for place in range(length, length + TOKENS)]
-            for seq, length in zip(seqs, lengths, strict=True)
-        ]
+        drafts = [self.runner.draft_behind(seq.id, length) for seq, length in zip(seqs, lengths, strict=True)]
         tokens, chances = self.made.tokens, cast(torch.Tensor, self.made.confidence)
-        tokens.copy_(torch.tensor([[token for token, _ in row] for row in guesses]))
-        chances.copy_(torch.tensor([[chance for _, chance in row] for row in guesses]))
+        tokens.copy_(torch.tensor([drafted for drafted, _ in drafts]))
+        chances.copy_(torch.tensor([sure for _, sure in drafts]))
         if share is not None:
             tokens.copy_(share_tokens(tokens, chances, torch.tensor(share.room), share.total))
         return self.made

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -202,10 +202,10 @@ class ReplayedTarget(ToyRunner):
 class ReplayedDraft(ReplayedTarget):
     """A draft model that knows the target's texts, and is right at random."""
 
-    def __init__(self, target: ReplayedTarget, rates: Mapping[int, float]) -> None:
-        """rates: by sequence, how often it is right."""
+    def __init__(self, target: ReplayedTarget, rate_of: Callable[[int], float]) -> None:
+        """rate_of: how often it is right, of a sequence."""
         super().__init__(target.batch, target.vocab_size, target.times)
-        self.texts, self.rates = target.texts, rates
+        self.texts, self.rate_of = target.texts, rate_of
 
     def draft_chains(self, starts: Seq[ChainStart], steps: int, after: DeviceState | None = None) -> list[list[Token]]:
         CLOCK.launch(steps * self.times.step[self.batch] / 1e3)
@@ -217,7 +217,7 @@ class ReplayedDraft(ReplayedTarget):
 
     def _guess(self, seq_id: int, place: int) -> Token:
         luck = random.Random(seq_id << 20 | place).random()  # the same whenever it is asked
-        return recorded_token(self.texts[seq_id], place) if luck < self.rates[seq_id] else WRONG
+        return recorded_token(self.texts[seq_id], place) if luck < self.rate_of(seq_id) else WRONG
 
 
 def pass_rows(count: int, widest: int, scored: int) -> int:

@@ -45,8 +45,35 @@ print("as recorded")
 """
 
 
-def recording(folder: Path) -> Path:
-    """Texts of few different tokens, half of which repeat what came before."""
+JUDGED = """
+import sys
+from types import SimpleNamespace
+sys.path.insert(0, sys.argv[1])
+import torch
+from record_texts import Judged
+from outrider.core.draft import Draft
+from outrider.core.sampling import SamplingParams
+from outrider.core.sequence import Sequence
+from outrider.drafters.base import RoundView, Traits
+
+class Head:
+    traits, rows = Traits(name="block", max_tokens=3), 1
+
+    def propose(self, view):
+        sure = SimpleNamespace(read=lambda: torch.tensor([0.9, 0.5, 0.25]))
+        return [Draft((7, 8, 9), confidence=sure) for _ in view.seqs]
+
+head, seq = Judged(Head()), Sequence(1, [1, 2], 2, SamplingParams(), 0)
+for token in (7, 7, 8):
+    seq.tokens.append(token)
+    (draft,) = head.propose(RoundView([seq], [3]))
+    assert not draft, "nothing is scored"
+print(head.judge(1, [7, 7, 8, 9]))
+"""
+
+
+def recording(folder: Path, *, drafts: bool = False) -> Path:
+    """Texts of few different tokens, half of which repeat what came before. drafts: of a recorded head, too."""
     rng, cells = random.Random(3), []
     for temperature in (0.0, 1.0):
         for kind in ("chat", "code", "summary", "copy", "random"):
@@ -54,7 +81,8 @@ def recording(folder: Path) -> Path:
             for _ in range(8):
                 prompt = [rng.randrange(40) for _ in range(20)]
                 answer = [rng.randrange(40) for _ in range(15)] + (prompt[5:] * 3)[:30]
-                texts.append((prompt, answer))
+                told = [[min(rng.randrange(8), len(answer) - n), *[80] * 7] for n in range(1, len(answer) + 1)]
+                texts.append((prompt, answer, told) if drafts else (prompt, answer))
             cells.append({"kind": kind, "temperature": temperature, "texts": texts})
     file = folder / "texts.json.gz"
     with gzip.open(file, "wt") as out:
@@ -62,16 +90,26 @@ def recording(folder: Path) -> Path:
     return file
 
 
-@pytest.mark.parametrize("drafters", ["model", "head"])
-def test_every_engine_says_what_was_recorded(tmp_path: Path, drafters: str):
+@pytest.mark.parametrize(("drafters", "recorded"), [("model", False), ("head", False), ("head", True)])
+def test_every_engine_says_what_was_recorded(tmp_path: Path, drafters: str, recorded: bool):
     script = tmp_path / "check.py"
     script.write_text(CHECK)
-    assert output_of(str(script), str(ROOT / "benchmarks"), str(recording(tmp_path)), drafters) == "as recorded\n"
+    texts = recording(tmp_path, drafts=recorded)
+    assert output_of(str(script), str(ROOT / "benchmarks"), str(texts), drafters) == "as recorded\n"
+
+
+def test_a_recorded_head_is_asked_behind_every_token_and_judged_by_the_answer(tmp_path: Path):
+    """It always drafts 7 8 9, which comes whole behind the first token and not at all behind the others."""
+    script = tmp_path / "judged.py"
+    script.write_text(JUDGED)
+    told = [[0, 90, 50, 25], [0, 90, 50, 25], [0, 90, 50, 25]]
+    told[0][0] = 3  # behind 7 came 7 8 9
+    assert output_of(str(script), str(ROOT / "benchmarks")) == f"{told}\n"
 
 
 @pytest.mark.parametrize(("drafters", "ratios"), [("model", 4), ("head", 5)])
 def test_the_table_is_the_same_again(tmp_path: Path, drafters: str, ratios: int):
-    options = ["run", str(recording(tmp_path)), "--drafters", drafters, "--batches", "4", "--texts", "8"]
+    options = [str(recording(tmp_path)), "--drafters", drafters, "--batches", "4", "--texts", "8"]
     options += ["--cells", "chat:0", "mixed:1"]
     first, second = (output_of("replay.py", *options) for _ in range(2))
     assert first == second
