@@ -40,7 +40,7 @@ def choose_plan(outlooks: Seq[Outlook], costs: RoundCosts, widths: Seq[int] = ()
     """
     batch = len(outlooks[0].budgets)
     plain = plain_plan(batch, costs)
-    best, trusted = replace(plain, tokens=least * plain.tokens), 1.0
+    best, weighted = replace(plain, tokens=least * plain.tokens), 1.0
     promises = [_Promise(i, outlook) for i, outlook in enumerate(outlooks) if outlook.budgets.any()]
     limiting = {(each.name,) for each in outlooks if each.own is not None}
     for drafters in _groups(promises):
@@ -48,8 +48,8 @@ def choose_plan(outlooks: Seq[Outlook], costs: RoundCosts, widths: Seq[int] = ()
             continue
         most = batch + sum([each.tokens[-1] for each in drafters])
         asking = min([costs.asking_seconds((each.name,), batch) for each in drafters])
-        trust = min([each.outlook.trust for each in drafters])
-        bar = _for_trust(best, trusted, trust)
+        weight = min([each.outlook.weight for each in drafters])
+        bar = _for_weight(best, weighted, weight)
         if most < bar.rate * (plain.seconds + asking):  # not even if drafts took no row more
             continue
         group = _Group(drafters, costs)
@@ -61,21 +61,21 @@ def choose_plan(outlooks: Seq[Outlook], costs: RoundCosts, widths: Seq[int] = ()
         else:
             found = _longest_paying(group, bar)
         if found is not bar and not (widths and found.kind.drafters in limiting):
-            best, trusted = found, trust
+            best, weighted = found, weight
     for drafter in promises if widths else ():
-        trust = drafter.outlook.trust
+        weight = drafter.outlook.weight
         if drafter.outlook.own is not None:  # to ask it costs little more than not to, whatever others must promise
             floor = max(1.0, min(least, MIN_GAIN))
-            bar = _for_trust(best if best.asks else replace(plain, tokens=floor * plain.tokens), trusted, trust)
+            bar = _for_weight(best if best.asks else replace(plain, tokens=floor * plain.tokens), weighted, weight)
             found = _best_own(_Group([drafter], costs), widths, bar)
             if found is not bar:
-                best, trusted = found, trust
+                best, weighted = found, weight
     return best if best.asks else plain
 
 
-def _for_trust(plan: Plan, trusted: float, trust: float) -> Plan:
-    """A plan of a drafter that is trusted so far, as what one of a drafter that is trusted otherwise must beat."""
-    return plan if trust == trusted else replace(plan, tokens=plan.tokens * trusted / trust)
+def _for_weight(plan: Plan, weighted: float, weight: float) -> Plan:
+    """A plan of a drafter of this weight, as what one of a drafter of another weight must beat."""
+    return plan if weight == weighted else replace(plan, tokens=plan.tokens * weighted / weight)
 
 
 def best_plan_of(outlooks: Seq[Outlook], drafter: int, costs: RoundCosts, widths: Seq[int] = ()) -> Plan:

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from outrider.control.acceptance import Acceptance, Floats
-from outrider.control.beginnings import Beginnings
+from outrider.control.acceptance import ALL_TEXTS, EACH_TEXT, Acceptance, Floats
 from outrider.control.choose import MIN_GAIN, best_plan_of, choose_plan
 from outrider.control.costs import RoundCosts, RoundKind, size_of
 from outrider.control.decisions import DecisionLog, Decisions
-from outrider.control.fading import FADE_SHARE, TRUST_FADE_SHARE, Fading
+from outrider.control.fading import FADE_SHARE, Fading
 from outrider.control.member import Member
+from outrider.control.overheads import Overheads
 from outrider.control.own_drafts import OwnFigures
 from outrider.control.plan import Ints, Outlook, Plan, plain_plan
 from outrider.control.prices import Price, Prices
@@ -22,21 +22,13 @@ from outrider.control.probes import Probes
 from outrider.control.review import Offer, Promise, Review
 from outrider.control.round_log import RoundLog
 from outrider.control.sharing import Sharing
-from outrider.control.trust import Trust
 
-_STARTING_GAIN, _STAYING_GAIN, _PATIENCE = 1.05, 0.95, 8.0
+_STARTING_GAIN, _STAYING_GAIN, _PATIENCE = 1.05, 0.97, 8.0
 """Where rounds overlap, drafts begin if they promise so many times what plain decoding brings: to begin takes several
 rounds. They go on if they promise this much, until they have lost so many tokens, times the root of the batch, since
-they last paid: a good drafter is out of luck for ten rounds now and then."""
+they last paid: a good drafter is out of luck now and then."""
 _CHANGE = 1.1
 """Where drafts are made, another drafter must promise so many times what the one in use does."""
-_BELIEVED = 0.5
-"""What plans of a drafter that limits itself brought, over what they promised, counts to this power: its drafts come in
-spells, and it is asked when it seems at its best, so that part of what is missing is that moment's luck."""
-_STAY_ROUNDS = 32
-"""What it takes a drafter to begin must come back in so many rounds: that is how long plans last in a changing load."""
-_LEAST_BEGINNING = 0.05
-"""So much of that is lost at least where a model has not kept up with the texts."""
 _PLAIN_ROUNDS = 512
 """After so many rounds with drafts come some without, so that it is known what drafts save."""
 _PLAIN_SPELL = 5
@@ -56,7 +48,8 @@ class Controller:
     def __init__(self, members: Seq[Member], costs: RoundCosts, widths: Seq[int] = ()) -> None:
         """widths: those that passes are padded to; empty where a pass costs by its rows."""
         self.members, self.costs, self.widths = members, costs, widths
-        self._acceptance = [Acceptance(member.max_tokens) for member in members]
+        memory = ALL_TEXTS if widths else EACH_TEXT
+        self._acceptance = [Acceptance(member.max_tokens, memory) for member in members]
         self._decisions = DecisionLog([member.name for member in members])
         self.prices = Prices(costs, widths)
         limiting = frozenset(i for i, each in enumerate(members) if each.limits_itself and widths)
@@ -68,7 +61,7 @@ class Controller:
         self._log = RoundLog(self._acceptance, self._decisions, self.prices, limiting, self._sharing, by_text)
         self._round = self._since_plain = 0
         self.probes = Probes([member.includes for member in members], costs, widths)
-        self.trust, self.beginnings = Trust(), Beginnings()
+        self.overheads = Overheads()
         self._asked: frozenset[int] = frozenset()
         """The drafters that the last plan asks, but for probes."""
         self._under_way = False
@@ -103,11 +96,11 @@ class Controller:
         most, review = np.asarray(budgets, dtype=np.int64), self.review
         free = None if review is None else review.free
         self._log.tell()
+        least = self._least_gain(batch)
         outlooks = [
             self._outlook(i, seq_ids, np.minimum(most, 0 if i == free else each.max_tokens))
             for i, each in enumerate(self.members)
         ]  # what the free drafter finds is seen before anything is asked of the others
-        least = self._least_gain(batch)
         plan = choose_plan(outlooks, self.costs, self.widths, least)
         if review is not None and not self._is_worth_its_time(review, plan, least):
             plan = plain_plan(batch, self.costs)
@@ -134,32 +127,29 @@ class Controller:
         known, survival = self.members[member], self._rates_of(member).survival(seq_ids)
         sharing = self._sharing.factors(member, len(seq_ids), known.max_tokens)
         own = self._own.of(member)
-        trust = self.trust.rate(member, len(seq_ids)) ** (_BELIEVED if own is not None else 1.0)
-        trust /= self._margin(member, len(seq_ids))
-        trust *= 1.0 if self.review is None else self.review.fulfilled(member)
-        return Outlook(known.name, survival, budgets, known.runs_model, known.lengths, own, sharing, trust)
+        beside = self.overheads.seconds(member, len(seq_ids)) * plain_plan(len(seq_ids), self.costs).rate
+        weight = 1 / (1 + beside) / self._margin(member)
+        weight *= 1.0 if self.review is None else self.review.fulfilled(member)
+        return Outlook(known.name, survival, budgets, known.runs_model, known.lengths, own, sharing, weight)
 
-    def _margin(self, member: int, batch: int) -> float:
+    def _margin(self, member: int) -> float:
         """What a drafter must promise, times what the drafters do that the last plan asks: to change costs something,
         but not to one that those are part of."""
         asked = self._asked
-        if not self.widths or member in asked or (asked and asked <= self.members[member].includes):
-            return 1.0
-        return (1 + self._beginning(member, batch)) * (_CHANGE if asked else 1.0)
-
-    def _beginning(self, member: int, batch: int) -> float:
-        """What a drafter loses where it begins, of what plain decoding brings while it stays."""
-        stay = _STAY_ROUNDS * plain_plan(batch, self.costs).seconds
-        least = _LEAST_BEGINNING if self.members[member].runs_model and not self.is_active(member) else 0.0
-        return max(self.beginnings.seconds(member, batch) / stay, least)
+        keeps = member in asked or asked <= self.members[member].includes
+        return 1.0 if keeps or not self.widths else _CHANGE
 
     def _least_gain(self, batch: int) -> float:
         """What a plan with drafts must promise, of what plain decoding brings.
 
-        Where drafts begin anew, what earlier ones lost no longer counts.
+        Where drafts have lost too much, what is known of them is of other texts. Where they begin anew, what earlier
+        ones lost no longer counts.
         """
-        if self._under_way and self._lost < _PATIENCE * batch**0.5:
+        patient = self._lost < _PATIENCE * batch**0.5
+        if self._under_way and patient:
             return _STAYING_GAIN
+        for i in () if patient else self._asked:
+            self._own.forget_before_late(i)
         self._lost = 0.0
         return _STARTING_GAIN if self.widths else MIN_GAIN
 
@@ -201,7 +191,7 @@ class Controller:
         budgets = np.full(len(seq_ids), min(known.max_tokens, self.widths[-1] - 1), dtype=np.int64)
         outlook = self._outlook(member, seq_ids, budgets)
         found = best_plan_of([outlook], 0, self.costs, self.widths)
-        if found.rate * outlook.trust < _STAYING_GAIN * plain.rate:
+        if found.rate * outlook.weight < _STAYING_GAIN * plain.rate:
             return plain
         return replace(found, drafters=[member] * len(seq_ids))
 
@@ -286,7 +276,7 @@ class Controller:
             self._rates_of(i).fade(FADE_SHARE)
         for i in own:
             self._own.fade(i, FADE_SHARE)
-            self.trust.fade(i, TRUST_FADE_SHARE)
+            self.overheads.fade(i, FADE_SHARE)
 
     def is_active(self, member: int) -> bool:
         """Whether the drafter is asked these days, or has still to be tried."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 FADE_SHARE = 0.08
 """The share of its figures that a drafter which no plan asks for loses at a time: half of them in 500 rounds."""
-TRUST_FADE_SHARE = 0.3
-"""The share that is forgotten at a time of how far its plans were fulfilled: half of it in 130 rounds."""
 _FADE_ROUNDS = 64
 """Rounds between two times."""
 

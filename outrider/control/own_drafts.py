@@ -11,9 +11,13 @@ from outrider.control.costs import RoundCosts, RoundKind
 _ROUND_PART = 0.02
 """How much the last round counts. A drafter that is judged by few of them is asked when it had luck, and brings less
 than its figures say: then no plan of it is trusted, and drafters take turns for nothing."""
+_LATE_PART = 0.12
+"""The same where drafts have lost so much that what was known is of other texts: about the last eight rounds count."""
 _GUESSES_PART, _BEYOND = 0.05, 2
 """The same of guesses that the text judged: they are few, and tell of many rounds. And how many tokens of a guess count
 beyond those that came."""
+_GUESSED = 0.8
+"""What a guess brings counts as so much: rooms limit drafts that are scored, not guesses."""
 
 
 class OwnDrafts(NamedTuple):
@@ -51,6 +55,8 @@ class OwnFigures:
     def __init__(self, limiting: frozenset[int]) -> None:
         """limiting: those drafters, by index."""
         self._known = dict.fromkeys(limiting, _FIRST)
+        self._late = dict.fromkeys(limiting, _FIRST)
+        """Of the last few rounds in which it was asked."""
 
     def of(self, drafter: int) -> OwnDrafts | None:
         """None: it does not limit itself."""
@@ -61,6 +67,7 @@ class OwnFigures:
         rounds = len(accepted)
         mean = sum(map(sum, accepted)) / rounds
         self._note(drafter, drafted, mean, 1 - (1 - _ROUND_PART) ** rounds)
+        self._note(drafter, drafted, mean, 1 - (1 - _LATE_PART) ** rounds, self._late)
 
     def note_guesses(self, drafter: int, lengths: Seq[int], accepted: Seq[int]) -> None:
         """Note what it would have drafted, as the text judges it.
@@ -69,16 +76,28 @@ class OwnFigures:
         come true, so that of longer ones no more count than some tokens beyond those that came.
         """
         found = [min(n, right + _BEYOND) if n > 1 or right else 0 for n, right in zip(lengths, accepted, strict=True)]
-        self._note(drafter, found, sum(accepted), _GUESSES_PART)
+        self._note(drafter, found, _GUESSED * sum(accepted), _GUESSES_PART)
 
     def fade(self, drafter: int, part: float) -> None:
         """Forget so much of what is known, so that one that was bad is asked again."""
         if drafter in self._known:
             self._known[drafter] = self._known[drafter].nearer(_FIRST, part)
 
-    def _note(self, drafter: int, drafted: Seq[int], accepted: float, part: float) -> None:
+    def forget_before_late(self, drafter: int) -> None:
+        """Go by the last few rounds alone: drafts have lost too much for bad luck."""
+        if drafter in self._known:
+            self._known[drafter] = self._late[drafter]
+
+    def _note(
+        self,
+        drafter: int,
+        drafted: Seq[int],
+        accepted: float,
+        part: float,
+        known: dict[int, OwnDrafts] | None = None,
+    ) -> None:
         """accepted: of all drafts of a round."""
-        count = len(drafted)
-        if drafter in self._known and count:
+        known, count = self._known if known is None else known, len(drafted)
+        if drafter in known and count:
             means = OwnDrafts(sum(n > 0 for n in drafted) / count, sum(drafted) / count, accepted / count)
-            self._known[drafter] = self._known[drafter].nearer(means, part)
+            known[drafter] = known[drafter].nearer(means, part)

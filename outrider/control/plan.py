@@ -30,7 +30,7 @@ class Outlook:
     """Of one that limits itself: how its drafts are of late; None: it drafts as many tokens as it is asked for."""
     sharing: Seq[float] | None = None
     """Where its drafts share rows: what is expected of drafts of 1, 2, ... tokens, times what survival says."""
-    trust: float = 1.0
+    weight: float = 1.0
     """What its plans' rates are multiplied by where they are compared with others."""
 
     def steps(self, length: int) -> int:

@@ -86,11 +86,12 @@ class Probes:
             return None
         asked = replace(outlooks[at], budgets=self._budgets(outlooks[at], tried.times))
         probe = best_plan_of([*outlooks[:at], asked, *outlooks[at + 1 :]], at, self.costs, self.widths)
-        rate, used = _trusted_rate(plan, outlooks), {*plan.drafters} - {-1}
+        rate, used = _weighted_rate(plan, outlooks), {*plan.drafters} - {-1}
         whole = bool(used) and used <= self.includes[at]  # it drafts all that the plan does, and costs little
-        promised = max(probe.rate * asked.trust, rate * plan.seconds / probe.seconds if whole else 0.0)
+        part = any(at in self.includes[i] for i in used)  # it may be what brings the plan's tokens, and draft farther
+        promised = max(probe.rate * asked.weight, rate * plan.seconds / probe.seconds if whole or part else 0.0)
         loss = max(0.0, 1 - promised / rate)
-        length = _ROUNDS if whole else self._length(probe, loss)
+        length = self._length(probe, loss)
         tried.rest = min(int(length * loss / share), _MAX_REST)
         if not new and rounds < tried.rest:
             return None
@@ -122,6 +123,6 @@ class Probes:
         return chosen
 
 
-def _trusted_rate(plan: Plan, outlooks: Seq[Outlook]) -> float:
-    """What a plan promises, as far as its drafters are trusted."""
-    return plan.rate * min((outlooks[i].trust for i in {*plan.drafters} - {-1}), default=1.0)
+def _weighted_rate(plan: Plan, outlooks: Seq[Outlook]) -> float:
+    """The rate that a plan promises, by the weight of its drafters."""
+    return plan.rate * min((outlooks[i].weight for i in {*plan.drafters} - {-1}), default=1.0)

@@ -68,7 +68,9 @@ class Drafting:
         """Sequences that ended, and that drafters have still to drop."""
         self._put_off = False
         """The last round went by no plan that was due: the device had nothing to do while one would be made."""
-        self.feedback = Feedback(self.members, controller, self._kept, self.host, overlaps=runner.asynchronous)
+        self.feedback = Feedback(
+            self.members, controller, self._kept, self.host, self._included, overlaps=runner.asynchronous
+        )
 
     @property
     def reads_scores(self) -> bool:

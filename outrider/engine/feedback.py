@@ -7,9 +7,9 @@ from collections.abc import Sequence as Seq
 from typing import cast
 
 from outrider.control.controller import Controller
+from outrider.control.overheads import PLAIN
 from outrider.control.plan import Plan
 from outrider.control.review import Review
-from outrider.control.trust import PLAIN
 from outrider.core.device_row import ConfidenceRow
 from outrider.core.draft import EMPTY, Draft, Verdict, accepted_by
 from outrider.core.sequence import Sequence
@@ -71,11 +71,15 @@ class Feedback:
         controller: Controller | None,
         kept: KeptPlan,
         host: HostTime,
+        included: Seq[frozenset[int]] = (),
         *,
         overlaps: bool,
     ) -> None:
-        """overlaps: the host prepares one round while the device works on another."""
-        self.members, self.controller, self.overlaps = members, controller, overlaps
+        """included: by member, those that take part in what it drafts; none if not given.
+
+        overlaps: the host prepares one round while the device works on another.
+        """
+        self.members, self.controller, self.overlaps, self._included = members, controller, overlaps, included
         self._host, self._told = host, host.now()
         """And when it was that the controller was last told what rounds took by the clock."""
         self._kept = kept
@@ -159,11 +163,13 @@ class Feedback:
             self._asked = _AskedRounds(proposal, plan, seq_ids, rows)
         self._asked.add(accepted, seconds, seconds if steady and self._tells(proposal, rest) else 0.0)
         at_once = plan.probe or plan.rounds or proposal.by is None or not (plan.asks and self.overlaps)
+        watched = [i for i in self.watchers if i in proposal.members and i != proposal.by]  # else it is asked for all
         if at_once or len(self._asked.accepted) >= _ASKED:
             self.tell()
-        for i in self.watchers:
-            if i in proposal.members and i != proposal.by:  # else it is asked for all
-                self._note_evidence(controller, i, plan, seq_ids, verdicts)
+            included = {i for by in (proposal.members if self._included else ()) for i in self._included[by]}
+            watched += [i for i in self.watchers if i in included and i not in watched]
+        for i in watched:
+            self._note_evidence(controller, i, plan, seq_ids, verdicts)
 
     def account_rest(
         self, proposal: Proposal, seq_ids: Seq[int], seconds: float, rest: int, *, steady: bool = True
@@ -194,9 +200,9 @@ class Feedback:
         if self._resting is not None:
             self.controller.note_plain(*self._resting, self._rests)
             (plan, seq_ids), rounds, passed = self._resting, len(self._rests), self._passed()
-            self.controller.beginnings.drop()
             if self.overlaps and seq_ids and self._rested:
-                self.controller.trust.note(PLAIN, len(seq_ids), 1.0, rounds * plan.seconds, passed, rounds)
+                tokens = rounds * len(seq_ids)
+                self.controller.overheads.note(PLAIN, len(seq_ids), tokens, rounds * plan.seconds, passed, rounds)
             self._resting, self._rests = None, []
 
     def _tell_asked(self, controller: Controller, told: _AskedRounds) -> None:
@@ -217,12 +223,8 @@ class Feedback:
             rate = max(rate, controller.probes.rate)
         elif by is not None:
             if told.begun:  # what it takes to begin does not come again
-                controller.trust.note(by, batch, tokens / rounds / plan.tokens, usual, passed, rounds)
-            took = usual / controller.trust.pace(by, batch)
-        if by is None:
-            controller.beginnings.drop()
-        else:
-            controller.beginnings.note(by, batch, passed - tokens / plan.rate, begun=told.begun)
+                controller.overheads.note(by, batch, tokens, usual, passed, rounds)
+            took = usual + tokens * controller.overheads.seconds(by, batch)
         self._kept.note(plan, tokens, took, rate, rounds)
 
     def _passed(self) -> float:

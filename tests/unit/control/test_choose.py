@@ -139,18 +139,18 @@ def test_nobody_is_asked_where_asking_takes_longer_than_all_tokens_are_worth():
     assert choose_plan(both, costs, (1, 2, 4)).asks
 
 
-def test_the_rate_that_a_plan_promises_counts_as_far_as_its_drafter_is_trusted():
+def test_the_rate_that_a_plan_promises_counts_by_the_weight_of_its_drafter():
     """Two drafters and plain decoding, by enumeration of who drafts: the best once each rate is multiplied."""
     rng, chosen, widths = random.Random(5), set[tuple[str, ...]](), (1, 2, 4)
     for _ in range(200):
         table = PassTable({(2, w): 1 + 0.1 * (w - 1) for w in widths}, padded=True)
         costs = RoundCosts(table, {"model": PassTable({(2, 1): 0.2})})
-        rates, trusts = [rng.uniform(0.1, 0.9) for _ in range(2)], [rng.uniform(0.6, 1.1) for _ in range(2)]
-        lookup = outlook("lookup", [[rates[0]] * 3] * 2, [3, 3], trust=trusts[0])
-        model = outlook("model", [[rates[1]] * 3] * 2, [3, 3], trust=trusts[1], runs_model=True)
+        rates, weights = [rng.uniform(0.1, 0.9) for _ in range(2)], [rng.uniform(0.6, 1.1) for _ in range(2)]
+        lookup = outlook("lookup", [[rates[0]] * 3] * 2, [3, 3], weight=weights[0])
+        model = outlook("model", [[rates[1]] * 3] * 2, [3, 3], weight=weights[1], runs_model=True)
         found = choose_plan([lookup, model], costs, widths)
-        alone = [choose_plan([replace(each, trust=1.0)], costs, widths, least=0.0) for each in (lookup, model)]
-        worth = [plan.rate * trust for plan, trust in zip(alone, trusts, strict=True)]
+        alone = [choose_plan([replace(each, weight=1.0)], costs, widths, least=0.0) for each in (lookup, model)]
+        worth = [plan.rate * weight for plan, weight in zip(alone, weights, strict=True)]
         best, plain = max(range(2), key=lambda i: worth[i]), plain_plan(2, costs)
         if min(abs(worth[0] / worth[1] - 1), abs(max(worth) / plain.rate / MIN_GAIN - 1)) < 0.05:
             continue  # plans of nearly the same worth differ by what they are compared with

@@ -398,6 +398,7 @@ def test_watching_takes_its_share_of_the_time(drafts: bool, monkeypatch: pytest.
     run, watched = Rounds(Scripted(drafts=drafts)), list[int]()
     other, run.controller.note_guesses = Watcher(), lambda *given: None
     run.drafting.members.append(cast(Any, other))
+    run.drafting._included.append(frozenset())
     other.watch = clock.takes(1.0, other.watch)
     for i in range(40):
         before = clock.now

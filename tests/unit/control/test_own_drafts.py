@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from outrider.control import own_drafts
 from outrider.control.choose import best_plan_of, choose_plan
 from outrider.control.controller import Controller
 from outrider.control.costs import PassTable, RoundCosts, RoundKind
@@ -109,7 +110,7 @@ def test_guesses_that_the_text_judged_count_as_drafts():
     assert controller.would_pay(0, 2, 3.0)
     plan = controller.plan([0, 1], [15, 15])
     assert plan.own
-    assert plan.tokens == pytest.approx(2 * (1 + 3.0), rel=0.15)
+    assert plan.tokens == pytest.approx(2 * (1 + 3.0 * own_drafts._GUESSED), rel=0.05)
 
 
 def test_of_long_guesses_only_some_tokens_count_beyond_those_that_came():
@@ -119,7 +120,7 @@ def test_of_long_guesses_only_some_tokens_count_beyond_those_that_came():
         controller.note_guesses(0, [0, 1], [15, 15], [2, 2])
     plan = plan_of(controller)
     assert plan.own
-    assert plan.tokens == pytest.approx(2 * (1 + 2), rel=0.15)
+    assert plan.tokens == pytest.approx(2 * (1 + 2 * own_drafts._GUESSED), rel=0.05)
     assert plan.kind == controller.costs.padded_kind(RoundKind(2, 5, 10, ("lookup",)), WIDTHS)
 
 
@@ -185,3 +186,34 @@ def test_a_few_lucky_rounds_change_little(batch: int):
     known = figures.of(0)
     assert known is not None
     assert known.accepted > 1.9
+
+
+def test_where_drafts_have_lost_too_much_only_the_last_rounds_count():
+    """Texts that repeat themselves, then others: fifty rounds must not go by before that is believed."""
+    figures = OwnFigures(frozenset({0}))
+    figures.note_rounds(0, [6, 6], [[5, 5]] * 300)
+    for _ in range(12):
+        figures.note_rounds(0, [2, 2], [[0, 0]])
+    known = figures.of(0)
+    assert known is not None
+    assert known.accepted > 3.5
+    figures.forget_before_late(0)
+    late = figures.of(0)
+    assert late is not None
+    assert late.accepted < 1.1
+    figures.forget_before_late(1)  # one that does not limit itself: nothing is kept of it here
+
+
+def test_drafts_that_lost_too_much_are_judged_by_their_last_rounds():
+    controller = learned(300, drafted=4, accepted=4, every=1)
+    assert plan_of(controller).own
+    before = controller._own.of(0)
+    controller._lost = 1000.0
+    for _ in range(12):
+        controller._own.note_rounds(0, [4, 4], [[0, 0]])
+    plan_of(controller)
+    after = controller._own.of(0)
+    assert before is not None
+    assert after is not None
+    assert after.accepted < 0.3 * before.accepted
+    assert controller._lost == 0.0

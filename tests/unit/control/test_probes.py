@@ -89,11 +89,11 @@ def test_a_probe_beside_drafts_costs_what_these_would_have_brought():
     assert probed(plan, known, slower) <= 20_000 / 200 + 1  # a token lost is 200 rounds: half a per cent each
 
 
-def test_one_that_is_not_trusted_is_tried_the_less():
+def test_one_of_less_weight_is_tried_the_less():
     known = [replace(each, survival=np.full((1, 7), 0.9).cumprod(1)) for each in outlooks()]
     plan = best_plan_of(known, 0, COSTS, WIDTHS)
-    doubted = [known[0], replace(known[1], trust=0.5)]
-    assert probed(plan, doubted, 0.0) < probed(plan, known, 0.0) / 10
+    light = [known[0], replace(known[1], weight=0.5)]
+    assert probed(plan, light, 0.0) < probed(plan, known, 0.0) / 10
 
 
 def test_luck_is_not_charged():

@@ -154,7 +154,7 @@ def test_a_plan_promises_what_such_plans_brought_before():
     for _ in range(400):
         review.note_round(plan, 1, 1, 1 / (1.2 * plan.rate), usual=True)
     assert review.fulfilled(1) == pytest.approx(1.2, abs=0.02)
-    assert control._outlook(1, [0], np.array([7])).trust == pytest.approx(review.fulfilled(1))
+    assert control._outlook(1, [0], np.array([7])).weight == pytest.approx(review.fulfilled(1))
     assert review.fulfilled(0) == 1.0
     for _ in range(1000):
         review.note_round(plan, 1, 0, 1.0, usual=True)

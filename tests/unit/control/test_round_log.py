@@ -86,7 +86,6 @@ def drive(seed: int) -> list[object]:
             told.append(control.forget(ids.pop(0)).as_dict())
             ids, coming = [*ids, coming], coming + 1
             plan = None if rng.random() < 0.5 else plan
-        told.append(control._lost)
     told += [each.survival([*ids, -1]).tolist() for each in control.acceptance]
     return told + [control.forget(seq_id).as_dict() for seq_id in ids] + [len(control._decisions)]
 
