@@ -91,7 +91,12 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=200, help="of each kind and temperature")
     parser.add_argument("--tokens", type=int, default=200, help=f"of an answer, {MIN_TOKENS} to {MAX_TOKENS}")
     parser.add_argument("--head", default="", help="the head that drafts, as it is named for --drafter")
-    parser.add_argument("--together", type=int, default=64, help="answers at a time")
+    parser.add_argument(
+        "--together",
+        type=int,
+        default=64,
+        help="answers at a time; with too many, rounds have no room to draft for all",
+    )
     given = parser.parse_args()
     if not MIN_TOKENS <= given.tokens <= MAX_TOKENS:
         parser.error(f"--tokens {given.tokens}: {MIN_TOKENS} to {MAX_TOKENS}")
@@ -116,6 +121,11 @@ def record(llm: LLM, kind: str, temperature: float, given: argparse.Namespace) -
     if given.head:
         for seq_id, text in texts.items():
             text.append(cast(Judged, llm.engine.drafter).judge(seq_id, text[1]))
+        known = sum(len(draft) > 1 for *_, drafts in texts.values() for draft in drafts)
+        if known < len(texts) * given.tokens // 2:
+            raise SystemExit(
+                f"{kind}: a draft behind {known} of {len(texts) * given.tokens} tokens: use a smaller --together"
+            )
     print(f"{kind} at temperature {temperature:g}: {given.texts} texts", flush=True)
     return {"kind": kind, "temperature": temperature, "texts": [*texts.values()]}
 

@@ -22,8 +22,11 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-_REQUEST_DECAY = 0.9
-"""A request's figures remember about ten drafts."""
+_REQUEST_DECAY, _DRAFTER_DECAY = 0.9, 0.997
+"""A request's figures remember about ten drafts, a drafter's about 333."""
+_DRAFTER_WEIGHT = 30.0
+"""The drafter's figures count as so many drafts of each request. A plan is the best of several estimates, and one of
+few drafts is the best by luck: it promises what does not come."""
 _LONG_DECAY = 0.998
 """What confidences and expectations are worth is known of about 500."""
 _FIRST_RATE, _FIRST_WEIGHT = 0.75, 4.0
@@ -37,22 +40,6 @@ _REACHED_BEYOND = np.array([[1], [0]])
 """A draft reached one position more than were accepted."""
 
 
-class Memory(NamedTuple):
-    """How long a drafter's figures remember, and how much they count for a request beside its own."""
-
-    decay: float
-    """Of the drafter's figures, by draft."""
-    prior: float
-    """They count as so many drafts of each request."""
-
-
-EACH_TEXT = Memory(0.985, 3.0)
-"""Where every sequence has a length of its own: what is known of about 67 drafts, and soon the request's own."""
-ALL_TEXTS = Memory(0.997, 30.0)
-"""Where a length goes for all: of about 333. A plan is the best of several estimates, and one of few drafts is the best
-by luck: it promises what does not come."""
-
-
 class DraftedRounds(NamedTuple):
     """Drafts of rounds one after the other, for the same requests."""
 
@@ -64,9 +51,9 @@ class DraftedRounds(NamedTuple):
 class Acceptance:
     """The acceptance of one drafter's tokens, for every live request and for all of them together."""
 
-    def __init__(self, max_tokens: int, memory: Memory = EACH_TEXT) -> None:
+    def __init__(self, max_tokens: int) -> None:
         """max_tokens: the longest draft, in tokens."""
-        self.max_tokens, self.memory = max(1, max_tokens), memory
+        self.max_tokens = max(1, max_tokens)
         self._rows: dict[int, int] = {}
         """By sequence id, its row of the arrays; the first row is of all that nothing is known of, and stays empty."""
         self._free: list[int] = []
@@ -96,16 +83,15 @@ class Acceptance:
         if not drafts:
             return
         self.drafts += drafts
-        decay = self.memory.decay
-        self._first_weight *= decay**drafts
-        self._all *= decay**drafts
+        self._first_weight *= _DRAFTER_DECAY**drafts
+        self._all *= _DRAFTER_DECAY**drafts
         lengths = [n for part in parts for each in part.lengths for n in each]
         if drafts == 1:
             self._note_one(self._row(parts[0].seq_ids[0]), lengths[0], accepted[0])
             return
         counts = np.minimum(np.asarray(accepted) + _REACHED_BEYOND, lengths)  # [2, drafts]
         told = self._first.take(counts, 0, mode="clip")  # [2, drafts, max_tokens]
-        self._all += _ages(decay, drafts) @ told  # as if one came after the other
+        self._all += _ages(_DRAFTER_DECAY, drafts) @ told  # as if one came after the other
         at = 0
         for part in parts:
             rounds, batch = len(part.accepted), len(part.seq_ids)
@@ -137,7 +123,6 @@ class Acceptance:
 
     def _note_one_stated(self, row: int, stated: Floats, length: int, accepted: int) -> None:
         """As `_note_all_stated` for one draft: what most rounds of a single request have."""
-        weight = self.memory.prior
         prior, sums, times = self._rates(), self._sum_stated.tolist(), self._times_stated.tolist()
         reached, came = self._figures[row].tolist()
         products = squares = 0.0
@@ -147,7 +132,7 @@ class Acceptance:
             if told != told:  # NaN
                 continue
             before = told - sums[j] / times[j] if times[j] > 0 else 0.0
-            rate = (came[j] + weight * prior[j]) / (reached[j] + weight)
+            rate = (came[j] + _DRAFTER_WEIGHT * prior[j]) / (reached[j] + _DRAFTER_WEIGHT)
             products += ((j < accepted) - rate) * before
             squares += before * before
             self._sum_stated[j] += told
@@ -206,9 +191,9 @@ class Acceptance:
         """As `survival` of one request: arrays of a few numbers take several times as long."""
         slope, (reached, came) = self.slope, self._figures[row].tolist()
         stated: list[float] = self._deviations([row])[0].tolist() if slope > 0 else [0.0] * self.max_tokens
-        found, survival, weight = list[float](), 1.0, self.memory.prior
+        found, survival = list[float](), 1.0
         for prior, right, count, told in zip(self._rates(), came, reached, stated, strict=True):
-            rate = (right + weight * prior) / (count + weight) + slope * told
+            rate = (right + _DRAFTER_WEIGHT * prior) / (count + _DRAFTER_WEIGHT) + slope * told
             if rate < _MIN_RATE:
                 rate = _MIN_RATE
             elif rate > _MAX_RATE:
@@ -226,8 +211,8 @@ class Acceptance:
     def _own_rates(self, seq_ids: Seq[int]) -> Floats:
         """[sequences, max_tokens]: the rates of each request, which leans on the drafter's."""
         rows, prior = self._rows_of(seq_ids), np.array(self._rates())
-        figures, weight = self._figures.take(rows, 0), self.memory.prior
-        return (figures[:, 1] + weight * prior) / (figures[:, 0] + weight)
+        figures = self._figures.take(rows, 0)
+        return (figures[:, 1] + _DRAFTER_WEIGHT * prior) / (figures[:, 0] + _DRAFTER_WEIGHT)
 
     def _rows_of(self, seq_ids: Seq[int]) -> list[int]:
         return [self._rows.get(seq_id, 0) for seq_id in seq_ids]

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from outrider.control.acceptance import ALL_TEXTS, EACH_TEXT, Acceptance, Floats
+from outrider.control.acceptance import Acceptance, Floats
 from outrider.control.choose import MIN_GAIN, best_plan_of, choose_plan
 from outrider.control.costs import RoundCosts, RoundKind, size_of
 from outrider.control.decisions import DecisionLog, Decisions
@@ -32,7 +32,7 @@ _CHANGE = 1.1
 _PLAIN_ROUNDS = 512
 """After so many rounds with drafts come some without, so that it is known what drafts save."""
 _PLAIN_SPELL = 5
-"""So many, where rounds overlap: the time of the first and the last is also that of its neighbours."""
+"""So many: the first are slower than others, and where rounds overlap the last is as well."""
 _ACTIVE_ROUNDS = 64
 """A drafter that no plan asked for so long need not keep up with the text."""
 
@@ -48,8 +48,7 @@ class Controller:
     def __init__(self, members: Seq[Member], costs: RoundCosts, widths: Seq[int] = ()) -> None:
         """widths: those that passes are padded to; empty where a pass costs by its rows."""
         self.members, self.costs, self.widths = members, costs, widths
-        memory = ALL_TEXTS if widths else EACH_TEXT
-        self._acceptance = [Acceptance(member.max_tokens, memory) for member in members]
+        self._acceptance = [Acceptance(member.max_tokens) for member in members]
         self._decisions = DecisionLog([member.name for member in members])
         self.prices = Prices(costs, widths)
         limiting = frozenset(i for i, each in enumerate(members) if each.limits_itself and widths)
@@ -92,7 +91,7 @@ class Controller:
             return plain_plan(batch, self.costs)
         if self._since_plain >= _PLAIN_ROUNDS or self._is_new_size(batch):
             self._since_plain = 0
-            return replace(plain_plan(batch, self.costs), rounds=_PLAIN_SPELL if self.widths else 1)
+            return replace(plain_plan(batch, self.costs), rounds=_PLAIN_SPELL)
         most, review = np.asarray(budgets, dtype=np.int64), self.review
         free = None if review is None else review.free
         self._log.tell()
@@ -114,7 +113,7 @@ class Controller:
         model, plain = plan.only_drafter, plain_plan(len(plan.lengths), self.costs)
         if model is None:
             return not plan.asks
-        promise = Promise(plan.tokens * review.fulfilled(model) / least, plan.seconds)
+        promise = Promise(plan.tokens / least, plan.seconds)
         return review.is_better(promise, Promise(plain.tokens, plain.seconds), len(plan.lengths))
 
     def _looks(self, budgets: Seq[int]) -> list[int]:
@@ -129,7 +128,6 @@ class Controller:
         own = self._own.of(member)
         beside = self.overheads.seconds(member, len(seq_ids)) * plain_plan(len(seq_ids), self.costs).rate
         weight = 1 / (1 + beside) / self._margin(member)
-        weight *= 1.0 if self.review is None else self.review.fulfilled(member)
         return Outlook(known.name, survival, budgets, known.runs_model, known.lengths, own, sharing, weight)
 
     def _margin(self, member: int) -> float:
@@ -157,7 +155,7 @@ class Controller:
         """Whether to find out first what rounds without drafts take: those of another batch tell something else, since
         the host's work grows with the sequences, and drafts would count for what they are not worth."""
         size = size_of(batch)
-        if not self.widths or size in self._sizes or not self.costs.borrows_level(batch):
+        if size in self._sizes or not self.costs.borrows_level(batch):
             return False
         self._sizes.add(size)
         return True
@@ -321,7 +319,9 @@ class Controller:
 
     def note_seconds(self, plan: Plan, drafted: Seq[int], seconds: float, rounds: int = 1) -> None:
         """Note what rounds of a plan took each, in which every sequence decodes; without asking, as in `note`."""
-        self.costs.observe(self.prices.kind_of(plan, drafted), seconds, rounds)
+        kind = self.prices.kind_of(plan, drafted)
+        note = self.costs.observe_at_most if kind.plain else self.costs.observe
+        note(kind, seconds, rounds)
 
     def forget(self, seq_id: int) -> Decisions:
         """Drop what is kept of a request; returns what was decided for it."""

@@ -18,8 +18,8 @@ from typing import NamedTuple
 from outrider.control.limits import PassLimits
 from outrider.runners.pass_work import Experts
 
-_RECENT_ROUNDS = 8
-"""Corrections are running means of about so many rounds."""
+_PLAIN_ROUNDS, _DRAFTED_ROUNDS = 32, 16
+"""Corrections are running means of about so many rounds without drafts, and with: those are fewer."""
 _PRIOR_ROUNDS = 2
 """The time that was expected counts as so many rounds: one stall alone must not rule a kind out."""
 _BORROWED_ROUNDS = 1
@@ -34,8 +34,8 @@ MAX_RATIO = 8.0
 """A round slower than expected by more than this, or faster, counts as by this: a stall says nothing of its kind."""
 NEVER = -1
 """In place of a round: there was none since the start."""
-_MAX_STEP = 2.0
-"""One without drafts that is slower than the level by more than this counts as by this: drafts are judged by it."""
+_MAX_STEP = 1.5
+"""A round that is slower than was expected by more than this, or faster, counts as by this: a stall says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ class RunningMean:
     """The round of the last one."""
     start: float = 0.0
     """What it was before any, or less since: what is not seen for long leans on that again."""
-    recent: int = _RECENT_ROUNDS
+    recent: int = _DRAFTED_ROUNDS
     """It is of about so many."""
 
     def at(self, now: int) -> float:
@@ -232,7 +232,7 @@ class RoundCosts:
         """Take what rounds of this kind took at the start for what such rounds take, until others tell more."""
         expected, size = self._measured(kind), size_of(kind.batch)
         if kind.plain:
-            self._levels[size], self._last_size = RunningMean(seconds / expected, _RECENT_ROUNDS), size
+            self._levels[size], self._last_size = RunningMean(seconds / expected, 8, recent=_PLAIN_ROUNDS), size
         else:
             known = self._asking.setdefault(kind.drafters, {})
             extra = max(0.0, seconds - expected * self._level(kind.batch))
@@ -251,23 +251,33 @@ class RoundCosts:
         if not kind.plain:
             self._observe_drafted(kind, seconds, expected * self._level(kind.batch), rounds)
             return
-        size, ratio = size_of(kind.batch), max(seconds / expected, 1 / MAX_RATIO)
-        known, most = self._levels.get(size), MAX_RATIO
-        if known is not None:
-            most = _MAX_STEP * known.value
-        else:
-            prior = _BORROWED_ROUNDS if self._levels else _PRIOR_ROUNDS
-            known = self._levels[size] = RunningMean(self._level(kind.batch), prior)
-        known.add(min(ratio, most), self._now, rounds)
+        size = size_of(kind.batch)
+        known, most = self._levels.get(size), _MAX_STEP
+        if known is None:
+            prior, most = _BORROWED_ROUNDS if self._levels else _PRIOR_ROUNDS, MAX_RATIO
+            known = self._levels[size] = RunningMean(self._level(kind.batch), prior, recent=_PLAIN_ROUNDS)
+        known.add(within(seconds / expected, known.value, most), self._now, rounds)
         self._last_size = size
+
+    def observe_at_most(self, kind: RoundKind, seconds: float, rounds: int = 1) -> None:
+        """Note rounds that take no less than those of this kind, without drafts: somebody was asked, and found none."""
+        known = self._levels.get(size_of(kind.batch))
+        if known is None or seconds < self._measured(kind) * known.value:
+            self.observe(kind, seconds, rounds)
 
     def _observe_drafted(self, kind: RoundKind, seconds: float, passes: float, rounds: int) -> None:
         """passes: what its passes should have taken."""
-        seconds = min(max(seconds, passes / MAX_RATIO), passes * MAX_RATIO)
+        size = size_of(kind.batch)
+        level = self._levels.get(size)
+        if level is not None and seconds < passes:  # drafts make no pass shorter: rounds without were disturbed
+            level.add(level.value * max(seconds / passes, 1 / _MAX_STEP), self._now, rounds)
         known = self._asking.setdefault(kind.drafters, {})
-        asking = known.setdefault(size_of(kind.batch), RunningMean(0.0, last=self._now))
+        first = size not in known
+        asking = known.setdefault(size, RunningMean(0.0, last=self._now))
         own = self._kinds.setdefault(kind, RunningMean(1.0, last=self._now, start=1.0))
         asking.value, own.value = asking.at(self._now), own.at(self._now)
+        expected = own.value * (passes + max(0.0, asking.value))
+        seconds = within(seconds, expected, MAX_RATIO if first else _MAX_STEP)
         asking.add(seconds / own.value - passes, self._now, rounds)
         asking.start = min(asking.start, asking.value)  # rounds at the start were slower than they had to be
         told = seconds / (passes + max(0.0, asking.value))  # what the first does not explain
@@ -307,3 +317,8 @@ class RoundCosts:
             return kind
         width = next((w for w in widths if w >= kind.width), kind.width)
         return kind._replace(width=width, rows=self.target.padded_rows(kind.batch, width, kind.rows))
+
+
+def within(told: float, expected: float, ratio: float) -> float:
+    """What was told, as no more than so many times what was expected, and no less than that part of it."""
+    return min(max(told, expected / ratio), expected * ratio)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from outrider.control.costs import MAX_RATIO, NEVER, PassTable, RoundCosts, RoundKind, RunningMean, size_of
+from outrider.control.costs import MAX_RATIO, NEVER, PassTable, RoundCosts, RoundKind, RunningMean, size_of, within
 
 _PLAIN_ROUNDS, _DRAFTED_ROUNDS, _START_ROUNDS = 32, 16, 6
 """Corrections are running means of about so many rounds without drafts, and with: those are fewer. What was timed at
@@ -100,11 +100,11 @@ class OverlappedCosts(RoundCosts):
         known, size = self._host.setdefault(kind.drafters, {}), size_of(kind.batch)
         host = known.get(size)
         if host is None:
-            first = _within(seconds, passes, MAX_RATIO)
+            first = within(seconds, passes, MAX_RATIO)
             host = known[size] = RunningMean(first, 0, self._now, first, _recent(kind))
         if kind.plain:
             host.value = host.at(self._now)
-            host.add(_within(seconds, max(passes, host.value), _MAX_STEP), self._now, rounds)
+            host.add(within(seconds, max(passes, host.value), _MAX_STEP), self._now, rounds)
             host.start = host.value
             return
         pace = self._paces.setdefault((kind.drafters, size), self._even(_DRAFTED_ROUNDS, _START_ROUNDS))
@@ -122,7 +122,7 @@ class OverlappedCosts(RoundCosts):
         _, passes, host, pace, own = known
         for each in (host, pace, own):
             each.value = each.at(self._now)
-        seconds = _within(seconds, own.value * max(passes * pace.value, host.value), _MAX_STEP)
+        seconds = within(seconds, own.value * max(passes * pace.value, host.value), _MAX_STEP)
         if seconds > _DEVICE_SHARE * passes or seconds < host.value:
             host.add(seconds, self._now, rounds)
             host.start = min(host.start, host.value)  # rounds at the start were slower than they had to be
@@ -135,8 +135,3 @@ class OverlappedCosts(RoundCosts):
 
 def _recent(kind: RoundKind) -> int:
     return _PLAIN_ROUNDS if kind.plain else _DRAFTED_ROUNDS
-
-
-def _within(told: float, expected: float, ratio: float) -> float:
-    """What was told, as no more than so many times what was expected, and no less than that part of it."""
-    return min(max(told, expected / ratio), expected * ratio)

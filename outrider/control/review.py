@@ -22,12 +22,6 @@ from outrider.control.plan import Plan
 from outrider.control.prices import Prices
 from outrider.control.trials import TRIAL_ROUNDS, AskedRound, Trials
 
-_RECENT_ROUNDS = 64
-"""What plans bring of what they promise is known of about so many rounds."""
-_FIRST_TOKENS = 16.0
-"""At first they bring all of it: that counts as so many tokens."""
-_LEAST, _MOST = 0.5, 2.0
-"""What they bring counts as so great a part at least and at most."""
 _PACE_ROUNDS = 128
 """The pace is that of about so many rounds."""
 _BEYOND = 2
@@ -92,8 +86,6 @@ class Review:
         self.trials = Trials()
         """Of the free drafter."""
         self.calibration = [Calibration() for _ in members]
-        self._brought = [_Ratio(_FIRST_TOKENS, _FIRST_TOKENS) for _ in members]
-        """Of each member's plans: tokens that came, over those promised for the time they took."""
         self._pace: dict[int, _Ratio] = {}
         """By `size_of` a batch: tokens a second of late."""
         self._promised: tuple[list[float], float] | None = None
@@ -148,8 +140,7 @@ class Review:
         kind = plan.kind._replace(width=1 + max(lengths), rows=len(lengths) + sum(lengths))
         if not any(n and by != free for n, by in zip(lengths, who, strict=True)):
             return self._free_plan(plan, [*plan.looks])
-        seconds, trust = seconds_of(kind), max(self.fulfilled(by) for by in who if by not in (-1, free))
-        together = Promise((len(lengths) + sum(map(max, worth, promised))) * trust, seconds)
+        together = Promise(len(lengths) + sum(map(max, worth, promised)), seconds_of(kind))
         if not self.is_better(together, alone.promise, len(lengths)):
             return self._free_plan(plan, [*plan.looks])
         return replace(plan, kind=kind, lengths=lengths, drafters=who, looks=())
@@ -210,20 +201,10 @@ class Review:
 
     def note_plain(self, batch: int, rounds: int) -> None:
         """Note rounds that nobody was asked for."""
-        self._note_pace(batch, rounds * batch, rounds * self.costs.seconds(RoundKind(batch, 1, batch)), rounds)
+        self.note_round(batch, rounds * batch, rounds * self.costs.seconds(RoundKind(batch, 1, batch)), rounds)
 
-    def note_round(self, plan: Plan, batch: int, tokens: int, seconds: float, usual: bool) -> None:
-        """Note a round of this plan: what came of it, and what such rounds take. usual: nobody had to catch up."""
-        self._note_pace(batch, tokens, seconds, 1)
-        model = plan.only_drafter
-        if usual and model is not None and model != self.free:
-            self._brought[model].add(tokens, plan.rate * seconds, 1 - 1 / _RECENT_ROUNDS)
-
-    def fulfilled(self, member: int) -> float:
-        """The rate that rounds of a model bring, over the planned one: fewer tokens are scored, and likelier ones."""
-        return min(max(self._brought[member].value, _LEAST), _MOST)
-
-    def _note_pace(self, batch: int, tokens: int, seconds: float, rounds: int) -> None:
+    def note_round(self, batch: int, tokens: int, seconds: float, rounds: int = 1) -> None:
+        """Note what came of rounds, and what such rounds take in all."""
         self._pace.setdefault(size_of(batch), _Ratio()).add(tokens, seconds, (1 - 1 / _PACE_ROUNDS) ** rounds)
 
     def _asked_round(self, accepted: Seq[float], extra: float, now: int) -> AskedRound:

@@ -187,7 +187,7 @@ class Feedback:
             self.tell()
             self._resting, self._rested = (proposal.plan, seq_ids), rested
         self._rests.append(told)
-        if len(self._rests) >= _RESTS or not self.overlaps:
+        if len(self._rests) >= _RESTS:
             self.tell()
 
     def tell(self) -> None:
@@ -216,7 +216,7 @@ class Feedback:
         took, tokens, passed = usual, rounds * batch + sum(map(sum, told.accepted)), self._passed()
         rate, by = controller.plain_rate(batch), plan.only_drafter if self.overlaps else None
         if controller.review is not None:
-            controller.review.note_round(plan, batch, tokens, usual + asking, told.telling > 0)
+            controller.review.note_round(batch, tokens, usual + asking, rounds)
         if plan.probe:  # catching up is part of it
             took = min(told.seconds, _MAX_STALL * usual) or usual  # where its own time says nothing
             controller.probes.charge(tokens, took, batch)
@@ -270,6 +270,8 @@ class Feedback:
         asked for long has to catch up with the text. So only a round among others of its kind counts.
         """
         if not self.overlaps:
+            if not proposal.members:
+                return proposal.rest > 1
             if proposal.plan is None or not proposal.plan.kind.steps:
                 return True
             drafters = proposal.plan.kind.drafters

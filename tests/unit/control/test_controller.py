@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from outrider.control.acceptance import ALL_TEXTS
+from outrider.control.acceptance import _DRAFTER_DECAY
 from outrider.control.choose import best_plan_of
 from outrider.control.controller import Controller
 from outrider.control.costs import PassTable, RoundCosts, RoundKind
@@ -127,7 +127,7 @@ def test_a_drafter_that_was_bad_is_judged_anew_after_a_while():
     control = Controller([Member("head", 7, runs_model=True, pays_budget=True)], RoundCosts(table), (1, 2, 4, 8))
     head = control.acceptance[0]
     head.note([9] * 20, [7] * 20, [0] * 20)
-    noted, weight = head._all[0, 0], 4 * ALL_TEXTS.decay**20
+    noted, weight = head._all[0, 0], 4 * _DRAFTER_DECAY**20
     assert head.survival([0])[0, 0] == pytest.approx(0.75 * weight / (weight + noted))
     for _ in range(640):
         control.note_plain(plain_plan(1, control.costs), [0], [0.0])

@@ -70,7 +70,7 @@ def run(costs: RoundCosts, rounds: int, seconds: Callable[[RoundKind], float], k
 
 def test_a_slower_machine_makes_every_kind_slower():
     costs = RoundCosts(PassTable({(1, 1): 1.0, (1, 8): 2.0}))
-    run(costs, 40, lambda _: 3.0, kinds=(PLAIN,))
+    run(costs, 150, lambda _: 3.0, kinds=(PLAIN,))
     assert costs.seconds(PLAIN) == pytest.approx(3.0, rel=0.02)
     assert costs.seconds(DRAFTED) == pytest.approx(6.0, rel=0.02)  # never run: only the level is known
 
@@ -92,13 +92,43 @@ def test_one_stall_does_not_rule_a_kind_out_and_corrections_fade():
 
 
 def test_a_stall_of_a_round_without_drafts_makes_drafts_no_cheaper():
-    """Such rounds are what drafts are judged by: one that takes 50 times as long counts as twice as long."""
+    """Such rounds are what drafts are judged by: one that takes 50 times as long counts as half as long again."""
     costs = RoundCosts(PassTable({(1, 1): 1.0, (1, 8): 2.0}))
-    run(costs, 20, lambda _: 1.0, kinds=(PLAIN,))
+    run(costs, 40, lambda _: 1.0, kinds=(PLAIN,))
     costs.observe(PLAIN, 50.0)
-    assert costs.seconds(PLAIN) == pytest.approx(1.125)
-    run(costs, 40, lambda _: 4.0, kinds=(PLAIN,))  # it is slower for good
+    assert costs.seconds(PLAIN) == pytest.approx(1 + 0.5 / 32)
+    run(costs, 200, lambda _: 4.0, kinds=(PLAIN,))  # it is slower for good
     assert costs.seconds(PLAIN) == pytest.approx(4.0, rel=0.05)
+
+
+def test_a_stall_of_a_round_with_drafts_makes_them_little_dearer():
+    costs = RoundCosts(PassTable({(1, 1): 1.0, (1, 8): 2.0}))
+    run(costs, 40, lambda kind: 1.0 if kind.plain else 3.0)
+    costs.observe(DRAFTED, 150.0)
+    assert costs.seconds(DRAFTED) < 3.3
+
+
+def test_drafts_make_no_pass_shorter():
+    """Where rounds with drafts take less than their passes should, those without were timed on a busier machine."""
+    costs = RoundCosts(PassTable({(1, 1): 1.0, (1, 8): 2.0}))
+    run(costs, 8, lambda _: 2.0, kinds=(PLAIN,))
+    assert costs.seconds(PLAIN) > 1.7
+    run(costs, 200, lambda _: 2.4, kinds=(DRAFTED,))
+    assert costs.seconds(PLAIN) == pytest.approx(1.2, rel=0.05)
+    run(costs, 200, lambda _: 3.0, kinds=(DRAFTED,))  # slower than their passes: asking is
+    assert costs.seconds(PLAIN) == pytest.approx(1.2, rel=0.05)
+
+
+def test_rounds_that_found_nothing_tell_at_most_what_plain_ones_take():
+    costs = RoundCosts(PassTable({(1, 1): 1.0}))
+    costs.observe_at_most(PLAIN, 1.4)
+    first = costs.seconds(PLAIN)
+    assert first > 1.0  # nothing else is known
+    costs.observe_at_most(PLAIN, 1.5)
+    assert costs.seconds(PLAIN) == first
+    for _ in range(200):
+        costs.observe_at_most(PLAIN, 1.05)
+    assert costs.seconds(PLAIN) == pytest.approx(1.05, rel=0.02)
 
 
 def test_rounds_that_say_nothing_are_ignored():

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from outrider.control.acceptance import _MAX_RATE, _MIN_RATE, _PRIOR_WEIGHT, Acceptance
+from outrider.control.acceptance import _DRAFTER_WEIGHT, _MAX_RATE, _MIN_RATE, Acceptance
 from outrider.control.choose import LEEWAY, MIN_GAIN, OWN_LENGTHS_GAIN, choose_plan
 from outrider.control.costs import PassTable, RoundCosts, RoundKind
 from outrider.control.plan import Outlook, Plan, plain_plan
@@ -22,7 +22,7 @@ def survival_of(known: Acceptance, seq_id: int) -> list[float]:
     found, product, row = list[float](), 1.0, known._rows.get(seq_id)
     for j, rate in enumerate(known._rates()):
         if row is not None:
-            rate = (known._figures[row, 1, j] + _PRIOR_WEIGHT * rate) / (known._figures[row, 0, j] + _PRIOR_WEIGHT)
+            rate = (known._figures[row, 1, j] + _DRAFTER_WEIGHT * rate) / (known._figures[row, 0, j] + _DRAFTER_WEIGHT)
             if known._times_stated[j] > 0 and not np.isnan(known._stated[row, j]):
                 rate += known.slope * (known._stated[row, j] - known._sum_stated[j] / known._times_stated[j])
         product *= min(max(rate, _MIN_RATE), _MAX_RATE)

@@ -145,17 +145,3 @@ def test_looks_are_cut_to_budgets_and_go_on_with_other_sequences():
     assert (cut.looks, cut.drafters[1]) == ([2, 0], -1)
     moved = control.move(plan, [0, 1], [1, 2, 3])
     assert (moved.looks, moved.drafters) == ([7] * 3, [1] * 3)
-
-
-def test_a_plan_promises_what_such_plans_brought_before():
-    """Fewer tokens are scored than are planned, and those that are likelier: that brings more."""
-    control, review = controller(LOOKUP, HEAD)
-    plan = next(plans(control, [0]))
-    for _ in range(400):
-        review.note_round(plan, 1, 1, 1 / (1.2 * plan.rate), usual=True)
-    assert review.fulfilled(1) == pytest.approx(1.2, abs=0.02)
-    assert control._outlook(1, [0], np.array([7])).weight == pytest.approx(review.fulfilled(1))
-    assert review.fulfilled(0) == 1.0
-    for _ in range(1000):
-        review.note_round(plan, 1, 0, 1.0, usual=True)
-    assert review.fulfilled(1) == 0.5
