@@ -20,7 +20,7 @@ from outrider.control.costs import RoundKind, size_of
 from outrider.control.member import Member
 from outrider.control.plan import Plan
 from outrider.control.prices import Prices
-from outrider.control.trials import TRIAL_ROUNDS, AskedRound, Trials
+from outrider.control.trials import TRIAL_ROUNDS, Trials
 
 _PACE_ROUNDS = 128
 """The pace is that of about so many rounds."""
@@ -88,8 +88,6 @@ class Review:
         self.calibration = [Calibration() for _ in members]
         self._pace: dict[int, _Ratio] = {}
         """By `size_of` a batch: tokens a second of late."""
-        self._promised: tuple[list[float], float] | None = None
-        """What drafts of the round that were left out in a trial promised: tokens of each, and the seconds of all."""
 
     def look(self, plan: Plan, seq_ids: Seq[int], budgets: Seq[int], now: int) -> Plan:
         """The plan, with all that there is room for from the free drafter. budgets: its max tokens of each sequence."""
@@ -155,14 +153,7 @@ class Review:
         kind = self.prices.kind_of(plan, [offer.length for offer in seen])
         sunk = RoundKind(len(seen), 1, len(seen)) if free else plan.kind._replace(width=1, rows=len(seen))
         seconds_of = partial(self.prices.seconds, now=now)
-        scored = choose_lengths(seen, kind, seconds_of, sunk, least=MIN_GAIN if free else 1.0)
-        if not plan.settled or len(seen) == 1 or self.trials.pays(len(seen)):
-            return scored.lengths
-        # a trial: what they promise is enough to learn from, and no request gets ahead of the others by it
-        tokens = [offer.expected if n else 0.0 for offer, n in zip(seen, scored.lengths, strict=True)]
-        extra = self.prices.of(self.prices.kind_of(plan, scored.lengths), now).extra if any(tokens) else 0.0
-        self._promised = tokens, extra
-        return [0] * len(seen)
+        return choose_lengths(seen, kind, seconds_of, sunk, least=MIN_GAIN if free else 1.0).lengths
 
     def _stated(self, member: int, seq_id: int, offer: Offer) -> Offer:
         """The offer, by how such offers fared before."""
@@ -184,10 +175,11 @@ class Review:
 
         extra: seconds beyond a round without drafts, asking included. asking: those of the free drafter.
         """
+        batch, plain = len(seq_ids), self.prices.of(RoundKind(len(seq_ids), 1, len(seq_ids)), now).plain
         if plan.settled:
-            self.trials.note(seq_ids, self._asked_round(accepted, extra, now))
+            self.trials.note(batch, sum(accepted) / batch - extra / plain)
         elif asking > 0 and self.free not in plan.drafters:  # it found nothing that was worth more than the model's
-            self.trials.note(seq_ids, self._asked_round([0] * len(seq_ids), asking, now))
+            self.trials.note(batch, -asking / plain)
 
     def is_better(self, one: Promise, other: Promise, batch: int) -> bool:
         """Whether a round that takes longer is worth it: its further tokens must come at the pace of late at least.
@@ -206,16 +198,6 @@ class Review:
     def note_round(self, batch: int, tokens: int, seconds: float, rounds: int = 1) -> None:
         """Note what came of rounds, and what such rounds take in all."""
         self._pace.setdefault(size_of(batch), _Ratio()).add(tokens, seconds, (1 - 1 / _PACE_ROUNDS) ** rounds)
-
-    def _asked_round(self, accepted: Seq[float], extra: float, now: int) -> AskedRound:
-        """What `Trials` are told of a round; of drafts that were left out for one, what they promised."""
-        if self._promised is not None:
-            accepted, extra, self._promised = self._promised[0], extra + self._promised[1], None
-        batch, target = len(accepted), self.costs.target
-        one, all_rows = map(target.rows_seconds, (1, batch))
-        plain = self.prices.of(RoundKind(batch, 1, batch), now).plain
-        row = plain * (all_rows - one) / all_rows / (batch - 1) if batch > 1 else plain
-        return AskedRound(accepted, extra, plain, row)
 
     def note_expected(self, member: int, seq_id: int, expected: float, accepted: int) -> None:
         """Note how many tokens were expected of a draft, and how many came."""
