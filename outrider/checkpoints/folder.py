@@ -23,8 +23,8 @@ NO_PICKLES = (
 
 
 GGUF_FILE = "gguf.json"
-"""Of a folder made for a GGUF file: where that file lies. Followed only in Outrider's own folder, since a model that
-was downloaded must not name files elsewhere."""
+"""In a folder made for a GGUF file, it says where that file is. It is followed only in Outrider's own folder, since a
+downloaded model must not name files elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class GGUFReference:
         (folder / GGUF_FILE).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
 
     def checked_file(self) -> Path:
-        """The file. ConfigError where it is gone, or is another one by now."""
+        """The file. ConfigError where it is gone or has changed."""
         file = Path(self.file)
         try:
             found = file.stat()
@@ -194,7 +194,7 @@ def _describe(name: str, folder: Path) -> InstalledModel:
 
 
 def _count_parameters(folder: Path) -> int:
-    """Numbers in all weights; one that serves as embedding and head counts once."""
+    """The number of weights; a tensor that is both embedding and output head counts once."""
     if reference := gguf_of(folder):
         from outrider.checkpoints.gguf.weights import open_gguf
 

@@ -13,7 +13,7 @@ from outrider.core.errors import ConfigError, FetchError
 
 @contextmanager
 def hub_errors(repo: str, revision: str) -> Iterator[None]:
-    """Within, what the hub refuses is a FetchError that says what to do; other errors are those of the network."""
+    """While the block runs, turn the hub's refusals into FetchErrors, and that of a malformed id into a ConfigError."""
     from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
     try:
@@ -34,7 +34,7 @@ def hub_errors(repo: str, revision: str) -> Iterator[None]:
 
 @contextmanager
 def _asking(repo: str, revision: str) -> Iterator[None]:
-    """Within, every failure is a ConfigError or FetchError."""
+    """While the block runs, turn every failure into a ConfigError or FetchError."""
     try:
         with hub_errors(repo, revision):
             yield

@@ -70,7 +70,7 @@ def local_path(path_or_id: str) -> Path | None:
 
 
 def cached_folder(hub_id: str, revision: str | None = None) -> Path | None:
-    """The folder of a Hugging Face id that is here whole; None where it would have to be downloaded."""
+    """The folder of a Hugging Face id that is cached completely; None where it would have to be downloaded."""
     from huggingface_hub import snapshot_download
 
     repo, _, named = hub_id.partition("@")
@@ -93,7 +93,7 @@ def _no_revision(name: str, revision: str | None) -> None:
 
 
 def convert_file(file: Path, progress: Progress | None = None) -> Path:
-    """The folder that a GGUF file is converted into, in bfloat16. It can be copied and does without the file."""
+    """The folder that a GGUF file is converted into, in bfloat16. It can be copied and does not need the file."""
     import torch
 
     folder = models_folder() / f"{file.stem}-{_file_key(file, CONVERTER_VERSION)}-bf16"
@@ -115,7 +115,7 @@ def _refer_to_file(file: Path) -> Path:
 
 
 def _drop_outdated(file: Path, folder: Path) -> None:
-    """Delete the folders that refer to what this file was before it changed. They hold no weights."""
+    """Delete the folders that refer to this file as it was before it changed. They hold no weights."""
     for other in folder.parent.glob(f"{glob.escape(file.stem)}-*"):
         with suppress(ConfigError):
             reference = gguf_of(other)
@@ -195,7 +195,7 @@ def _cached_snapshot(repo: str, revision: str, ref: Path, error: Exception) -> P
 
 @contextmanager
 def _no_hub_bars() -> Iterator[None]:
-    """Within, the hub library draws no progress bars of its own."""
+    """While the block runs, the hub library draws no progress bars of its own."""
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     if are_progress_bars_disabled():

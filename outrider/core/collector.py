@@ -1,4 +1,4 @@
-"""Python's garbage collector, while much is made that stays."""
+"""Pausing Python's garbage collector while many long-lived objects are created."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Within, nothing is searched for garbage. Imports and vocabularies make objects by the hundred thousand, all of
-    which stay: the searches would take a tenth of the time."""
+    """Disable the garbage collector inside the `with` block. Imports and vocabularies create hundreds of thousands of
+    objects, all of which stay: searching them for garbage would take a tenth of the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

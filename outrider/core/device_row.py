@@ -1,4 +1,4 @@
-"""Drafts made on a device, and how sure of them it is: rows of numbers whose copy to the host is under way."""
+"""Draft tokens and confidences computed on a device: rows of a tensor whose copy to the host is under way."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from outrider.core.host_copy import HostCopy
 
 
 class DeviceRow(Sequence[int]):
-    """The first `count` numbers of one row of a block [rows, columns]. Reading them waits for the copy.
+    """The first `count` numbers of one row of a block [rows, columns]. Reading a number waits for the copy.
 
-    padded: only the device knows how many there are. Of the `count` numbers those at the end may be negative,
-    which is no token: no choice of the target equals it.
+    padded: only the device knows how many of the `count` numbers are tokens. Those behind the tokens are negative:
+    padding, which is never accepted.
     """
 
     __slots__ = ("_count", "block", "padded", "row")
@@ -40,7 +40,7 @@ class DeviceRow(Sequence[int]):
         return self.block.list()[self.row][: self._count][index]
 
     def without_padding(self) -> Sequence[int]:
-        """The numbers that are there. Waits for them where the row is padded."""
+        """The tokens before the padding. Waits for the copy where the row is padded."""
         if not self.padded:
             return self
         numbers = self.block.list()[self.row][: self._count]
@@ -51,14 +51,14 @@ class DeviceRow(Sequence[int]):
 
 
 class ConfidenceRow(NamedTuple):
-    """How likely each token of a draft is accepted where those before it are, as its drafter states it.
+    """For each token of a draft, the probability its drafter states that it is accepted, given those before it are.
 
-    One row of a block [rows, tokens]; tokens that the draft was cut by are told of, too.
+    One row of a block [rows, tokens]. The row also holds the tokens that were cut off the draft.
     """
 
     block: HostCopy
     row: int
 
     def read(self) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """[tokens], from 0 to 1; NaN counts as 0. To be read only. Waits for them."""
+        """float64 [tokens], from 0 to 1; NaN counts as 0. Waits for the copy. The array must not be modified."""
         return self.block.chances()[self.row]

@@ -1,4 +1,4 @@
-"""What is drafted, and what the target made of it. Data only."""
+"""A draft, and the target's verdict on it. Data only."""
 
 from __future__ import annotations
 
@@ -19,44 +19,43 @@ TokenPath = tuple[Token, ...]  # draft tokens from the first level of a draft do
 class Draft:
     """Tokens proposed to come next: a chain, or a tree. Empty is always a legal draft.
 
-    Node i follows node parents[i]; -1 is the text's last token. Parents come before
-    their children. Without parents, each node follows the one before it. Siblings
-    hold different tokens.
+    Node i follows node parents[i]; -1 is the text's last token. Parents come before their children. Without parents,
+    each node follows the one before it. Siblings hold different tokens.
 
-    Tokens and parents may be `DeviceRow`s: made on a device and still there. Their
-    number is known; reading them waits for them. The tokens of a chain may be padded,
-    see `DeviceRow`: so many rows are scored, and what is padding is never accepted.
+    Tokens and parents may be `DeviceRow`s, computed on a device: their number is known, and reading them waits for the
+    copy to the host. The tokens of a chain may be padded, see `DeviceRow`. Padding is scored too, unless drafts share
+    rows (`share`), and is never accepted.
     """
 
     tokens: Seq[Token] = ()
     parents: Seq[int] | None = None
     probs: Tensor | None = None
-    """[len(tokens), vocab]: the distribution each token was drawn from; None: certain of each token.
+    """[len(tokens), vocab]: the distribution each token was drawn from; None: each token counts as certain.
 
     In a tree, the distribution at the node's parent before any sibling was drawn.
     """
     source: str = ""
     """The drafter's registered name."""
     expected: float = 0.0
-    """How many of these tokens the drafter expects to be accepted; what `mix` compares."""
+    """The number of these tokens that the drafter expects to be accepted; `mix` compares drafts by it."""
     known: bool = False
-    """Every token is in the target's vocabulary and every parent precedes its child: it need not be checked."""
+    """Every token is in the target's vocabulary and every parent precedes its child: the draft need not be checked."""
     confidence: ConfidenceRow | None = None
-    """Of a chain: how sure of each token the drafter is; None: it does not say.
+    """For a chain, the drafter's confidence in each token; None: the drafter states none.
 
-    Only later drafts may depend on it, or in mode `seeded` what of the drafts of a round is scored: there no draft
-    changes a text. Elsewhere what is scored must not depend on what was drawn.
+    Later drafts may depend on it. In mode `seeded`, what is scored of the drafts of a round may, too, since no draft
+    changes a text there. In mode `distribution`, what is scored must not depend on what was drawn.
     """
     share: int | None = None
-    """Of a padded chain that shares the rows of its pass with others: the tokens that the pass is chosen for on its
-    behalf. How many of its own are scored only the device knows. None: it shares nothing."""
+    """For a padded chain that shares the rows of its pass with other drafts: the number of tokens counted for it when
+    the pass's shape is chosen. Only the device knows how many of its tokens are scored. None: no sharing."""
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     @property
     def scored(self) -> int:
-        """Tokens that are scored for it, on average over the drafts that share rows."""
+        """The number of tokens scored for this draft; where drafts share rows, the share counted for it."""
         return len(self.tokens) if self.share is None else self.share
 
     @property
@@ -102,18 +101,18 @@ class Draft:
 
     @property
     def is_fetched(self) -> bool:
-        """Whether it is a chain on a device that states nothing but its tokens: a pass reads them there."""
+        """Whether this is a chain on a device with nothing stated but its tokens, so that a pass reads them there."""
         plain = self.parents is None and self.probs is None and self.confidence is None
         return plain and self.known and isinstance(self.tokens, DeviceRow) and len(self.tokens) > 0
 
     def again(self, block: HostCopy) -> Draft:
-        """One like it, of which `is_fetched` holds, whose tokens are at the same place of this block."""
+        """A copy of this draft, for which `is_fetched` holds, with its tokens at the same place of another block."""
         row = cast(DeviceRow, self.tokens)
         tokens = DeviceRow(block, row.row, len(row), padded=row.padded)
         return Draft(tokens, None, None, self.source, self.expected, True, None, self.share)
 
     def without_padding(self) -> Draft:
-        """The draft as the device made it. Waits for it where its tokens are padded."""
+        """The draft without its padding. Waits for the copy where the tokens are padded."""
         if not self.tokens or not isinstance(self.tokens, DeviceRow) or not self.tokens.padded:
             return self
         tokens = self.tokens.without_padding()
@@ -124,7 +123,7 @@ class Draft:
         )
 
     def first_chain(self) -> Draft:
-        """The chain of first children: what a runner that scores no trees can check."""
+        """The chain of first children, for a runner that scores no trees."""
         if self.is_chain:
             return self
         nodes: list[int] = []
@@ -142,7 +141,7 @@ EMPTY = Draft()
 
 
 def accepted_by(draft: Draft, text: Seq[Token]) -> int | None:
-    """How many tokens of a draft a text that came agrees with; None where that is open yet."""
+    """The number of draft tokens that agree with the text that followed; None while that text is too short to tell."""
     children = draft.children(-1)
     for accepted, token in enumerate(text):
         node = next((child for child in children if draft.tokens[child] == token), None)
@@ -155,11 +154,11 @@ def accepted_by(draft: Draft, text: Seq[Token]) -> int | None:
 
 
 class Verdict(NamedTuple):
-    """What the target made of a draft: the accepted tokens, then one of its own."""
+    """The target's verdict on a draft: the accepted tokens, then one token of the target's own."""
 
     tokens: tuple[Token, ...]
     path: tuple[int, ...] = ()
-    """The accepted nodes of the draft, in order; tokens has one more."""
+    """The accepted nodes of the draft, in order; `tokens` has one more."""
 
     @property
     def accepted(self) -> int:

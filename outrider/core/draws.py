@@ -1,4 +1,4 @@
-"""How a target chooses its tokens where that is by temperature and noise alone. Data only."""
+"""What the target's choices depend on where no option but temperature affects them. Data only."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """For each sequence of a round: what its choices depend on beside the logits and their positions."""
+    """For each sequence of a round, what its choices depend on besides the logits and their positions."""
 
     seeds: Seq[int]
     temperatures: Seq[float]
-    """0: the best token."""
+    """0 takes the most likely token."""
     logits: bool = True
-    """Whether anybody reads the logits besides."""
+    """Whether the logits are needed as well as the choices, as for log-probabilities."""

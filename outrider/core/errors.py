@@ -37,10 +37,10 @@ class LosslessError(OutriderError):
 
 
 def reason(error: Exception) -> str:
-    """Why the system or a connection failed, without numbers and names that only Python's users know."""
+    """Why the system or a connection failed, without the numbers and class names that only Python's users know."""
     inner = error.reason if isinstance(error, URLError) else error
     if not isinstance(inner, OSError):
         return str(inner)
-    if inner.errno is not None and inner.errno > 0:  # below 0: of looking a name up
+    if inner.errno is not None and inner.errno > 0:  # negative numbers are those of name lookups
         return os.strerror(inner.errno)
     return inner.strerror or str(inner)

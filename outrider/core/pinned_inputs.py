@@ -1,4 +1,4 @@
-"""Numbers on their way from the host to a device, without waiting."""
+"""Copies of integers from the host to a device that the host does not wait for."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import numpy as np
 import torch
 
 _STAGES, _STAGED = 4, 1 << 14
-"""Buffers of a `PinnedStage`, and the numbers that each holds at first."""
+"""The number of buffers of a `PinnedStage`, and how many numbers each holds at first."""
 
 
 class PinnedInputs:
-    """The integer inputs of captured work: written on the host, sent in one copy that is not waited for.
+    """The int64 inputs of captured work: written on the host, sent in one copy that is not waited for.
 
-    On the CPU they are written where they are read.
+    On the CPU the host writes to the memory that the work reads.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
-        with torch.inference_mode(False):  # made within that mode or not, it is written to outside of it
+        with torch.inference_mode(False):  # the tensor is also written outside inference mode
             self.ints = torch.zeros(size, dtype=torch.int64, device=device)
         self.current = 0
-        """Which of the arrays is written to."""
+        """The index of the array that is written to."""
         if device.type == "cpu":
             self.arrays = [self.ints.numpy()] * 2
             return
@@ -29,7 +29,7 @@ class PinnedInputs:
         self._stream = torch.cuda.current_stream(device)
 
     def array(self) -> np.ndarray:
-        """Where to write the next inputs; the last copy from here has arrived."""
+        """The array to write the next inputs to. Waits until the last copy from it has arrived."""
         self.current ^= 1
         if self.ints.is_cuda and not self._arrived[self.current].query():
             self._arrived[self.current].synchronize()
@@ -42,7 +42,7 @@ class PinnedInputs:
 
 
 class PinnedStage:
-    """Takes numbers of any count to a device, without waiting; to pin memory anew takes longer than a copy."""
+    """Sends any number of integers to a device through reused pinned memory: pinning anew takes longer than a copy."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self._next = device, 0
@@ -51,7 +51,7 @@ class PinnedStage:
         self._arrived = [torch.cuda.Event() for _ in self._hosts]
 
     def send(self, values: np.ndarray) -> torch.Tensor:
-        """int64 [rows, count] on the device; on the CPU, those themselves."""
+        """values, int64 [rows, count], on the device; on the CPU, a tensor over the same memory."""
         if self.device.type != "cuda":
             return torch.from_numpy(values)
         host = self._buffer(values.size)[: values.size].view(values.shape)
@@ -61,7 +61,7 @@ class PinnedStage:
         return sent
 
     def _buffer(self, size: int) -> torch.Tensor:
-        """The next buffer, of so many numbers at least, whose last copy has arrived."""
+        """The next buffer, of at least `size` numbers. Waits until the last copy from it has arrived."""
         self._next = (self._next + 1) % len(self._hosts)
         self._arrived[self._next].synchronize()
         if len(self._hosts[self._next]) < size:

@@ -25,7 +25,7 @@ MAX_LOGPROBS = 64
 MAX_STOPS = 64
 MAX_STOP_CHARS = 1024
 MAX_SEED = (1 << 64) - 1
-MAX_BIAS = 1e9  # decides any choice, and float32 logits that have it added stay finite
+MAX_BIAS = 1e9  # decides any choice, and float32 logits stay finite when it is added
 
 OTHER_NAMES = {
     "max_new_tokens": "max_tokens",

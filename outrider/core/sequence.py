@@ -43,11 +43,11 @@ class Constraint(Protocol):
         ...
 
     def advance(self, tokens: Seq[Token]) -> None:
-        """Take in committed text, each token of it allowed; no stop token among them."""
+        """Advance by committed tokens, each of which is allowed and none a stop token."""
         ...
 
     def forced(self) -> tuple[Token, ...]:
-        """The tokens that must come next, a run of them; empty where there is a choice. To draft from."""
+        """The run of tokens that must come next, to draft from; empty where there is a choice."""
         ...
 
     def fork(self) -> Self:
@@ -64,30 +64,30 @@ class Sequence:
     prompt_len: int
     params: SamplingParams
     seed: int
-    """Of the noise in mode `seeded`."""
+    """The seed of the noise in mode `seeded`."""
     stop_ids: frozenset[Token] = frozenset()
     limit: int = MAX_TOKENS
     """Max tokens in all, prompt included."""
     prediction: tuple[Token, ...] = ()
     """Text the caller expects, for the prediction drafter."""
     max_draft: int | None = None
-    """Max tokens drafted a round for this request; None leaves it to the drafter."""
+    """Max tokens drafted per round for this request; None leaves it to the drafter."""
     salt: str = ""
     """Caches are never shared between sequences of different salt."""
     constraint: Constraint | None = None
     """What the text may contain; None: anything."""
     cached: int = 0
-    """How many of tokens have keys and values in the target's cache."""
+    """The number of `tokens` whose keys and values are in the target's cache."""
     round: int = 0
     finish: FinishReason | None = None
     stop_reason: Token | str | None = None
     """The stop id or string that ended the text, where one did."""
     nonce: int = 0
-    """Differs between the sequences of an engine, even of the same seed: see `draw_seed`. 0: nothing is drafted."""
+    """Differs between sequences of an engine, even with equal seeds, see `draw_seed`. 0: nothing is drafted."""
 
     @property
     def draw_seed(self) -> int:
-        """Of the draws in mode `distribution`: independent of all earlier sequences, whatever drafts come from them."""
+        """The seed of draws in mode `distribution`: independent of earlier sequences, whatever is drafted from them."""
         return self.seed ^ self.nonce
 
     @property
@@ -96,17 +96,17 @@ class Sequence:
 
     @property
     def plain_logits(self) -> bool:
-        """Neither options nor a constraint touch the logits; temperature may."""
+        """Whether neither options nor a constraint change the logits; temperature may."""
         return self.constraint is None and self.params.plain_logits
 
     @property
     def unprocessed(self) -> bool:
-        """Neither options nor a constraint change logits before temperature."""
+        """Whether neither options nor a constraint change the logits before temperature."""
         return self.constraint is None and self.params.unprocessed
 
     @property
     def reads_text(self) -> bool:
-        """Whether what options or the constraint do to the next logits depends on the text."""
+        """Whether the effect of options or the constraint on the next logits depends on the text."""
         params = self.params
         early = bool(self.stop_ids) and self.generated < params.min_tokens
         return self.constraint is not None or early or params.has_penalties or bool(params.logits_processors)
@@ -118,12 +118,12 @@ class Sequence:
 
     @property
     def room(self) -> int:
-        """How many more tokens the text may take."""
+        """The number of tokens that the text may still gain."""
         return self.limit - len(self.tokens)
 
 
 class TokensView(Seq[Token]):
-    """The tokens of a sequence, to be read only: always those that it has now, and never copied as a whole."""
+    """A read-only view of a sequence's tokens: always those it has now, and never copied as a whole."""
 
     __slots__ = ("_seq",)
 
@@ -156,7 +156,7 @@ class TokensView(Seq[Token]):
 
 
 class ConstraintView:
-    """A constraint that may be asked and not advanced; a fork may."""
+    """A read-only view of a constraint: it can be asked but not advanced. A fork of it can be advanced."""
 
     __slots__ = ("_constraint", "allowed", "forced", "fork")
 
@@ -179,11 +179,11 @@ class ConstraintView:
 
 
 _FIXED = ("id", "params", "seed", "limit")
-"""Fields that never change, and are read most: views hold them."""
+"""Fields that never change and are read most often: views hold copies of them."""
 
 
 class SequenceView(Sequence):
-    """A sequence to be read only, as drafters get it: always as the sequence is now. Changing it raises."""
+    """A read-only view of a sequence, as drafters get it: always as the sequence is now. Changing it raises."""
 
     __slots__ = ("_seq", "_tokens")
 
@@ -236,10 +236,10 @@ class Span(NamedTuple):
 
     @property
     def scored(self) -> int:
-        """Its part of the rows of a pass, where drafts share them; else its width."""
+        """The number of rows counted for this span: its width, or less where its draft shares rows with others."""
         return len(self.tokens) + self.draft.scored
 
     @property
     def rows(self) -> int:
-        """How many rows of logits this span asks for."""
+        """The number of rows of logits that this span asks for."""
         return 1 + len(self.draft.tokens) if self.wanted else 0

@@ -1,5 +1,5 @@
-"""What to take where nobody chose: every drafter that costs nothing, and a draft model or head where one is named, else
-the head that is shipped for the target."""
+"""The default drafter: lookups in the text, earlier answers and predictions, and a draft model or head where one is
+named, else the head that is shipped for the target, if there is one."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from outrider.models.heads.checkpoint import kind_of
 from outrider.models.heads.files import open_head
 
 _K = 7
-"""A controller cuts drafts where they do not pay, so that the limit may be generous."""
+"""Max tokens of a draft model's drafts. The controller cuts drafts that do not pay, so the limit is generous."""
 
 
 _LEAST_READ = 1 << 30
-"""Lookups and a head draft as one where a pass of the target reads so many bytes of weights: a text that joins takes
-the host about half a millisecond longer then. It pays at 3 GB, and does not at 0.3; between, nothing was measured."""
+"""Lookups and a head form a `Hybrid` where a target pass reads at least so many bytes of weights: a sequence that joins
+then costs the host about half a millisecond more. It pays at 3 GB and not at 0.3; between, nothing was measured."""
 
 _HEADS: dict[str, type[BlockConfig] | type[EagleConfig]] = {
     "block": BlockConfig, "eagle": EagleConfig, "eagle3": EagleConfig
@@ -33,7 +33,7 @@ _HEADS: dict[str, type[BlockConfig] | type[EagleConfig]] = {
 
 
 def _kind_of(model: str) -> str:
-    """What kind of head is in a folder; empty where there is none, and for every other name."""
+    """The kind of the head in the folder `model`; empty if there is no head, and for a name that is no folder."""
     if Path(model).is_dir():
         with suppress(ConfigError):
             return kind_of(open_head(model))
@@ -42,7 +42,7 @@ def _kind_of(model: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoMixConfig(MixConfig):
-    """A mix whose head drafts by itself where the target is small."""
+    """A mix that keeps lookups and a head separate where the target is small."""
 
     def joins(self, context: DrafterContext) -> bool:
         work = None if context.target is None else context.target.work
@@ -77,7 +77,7 @@ class AutoConfig:
 
     @property
     def traits(self) -> Traits:
-        """Without a shipped head, until `for_target` finds one."""
+        """The traits without a shipped head, which only `for_target` finds."""
         return self._mix(None).traits
 
     def for_target(self, folder: Path) -> MixConfig:

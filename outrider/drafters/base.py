@@ -24,14 +24,14 @@ class ModelLoaded(NamedTuple):
     device: str = ""
     """Empty: the target's."""
     vocab: int = 0
-    """Rows of its output head that are copied."""
+    """The number of rows of its output head that are copied for a reduced vocabulary; 0: none."""
     module: bool = False
     """Only its MTP module is loaded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """What a drafter is and needs, as data: a drafter is not probed for what it can do."""
+    """What a drafter declares of itself, as data: nobody probes its class for what it can do."""
 
     name: str
     """As registered; written into every draft's `source`."""
@@ -40,37 +40,37 @@ class Traits:
     aliases: tuple[str, ...] = ()
     """Other names it answers to."""
     runs_model: bool = False
-    """A proposal costs about as much as it may save: `mix` asks such a drafter last."""
+    """It runs a model or a head to propose, which takes real time: `mix` asks such a drafter last."""
     drafts_ahead: bool = False
     """It can propose from a DeviceState, before the host knows the outcome of the round in flight."""
     drafts_newcomers: bool = False
-    """It does so for sequences, too, that join a round behind one in flight; else it is not asked for them there."""
+    """It can also do so for sequences that join behind a round in flight; else it is not asked for them there."""
     pays_budget: bool = False
-    """A pass is as wide as its budget, however few tokens it drafts: the host does not see them first."""
+    """A pass has a row for each token of its budget, however few it drafts: the host does not see the draft first."""
     limits_itself: bool = False
-    """How far it drafts is its own choice for each text, nothing included: a budget only cuts that."""
+    """It decides itself how many tokens to draft for each sequence, possibly none; a budget only caps that number."""
     observes: bool = True
     """`observe` is called after rounds."""
     watches: bool = False
-    """`watch` is called in rounds in which it is not asked."""
+    """`watch` may be called in rounds in which the drafter is not asked."""
     follows_target: bool = False
-    """`process` is called after every pass of the target."""
+    """`process` is called after passes of the target: after every pass where `taps` are given."""
     ignores_scores: bool = False
-    """Of what the target has read, `process` looks at the texts alone."""
+    """`process` uses only the texts that the target has read, not its logits or features."""
     taps: tuple[int, ...] = ()
     """Layers of the target whose outputs `process` gets."""
     kept_taps: tuple[int, ...] = ()
-    """Layers of the target whose outputs it reads in the target's pages, when it is asked."""
+    """Layers of the target whose outputs are kept in the target's pages, to be read when the drafter is asked."""
     uses_prediction: bool = False
     """It drafts from `Sequence.prediction`."""
     shares: bool = False
-    """Its drafts share the rows of a pass where a round has `room`: those tokens have one that it is surest of."""
+    """Its drafts share the rows of a pass where `RoundView.room` is given: the tokens it is surest of get a row."""
     needs_prediction: bool = False
-    """It drafts nothing for a sequence without one, and need not be asked."""
+    """It drafts nothing for a sequence without a prediction, and need not be asked for it."""
     states_probs: bool = False
     """In mode `distribution` its drafts carry the distributions they were sampled from."""
     guards_itself: bool = False
-    """Nothing that it is made of can make it fail: it is asked without a guard around it."""
+    """It guards every drafter that it calls itself, so it is asked without a `GuardedDrafter` around it."""
     loads: tuple[ModelLoaded, ...] = ()
 
 
@@ -80,25 +80,25 @@ class RoundView:
 
     seqs: Seq[Sequence]
     budgets: Seq[int]
-    """Max tokens to draft for each; 0 is a budget."""
+    """Max tokens to draft for each sequence; may be 0."""
     state: DeviceState | None = None
-    """Where the device already is, in the order of seqs: the host's sequences lack the round in flight.
+    """The device's state after the round in flight, whose tokens `seqs` lack; in the order of `seqs`.
 
-    None: the sequences are up to date.
+    None: `seqs` are up to date.
     """
     compared: bool = True
-    """Whether anybody reads what drafts expect and how sure they are: on a device that is a copy to the host."""
+    """Whether `expected` and `confidence` of drafts are read; if not, confidences need not be copied to the host."""
     room: Seq[int] | None = None
-    """Max tokens of each where drafts may share the budgets of all, see `Draft.share`; None: they may not."""
+    """Max tokens of each draft where drafts may share the sum of the budgets (`Draft.share`); None: they may not."""
 
     @property
     def newcomers(self) -> int:
-        """How many sequences at the end join a round behind one in flight: all of their texts is known."""
+        """The number of sequences at the end that join behind the round in flight: the host has their whole texts."""
         return 0 if self.state is None else self.state.newcomers
 
     @property
     def takes_choices_alone(self) -> bool:
-        """Whether the target's choices are all that is read of its rows: no option looks at logits."""
+        """Whether only the target's choices are read: no sequence has a constraint or an option that needs logits."""
         return all(seq.plain_logits and seq.params.logprobs is None for seq in self.seqs)
 
     def take(self, rows: Seq[int]) -> RoundView:
@@ -114,20 +114,20 @@ class TargetPass:
 
     seqs: Seq[Sequence]
     spans: Seq[Span]
-    """What was read of each. Where the host was behind, only `draft` and `wanted` hold."""
+    """What was read of each sequence. Where the host was a round behind, only `draft` and `wanted` are valid."""
     scores: Scores
     state: DeviceState | None
-    """Of the sequences whose spans are `wanted`, in their order; None where there are none, or no layer is tapped."""
+    """The state of the sequences whose spans are `wanted`, in order. None: there are none, or no layer is tapped."""
 
 
 class Evidence(NamedTuple):
-    """A draft that was not scored, judged by the text that came."""
+    """A draft that was not scored, compared with the text that the target generated."""
 
     seq_id: int
     length: int
-    """Its tokens, at least 1."""
+    """The number of its tokens, at least 1."""
     accepted: int
-    """How many of them came."""
+    """The number of its first tokens that agree with the text."""
 
 
 class Drafter(ABC):
@@ -142,20 +142,20 @@ class Drafter(ABC):
     parts: tuple[Drafter, ...] = ()
     """Drafters that a controller may ask one by one in its place; empty: it is asked itself."""
     includes: tuple[Drafter, ...] = ()
-    """Drafters that take part in what it drafts: they are not asked beside it for the same round."""
+    """Drafters that take part in its drafts: in a round that it drafts for, they are not asked separately."""
     compares: bool = False
-    """It asks others, and chooses among their drafts by what those expect."""
+    """It asks other drafters and chooses among their drafts by `Draft.expected`."""
     step_model: Runner | None = None
-    """The model of its own that it runs for every token of a draft, if it does."""
+    """The runner of its own model, if it runs one pass of it for each token of a draft."""
     rows: int = 0
-    """Rows of the target's pages that a draft writes, the one of the text's last token first."""
+    """The number of slots in the target's pages that a draft writes, from the position of the text's last token on."""
     lengths: tuple[int, ...] = ()
-    """The lengths that its model or head drafts, others being cut from the next longer; empty: any."""
+    """The draft lengths that its model or head computes, others being cut from the next longer one; empty: any."""
 
     def rehearse(self, seqs: Seq[Sequence]) -> bool:
-        """Draft the first of `lengths`, or one token, for made-up texts whose pages are reserved, to be timed.
+        """Draft the first of `lengths`, or one token, for artificial sequences with reserved pages, to be timed.
 
-        False: nothing was done, since drafts take next to no time, or `step_model` is what to time.
+        Returns False if nothing was done: drafting takes next to no time, or `step_model` is what to time.
         """
         return False
 
@@ -169,10 +169,10 @@ class Drafter(ABC):
         """
 
     def repeat(self, view: RoundView, drafts: Seq[Draft]) -> HostCopy | None:
-        """Draft as in the last round, for the same sequences and lengths, by as little work as that takes.
+        """Make the last round's drafts anew for the round behind it: same sequences, same lengths, the least work.
 
-        drafts: the last ones, all in one block of the device. Returns the new ones, being copied to the host, which
-        are in the very same tensor. None where nothing was done, and `propose` has to be asked.
+        drafts: those of the last round, all in one block of the device. Returns the new drafts, written to the same
+        tensor, while their copy to the host is under way. None: nothing was done, and `propose` must be called.
         """
         return None
 
@@ -187,14 +187,15 @@ class Drafter(ABC):
         """
 
     def watch(self, view: RoundView) -> None:
-        """See a round in which nothing is drafted: what can be guessed at no cost may be, to be judged by the text."""
+        """See a round in which this drafter is not asked. It may note what it would have drafted, where that costs next
+        to nothing; `take_evidence` reports how such guesses compared with the text."""
 
     def take_evidence(self) -> Seq[Evidence]:
         """Drafts that were not scored and that the text has judged since the last call; only where `traits.watches`."""
         return ()
 
     def take_failures(self, seq_id: int) -> int:
-        """How often members of this drafter failed for a forgotten sequence; the count is dropped with that."""
+        """The number of failures of this drafter's members for a sequence; the call resets it."""
         return 0
 
     def forget(self, seq: Sequence) -> None:
@@ -202,7 +203,7 @@ class Drafter(ABC):
 
 
 def included_in(drafter: Drafter, others: Seq[Drafter]) -> frozenset[int]:
-    """Which of these drafters it includes, by index."""
+    """The indices in `others` of the drafters that take part in this drafter's drafts."""
     return frozenset(i for i, other in enumerate(others) if other in drafter.includes)
 
 

@@ -1,4 +1,4 @@
-"""Trees that a draft model drafts: several tokens for one place, and what may follow each."""
+"""Beam search with a draft model: draft trees with several tokens for one position."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class BeamNode(NamedTuple):
 
     token: Token
     parent: int
-    """Its place in the list; -1: the text's last token."""
+    """Its parent's index in the list; -1: the text's last token."""
     path_prob: float
     """The draft model's probability of the whole path down to it."""
     probs: Tensor | None
-    """[vocab]: what it was sampled from; None: it is certain."""
+    """[vocab]: the distribution it was sampled from; None: it was not sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,9 @@ class BeamSearch:
     mode: Mode
 
     def build(self, seq: Sequence, max_nodes: int) -> list[BeamNode]:
-        """A tree behind a text that the cache has pages for, with room for so many nodes.
+        """Build a tree of at most `max_nodes` nodes behind the text; the cache must have pages for all of them.
 
-        The tree so far is scored again each level: that costs rows, not passes, and needs no second kind of cache.
+        At each level the whole tree so far is scored again: that costs rows, not passes, and no tree is ever cached.
         """
         self.cache.advance([(seq, ())])
         tree: list[BeamNode] = []
@@ -68,18 +68,18 @@ class BeamSearch:
         return children
 
     def _branching(self, parent: int) -> int:
-        """Most children of a node.
+        """Max children of a node.
 
-        In mode `distribution`, where none may be left out afterwards, only the text's last token has several:
-        `beams` times `beams` nodes would not fit a level's share.
+        In mode `distribution` no child may be left out afterwards, so only the text's last token has several: `beams`
+        times `beams` nodes would not fit a level's share.
         """
         return 1 if self.mode == "distribution" and parent >= 0 else self.beams
 
     def _fitting(self, level: list[BeamNode], room: int) -> list[BeamNode]:
-        """What is kept of a level.
+        """The nodes of a level that are kept, at most `room`.
 
-        In mode `distribution` siblings were sampled: whether one is kept may not depend on
-        its own probability, so a level that does not fit whole is left out.
+        In mode `distribution` siblings were sampled: whether one is kept may not depend on its own probability, so a
+        level that does not fit whole is left out.
         """
         if self.mode == "distribution":
             return level if len(level) <= room else []

@@ -43,7 +43,7 @@ MAX_BLOCK = 32
 
 
 def _read_head(name: str) -> HeadConfig:
-    """What a head's checkpoint says of it. No weight is read."""
+    """The configuration in a head's checkpoint. No weight is read."""
     return parse_head_config(open_head(name))
 
 
@@ -83,7 +83,7 @@ class BlockConfig:
 
     @property
     def traits(self) -> Traits:
-        """Without `model` those that every head has, until `for_target` names one."""
+        """Without `model`, the traits that every block head has; `for_target` names the head."""
         if not self.model:
             return _traits(max(self.tree, self.k), (), ())
         return self.traits_with(_read_head(self.model))
@@ -93,7 +93,7 @@ class BlockConfig:
         return _traits(max(self.tree, self.levels(config)), config.taps, (ModelLoaded(self.model),))
 
     def levels(self, config: HeadConfig) -> int:
-        """Tokens that a draft of this head has in a row, at most."""
+        """Max tokens on one path of a draft of this head."""
         drafts = config.block_size - (not config.sample_from_anchor)
         return min(self.k, drafts) if self.k else drafts
 
@@ -123,16 +123,16 @@ class BlockConfig:
 
 
 class Block(HeadDrafter[BlockRunner]):
-    """Keys and values of what the target has read lie in its pages; between rounds nothing else is kept of a text."""
+    """Its head's keys and values lie in the target's pages; the host keeps how far texts were read, and confidences."""
 
     def __init__(self, options: BlockConfig, head: BlockHead, target: NativeRunner, context: DrafterContext) -> None:
         config = head.config
         self.head, self.sampled = head, context.mode == "distribution"
         self.nodes = 0 if self.sampled or not target.scores_trees else options.tree
-        """Of a tree; 0: chains are drafted."""
+        """The number of nodes of a tree; 0: chains are drafted."""
         levels = options.levels(config)
         graphs = target.graphs
-        if graphs is not None and graphs.pinned:  # its passes are not packed
+        if graphs is not None and graphs.pinned:  # pinned passes are not packed
             graphs = None
         shares = not self.nodes and not self.sampled and head.confidence_head is not None and graphs is not None
         self.traits = replace(options.traits_with(config), max_tokens=max(self.nodes, levels), shares=shares)
@@ -149,10 +149,10 @@ class Block(HeadDrafter[BlockRunner]):
         super().__init__(levels)
         self.lengths = (self.traits.max_tokens,)
         self._graphs = graphs if shares else None
-        """Of the target, where drafts can share its rows."""
+        """The target's captured passes, where drafts can share their rows; else None."""
         self._share = options.share
         self._confidences: dict[int, tuple[ConfidenceRow | None, ConfidenceRow]] = {}
-        """Of each sequence's last two drafts, the older first; None where there was but one."""
+        """By sequence id: the confidences of its last two drafts, the older first; None where there was only one."""
 
     def make(self, view: RoundView) -> HeadDraft:
         share = None
@@ -163,7 +163,7 @@ class Block(HeadDrafter[BlockRunner]):
         else:
             made = self.runner.draft(view.seqs, view.state, max(view.budgets))
             self.overlay(made, share)
-        return made if view.compared else made._replace(confidence=None)  # which is not copied to the host then
+        return made if view.compared else made._replace(confidence=None)  # else a confidence is copied to the host
 
     def sharing(self, view: RoundView) -> RoundView:
         room, longest = view.room, self.lengths[0]
@@ -185,15 +185,15 @@ class Block(HeadDrafter[BlockRunner]):
         return drafts
 
     def expected(self, seqs: Seq[Sequence], *, ahead: bool) -> list[float]:
-        """By the confidences of the last draft that the host can know.
+        """The number of tokens expected to be accepted, from the confidences of the last draft that the host knows.
 
-        Never by those of the draft itself: whether it is scored must not depend on what was drawn for it.
+        Never from those of the new draft itself: whether it is scored must not depend on what was drawn for it.
         """
         sums: dict[HostCopy, list[float]] = {}
         expected: list[float] = []
         for seq in seqs:
             older, last = self._confidences.get(seq.id, (None, None))
-            known = older if ahead else last  # the last one may still be computed
+            known = older if ahead else last  # the device may not have computed the last one yet
             if known is None:
                 expected.append(self._accepted.value)
                 continue

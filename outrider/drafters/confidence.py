@@ -1,4 +1,4 @@
-"""How likely a token that followed before is to follow again: a measured prior, corrected by the text that came."""
+"""How likely a token that followed before is to follow again: a measured prior, corrected by earlier continuations."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from outrider.core.sampling import Token
 
 Integers = NDArray[np.int64]
 MISS_PROBS = (0.8, 0.74, 0.53, 0.4, 0.22, 0.11, 0.06, 0.03)
-"""By grade: probability that a token which once followed such a match does not follow it again."""
+"""By grade of match length: probability that a token which followed such a match once does not follow it again."""
 _MAX_SEEN = 8
 _START_TOKENS = 6.0
 """The ratio assumed at first has the weight of this many tokens."""
 _TOKEN_DECAY = 1 - 1 / 48
 """The running ratio remembers about 48 tokens."""
 _MAX_PROB = 0.99
-"""No token is likelier than this, however often such tokens came."""
+"""Upper bound of a corrected probability."""
 
 _GRADES = (0, 1, 2, 3, 3, *[4] * 4, *[5] * 8, *[6] * 16)
 
 
 def grade(match: int) -> int:
-    """Match lengths 0, 1, 2, 3-4, 5-8, 9-16, 17-32, and more, as 0 to 7."""
+    """The grade, 0 to 7, of a match of 0, 1, 2, 3-4, 5-8, 9-16, 17-32 or more tokens."""
     return _GRADES[match] if match < len(_GRADES) else 7
 
 
@@ -34,7 +34,7 @@ _HIT_PROBS = tuple(tuple(1 - miss**seen for seen in range(_MAX_SEEN + 1)) for mi
 
 
 def prior_prob(match: int, votes: int, seen: int) -> float:
-    """Probability that a token comes next which followed in `votes` of `seen` earlier occurrences.
+    """The probability that a token comes next that followed in `votes` of `seen` earlier occurrences of a match.
 
     Each further occurrence of the match multiplies the probability of a miss.
     """
@@ -53,10 +53,10 @@ class Continuation:
 
 
 class Confidence:
-    """For each grade of match, the ratio of tokens that came to those expected to.
+    """For each grade of match length, the ratio of the tokens that came true to the number expected.
 
-    Continuations are judged by the text that came, not by verdicts: one that was never proposed
-    counts too, so that a drafter that proposes nothing finds out when it would be right again.
+    Continuations are judged by the text, not by verdicts: one that was never proposed counts too, so that a drafter
+    that proposes nothing finds out when it would be right again.
     """
 
     def __init__(self, start: float = 1.0) -> None:
@@ -70,7 +70,7 @@ class Confidence:
         return min(_MAX_PROB, prior * self._ratio[grade(match)])
 
     def expected_accepted(self, continuation: Continuation, min_prob: float) -> tuple[int, float]:
-        """How many of the tokens are accepted with a probability of at least `min_prob`, and the sum of those."""
+        """The number of first tokens whose survival is at least `min_prob`, and the sum of their survivals."""
         path, expected = 1.0, 0.0
         for i, prior in enumerate(continuation.priors):
             path *= self.prob(continuation.match + i, prior)
@@ -80,7 +80,7 @@ class Confidence:
         return len(continuation.tokens), expected
 
     def judge(self, continuation: Continuation, text: Seq[Token]) -> None:
-        """Compare a continuation with the text that came, as far as it came, up to the first wrong token."""
+        """Compare a continuation with the text, as far as that goes, up to the first wrong token."""
         for i, (token, prior) in enumerate(zip(continuation.tokens, continuation.priors, strict=True)):
             if continuation.start + i >= len(text):
                 return
@@ -98,13 +98,13 @@ class Confidence:
 
 
 class BatchConfidence:
-    """`Confidence` for many sequences at once: of each slot two, in continuations of its own text and of others.
+    """`Confidence` for many sequences at once: each slot has one for continuations of its own text, one for others.
 
     The probability before correction depends on the length of the match alone.
     """
 
     def __init__(self, slots: int, priors: Seq[float], start: tuple[float, float]) -> None:
-        """priors: by length of match, up to the longest and a whole draft. start: as for `Confidence`, of each."""
+        """priors: by match length, up to the longest and a whole draft. start: for each kind, as for `Confidence`."""
         self._priors, self._start = np.array(priors), np.array(start)[:, None]
         self._grades = np.array([grade(match) for match in range(len(priors))])
         self._right = np.zeros((slots, 2, len(MISS_PROBS)))
@@ -117,10 +117,10 @@ class BatchConfidence:
         self._expected[slots] = _START_TOKENS
 
     def judge(self, slots: Integers, kinds: Integers, matches: Integers, came: Integers, missed: Integers) -> None:
-        """Note a continuation of each slot: its first `came` tokens came and, where `missed`, the next one did not.
+        """Record a continuation for each entry: its first `came` tokens came true, and the next did not where `missed`.
 
-        slots: of one that is named again, the continuations are in the order in which they came. kinds: 0 where it is
-        of the text itself, 1 of another. missed: 0 or 1.
+        slots: where a slot occurs several times, its oldest continuation comes first. kinds: 0 for a continuation of
+        the slot's own text, 1 of another. matches: the lengths of the matches. missed: 0 or 1.
         """
         counts = came + missed
         rows = np.arange(len(counts)).repeat(counts)
@@ -135,14 +135,14 @@ class BatchConfidence:
         self._expected = self._expected * decay + expected.reshape(shape)
 
     def paths(self, slots: Integers, kinds: Integers, max_match: int, k: int) -> NDArray[np.float64]:
-        """[slots, 1 + max_match, k]: the probability that so many tokens come after a match of each length."""
+        """[slots, 1 + max_match, k]: the probability that the next 1 to k tokens all come true, by length of match."""
         ratios = self._right[slots, kinds] / self._expected[slots, kinds]
         probs = np.minimum(_MAX_PROB, self._priors * ratios[:, self._grades])
         return probs[:, _windows(max_match, k)].cumprod(-1)
 
 
 def repeated(keys: Integers) -> Integers:
-    """How many of those behind each key are the same."""
+    """For each key, the number of equal keys behind it."""
     order = keys.argsort(kind="stable")
     ordered, later = keys[order], np.empty_like(keys)
     later[order] = ordered.searchsorted(ordered, side="right") - 1 - np.arange(len(keys))
@@ -151,5 +151,5 @@ def repeated(keys: Integers) -> Integers:
 
 @cache
 def _windows(max_match: int, k: int) -> Integers:
-    """[1 + max_match, k]: the length that a match of each length has grown to after each of k tokens."""
+    """[1 + max_match, k]: the length of a match of each length when 0 to k - 1 tokens more have matched."""
     return np.arange(max_match + 1)[:, None] + np.arange(k)

@@ -1,4 +1,4 @@
-"""A smaller model with another tokenizer than the target's drafts, with tokens that both vocabularies have."""
+"""Drafts with a smaller model of another tokenizer than the target's, in tokens that both vocabularies have."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from outrider.verify.base import Mode
 from outrider.verify.draft_sampling import draft_token
 
 MIN_SHARED = 256
-"""Tokens two vocabularies must share at least: with fewer, hardly any text can be drafted."""
+"""Min tokens that two vocabularies must share: with fewer, hardly any text can be drafted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,13 +78,13 @@ class CrossModelConfig:
 
 @dataclass(slots=True, eq=False)
 class TranslatedText:
-    """A sequence's text in the draft model's tokens: what its cache is kept in step with."""
+    """A sequence's text in the draft model's tokens, as `DraftCache` reads it."""
 
     id: int
     salt: str
     tokens: list[Token]
     translated: int = 0
-    """Tokens of the target's text that these stand for."""
+    """The number of the target's tokens that are translated."""
 
 
 class CrossModel(Drafter):
@@ -92,8 +92,8 @@ class CrossModel(Drafter):
 
     A text is translated token by token as it grows; a token that only the target has is spelled with several of the
     draft model's. Logits of shared tokens are moved to the target's ids, so that all options, the seed and the noise
-    apply as to a draft model with the target's tokenizer, and probabilities are stated over the target's vocabulary.
-    Texts are read when a draft is first asked for: at most `max_round_tokens` a round.
+    apply as to a draft model with the target's tokenizer, and probabilities are stated over the target's vocabulary. A
+    text is read when a draft for it is first asked for: at most `max_round_tokens` a round for all sequences.
     """
 
     def __init__(self, model: Runner, vocab: VocabMap, context: DrafterContext, config: CrossModelConfig) -> None:
@@ -128,7 +128,7 @@ class CrossModel(Drafter):
             self.cache.drop(text)
 
     def _translate(self, seq: Sequence) -> TranslatedText:
-        """The text as it is now."""
+        """The sequence's translated text, brought up to date."""
         text = self._texts.get(seq.id)
         if text is None:
             text = self._texts[seq.id] = TranslatedText(seq.id, seq.salt, [*self.vocab.beginning])
@@ -137,7 +137,7 @@ class CrossModel(Drafter):
         return text
 
     def _read_on(self, seqs: Seq[Sequence], rows: list[int]) -> list[int]:
-        """The rows that can be drafted for now; of the other texts, what the round still allows is read."""
+        """The rows that can be drafted for in this round; the texts of the others are read as far as it allows."""
         texts = [self._texts[seqs[i].id] for i in rows]
         missing = [len(text.tokens) - self.cache.length(text) for text in texts]
         shares = fair_shares(missing, self.max_round_tokens)
@@ -146,12 +146,12 @@ class CrossModel(Drafter):
         return [i for i, late in zip(rows, short, strict=True) if not late]
 
     def _chains(self, seqs: Seq[Sequence], budgets: Seq[int]) -> list[Draft]:
-        """All sequences a token at a time, one batched pass a step."""
+        """Draft for all sequences one token at a time: one batched pass for each step."""
         paths: list[tuple[Token, ...]] = [()] * len(seqs)  # in the target's tokens
         stated: list[list[Tensor]] = [[] for _ in seqs]
         active = range(len(seqs))
         for step in range(max(budgets, default=0)):
-            # a token that only the target has, where nothing else was allowed, is the last of its draft
+            # a token that only the target has, drawn where no shared one is allowed, ends its draft
             active = [i for i in active if step < budgets[i] and all(token in self.vocab.shared for token in paths[i])]
             if not active:
                 break

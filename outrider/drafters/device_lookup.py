@@ -1,7 +1,7 @@
-"""Lookups on the device: the model-free drafters where rounds are launched before the host knows the last one's tokens.
+"""Lookups on the device: the model-free drafters for rounds launched before the host knows the last one's tokens.
 
-The device finds the longest match and decides by its length how far to draft, from a table that the host keeps by what
-came of earlier continuations. The host sees matches and drafts when their round completes.
+The device finds the longest match and reads from a table how many tokens to draft after a match of that length. The
+host updates the table by how earlier continuations fared, and sees matches and drafts when their round completes.
 """
 
 from __future__ import annotations
@@ -31,49 +31,49 @@ from outrider.runners.base import Runner
 from outrider.runners.text_store import COLUMN, AnswerRing, TextStore
 
 MAX_WATCHED = 4
-"""Sequences whose texts are looked at where nobody drafts."""
+"""Max sequences that `watch` looks up in a round, and whose lookups `look_up_all` reports as guesses."""
 _SPARE_SLOTS = 16
-"""More slots than texts, so that one that was left is not another text's before it is judged."""
+"""Max slots beyond `max_batch`, so that a freed slot is seldom given to another text before its rounds are judged."""
 MAX_WRITTEN = 4096
-"""Max tokens of texts brought to the device in one round: about as many as the host has time for while a pass runs."""
+"""Max tokens of texts copied to the device in one round: about as many as the host has time for while a pass runs."""
 _MAX_REPEATS, _MAX_REPEATS_OF_ALL = 8, 32
-"""Times that a lookup is repeated with the limits that it was launched with: where these limit drafts and rows, and
-where another drafter chooses, which has a draft in any case."""
+"""Max times that a lookup is repeated with the limits that it was launched with: where they decide this drafter's own
+drafts and rows, and where another drafter chooses, which has a draft of its own in any case."""
 _MAX_UNJUDGED = _MAX_REPEATS + 2
-"""Rounds that are judged together: while lookups are repeated, nothing that is learned is used."""
+"""Rounds that are judged together: while a lookup is repeated, new limits would not be used anyway."""
 
 
 class _Ready(NamedTuple):
-    """A sequence whose text the device has whole."""
+    """A sequence whose whole text is on the device."""
 
     row: int
-    """In the view."""
+    """Its row in the view."""
     text: LookupText
     length: int
     round: int
     ahead: int
-    """Rounds until what is drafted now is observed."""
+    """By how much `Sequence.round` grows until the draft made now is observed."""
     place: int
-    """1 + where the round in flight leaves it, in the origin of the state; 0: the host knows all of it."""
+    """1 + its row in the tensors of the state's origin; 0: it is not in them, and the host has its whole text."""
 
 
 @dataclass(slots=True)
 class _LastRound:
-    """Of which every sequence was drafted for, behind a round in flight."""
+    """The last round with a state in which every sequence was looked up: what `repeat` needs of it."""
 
     lookup: Lookup
     budgets: Budgets
     longest: int
-    """Columns of its longest text when it was first looked up, and what repeated rounds may have added since."""
+    """Columns of the longest text when it was looked up, plus the most that repeated rounds may have added."""
     repeats: int
-    """How often it may be repeated: what the host learns meanwhile is not on the device."""
+    """How many more times it may be repeated: repeats use the limits on the device, not what the host learns since."""
 
 
 class DeviceLookup(Drafter):
     """Drafts what followed the longest match of a text's end, found on the device.
 
-    With a state, drafts stay there and are padded to their budget; without one they are waited for, and exact. How many
-    rows a round has is known before what is found, so it has as many as matches lately called for: see `Budgets`.
+    With a state, drafts stay on the device, padded to their budgets; without one the host waits for them. The rows of a
+    pass are chosen before matches are found, by how many tokens matches lately called for: see `choose_budgets`.
     """
 
     def __init__(self, rules: LookupRules, target: Runner, max_batch: int) -> None:
@@ -98,17 +98,17 @@ class DeviceLookup(Drafter):
         )
         self._texts: dict[int, LookupText] = {}
         self._free = deque(range(slots))
-        """The one that was left first comes first."""
+        """Free slots, in the order in which they were freed."""
         self._open, self._unjudged = OpenLookups(), UnjudgedRounds()
         self._figures = MatchFigures(rules, slots, self.k)
-        """What rounds told, but for those that are not judged yet."""
+        """What was learned from earlier rounds, except those in `_unjudged`."""
         self._rows = np.zeros((slots, len(COLUMN)), dtype=np.int64)
-        """Of each slot, by `COLUMN`, what is the same in all its lookups."""
+        """[slots, columns], see `COLUMN`: the inputs of each slot's lookups that are kept between rounds."""
         self._answers: deque[tuple[str, list[Token]]] = deque()
-        """Finished, and not on the device yet."""
+        """The salts and tokens of finished answers that are not on the device yet."""
         self._guesses = OpenGuesses()
         self._last: _LastRound | None = None
-        """None where it cannot be repeated."""
+        """None if the last lookup cannot be repeated."""
 
     def propose(self, view: RoundView) -> list[Draft] | None:
         if view.state is not None and view.state.origin.tokens is None:
@@ -135,10 +135,10 @@ class DeviceLookup(Drafter):
         return drafts
 
     def look_up_all(self, view: RoundView) -> HostCopy | None:
-        """What matches call for in every text of a round behind one in flight, for another drafter to choose from.
+        """Look up every text of a round behind one in flight, for a drafter that chooses from the drafts found.
 
-        As `kernels.lookup.Found` says, on the device until the next lookup. None where not all the texts are there.
-        What came of a few is told as of guesses: the round's own drafts may be the other drafter's.
+        Returns the columns of `kernels.lookup.Found`, valid on the device until the next lookup; None if not all texts
+        are there. The first `MAX_WATCHED` are reported as guesses, since the round may score other drafts.
         """
         if view.state is None or view.state.origin.tokens is None:
             return None
@@ -149,7 +149,7 @@ class DeviceLookup(Drafter):
         slots, whole = np.array([each.text.slot for each in ready]), len(ready) == len(view.seqs)
         budgets = Budgets([self.k if whole else 0] * len(ready))
         judged = [row >= MAX_WATCHED for row in range(len(ready))]
-        # of some of the texts, too: it writes what came
+        # even if only some texts are ready: the lookup also appends their new tokens on the device
         lookup = self._look_up(view, ready, slots, budgets.room, judged)
         if not whole:
             return None
@@ -165,7 +165,7 @@ class DeviceLookup(Drafter):
         known = all(text.appended >= number for text, number in zip(texts, rounds, strict=True))
         if not known or not last.budgets.cover(self._figures.reach[slots].tolist()):
             return None
-        last.longest += self.k + 1  # to ask each text for its length takes longer
+        last.longest += self.k + 1  # an upper bound: asking each text for its length takes longer
         block = self.store.look_up_again(len(seqs), last.longest, state)
         if block is None:
             return None
@@ -173,7 +173,7 @@ class DeviceLookup(Drafter):
             text.appended = number + 1
         self._open.add(Lookup(block, seqs, texts, slots, [number + 2 for number in rounds]))
         last.repeats -= 1
-        self._add_answers()  # for the next lookup: the host has time
+        self._add_answers()  # for the next lookup: the host has time now
         return block
 
     def watch(self, view: RoundView) -> None:
@@ -207,13 +207,13 @@ class DeviceLookup(Drafter):
             self._answers.append((seq.salt, seq.tokens[max(seq.prompt_len, len(seq.tokens) - self.ring.size) :]))
 
     def _watched(self, seqs: Seq[Sequence]) -> list[int]:
-        """The rows of a few sequences, of those whose texts are on the device if there are any."""
+        """The rows of at most `MAX_WATCHED` sequences, preferring those whose texts are on the device."""
         known = [row for row, seq in enumerate(seqs) if seq.id in self._texts]
         rest = (row for row, seq in enumerate(seqs) if seq.id not in self._texts)
         return sorted(islice(chain(known, rest), MAX_WATCHED))
 
     def _ready(self, view: RoundView, rows: Iterable[int]) -> list[_Ready]:
-        """The texts of these rows that the device has whole; of the others, what a round may write is written."""
+        """Copy texts of these rows to the device, up to a round's limit; return those that are there whole."""
         left, rules = MAX_WRITTEN, self.rules
         if self._has_time(view):
             self._judge()
@@ -242,11 +242,11 @@ class DeviceLookup(Drafter):
         return ready
 
     def _has_time(self, view: RoundView) -> bool:
-        """Whether there is time before a round for what can wait: where texts join the host has enough to do."""
+        """Whether the host has time before this round for what can wait: not where sequences join."""
         return not view.newcomers
 
     def _add_answers(self) -> int:
-        """Bring finished answers to the device, as many as a round may; returns their tokens."""
+        """Copy finished answers to the device, up to a round's limit; returns the number of their tokens."""
         finished: list[tuple[str, list[Token]]] = []
         written = 0
         while self._answers and written < MAX_WRITTEN:
@@ -257,7 +257,7 @@ class DeviceLookup(Drafter):
         return written
 
     def _begin(self, seq: Sequence, asked: Seq[Sequence]) -> LookupText:
-        """A place on the device for a sequence; where none is free, that of one that is not asked for now."""
+        """Assign a slot to a sequence; if none is free, take that of a sequence that is not in this round."""
         if not self._free:
             wanted = {each.id for each in asked}
             self._free_slot(next(seq_id for seq_id in self._texts if seq_id not in wanted))
@@ -271,7 +271,7 @@ class DeviceLookup(Drafter):
         return text
 
     def _free_slot(self, seq_id: int) -> None:
-        """Take a sequence's text off the device."""
+        """Free the slot of a sequence's text."""
         text = self._texts.pop(seq_id)
         self._open.drop(text)
         self._free.append(text.slot)
@@ -286,9 +286,9 @@ class DeviceLookup(Drafter):
         budgets: Seq[int],
         drafted: Seq[bool] | None = None,
     ) -> Lookup:
-        """Launch the lookup of these texts' ends, and note it to be judged when the round is observed.
+        """Launch the lookup of these texts' ends, and keep it to be judged when the round is observed.
 
-        drafted: of the others it is told what would have come of it; None: those that have a budget.
+        drafted: whether each text is drafted for, else its lookup is reported as a guess; None: where it has a budget.
         """
         seqs, owner, rows = view.seqs, self.ring.owner, self._rows[slots]
         rows[:, COLUMN.owner] = [owner(seqs[each.row].salt) for each in ready]
@@ -317,7 +317,7 @@ class DeviceLookup(Drafter):
         ]  # fmt: skip
 
     def _on_host(self, block: HostCopy, slots: Integers) -> list[Draft]:
-        """The drafts themselves; what is known of their matches says how much they expect."""
+        """Wait for the drafts; what is known of such matches says how many tokens each draft expects to be accepted."""
         found, columns = block.array(), self.store.columns
         self._figures.reach[slots] = found[:, columns.wanted]
         tokens = found[:, columns.drafts]
@@ -332,7 +332,7 @@ class DeviceLookup(Drafter):
         ]
 
     def _judge(self) -> None:
-        """Learn from continuations, drafted or not: the tokens of their rounds say what they were worth."""
+        """Learn from continuations, drafted or not, by comparing them with the tokens of their rounds."""
         if not len(self._unjudged):
             return
         slots, found, tokens = self._unjudged.take()
@@ -342,12 +342,12 @@ class DeviceLookup(Drafter):
         self._figures.judge(slots, 1 - found[:, columns.source], matches, came, missed, found[:, columns.wanted])
         if self.rules.predicted:
             some = np.flatnonzero(matches)
-            self._rows[slots[some], COLUMN.aim] = found[some, columns.distance]  # of several of a slot, the last
+            self._rows[slots[some], COLUMN.aim] = found[some, columns.distance]  # the last entry of a slot wins
 
     def _note_guesses(self, seen: Seen) -> None:
-        """Tell what would have been drafted, where nothing was: nothing found is a draft of nothing.
+        """Report as guesses what would have been drafted where nothing was; without a match, a guess is empty.
 
-        Where the tokens of the round do not judge it, it is kept until the text does.
+        A guess that the round's tokens do not decide is kept until the text does.
         """
         continuations = seen.found[:, self.store.columns.continuations]
         wanted = seen.found[:, self.store.columns.wanted]
@@ -363,7 +363,7 @@ class DeviceLookup(Drafter):
 
 
 def _places(view: RoundView) -> list[int]:
-    """As `_Ready.place`, of every sequence."""
+    """`_Ready.place` of each sequence in the view."""
     state = view.state
     if state is None:
         return [0] * len(view.seqs)

@@ -1,4 +1,4 @@
-"""What a draft model's cache holds of each text: what was read of it, and the last draft behind that."""
+"""What a draft model's cache holds of each text: the tokens that were read, and the last draft behind them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outrider.runners.base import Runner
 
 
 class Text(Protocol):
-    """A sequence, or what stands for one in other tokens."""
+    """A sequence, or a sequence's text in another model's tokens."""
 
     @property
     def id(self) -> int: ...
@@ -38,19 +38,19 @@ class DraftCache:
         self._knows_all = model.vocab_size >= target_vocab
         self._cached: dict[int, list[Token]] = {}
         self._chains: dict[int, Seq[Token]] = {}
-        """Tokens of the last chain that are cached too, behind those."""
+        """Tokens of the last chain that are cached behind those in `_cached`."""
         self._pending: dict[int, tuple[Seq[Token], int]] = {}
-        """Chains that follow a round in flight, and the value of `Sequence.round` once that has completed: where they
-        begin is known then."""
+        """Chains drafted behind a round in flight, and the value of `Sequence.round` once that round completes: only
+        then is it known where they begin."""
 
     def __contains__(self, seq_id: int) -> bool:
         return seq_id in self._cached
 
     def make_room(self, seq: Text, budget: int) -> int:
-        """Own pages for the text and as many drafted tokens as fit; drop what was rejected.
+        """Reserve pages for the text and as many drafted tokens as fit; drop what was rejected.
 
-        Returns how many tokens fit, at most `budget`, which is at least 1. Where none do, all that is
-        cached of the text is dropped, so that others find room: there is nothing to draft.
+        Returns the number of tokens that fit, at most `budget`, which is at least 1. If none fit, all that is cached of
+        the text is dropped so that others find room, and nothing can be drafted.
         """
         pool, cached = self.model.pool, self._cached.get(seq.id)
         if cached is None:
@@ -69,7 +69,7 @@ class DraftCache:
         return 0
 
     def reserve(self, seq: Text, more: int) -> bool:
-        """Own pages for the text and so many tokens more; False where there are none, or the context ends before."""
+        """Reserve pages for the text and `more` tokens; False if there are too few, or the context ends before."""
         return more <= self._room(seq) and self.model.pool.reserve(seq.id, len(seq.tokens) + more)
 
     def drop(self, seq: Text) -> None:
@@ -80,11 +80,11 @@ class DraftCache:
             self.model.release(seq.id)
 
     def length(self, seq: Text) -> int:
-        """How many tokens are cached; after `make_room` all of them are the text's."""
+        """The number of cached tokens; after `make_room` all of them are the text's."""
         return len(self._cached[seq.id])
 
     def read(self, work: Seq[tuple[Text, int]]) -> None:
-        """Read so many tokens more of each text, in one pass."""
+        """Read the given number of further tokens of each text, in one pass."""
         spans: list[Span] = []
         for seq, count in work:
             start = len(self._cached[seq.id])
@@ -94,7 +94,7 @@ class DraftCache:
             self._read(spans)
 
     def catch_up(self, seqs: Seq[Text], most: int = 2) -> None:
-        """Read all but the last token of each text that lacks more than `most`: a chain on the device reads those."""
+        """Read all but the last token of texts that lack more than `most`: a chain on the device reads the rest."""
         missing = [(seq, len(seq.tokens) - self.length(seq)) for seq in seqs]
         self.read([(seq, count - 1) for seq, count in missing if count > most])
 
@@ -103,25 +103,25 @@ class DraftCache:
         return self._read([Span(s.id, self.length(s), tuple(self._missing(s, draft))) for s, draft in work])
 
     def score(self, spans: list[Span]) -> torch.Tensor:
-        """The draft model's logits for the tokens both models know, [rows, vocab]; nothing is noted as read."""
+        """The draft model's logits for the tokens both models know, [rows, vocab]. Nothing is noted as cached."""
         return self.model.score(spans).logits[:, : self.vocab_size]
 
     def add_chain(self, seq: Text, chain: Seq[Token]) -> None:
-        """Note a chain drafted on the device behind the text."""
+        """Note a chain drafted on the device behind the text as it is now."""
         cached = self._cached[seq.id]
         cached += seq.tokens[len(cached) :]
         self._chains[seq.id] = chain[:-1]
 
     def has_chain(self, seq: Text) -> bool:
-        """Whether such a chain follows the text as it is now."""
+        """Whether a noted chain begins at the end of the text as it is now."""
         return seq.id in self._chains and len(self._cached[seq.id]) == len(seq.tokens)
 
     def add_pending_chain(self, seq: Sequence, chain: Seq[Token]) -> None:
-        """Note a chain drafted behind what the round in flight will make of the text."""
+        """Note a chain drafted behind the text as the round in flight will leave it."""
         self._pending[seq.id] = chain, seq.round + 1
 
     def complete(self, seqs: Seq[Sequence]) -> None:
-        """Chains that follow a round which has completed begin where its texts end now; later, nobody knows where."""
+        """Note chains behind rounds that have just completed; drop those of earlier rounds, whose start is unknown."""
         for seq in seqs:
             chain, number = self._pending.get(seq.id, ((), 0))
             if chain and seq.round >= number:
@@ -130,13 +130,13 @@ class DraftCache:
                     self.add_chain(seq, chain)
 
     def _room(self, seq: Text) -> int:
-        """How many tokens more the context and the pages allow a text; negative where it is too long already."""
+        """How many tokens the context and the pages allow behind the text; negative if it is too long already."""
         pool = self.model.pool
         pages = len(pool.table(seq.id)) + pool.free
         return min(self.model.context, pages * pool.size) - len(seq.tokens)
 
     def _missing(self, seq: Text, draft: Seq[Token]) -> list[Token]:
-        """What is not cached of a text and a draft behind it; of a long text no more is touched than that."""
+        """The tokens of a text and a draft behind it that are not cached; no more of a long text is copied."""
         cached = len(self._cached[seq.id])
         return [*seq.tokens[cached:], *draft[max(0, cached - len(seq.tokens)) :]]
 
@@ -148,5 +148,5 @@ class DraftCache:
 
 
 def _common(a: Seq[Token], b: Seq[Token]) -> int:
-    """How many tokens both begin with."""
+    """The length of the common prefix."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

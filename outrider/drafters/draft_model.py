@@ -53,7 +53,7 @@ class DraftModelConfig:
         if not self.model:
             raise ConfigError("draft-model needs a model: draft-model:model=NAME, a smaller one of the same tokenizer")
         check_options("draft-model", self, k=(1, 64), beams=(1, 64), min_prob=(0.0, 1.0))
-        if self.min_prob is None:  # where other drafters choose for themselves
+        if self.min_prob is None:  # other drafters choose a value for None
             raise ConfigError("draft-model: min_prob must be a number, got None; 0 never stops early")
         if self.beams > 1 and self.min_prob:
             raise ConfigError(
@@ -105,16 +105,16 @@ class DraftModelConfig:
 class DraftModel(Drafter):
     """Proposes what the draft model would choose next, by the same options, seed and noise as the target.
 
-    Its state is what its cache holds of each text, see `DraftCache`. No first token waits for it to read a prompt: on a
-    device its pass is launched behind the target's, elsewhere a prompt is read when a draft is first asked for. It
-    reads at most `max_round_tokens` a round for all sequences, so that none waits long for another. A sequence
-    whose text is not read by then gets no draft, and its reading continues in the next round.
+    Its state is what its cache holds of each text, see `DraftCache`. A request's first token never waits for the draft
+    model to read the prompt: an asynchronous model reads it in a pass launched behind the target's, another one when a
+    draft is first asked for. It reads at most `max_round_tokens` a round for all sequences, so that none waits long for
+    another. A sequence whose text is not read by then gets no draft, and reading continues in the next round.
     """
 
     def __init__(
         self, model: Runner, context: DrafterContext, config: DraftModelConfig, ranking: Seq[Token] = ()
     ) -> None:
-        """ranking: tokens, the most frequent first, where `config.vocab` leaves some out; the rest rank by id."""
+        """ranking: the most frequent tokens first, for a vocabulary reduced by `config.vocab`; the rest rank by id."""
         self.model, self.config, self.traits = model, config, config.traits
         self.step_model = model
         self.mode: Mode = context.mode
@@ -130,13 +130,13 @@ class DraftModel(Drafter):
         self._vocab = reduce_vocab(model, config.vocab, (*ends, *ranking), self.cache.vocab_size)
 
     def capture(self, batch: int) -> None:
-        """Capture what rounds of up to so many sequences will need, chains of every length among them."""
+        """Capture the passes of rounds of up to `batch` sequences, and chains of every length."""
         chains = self._chain_lengths if self.traits.drafts_ahead and self.mode == "seeded" else ()
         for _ in (*self.model.capture(batch, 2), *self.model.capture_chains(batch, chains)):
             pass
 
     def process(self, work: TargetPass) -> None:
-        """Launch the reading of prompts behind the target's own; a model that waits for its passes puts it off."""
+        """Launch a pass that reads prompts, behind the target's; a synchronous model reads in `propose`."""
         if not self.model.asynchronous:
             return
         along: list[tuple[Sequence, int]] = []
@@ -152,7 +152,7 @@ class DraftModel(Drafter):
     def propose(self, view: RoundView) -> list[Draft] | None:
         if self._vocab is not None:
             self._vocab.note(view.seqs)
-        self.cache.complete(view.seqs)  # a round that was not shown
+        self.cache.complete(view.seqs)  # of a round that `observe` did not see
         if view.state is not None:
             return self._after(view, view.state)
         drafts = [EMPTY] * len(view.seqs)
@@ -173,7 +173,7 @@ class DraftModel(Drafter):
         return drafts
 
     def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
-        """Note how many were accepted; the committed text itself shows which cached tokens still hold."""
+        """Note how many tokens were accepted; the committed text itself shows which cached tokens are still valid."""
         self.cache.complete(seqs)
         self._accepted.note(drafts, verdicts)
 
@@ -183,7 +183,7 @@ class DraftModel(Drafter):
             self._vocab.forget(seq)
 
     def _read_on(self, seqs: Seq[Sequence], rows: list[int]) -> list[int]:
-        """The rows that can be drafted for now; of the other texts, what the round still allows is read.
+        """The rows that can be drafted for in this round; the texts of the others are read as far as it allows.
 
         A text's last two tokens are read whatever a round allows, as the target does.
         """
@@ -195,10 +195,10 @@ class DraftModel(Drafter):
         return [i for i, count, share in parts if count <= max(share, 2)]
 
     def _after(self, view: RoundView, state: DeviceState) -> list[Draft] | None:
-        """Chains behind the round in flight: all the draft model has not read then are a text's last two tokens.
+        """Draft chains behind the round in flight, where the draft model then lacks only a text's last two tokens.
 
-        So it is behind a chain of its own, and where nothing is drafted for a text, which thus gains one token: it is
-        read up to there. None where another drafter's draft is in flight.
+        That holds behind a chain of its own, and for a text without a draft, which gains one token and is read up to
+        there first. None where another drafter's draft is in flight.
         """
         if state.lengths.device != self.model.device:
             return None
@@ -224,18 +224,18 @@ class DraftModel(Drafter):
         return drafts
 
     def _steps(self, budgets: Seq[int]) -> int:
-        """The length to draft chains of: the shortest captured one that covers every budget."""
+        """The length of the chains to draft: the shortest captured one that covers every budget."""
         most = min(max(budgets, default=0), self.config.k)
         return next(length for length in self._chain_lengths if length >= most)
 
     def _chains_on_device(self, seqs: Seq[Sequence], budgets: Seq[int]) -> list[Draft] | None:
-        """Whole chains drafted on the device, where model, requests and room allow it; None: step by step.
+        """Draft whole chains on the device, where model, requests and pages allow it; None: draft step by step.
 
-        They go by temperature and noise alone. A token that top-k, top-p or the like would have ruled out is
-        rejected by the target: about one in ten at top_p 0.9. To truncate at each step would cost a sort of its logits.
+        Only temperature and noise are applied. A token that top-k, top-p or the like would have ruled out is rejected
+        by the target: about one in ten at top_p 0.9. To truncate at each step would cost a sort of its logits.
 
-        All texts or none: one that must go step by step takes a pass for every token, in which the others take
-        part at hardly any cost. Chains for those would be further passes.
+        All texts or none: if one must be drafted step by step, each step takes a pass anyway, which the others join at
+        hardly any cost. Chains for the others would be further passes.
         """
         if not seqs or not self._chains_alone(seqs) or not all(len(seq.tokens) > 1 for seq in seqs):
             return None
@@ -260,7 +260,7 @@ class DraftModel(Drafter):
         return able and simple and all(seq.unprocessed for seq in seqs)
 
     def _chains(self, seqs: Seq[Sequence], budgets: Seq[int]) -> list[Draft]:
-        """All sequences a token at a time, one batched pass a step."""
+        """Draft for all sequences one token at a time: one batched pass for each step."""
         tokens: list[list[Token]] = [[] for _ in seqs]
         last_probs = [1.0] * len(seqs)
         stated: list[list[Tensor]] = [[] for _ in seqs]
@@ -276,25 +276,25 @@ class DraftModel(Drafter):
             for row, i in enumerate(active):
                 tokens[i].append(drawn[row])
                 last_probs[i] = own[row]
-                if probs is not None and not seqs[i].params.greedy:  # as where it is alone: without probs
+                if probs is not None and not seqs[i].params.greedy:  # greedy requests state no probs in any batch
                     stated[i].append(probs[row])
         return [self._draft(tuple(each), probs) for each, probs in zip(tokens, stated, strict=True)]
 
     def _tree(self, seq: Sequence, room: int) -> Draft:
-        """A draft with several tokens for one position, no larger than there is room for."""
+        """Draft a tree of at most `room` nodes."""
         tree = self._beam_search.build(seq, room)
-        probs = [node.probs for node in tree if node.probs is not None]  # of all of them, or of none
+        probs = [node.probs for node in tree if node.probs is not None]  # all nodes have some, or none has
         return self._draft(tuple(node.token for node in tree), probs, tuple(node.parent for node in tree))
 
     def _device_draft(self, chain: Seq[Token], budget: int) -> Draft:
-        """A chain drafted on the device, as far as it may be used."""
+        """The draft of a chain made on the device, cut to its budget."""
         return replace(self._draft(chain, ()), known=True).first_nodes(budget)
 
     def _draft(self, tokens: Seq[Token], probs: Seq[Tensor], parents: Seq[int] | None = None) -> Draft:
         """probs: [vocab] for each token, or none at all; padded to the target's vocabulary where that is larger.
 
-        What is expected to be accepted is what was of late, and no more than is drafted. It is not a function of
-        the tokens' own probabilities: in mode `distribution` what was sampled may not decide whether it is used.
+        `expected` is the recent mean of accepted tokens, at most the draft's length. It does not depend on the tokens'
+        own probabilities: in mode `distribution` what was sampled may not decide whether it is used.
         """
         stated = None
         if probs:

@@ -27,9 +27,9 @@ from outrider.runners.native import NativeRunner
 from outrider.verify.head_sampling import Children, HeadLogits, drawn_children, next_tokens, noisy_children
 
 MAX_NODES = 31
-"""Of a tree: a pass of the target has room for the text's last token and so many more."""
+"""Max nodes of a tree: a pass of the target has room for the text's last token and this many more."""
 MAX_TREE_ROWS = 63
-"""Rows of a tree that a head runs: as many as one number's bits can tell apart."""
+"""Max rows of a tree that a head runs: the ancestors of a row are bits of one int64."""
 _MEMORY = 0.05
 """Weight of a new round in running means."""
 
@@ -66,7 +66,7 @@ def check_steps(name: str, options: StepOptions) -> None:
 
 
 def step_traits(name: str, options: StepOptions, loads: ModelLoaded) -> Traits:
-    """Which layers are read, the head's checkpoint says: the drafter's own traits name them."""
+    """The traits that the options decide; the drafter's own traits also name the layers that its checkpoint reads."""
     return Traits(
         name=name,
         max_tokens=options.tree or options.k,
@@ -101,7 +101,7 @@ class EagleConfig:
 
     @property
     def traits(self) -> Traits:
-        """Without `model` those that every head has, until `for_target` names one."""
+        """Without `model`, the traits that every head has; `for_target` names the head."""
         found = step_traits("eagle", self, ModelLoaded(self.model))
         return found if self.model else replace(found, loads=())
 
@@ -118,7 +118,7 @@ class EagleConfig:
 
 
 class Eagle(HeadDrafter[HeadRunner]):
-    """Any head that drafts token by token, EAGLE's or another.
+    """Drafts with a head that drafts token by token, EAGLE's or another.
 
     Its keys and values lie in the target's pages; see `HeadRunner` for what else is kept of a text.
     """
@@ -126,7 +126,7 @@ class Eagle(HeadDrafter[HeadRunner]):
     def __init__(self, options: StepOptions, head: StepHead, target: NativeRunner, context: DrafterContext) -> None:
         self.head, self.sampled = head, context.mode == "distribution"
         self.plan: TreePlan | None = None
-        """Of its trees; None: it drafts chains."""
+        """The sizes of its trees; None: it drafts chains."""
         levels = options.k
         if options.tree:
             levels = min(options.depth, options.tree)
@@ -170,7 +170,7 @@ class Eagle(HeadDrafter[HeadRunner]):
         return grow_trees(batch, self.plan, partial(self._children, batch))
 
     def _chain(self, batch: HeadBatch, length: int) -> HeadDraft:
-        """One row of each sequence a step: the token before, and the head's output there."""
+        """Draft chains: each step runs one row of each sequence, with the token before and the head's output there."""
         hidden, places = batch.read(), batch.lengths + self._steps[:length]  # [length, B]: where each token will be
         chain: list[Tensor] = []
         probs: list[Tensor] = []
@@ -197,7 +197,7 @@ class Eagle(HeadDrafter[HeadRunner]):
 
 
 def _fused(head: StepHead, target: NativeRunner) -> MakeFused | None:
-    """What makes the head run with the fused kernels; None where they do not compute it."""
+    """What makes the head with fused kernels; None where the kernels do not support it."""
     if not target.model.fused:
         return None
     from outrider.runners import fused_head

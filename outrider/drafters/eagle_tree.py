@@ -1,12 +1,12 @@
 """EAGLE-2's dynamic trees: grown level by level where the head is surest, on the device.
 
-At each level the likeliest nodes are run through the head, and get children. What is likely follows from the sum of the
-scores along a node's path. Mode `seeded` looks at more nodes than it keeps: in the end the best of all are the tree.
-A text of that mode does not depend on its drafts, so that any choice is exact.
+At each level the nodes with the highest sum of scores along their paths are run through the head, and get children.
+Mode `seeded` computes more nodes than it keeps: in the end the best of all form the tree. In this mode a text does not
+depend on its drafts, so any choice of nodes is exact.
 
 Mode `distribution` is exact where the number of a node's children does not depend on what is drawn for them
 (verify/tree_rule.py). So which nodes get children follows from the probabilities of the tokens on their own paths,
-drawn before; each of those gets equally many, and every token that was drawn is kept. Nothing is ranked afterwards.
+drawn before; each of these gets the same number, and every drawn token is kept. Nothing is ranked afterwards.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ from outrider.runners.heads import HeadBatch
 from outrider.verify.head_sampling import Children
 
 ChildrenOf = Callable[[Tensor, int, int], Children]
-"""(outputs of nodes [B, R, hidden], their depth, how many) -> the children of each"""
+"""(outputs of nodes [B, R, hidden], their depth, a number) -> that many children of each node"""
 
 
 class TreePlan(NamedTuple):
     """The sizes of a tree."""
 
     levels: tuple[tuple[int, int], ...]
-    """For each level, from the text's last token on: how many nodes of the level above get children, and how many."""
+    """For each level: the number of nodes of the level above that get children, and the number of children of each.
+    Above the first level is the text's last token."""
     nodes: int
-    """Kept in the end, at most."""
+    """Max nodes of the finished tree."""
     ranked: bool
-    """Whether the best of all nodes are kept; else all are."""
+    """Whether only the best nodes are kept in the end; else all are."""
 
     @property
     def rows(self) -> int:
-        """That the head runs, the text's last token included."""
+        """The number of rows that the head runs, the text's last token included."""
         return sum(expanded for expanded, _ in self.levels)
 
     @property
@@ -53,7 +54,7 @@ def ranked_plan(nodes: int, depth: int, top_k: int) -> TreePlan:
 
 
 def drawn_plan(nodes: int, depth: int, top_k: int) -> TreePlan:
-    """Mode `distribution`: levels of equal size, at most top_k; below the first, two children for a node."""
+    """Mode `distribution`: levels of about equal size, at most top_k; below the first, up to two children per node."""
     depth = min(depth, nodes)
     size = min(top_k, nodes // depth)
     children = min(2, size)
@@ -74,7 +75,7 @@ class _Level(NamedTuple):
 
 
 def grow_trees(batch: HeadBatch, plan: TreePlan, children_of: ChildrenOf) -> HeadDraft:
-    """Trees for all sequences of a batch."""
+    """Draft a tree for each sequence of a batch."""
     starts = batch.lengths - 1
     outputs = batch.read()
     ancestors = torch.ones_like(starts)[:, None]
@@ -104,7 +105,7 @@ def grow_trees(batch: HeadBatch, plan: TreePlan, children_of: ChildrenOf) -> Hea
 
 
 def _level(made: Children, totals: Tensor, nodes: Tensor, outputs: Tensor, ancestors: Tensor) -> _Level:
-    """The children of nodes [B, R], whose own totals are given."""
+    """The level that the children of nodes [B, R] form. totals: of the nodes themselves."""
     _, rows, count = made.tokens.shape
     above = torch.arange(rows, device=nodes.device).repeat_interleave(count).expand(len(nodes), -1)
     probs = None if made.probs is None else made.probs.repeat_interleave(count, 1)
@@ -113,7 +114,7 @@ def _level(made: Children, totals: Tensor, nodes: Tensor, outputs: Tensor, ances
 
 
 def _best_nodes(tokens: Tensor, parents: Tensor, totals: Tensor, count: int) -> HeadDraft:
-    """The nodes of the highest totals, the highest first, so that every beginning of the list is a tree of the best.
+    """The nodes of the highest totals, the highest first, so that every prefix of the list is a tree of the best nodes.
 
     No total exceeds its parent's, and of equal ones the earlier node comes first: no node is kept without its parent.
     """

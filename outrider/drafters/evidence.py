@@ -1,4 +1,4 @@
-"""Drafts that were not scored, kept until the text has judged them."""
+"""Guesses: drafts that were not scored, kept until the text shows how many of their tokens were right."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from outrider.core.sequence import Sequence
 from outrider.drafters.base import Evidence
 
 _MAX_JUDGED = 256
-"""Guesses that are judged and not taken yet: where nobody asks for them the oldest are dropped."""
+"""Max judged guesses that are kept until `take`; the oldest are dropped where nobody takes them."""
 
 
 class OpenGuesses:
@@ -21,16 +21,16 @@ class OpenGuesses:
         self._judged = deque[Evidence](maxlen=_MAX_JUDGED)
 
     def note(self, seq: Sequence, start: int, tokens: Seq[Token]) -> None:
-        """Keep tokens guessed to stand from position `start` on, unless a guess is open. None: nothing was found."""
+        """Keep tokens guessed to follow from position `start` on, unless a guess is open. Empty: no match was found."""
         self._open.setdefault(seq.id, (seq, start, tokens))
 
     def judge(self, seq_id: int, length: int, right: int) -> None:
-        """As `note` of a guess that is judged already: how many tokens it had, and how many of them came."""
+        """Note a guess that is judged already, unless one is open: how many tokens it had, and how many were right."""
         if seq_id not in self._open:
             self._judged.append(Evidence(seq_id, max(1, length), right))
 
     def take(self) -> list[Evidence]:
-        """The guesses that the text has judged since the last call. One of no tokens is a token that did not come."""
+        """The guesses decided since the last call. One without tokens counts as one token that was wrong."""
         judged = [*self._judged]
         self._judged.clear()
         for seq_id, (seq, start, tokens) in list(self._open.items()):

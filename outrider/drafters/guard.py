@@ -1,4 +1,4 @@
-"""Calls a drafter so that nothing it does wrong can harm a text: a failure is no draft, counted and logged."""
+"""Calls a drafter so that its errors cannot harm a text: a failure gives an empty draft, and is counted and logged."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ _log = logging.getLogger("outrider.drafters")
 MAX_SUM_ERROR = 0.02
 """How far the sum of a distribution may be from 1: numbers of 8 bits are that coarse."""
 _FAILED = object()
-"""What a call returns that raised."""
+"""The result of a call that raised."""
 _LOG_SECONDS = 1.0
-"""A failure of a kind that was logged before is logged again only if nothing else was for so long."""
+"""A kind of failure that was logged before is logged again only if nothing was logged for this long."""
 
 
 class GuardedDrafter:
-    """A drafter that cannot fail: where it raises or returns what is no draft, there is no draft.
+    """A drafter that cannot fail: where the drafter raises or returns something that is not a draft, there is no draft.
 
-    Its private state may be off after an exception; that is its own matter. It is asked again next round.
+    After an exception the drafter itself must cope with its private state. It is asked again in the next round.
     """
 
     def __init__(self, drafter: Drafter, vocab_size: int) -> None:
         """vocab_size: ids at or beyond it are not passed on."""
         self.drafter, self.vocab_size, self.traits = drafter, vocab_size, drafter.traits
         self.failures: Counter[int] = Counter()
-        """By sequence id, until `take_failures`."""
+        """The number of failures by sequence id, until `take_failures`."""
         self._kinds: set[str] = set()
-        """Those logged so far."""
+        """The kinds of failures logged so far."""
         self._logged_at = -_LOG_SECONDS
         self._views: dict[int, SequenceView] = {}
-        """By sequence id, until that is forgotten."""
+        """By sequence id, until the sequence is forgotten."""
         self._last: tuple[list[Sequence], tuple[SequenceView, ...]] = [], ()
         """The sequences of the last call, and their views."""
 
@@ -68,7 +68,7 @@ class GuardedDrafter:
         return [self._checked(*each) for each in zip(drafts, view.seqs, view.budgets, strict=True)]
 
     def repeat(self, view: RoundView, drafts: Seq[Draft]) -> HostCopy | None:
-        """As `Drafter.repeat`; None where the drafter fails, too: then it is asked as ever."""
+        """As `Drafter.repeat`; None also where the drafter fails: then `propose` is called."""
         made: Any = self._call(
             "repeat", view.seqs, lambda: self.drafter.repeat(self._shown(view), drafts), _tensors_of(view.state)
         )
@@ -106,7 +106,7 @@ class GuardedDrafter:
         self._last = [], ()
 
     def take_failures(self, seq_id: int) -> int:
-        """How often the drafter or its members failed while asked for this sequence; forgotten with that."""
+        """The number of failures of the drafter or its members for this sequence; the call resets it."""
         return self.failures.pop(seq_id, 0) + self.drafter.take_failures(seq_id)
 
     def _shown(self, view: RoundView) -> RoundView:
@@ -130,15 +130,15 @@ class GuardedDrafter:
         return view
 
     def _call(self, method: str, seqs: Seq[Sequence], call: Callable[[], object], shown: Seq[Tensor] = ()) -> object:
-        """What a call of the drafter returns; `_FAILED` where it raises. Interrupts pass.
+        """What a call of the drafter returns; `_FAILED` if it raises. Interrupts such as KeyboardInterrupt propagate.
 
-        LosslessError where it wrote to what it was shown: the target's own choices may be wrong by now.
+        LosslessError if it wrote to a tensor in `shown`: the target's own choices may be wrong by now.
         """
-        counted = [each for each in shown if not each.is_inference()]  # of those, PyTorch refuses writes
+        counted = [each for each in shown if not each.is_inference()]  # PyTorch refuses writes to the others itself
         before = [each._version for each in counted]
         try:
             result = call()
-        except LosslessError:  # of a mix's member
+        except LosslessError:  # from a member of a mix
             raise
         except Exception as error:  # whatever it is, the texts continue without this drafter
             self._fail(seqs, f"{method} raised {type(error).__name__}", error)
@@ -160,7 +160,7 @@ class GuardedDrafter:
         _log.warning("drafter %s: %s; no draft for: %s", self.traits.name, kind, ids, exc_info=error)
 
     def _checked(self, draft: Any, seq: Sequence, budget: int) -> Draft:
-        """The part of a draft that may be scored, out of the drafter's reach."""
+        """The part of a draft that may be scored, where the drafter cannot change it any more."""
         if draft is EMPTY or (_is_sound_chain(draft, budget) and draft.share is None):
             return draft
         draft, problem = _copied(draft)
@@ -184,7 +184,7 @@ def _is_sound(evidence: Evidence) -> bool:
 
 
 def _copied(draft: Any) -> tuple[Any, str]:
-    """A draft that its drafter cannot change any more, and what kept it from being copied; empty where nothing did."""
+    """A copy of a draft that its drafter cannot change, and why it could not be copied; empty if it could."""
     if type(draft) is Draft and type(draft.tokens) is tuple and type(draft.parents) in (tuple, NoneType):
         return draft, ""
     if not isinstance(draft, Draft):
@@ -238,7 +238,7 @@ def _is_sound_chain(draft: Any, budget: int) -> bool:
 
 
 def _share_budgets(drafts: Seq[Any], budgets: Seq[int], room: Seq[int]) -> bool:
-    """Whether drafts are sound chains that share the budgets of all, none longer than it has room for."""
+    """Whether drafts are sound chains that share the sum of the budgets, none of them longer than its room."""
     return all(
         draft is EMPTY or (_is_sound_chain(draft, most) and draft.share in range(budget + 1) and draft.tokens.padded)
         for draft, budget, most in zip(drafts, budgets, room, strict=True)

@@ -23,28 +23,28 @@ RunnerT = TypeVar("RunnerT", bound=TextRunner[Any])
 
 
 class HeadDrafter(Drafter, Generic[RunnerT]):
-    """Its head reads, when it is asked, what the target has read, and drafts on the device."""
+    """Drafts on the device with a head. When asked, the head first reads what the target has read since."""
 
     runner: RunnerT
     overlay: Callable[[HeadDraft, Share | None], None] | None = None
-    """Puts other drafts in place of some that were just made, on the device, and then cuts them as they share rows; set
-    by a `Hybrid` for a round. Only of heads that state how sure they are."""
+    """Replaces some of the drafts just made by others, on the device, then cuts them to the rows they share. Set by a
+    `Hybrid` for one round; only for heads that state confidences."""
 
     def __init__(self, levels: int) -> None:
-        """levels: tokens that a draft has in a row."""
+        """levels: max tokens on one path of a draft."""
         self._accepted = MeanAccepted(levels / 2)
         self.rows = self.runner.rows
 
     @abstractmethod
     def make(self, view: RoundView) -> HeadDraft:
-        """Draft for these sequences, all of them ready."""
+        """Draft for the sequences of the view, all of which are ready."""
 
     def sharing(self, view: RoundView) -> RoundView:
-        """The round, with room only where drafts share the budgets of all: where they are the surest."""
+        """The round, without `room` unless drafts are to share the sum of the budgets: here they never do."""
         return view if view.room is None else replace(view, room=None)
 
     def expected(self, seqs: Seq[Sequence], *, ahead: bool) -> list[float]:
-        """How many tokens of each next draft should be accepted, by what is known before it is made.
+        """The expected number of accepted tokens of each sequence's next draft, by what is known before it is made.
 
         ahead: the host is a round behind.
         """
@@ -84,10 +84,10 @@ class HeadDrafter(Drafter, Generic[RunnerT]):
         return made
 
     def _drafts_for(self, view: RoundView, row: int) -> bool:
-        """Whether to draft for a sequence, were it in vain.
+        """Whether to draft for a sequence, even if its draft is not used.
 
-        Behind a round with a draft for it, as before the end of a text: to take the others out of the state takes
-        several launches, and a draft more takes none.
+        Without a budget, that is so behind a round with a draft for it, as before the end of a text: to take the other
+        sequences out of the state takes several launches, and a further draft takes none.
         """
         return view.budgets[row] > 0 or (view.state is not None and self.runner.reads.is_drafted(view.seqs[row]))
 
@@ -101,10 +101,10 @@ class HeadDrafter(Drafter, Generic[RunnerT]):
 def drafts_of(
     made: HeadDraft, view: RoundView, name: str, expected: Seq[float], *, padded: bool = False
 ) -> list[Draft]:
-    """A draft for each sequence of the view, cut to its budget, or to its room where budgets are shared.
+    """A draft for each sequence of the view, cut to its budget, or to its room where budgets are shared. Never waits.
 
-    Nothing is waited for. name: the drafter's. expected: how many tokens of each draft should be accepted. padded: some
-    may have fewer tokens than there is room for.
+    name: the drafter's. expected: how many tokens of each draft should be accepted. padded: drafts may have fewer
+    tokens than there is room for.
     """
     tokens, nodes, probs = HostCopy(made.tokens), made.tokens.shape[1], made.probs
     parents = None if made.parents is None else HostCopy(made.parents)

@@ -1,4 +1,4 @@
-"""A history to draft from that was made before: answers in a file, the same for every request."""
+"""A history to draft from: answers in a file made in advance, the same for every request."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from outrider.core.errors import ConfigError
 from outrider.core.sampling import Token
 
 MAX_TOKENS = 1 << 24
-"""Of one file."""
+"""Max tokens of one file."""
 
 
 class AnswerHistory(NamedTuple):
-    """Answers one after another."""
+    """Answers, concatenated."""
 
     tokens: NDArray[np.int32]  # [N]
     sizes: NDArray[np.int32]  # [A]: tokens of each answer
@@ -30,7 +30,7 @@ class AnswerHistory(NamedTuple):
 
 
 def history_bytes(answers: Seq[Seq[Token]], vocab_size: int) -> bytes:
-    """What `read_history` reads."""
+    """The contents of a file for `read_history`."""
     from safetensors.numpy import save
 
     tokens = np.fromiter((token for answer in answers for token in answer), np.int32)
@@ -39,7 +39,7 @@ def history_bytes(answers: Seq[Seq[Token]], vocab_size: int) -> bytes:
 
 
 def read_history(file: str, vocab_size: int) -> AnswerHistory:
-    """A history for a target of so many tokens. ConfigError where the file holds none, or another target's."""
+    """Read a history for a target of this vocabulary size. ConfigError where the file holds no such history."""
     path = Path(file).expanduser()
     if not path.is_file():
         raise ConfigError(f"history: there is no file {path}; `outrider train ngram` makes one")

@@ -1,6 +1,6 @@
-"""A head and lookups at once: for every text and round the device takes the draft of which more should be accepted.
+"""A head and lookups combined: for each sequence and round the device takes the draft that is worth more.
 
-Only it knows both before they are scored. Lookups know what repeats, word for word and far ahead; a head what is new.
+Only the device has both before scoring. Lookups draft text that repeats, exactly and far ahead; a head drafts new text.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from outrider.runners.overlays import GraphedOverlays, Overlays, PlainOverlays
 
 
 class Hybrid(Drafter):
-    """The head drafts; where a lookup's draft is worth more, that takes its place, before rows are shared.
+    """The head drafts; a lookup's draft replaces the head's where it is worth more, before drafts share rows.
 
-    In rounds behind others, in mode `seeded`: else, and where a text is not on the device yet, the head drafts alone. A
-    draft is no longer than the head's. The lookups are a drafter of their own beside it, which forgets texts itself.
+    Only in rounds behind one in flight, in mode `seeded`, with all texts on the device: else the head drafts alone. A
+    lookup's draft is cut to the head's length. The lookups remain a drafter of their own: `forget` is not passed on.
     """
 
     def __init__(self, head: Block, lookups: DeviceLookup, overlays: Overlays) -> None:
@@ -31,7 +31,7 @@ class Hybrid(Drafter):
         self.traits = replace(head.traits, name=f"{head.traits.name}+{lookups.traits.name}")
         self.rows, self.lengths = head.rows, head.lengths
         self._overlaid = False
-        """The last round's drafts were chosen from."""
+        """Whether the last round's drafts were chosen from both."""
 
     def rehearse(self, seqs: Seq[Sequence]) -> bool:
         return self.head.rehearse(seqs)
@@ -51,7 +51,7 @@ class Hybrid(Drafter):
             self.head.overlay = None
 
     def repeat(self, view: RoundView, drafts: Seq[Draft]) -> HostCopy | None:
-        """None where the head drafted alone: in the next round the lookups may take part."""
+        """As `Drafter.repeat`; None also where the head drafted alone: in the next round the lookups may take part."""
         found = self.lookups.repeat(view, drafts) if self._overlaid else None
         made = None if found is None else self.head.draft_again(view, drafts)
         if found is None or made is None:
@@ -68,7 +68,7 @@ class Hybrid(Drafter):
 
 
 def with_hybrid(drafters: Seq[Drafter], max_batch: int) -> list[Drafter]:
-    """The drafters, with a hybrid in place of a head that shares rows, where there are lookups on the device, too."""
+    """The drafters, with a hybrid in place of a head that shares rows, if lookups on the device are among them."""
     heads = [each for each in drafters if each.traits.shares]
     lookups = [each for each in drafters if each.traits.limits_itself and not each.traits.needs_prediction]
     if len(heads) != 1 or not lookups:
@@ -78,7 +78,7 @@ def with_hybrid(drafters: Seq[Drafter], max_batch: int) -> list[Drafter]:
 
 
 def make_hybrid(head: Block, lookups: DeviceLookup, max_batch: int) -> Hybrid:
-    """A hybrid of these, for so many texts."""
+    """A hybrid of these two, for rounds of up to `max_batch` sequences."""
     graphs, k = lookups.store.graphs, lookups.k
     overlays = PlainOverlays(k) if graphs is None else GraphedOverlays(head.runner, graphs, k, max_batch)
     return Hybrid(head, lookups, overlays)

@@ -75,7 +75,7 @@ class LayerSkip(Drafter):
         self._accepted = MeanAccepted(1.0)
 
     def capture(self, batch: int) -> None:
-        """Capture the chains of rounds of up to so many sequences."""
+        """Capture chains for rounds of up to `batch` sequences."""
         if self.mode == "seeded":
             for _ in self.model.capture_chains(batch, self._chain_lengths):
                 pass
@@ -96,7 +96,7 @@ class LayerSkip(Drafter):
         self._accepted.note(drafts, verdicts)
 
     def _after(self, view: RoundView, state: DeviceState) -> list[Draft] | None:
-        """Chains behind the round in flight, which may commit a token and a whole draft."""
+        """Draft chains behind the round in flight, which may commit a token and a whole draft."""
         drafts, steps = [EMPTY] * len(view.seqs), self._steps(view.budgets)
         room = 1 + self.config.k + steps
         rows = [i for i, seq in enumerate(view.seqs) if view.budgets[i] and self._reserve(seq, room)]
@@ -110,7 +110,7 @@ class LayerSkip(Drafter):
         return drafts
 
     def _chains_on_device(self, seqs: Seq[Sequence], budgets: Seq[int]) -> list[Draft] | None:
-        """Whole chains drafted on the device, where runner and requests allow it; None: step by step."""
+        """Draft whole chains on the device, where runner and requests allow it; None: draft step by step."""
         if not seqs or self.mode != "seeded" or not self.model.asynchronous:
             return None
         steps = self._steps(budgets)
@@ -126,7 +126,7 @@ class LayerSkip(Drafter):
         return [draft.first_nodes(budget) for draft, budget in zip(made, budgets, strict=True)]
 
     def _chains(self, seqs: Seq[Sequence], budgets: Seq[int]) -> list[Draft]:
-        """All sequences a token at a time, one batched pass a step."""
+        """Draft for all sequences one token at a time: one batched pass for each step."""
         tokens: list[tuple[Token, ...]] = [()] * len(seqs)
         stated: list[list[Tensor]] = [[] for _ in seqs]
         for step in range(max(budgets, default=0)):
@@ -144,12 +144,12 @@ class LayerSkip(Drafter):
         return [self._draft(chain, probs) for chain, probs in zip(tokens, stated, strict=True)]
 
     def _reserve(self, seq: Sequence, more: int) -> bool:
-        """Pages for a text and so many tokens more: the device writes only where the sequence owns pages."""
+        """Reserve pages for a text and `more` tokens: the device writes only where the sequence owns pages."""
         length = len(seq.tokens) + more
         return length <= self.model.context and self.model.pool.reserve(seq.id, length)
 
     def _steps(self, budgets: Seq[int]) -> int:
-        """The shortest captured chain that covers every budget."""
+        """The length of the chains to draft: the shortest captured one that covers every budget."""
         most = min(max(budgets, default=0), self.config.k)
         return next(length for length in self._chain_lengths if length >= most)
 
@@ -174,7 +174,7 @@ def parse_layers(written: str) -> tuple[int, ...]:
 
 
 def write_layers(layers: Seq[int]) -> str:
-    """What `parse_layers` reads."""
+    """The inverse of `parse_layers`."""
     parts: list[list[int]] = []
     for layer in layers:
         if parts and parts[-1][-1] == layer - 1:
@@ -190,7 +190,7 @@ def default_skip(count: int) -> tuple[int, ...]:
 
 
 def kept_layers(count: int, skip: Seq[int]) -> list[int]:
-    """The other layers; ConfigError where a layer does not exist, or none or all are left out."""
+    """The layers that are not in `skip`; ConfigError where a layer does not exist, or none or all are left out."""
     if any(layer >= count for layer in skip):
         raise ConfigError(f"layer-skip: no layer {max(skip)}; this model's layers are 0 to {count - 1}")
     kept = [layer for layer in range(count) if layer not in skip]

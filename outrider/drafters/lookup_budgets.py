@@ -1,4 +1,4 @@
-"""How far lookups on the device draft for each text of a round, before the host knows what they find."""
+"""How many tokens lookups on the device may draft for each text of a round, before the host knows what they find."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from outrider.runners.base import Runner
 from outrider.runners.cuda_graphs import MIN_PACKED_BATCH, padded_shape
 
 _AT_ONCE, _MOST_AT_ONCE = 0.75, 1.25
-"""What texts lately called for, they seldom call for all at once: rows are taken for so much of it, until it is so many
-times as much as there are."""
+"""Texts seldom all call for their recent number of tokens in one round: rows are taken for the first share of the sum
+of these numbers, and kept until that sum exceeds the rows times the second."""
 
 
 class Budgets(NamedTuple):
     """Max tokens of the drafts of a round."""
 
     room: list[int]
-    """Of each text."""
+    """Max tokens of each text's draft."""
     shares: list[int] | None = None
-    """Where texts share the rows of a pass: for how many tokens of each that is chosen. None: it has all their rows."""
+    """Where drafts share the rows of a pass: the tokens of each that it is chosen for. None: it has rows for all."""
     total: int = 0
-    """Of all texts together, where they share."""
+    """Where drafts share rows: max tokens of all texts together."""
 
     def cover(self, reach: Seq[int]) -> bool:
         """Whether there are rows for drafts of these lengths."""
@@ -35,9 +35,9 @@ class Budgets(NamedTuple):
 def choose_budgets(view: RoundView, most: Seq[int], reach: Seq[int], target: Runner) -> Budgets:
     """The budgets of a round that is launched behind another.
 
-    most: max tokens of each text. reach: how far a match lately called for. Where rows can be shared, each text has as
-    many as its match calls for, and all of them about as many as they lately had. In a small batch every text has as
-    many as the widest pass of one lately had: such a pass costs the same. Else a text has no more than its reach.
+    most: max tokens of each text. reach: how many its matches lately called for. Where rows can be shared, each draft
+    is as long as its match calls for, and all get about as many rows as they lately called for. In a small batch every
+    text gets the padded width for the longest reach: such a pass costs the same. Else a text gets its reach.
     """
     if view.room is not None and view.takes_choices_alone:
         room = [min(n, limit) if n else 0 for n, limit in zip(most, view.room, strict=True)]
@@ -54,7 +54,7 @@ def choose_budgets(view: RoundView, most: Seq[int], reach: Seq[int], target: Run
 
 
 def _spread(tokens: int, room: Seq[int]) -> list[int]:
-    """So many tokens, about as many for each text that has room; no more than that."""
+    """Divide `tokens` about evenly between the texts, none of which gets more than its room."""
     shares, left = [0] * len(room), tokens
     open_ = [i for i, n in enumerate(room) if n]
     while left > 0 and open_:

@@ -1,4 +1,4 @@
-"""What came of earlier lookups, by text: how far to draft after a match, and what that is worth."""
+"""What is learned from earlier lookups, by text: how many tokens to draft after a match, and how many are accepted."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from outrider.drafters.lookup_rules import MAX_MIN_PROB, LookupRules
 from outrider.runners.text_store import pack_limits
 
 _FIRST_REACH = 3
-"""How far a new text is drafted for, until it is known how far its matches call for."""
+"""The reach of a new text, until it is known how many tokens its matches call for."""
 _NOTHING = -2
-"""Equals no token of a continuation, nor its padding."""
+"""Equal to no token of a continuation, nor to its padding."""
 
 
 class MatchFigures:
-    """The figures of each slot, for continuations of its own text (kind 0) and of others (kind 1)."""
+    """The figures of each slot, for continuations of its own text (kind 0) and of other texts (kind 1)."""
 
     def __init__(self, rules: LookupRules, slots: int, k: int) -> None:
         """k: max tokens drafted in one round."""
@@ -29,22 +29,22 @@ class MatchFigures:
         """[slots, kinds, 1 + max_match]: max tokens drafted after a match of each length, and the mean chance of each,
         as `pack_limits` packs them."""
         self.reach = np.zeros(slots, dtype=np.int64)
-        """How far each slot was lately to be drafted for; halved with every round in which it was not."""
+        """[slots]: the most tokens that a match lately called for, halved in every round that calls for fewer."""
         self.expected = np.zeros(slots)
-        """How many tokens each slot's lookups lately expected to be accepted; halved likewise."""
+        """[slots]: the most accepted tokens that a lookup was lately worth, halved likewise."""
         self._confidence = BatchConfidence(slots, rules.priors, rules.start)
         self._most = np.array(rules.limits)
         self._min_prob = rules.min_prob
-        """In a batch of the size of the last round's."""
+        """Min probability of a drafted token, for a batch of the last round's size."""
         self._first_limits: dict[float, Integers] = {}
-        """By `_min_prob`: the limits of a slot of which nothing was seen."""
+        """By `_min_prob`: the limits of a slot that nothing is known of."""
 
     def set_batch(self, texts: int) -> None:
-        """So many texts share a round: the more there are, the likelier must be what is drafted."""
+        """Set the number of texts of a round: the more there are, the likelier a token must be to be drafted."""
         self._min_prob = max(self.rules.min_prob, min(MAX_MIN_PROB, self.rules.row_share * texts))
 
     def reset(self, slot: int) -> None:
-        """A slot is another text's."""
+        """Start anew: a slot now belongs to another text."""
         self.reach[slot], self.expected[slot] = min(self.k, _FIRST_REACH), 0
         self._confidence.reset(slot)
         first = self._first_limits.get(self._min_prob)
@@ -59,16 +59,16 @@ class MatchFigures:
         return _sum_first(paths[np.arange(len(slots)), matches], counts)
 
     def note_reach(self, slots: Integers, wanted: Integers) -> None:
-        """Note how many tokens were to be drafted for each slot in a round."""
+        """Note how many tokens each slot's match called for in a round."""
         self.reach[slots] = np.maximum(wanted, self.reach[slots] // 2)
 
     def judge(
         self, slots: Integers, kinds: Integers, matches: Integers, came: Integers, missed: Integers, wanted: Integers
     ) -> None:
-        """Learn from a continuation of each slot in each of some rounds, `wanted` tokens of which were to be drafted.
+        """Learn from one or more rounds: a continuation for each entry, whose match called for `wanted` tokens.
 
-        slots: of one that is named again, the rounds are in their order. matches: 0 where nothing was found. came,
-        missed: as of `compare`. What continuations were worth goes by all that is known now.
+        slots: where a slot occurs several times, its oldest round comes first. matches: 0 where nothing was found.
+        came, missed: as from `compare`. What continuations were worth is computed from all that is known by then.
         """
         later = repeated(slots)
         self.expected *= 0.5 ** np.bincount(slots, minlength=len(self.expected))
@@ -87,7 +87,7 @@ class MatchFigures:
         np.maximum.at(self.expected, slots, 0.5**later * _sum_first(paths, wanted))
 
     def _learn(self, slots: Integers, kinds: Integers) -> NDArray[np.float64]:
-        """Set how far these slots are drafted for after a match of each length, and with what chance of each token.
+        """Set the limits of these slots: max tokens after a match of each length, and the mean chance of each token.
 
         Returns the probabilities, as `BatchConfidence.paths`.
         """
@@ -98,13 +98,13 @@ class MatchFigures:
 
 
 def compare(continuations: Integers, committed: Seq[tuple[Token, ...]]) -> tuple[Integers, Integers]:
-    """How many tokens of each continuation, padded with negative ones, came, and 1 where the next did not: [B] both."""
+    """Of continuations padded with negatives: how many tokens came true, and 1 where the next did not, [B] both."""
     counts = np.array([*map(len, committed)])
     longest = int(counts.max())
     most = min(longest, continuations.shape[1])
     tokens = np.full((len(counts), longest), _NOTHING)
     tokens[np.arange(longest) < counts[:, None]] = np.fromiter(chain.from_iterable(committed), np.int64)
-    same = np.zeros((len(counts), most + 1), dtype=np.bool_)  # the last of them ends every continuation
+    same = np.zeros((len(counts), most + 1), dtype=np.bool_)  # the last column ends every continuation
     np.equal(continuations[:, :most], tokens[:, :most], out=same[:, :most])
     came = same.argmin(1)
     following = continuations[np.arange(len(came)), np.minimum(came, most - 1)]
@@ -117,9 +117,9 @@ def _sum_first(paths: NDArray[np.float64], counts: Integers) -> NDArray[np.float
 
 
 def _mean_chances(paths: NDArray[np.float64], counts: Integers) -> NDArray[np.float64]:
-    """[N, M]: the chance that each of the first `counts` [N, M] tokens would have if it were the same; 0 of none.
+    """[N, M]: the geometric mean of the chances of the first `counts` [N, M] tokens; 0 where there are none.
 
-    paths [N, M, k]: that so many of them come.
+    paths [N, M, k]: the probability that the first 1 to k tokens all come true.
     """
     last = np.take_along_axis(paths, np.maximum(counts - 1, 0)[..., None], -1)[..., 0]
     return last ** (1 / np.maximum(counts, 1)) * (counts > 0)

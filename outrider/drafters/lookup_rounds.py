@@ -1,4 +1,4 @@
-"""Lookups on the device whose rounds are not over yet, and what came of those that are."""
+"""Lookups on the device whose rounds are in flight, and the outcome of those whose rounds have completed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from outrider.core.sequence import Sequence
 from outrider.drafters.confidence import Integers
 
 _MAX_OPEN = 8
-"""Lookups that are kept until their round is observed: more than there are rounds in flight. Some never are."""
+"""Max lookups kept until their round is observed: more than there are rounds in flight. Some are never observed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -26,34 +26,34 @@ class LookupText:
 
     slot: int
     base: tuple[Token, ...]
-    """What is before the text in its row."""
+    """Tokens before the text in its row: a prediction between two separators, or nothing."""
     shift: int
-    """The column of the text's first token, were all of it there: of a prediction's row only the answer is."""
+    """The column of the text's first token, were it there: behind a prediction only the answer is. May be negative."""
     written: int = 0
-    """How many tokens of its row the device has at least; all of them where `appended` says so."""
+    """At least so many tokens of its row are on the device; all are if `appended` is the current round or later."""
     appended: int = -1
-    """The round, as `Sequence.round` counts, up to which the device itself has written what came."""
+    """The value of `Sequence.round` up to which the device itself appends committed tokens; -1: it does not."""
 
     def missing(self, seq: Sequence, most: int) -> list[Token]:
-        """The next tokens that the device lacks."""
+        """The next tokens of the row that the device lacks, at most `most`."""
         first = max(self.written, len(self.base)) - self.shift
         return [*self.base[self.written :], *seq.tokens[first : first + most]][:most]
 
 
 class Seen(NamedTuple):
-    """What came of a round for which texts' ends were looked up."""
+    """The outcome of a round in which texts' ends were looked up."""
 
     seqs: Seq[Sequence]
     slots: Integers
     found: Integers
     """[B, columns], as `kernels.lookup.Found` says."""
     tokens: list[tuple[Token, ...]]
-    """That were committed of each."""
+    """The tokens that were committed for each text."""
     drafted: Seq[bool] | None
-    """None: all were drafted for."""
+    """Whether each text was drafted for; None: all were."""
 
     def take(self, rows: Seq[int]) -> Seen:
-        """The same of some of the texts."""
+        """The same for some of the texts."""
         return Seen(
             [self.seqs[row] for row in rows],
             self.slots[rows],
@@ -64,7 +64,7 @@ class Seen(NamedTuple):
 
 
 class Lookup(NamedTuple):
-    """Of the ends of some texts."""
+    """A lookup of the ends of some texts."""
 
     block: HostCopy
     seqs: Seq[Sequence]
@@ -73,16 +73,16 @@ class Lookup(NamedTuple):
     due: list[int]
     """The value of `Sequence.round` of each once the round is observed."""
     drafted: Seq[bool] | None = None
-    """None: all are drafted for."""
+    """Whether each text is drafted for; None: all are."""
     rows: list[int] | None = None
-    """Of the block, for each text; None: all, in their order."""
+    """The row of the block for each text; None: rows are in the order of the texts."""
 
     def is_of(self, seqs: Seq[Sequence]) -> bool:
         """Whether it is of just these sequences, in this order."""
         return seqs is self.seqs or (len(seqs) == len(self.seqs) and all(map(is_, self.seqs, seqs)))
 
     def take(self, at: Seq[int]) -> Lookup:
-        """The same of some of the texts."""
+        """The same for some of the texts."""
         return Lookup(
             self.block,
             [self.seqs[i] for i in at],
@@ -94,7 +94,7 @@ class Lookup(NamedTuple):
         )
 
     def seen(self, verdicts: Seq[Verdict]) -> Seen:
-        """What came of it: a verdict for each text."""
+        """The outcome, given a verdict for each text."""
         found, tokens = self.block.array(), [verdict.tokens for verdict in verdicts]
         return Seen(self.seqs, self.slots, found if self.rows is None else found[self.rows], tokens, self.drafted)
 
@@ -109,13 +109,13 @@ class OpenLookups:
         self._open.append(lookup)
 
     def drop(self, text: LookupText) -> None:
-        """Leave a text out, which has lost its slot."""
+        """Remove a text that has lost its slot."""
         for at, lookup in enumerate(self._open):
             if text in lookup.texts:
                 self._open[at] = lookup.take([row for row, own in enumerate(lookup.texts) if own is not text])
 
     def take(self, seqs: Seq[Sequence], verdicts: Seq[Verdict]) -> Seen | None:
-        """What came of the lookup of the round that these sequences have completed; None: there was none."""
+        """The outcome of the lookup for the round that these sequences have just completed; None: there was none."""
         rounds, opened = [seq.round for seq in seqs], self._open
         for at in range(len(opened) - 1, -1, -1):  # the newest first: an older one of that round was not used
             seen = _seen(opened[at], seqs, rounds, verdicts)
@@ -127,8 +127,8 @@ class OpenLookups:
 
 
 def _seen(lookup: Lookup, seqs: Seq[Sequence], rounds: list[int], verdicts: Seq[Verdict]) -> Seen | None:
-    """What came of a lookup, if the round that any of these sequences has completed is its own."""
-    if lookup.is_of(seqs):  # as nearly always
+    """The outcome of a lookup for the sequences that have just completed its round; None if there are none."""
+    if lookup.is_of(seqs):  # the usual case
         if lookup.due == rounds:
             return lookup.seen(verdicts)
         if not any(map(eq, lookup.due, rounds)):
@@ -140,7 +140,7 @@ def _seen(lookup: Lookup, seqs: Seq[Sequence], rounds: list[int], verdicts: Seq[
 
 
 class UnjudgedRounds:
-    """Rounds that are over and that nothing was learned from yet."""
+    """Completed rounds that nothing was learned from yet."""
 
     def __init__(self) -> None:
         self._seen: list[Seen] = []
@@ -152,11 +152,11 @@ class UnjudgedRounds:
         self._seen.append(seen)
 
     def are_of(self, slot: int) -> bool:
-        """Whether any of them is of this slot."""
+        """Whether any of these rounds looked up a text in this slot."""
         return any(slot in each.slots for each in self._seen)
 
     def take(self) -> tuple[Integers, Integers, list[tuple[Token, ...]]]:
-        """The slots, what was found, and the tokens that came, of all of them one after another, the oldest first."""
+        """Remove all rounds. Returns their slots, what was found, and the committed tokens, the oldest round first."""
         seen, self._seen = self._seen, []
         tokens = [tokens for each in seen for tokens in each.tokens]
         if len(seen) == 1:

@@ -1,4 +1,4 @@
-"""How many tokens of a drafter's drafts were accepted of late: what its next draft expects."""
+"""The recent mean number of accepted tokens of a drafter's drafts: what its next draft expects."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ MAX_NODES = 31
 
 @lru_cache(maxsize=8)
 def _read_head(name: str) -> HeadConfig:
-    """What a head's checkpoint says of it. No weight is read."""
+    """The configuration in a head's checkpoint. No weight is read."""
     return parse_head_config(open_head(name))
 
 
@@ -60,7 +60,7 @@ class MedusaConfig:
         )
 
     def levels(self, config: HeadConfig) -> int:
-        """Tokens that a draft of these heads has in a row, at most."""
+        """Max tokens on one path of a draft of these heads."""
         return min(self.k, config.medusa_heads) if self.k else config.medusa_heads
 
     def build(self, context: DrafterContext) -> Medusa:
@@ -76,13 +76,13 @@ class MedusaConfig:
 
 
 class Medusa(HeadDrafter[HeadRunner]):
-    """It reads the target's hidden state at each text's last cached token, see `HeadRunner`."""
+    """Drafts from the target's hidden state at each text's last cached token, see `HeadRunner`."""
 
     def __init__(self, options: MedusaConfig, head: MedusaHead, target: NativeRunner, context: DrafterContext) -> None:
         self.head, self.sampled = head, context.mode == "distribution"
         self.levels = options.levels(head.config)
         self.nodes = 0 if self.sampled or not target.scores_trees else options.tree
-        """Of a tree; 0: chains are drafted."""
+        """The number of nodes of a tree; 0: chains are drafted."""
         self.traits = replace(options.traits, max_tokens=max(self.nodes, self.levels), kept_taps=head.config.taps)
         target.keep_taps(head.config.taps)
         pool = None if target.graphs is None else target.graphs.graph_pool
@@ -96,7 +96,7 @@ class Medusa(HeadDrafter[HeadRunner]):
         return self.runner.draft(view.seqs, view.state)
 
     def _draft(self, batch: HeadBatch, _length: int) -> HeadDraft:
-        """A block of rows that know nothing of each other: as a block drafter's without a Markov head."""
+        """Draft from a block of independent rows, as a block drafter does without a Markov head."""
         rows = self.head.logits(batch.outputs())[:, : self.levels]
         block = BlockLogits(
             rows, batch.last, batch.lengths, batch.seeds, batch.temperatures, self.head.config.vocab_size

@@ -1,4 +1,4 @@
-"""Several drafters: each round and each sequence, the draft that expects most wins."""
+"""Several drafters: for each round and sequence, the draft that expects the most accepted tokens wins."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class MixConfig:
         return replace(self, of=tuple(for_target(each, folder) for each in self.of))
 
     def joins(self, context: DrafterContext) -> bool:
-        """Whether lookups and a head draft as one where they can."""
+        """Whether lookups and a head are combined into a `Hybrid` where they can be."""
         return True
 
     def build(self, context: DrafterContext) -> Mix:
@@ -100,20 +100,20 @@ def _traits_of(members: Seq[Traits]) -> Traits:
 
 @dataclass(slots=True, eq=False)
 class _Member:
-    """A drafter, and how its drafts have fared. Drafts that did not win are judged too, by the text that came."""
+    """A drafter, and how its drafts have fared. Drafts that did not win are compared with the text, too."""
 
     drafter: GuardedDrafter
     mean_accepted: float
-    """Running mean of the tokens accepted of each draft; starts at the most it could be."""
+    """Running mean of the tokens accepted of each draft; starts at the member's max tokens."""
     judged: int = 4
-    """How many drafts that mean is of; its start counts as four."""
+    """The number of drafts in that mean; its start counts as four."""
     accepted: float = _START_ACCEPTED
     expected: float = _START_ACCEPTED
     open: dict[int, tuple[int, Draft]] = field(default_factory=dict[int, tuple[int, Draft]])
-    """By sequence: a draft that the text has not decided yet, and where it starts."""
+    """By sequence id: where a draft starts that the text has not decided yet, and the draft."""
 
     def value(self, draft: Draft) -> float:
-        """How many of its tokens should be accepted, going by how earlier drafts fared."""
+        """The expected number of accepted tokens of a draft, corrected by how earlier drafts fared."""
         return draft.expected * self.accepted / self.expected
 
     def remember(self, seq: Sequence, draft: Draft) -> None:
@@ -138,19 +138,18 @@ class _Member:
 class Mix(Drafter):
     """The best draft of its members wins; `source` stays the winner's name.
 
-    Members that run no model are asked first, for every sequence. One that runs a model is asked
-    only for sequences where the best draft so far expects fewer accepted tokens than that member's
-    drafts had on average; the average starts at the most it could be, so that it is tried.
-    A draft that states the probabilities it was sampled from is never dropped for another: choosing
-    by what was sampled would bias the output. With a state the host sees no draft: what members expect is what
-    theirs were worth lately for that sequence. Members whose draft did not win observe an empty draft
-    and all the tokens committed. A member that fails affects no other.
+    Members that run no model are asked first, for every sequence. One that runs a model is asked only for sequences
+    where the best draft so far expects fewer accepted tokens than that member's drafts had on average; the average
+    starts at its max tokens, so that it is tried. A draft that states the probabilities it was sampled from is never
+    dropped for another: choosing by what was sampled would bias the output. With `view.state` the host cannot see the
+    drafts: a member then expects what its drafts were lately worth for that sequence. Members whose draft did not win
+    observe an empty draft and all the tokens committed. A member that fails affects no other.
     """
 
     compares = True
 
     def __init__(self, drafters: Seq[Drafter], vocab_size: int, name: str = "") -> None:
-        """name: empty: those of its members."""
+        """name: by default the members' names."""
         traits = _traits_of([drafter.traits for drafter in drafters])
         self.traits = replace(traits, name=name or traits.name)
         self.parts = _parts_of(drafters, vocab_size)
@@ -161,11 +160,11 @@ class Mix(Drafter):
         self.rows = max([drafter.rows for drafter in drafters])
         included = [each for drafter in drafters for each in drafter.includes]
         self._asked = [each for each in self.members if each.drafter.drafter not in included]
-        """Those that are asked: the others take part in them."""
+        """The members that are asked; the others take part in their drafts."""
         self._unpredicted = [each for each in self._asked if not each.drafter.traits.needs_prediction]
-        """Those that may have drafts for sequences without a prediction."""
+        """Of these, the members that may have drafts for sequences without a prediction."""
         self._winners: dict[int, list[_Member | None]] = {}
-        """By sequence: whose draft was taken in each round that has not been observed yet, the oldest first."""
+        """By sequence id: whose draft was taken in each round that has not been observed yet, the oldest first."""
 
     def propose(self, view: RoundView) -> list[Draft] | None:
         best = [EMPTY] * len(view.seqs)
@@ -174,7 +173,7 @@ class Mix(Drafter):
         members = self._asked_members(view.seqs)
         if len(members) == 1:
             view = replace(view, compared=False)
-        elif view.room is not None:  # several drafts for one row of a pass
+        elif view.room is not None:  # rows are not shared where members compete
             view = replace(view, room=None)
         for member in members:
             rows = [i for i, k in enumerate(view.budgets) if k > 0]
@@ -183,7 +182,7 @@ class Mix(Drafter):
             if not rows:
                 continue
             asked = view
-            if len(rows) < len(view.seqs) and member.drafter.traits.watches:  # the others stay where they are
+            if len(rows) < len(view.seqs) and member.drafter.traits.watches:  # the others get no budget
                 chosen, rows = {*rows}, list(range(len(view.seqs)))
                 asked = replace(view, budgets=[k if i in chosen else 0 for i, k in enumerate(view.budgets)])
             drafts = member.drafter.propose(asked if len(rows) == len(view.seqs) else asked.take(rows))
@@ -201,7 +200,7 @@ class Mix(Drafter):
         return best
 
     def _note_winners(self, view: RoundView, winners: Seq[_Member | None]) -> None:
-        """Keep whose drafts were taken until they are observed, as newcomers without a draft are not."""
+        """Keep whose drafts were taken until the round is observed; newcomers without a draft are not observed."""
         known = len(view.seqs) - view.newcomers
         for row, (seq, winner) in enumerate(zip(view.seqs, winners, strict=True)):
             if winner is not None or row < known:
@@ -209,7 +208,7 @@ class Mix(Drafter):
                 self._winners[seq.id] = [*before, winner]
 
     def repeat(self, view: RoundView, drafts: Seq[Draft]) -> HostCopy | None:
-        """Where but one member is asked: the others would be compared with it."""
+        """As `Drafter.repeat`, where only one member is asked: others would have to be compared with it."""
         members = self._asked_members(view.seqs)
         if len(members) > 1 or not members:
             return None
@@ -220,7 +219,7 @@ class Mix(Drafter):
         return made
 
     def _asked_members(self, seqs: Seq[Sequence]) -> list[_Member]:
-        """Those that may have drafts for these sequences."""
+        """The members that may have drafts for these sequences."""
         return self._asked if any(seq.prediction for seq in seqs) else self._unpredicted
 
     def process(self, work: TargetPass) -> None:
@@ -271,7 +270,7 @@ class Mix(Drafter):
         return not (traits.runs_model or traits.needs_prediction or self.traits.states_probs)
 
     def _asks(self, member: _Member, seq: Sequence, best: Draft, value: float) -> bool:
-        """Whether this member is asked where a draft of this value has been made."""
+        """Whether this member is asked for a sequence whose best draft so far has this value."""
         traits = member.drafter.traits
         if best.probs is not None or (traits.needs_prediction and not seq.prediction):
             return False
@@ -279,7 +278,7 @@ class Mix(Drafter):
 
 
 def _parts_of(drafters: Seq[Drafter], vocab_size: int) -> tuple[Drafter, ...]:
-    """Those without a model, as one that takes their best draft, and each that runs one; empty where none does."""
+    """The members without a model, as one mix, and each that runs a model; empty if none does, or there is only one."""
     free = [drafter for drafter in drafters if not drafter.traits.runs_model]
     models = [drafter for drafter in drafters if drafter.traits.runs_model]
     if not models or len(drafters) == 1:

@@ -60,7 +60,7 @@ class NgramIndex:
                     last[key] = at + first
 
     def finish(self) -> int:
-        """End the current text, what comes next is another; returns how many tokens it has."""
+        """End the current text, so that the next tokens begin another; returns the number of its tokens."""
         self.extend((END,))
         end = self.first + len(self.text)
         self._sizes.append(end - self._begin)

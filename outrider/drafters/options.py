@@ -6,12 +6,12 @@ from outrider.core.errors import ConfigError
 from outrider.drafters.base import DrafterContext
 
 _MIN_PROB_CPU, _MIN_PROB = 0.25, 0.1
-"""Where nothing is measured: about a fifth of a pass for a further row on a CPU, next to nothing elsewhere."""
+"""Where no row price is measured: a further row costs about a fifth of a pass on a CPU, next to nothing elsewhere."""
 _MIN_PRICE, _MAX_PRICE = 0.05, 0.5
 
 
 def check_options(drafter: str, config: object, **ranges: tuple[float, float]) -> None:
-    """Raise ConfigError for the first field outside its range; whole numbers where both bounds are."""
+    """Raise ConfigError for the first field outside its range; it must be a whole number where both bounds are."""
     for name, (low, high) in ranges.items():
         value = getattr(config, name)
         if name == "min_prob" and value is None:
@@ -33,8 +33,8 @@ def default_min_prob(min_prob: float | None, context: DrafterContext) -> float:
 
 
 def row_share(min_prob: float | None) -> float:
-    """What a row more of a pass on a device takes, of a round of plain decoding; 0 where min_prob is given.
+    """The time of a further row of a pass on a device, as a share of a plain round; 0 where min_prob is given.
 
-    On an H200, between 16 and 64 rows, 0.011 with a model of 135M and 0.007 with one of 1.5B.
+    Measured on an H200, between 16 and 64 rows: 0.011 with a model of 135M and 0.007 with one of 1.5B.
     """
     return 0.008 if min_prob is None else 0.0

@@ -19,7 +19,7 @@ from outrider.drafters.ngram_index import MAX_INDEXED
 from outrider.drafters.options import check_options, default_min_prob, row_share
 
 _FOLLOW_PROBS = (0.4, 0.5, 0.7, 0.8, 0.88, 0.93, 0.95, 0.97)
-"""By grade of the tokens followed so far: probability that the next one follows too."""
+"""By grade of the number of tokens followed so far: probability that the next one follows too."""
 _START_FOLLOWED = 4
 """At first the prediction counts as followed for this many tokens."""
 _MAX_COMPARED = 16
@@ -58,7 +58,7 @@ class PredictionConfig:
         )
 
     def rules(self, min_prob: float) -> LookupRules:
-        """What a lookup on the device does in place of `Prediction`: after a difference, what matches decides."""
+        """The rules of lookups on the device in place of `Prediction`: after a difference, the match decides."""
         return LookupRules(
             traits=self.traits,
             priors=[_FOLLOW_PROBS[grade(match)] for match in range(_MAX_COMPARED + self.k)],
@@ -107,7 +107,7 @@ class _Alignment:
         self.answer: list[Token] = []
 
     def extend(self, tokens: Seq[Token]) -> None:
-        """Move along with the tokens that the answer has gained; of many, with the last."""
+        """Move the cursor along with the tokens that the answer has gained: the last `_MAX_ALIGNED` of them at most."""
         skipped = max(0, len(tokens) - _MAX_ALIGNED)
         self.answer += tokens[:skipped]
         for token in tokens[skipped:]:
@@ -168,7 +168,7 @@ class Prediction(Drafter):
         self.traits, self.min_prob = config.traits, min_prob
         self._alignments: dict[int, _Alignment] = {}
         self._indexes: WeakValueDictionary[int, _PairIndex] = WeakValueDictionary()
-        """By the id of the prediction, which each index holds; kept by the alignments."""
+        """By `id` of the prediction, which its index keeps alive; the alignments keep the indexes alive."""
 
     def propose(self, view: RoundView) -> list[Draft]:
         return [self._propose(seq, budget) for seq, budget in zip(view.seqs, view.budgets, strict=True)]

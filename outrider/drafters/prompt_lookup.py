@@ -48,7 +48,7 @@ class PromptLookupConfig:
         )
 
     def rules(self, min_prob: float) -> LookupRules:
-        """What a lookup on the device does in place of `PromptLookup`."""
+        """The rules of lookups on the device in place of `PromptLookup`."""
         return LookupRules(
             traits=self.traits,
             priors=[prior_prob(match, 1, 1) for match in range(self.max_match + self.k)],
@@ -64,7 +64,7 @@ class _LookupState:
     after: dict[tuple[Token, ...], int] = field(default_factory=dict[tuple[Token, ...], int])
     """N-gram -> the place after its last occurrence, for every n looked up."""
     indexed: int = 0
-    """How many tokens of the text have been entered as followers."""
+    """The number of tokens of the text that have been entered as followers."""
     confidence: Confidence = field(default_factory=Confidence)
     continuation: Continuation | None = None
 
@@ -106,7 +106,7 @@ class PromptLookup(Drafter):
         return Draft(state.continuation.tokens[:count], source=self.traits.name, expected=expected) if count else EMPTY
 
     def _index(self, state: _LookupState, text: list[Token]) -> None:
-        """Enter what is new. An n-gram is entered once it has a follower."""
+        """Enter the new tokens. An n-gram is entered once it has a follower."""
         end = min(len(text), state.indexed + MAX_INDEXED)
         for at in range(state.indexed, end):
             for n in self._lengths:

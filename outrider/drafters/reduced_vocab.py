@@ -1,8 +1,8 @@
 """Which tokens a draft model drafts from: the frequent ones always, and in some columns those seen lately.
 
-Names, other scripts and the words of a program are rare in general and frequent where they occur.
-So an eighth of the columns go to tokens that texts being drafted for hold and the rest lacks, first
-in, first out. They begin with the next most frequent.
+Names, other scripts and the words of a program are rare in general and frequent where they occur. So an eighth of the
+columns hold tokens of the texts being drafted for that the other columns lack, first in, first out. At first they hold
+the next most frequent tokens.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ MIN_TOKENS = 256
 RECENT_SHARE = 8
 """One in so many columns is for tokens seen lately."""
 MAX_RANKING_BYTES = 64 << 20
-"""Four million ids, more than any vocabulary has."""
+"""Enough for four million ids, more than any vocabulary has."""
 
 
 class ReducedVocab:
-    """The tokens of a reduced head, by column. Bounded: as many as the head has, however much is seen.
+    """The tokens of a reduced head, by column. Their number is fixed, however many tokens are seen.
 
-    Drafts depend on what other texts held, and with them how fast a text is generated, never what it is.
-    By timing a response one might learn that a rare token was seen before it. Texts of different
-    salt share nothing, so what is remembered is of one salt at a time: while texts of several are
-    drafted for together nothing is, and where the salt changes it is dropped.
+    The recent tokens come from other texts too, so drafts, and with them the speed of a text, depend on those, but the
+    text never does. Timing a response might reveal that a rare token was seen before. Texts of different salts must
+    share nothing, so recent tokens are kept for one salt at a time: none while texts of several salts are drafted for
+    together, and they are dropped when the salt changes.
     """
 
     def __init__(self, head: ReducedHead, tokens: Seq[Token], vocab_size: int) -> None:
-        """tokens: those of the head by now, the most frequent first."""
+        """tokens: the head's current tokens, the most frequent first."""
         self.head, self.tokens, self.vocab_size = head, [*tokens], vocab_size
         self.first = len(tokens) - len(tokens) // RECENT_SHARE
         """The first column that changes."""
@@ -44,11 +44,11 @@ class ReducedVocab:
         self._held = set(self.tokens)
         self._oldest = self.first
         self._read: dict[int, int] = {}
-        """How much of each text was looked at."""
+        """By sequence id: the number of tokens that were looked at."""
         self._salt: str | None = ""
 
     def note(self, seqs: Seq[Sequence]) -> None:
-        """Look at what is new of these texts, which are about to be drafted for."""
+        """Look at the new tokens of these texts, which are about to be drafted for."""
         if not seqs:
             return
         salts = {seq.salt for seq in seqs}
@@ -64,7 +64,7 @@ class ReducedVocab:
         self._read.pop(seq.id, None)
 
     def _new_columns(self, seqs: Seq[Sequence]) -> dict[int, Token]:
-        """Columns for the tokens that have none, the oldest first; of more than there is room for, the last."""
+        """Columns for new tokens that have none, in place of the oldest; of too many tokens, the last get one."""
         new: dict[Token, None] = {}
         for seq in seqs:
             unread = seq.tokens[self._read.get(seq.id, 0) :]
@@ -88,9 +88,9 @@ class ReducedVocab:
 
 
 def read_ranking(file: str, vocab_size: int) -> list[Token]:
-    """Token ids from a JSON list, the most frequent first; empty name: none, so that ids rank by themselves.
+    """Token ids from a JSON list, the most frequent first; for an empty name none, so that tokens rank by id.
 
-    In vocabularies of byte pairs ids are in the order in which merges were learnt: the most frequent first.
+    In BPE vocabularies ids are in the order in which merges were learned: the most frequent first.
     """
     if not file:
         return []

@@ -37,7 +37,7 @@ _ALIASES = {"ngram": "prompt-lookup", "off": "none"}
 ENTRY_POINT_GROUP = "outrider.drafters"
 """Where an installed package registers its drafters: name = "module:Config"."""
 _AUTO = "auto"
-"""How None is written."""
+"""How None is written in a spec."""
 _REQUIRED = "VALUE"
 """Shown as the default of an option that has none."""
 _BOOLS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
@@ -124,7 +124,7 @@ def _parse_mix(rest: str) -> DrafterConfig:
 
 
 def _mix_of(specs: list[str]) -> DrafterConfig:
-    """A mix of these; the members of a mix among them are taken in."""
+    """A mix of these drafters; a mix among them is replaced by its members."""
     from outrider.drafters.mix import MixConfig
 
     members: list[DrafterConfig] = []

@@ -36,7 +36,7 @@ class ShippedHead:
 
 
 def shipped_heads() -> Iterator[ShippedHead]:
-    """All of them, by name. ConfigError where one is damaged."""
+    """All shipped heads, sorted by name. ConfigError where one is damaged."""
     for file in sorted(SHIPPED.glob("*/config.json")):
         try:
             target = ModelIdentity(**json.loads(file.read_text(encoding="utf-8"))[IDENTITY])

@@ -38,7 +38,7 @@ _MTP_NAMES = ("deepseek_mtp", "mimo_mtp", "qwen3_next_mtp", "qwen3_5_mtp")
 _HEAD_NAMES = ("eagle3", "eagle-", "dflash", "dspark")
 """Parts of names by which vLLM knows heads; each is a method, with "-" or without."""
 _NGRAM_MODELS = ("ngram", "[ngram]")
-"""Names of no model: vLLM's older way to ask for method ngram."""
+"""Model names that stand for no model: vLLM's older way to ask for method ngram."""
 
 
 def from_vllm(config: str | Mapping[str, Any]) -> DrafterConfig:
@@ -136,7 +136,7 @@ def _head(given: Mapping[str, Any]) -> str:
 
 
 def _method_of(model: object) -> str | None:
-    """The method of a head without one: of a folder by its files, else by its name, as in vLLM. None: no head."""
+    """The method of a head given without one: by a folder's files, else by the name, as in vLLM. None: no head."""
     if not isinstance(model, str):
         return None
     if Path(model).expanduser().is_dir():
@@ -150,7 +150,7 @@ def _method_of(model: object) -> str | None:
 
 def _draft_model(given: Mapping[str, Any]) -> DrafterConfig:
     model, k = _model(given, "the name of a smaller model"), _tokens(given)
-    if (method := _method_of(given["model"])) not in (None, "mtp"):  # with an MTP module it is a whole model
+    if (method := _method_of(given["model"])) not in (None, "mtp"):  # with an MTP module it is a whole model, no head
         raise ConfigError(f"speculative config: {model} is a drafting head; its method is {method}")
     from outrider.drafters.draft_model import DraftModelConfig
 

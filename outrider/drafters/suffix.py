@@ -66,7 +66,7 @@ class SuffixConfig:
         )
 
     def draft_limit(self, match: int) -> int:
-        """Max tokens to propose after a match of this length: a longer one may count as shorter."""
+        """Max tokens to propose after a match of this length: `factor` for each matched token, within `max_depth`."""
         return int(self.factor * min(match, self.max_depth / (1 + self.factor)))
 
     @property
@@ -82,7 +82,7 @@ class SuffixConfig:
         return DeviceLookup(rules, target, context.max_batch)
 
     def rules(self, min_prob: float) -> LookupRules:
-        """What a lookup on the device does in place of `Suffix`: only the longest match counts, and its last place."""
+        """The rules of lookups on the device in place of `Suffix`: only the last place of the longest match counts."""
         longest = min(_MAX_DEVICE_MATCH, self.max_depth - 1)
         return LookupRules(
             traits=self.traits,
@@ -100,15 +100,15 @@ class _SuffixState:
     """What is kept of one sequence."""
 
     index: NgramIndex = field(default_factory=NgramIndex)
-    """Of the text itself."""
+    """Index of the text itself."""
     confidence: Confidence = field(default_factory=Confidence)
-    """In continuations from the text itself."""
+    """For continuations from the text itself."""
     answers_confidence: Confidence = field(default_factory=lambda: Confidence(_ANSWERS_RATIO))
-    """In continuations from finished answers."""
+    """For continuations from finished answers."""
     continuation: Continuation | None = None
     """The last one, proposed or not, until the text judges it."""
     judged_by: Confidence | None = None
-    """The confidence that the judgement changes."""
+    """The confidence that is updated when it is judged."""
 
     def judge(self) -> None:
         """Judge the last continuation by the text."""
@@ -140,7 +140,7 @@ class Suffix(Drafter):
         self._unindexed: deque[tuple[str, list[Token]]] = deque()
         """Finished answers that are not indexed to their end, with their salts."""
         self._history = NgramIndex()
-        """Of what was there at the start; nothing of it is dropped."""
+        """Index of the answers given at the start; these are never dropped."""
         for answer in history:
             self._history.extend(answer)
             self._history.finish()
@@ -158,7 +158,7 @@ class Suffix(Drafter):
         self._index_answers()
 
     def _index_answers(self) -> None:
-        """Index finished answers, no more tokens than of a sequence; what is left is indexed in later rounds."""
+        """Index finished answers, at most `MAX_INDEXED` tokens a call; what is left is indexed in later rounds."""
         left = MAX_INDEXED
         while self._unindexed and left > 0:
             salt, answer = self._unindexed[0]
@@ -220,14 +220,14 @@ class Suffix(Drafter):
         return best
 
     def _matches(self, index: NgramIndex, text: list[Token]) -> Iterator[tuple[int, list[int]]]:
-        """Lengths of match that occurred, longest first, each with the places that match so far or farther."""
+        """The lengths of match that occurred, longest first, each with the places that match at least so far."""
         found = index.find(text[-self.config.max_depth :], self.config.max_depth, _MAX_OCCURRENCES)
         for match in sorted(set(found.values()), reverse=True):
             yield match, sorted((place for place, m in found.items() if m >= match), reverse=True)[:_MAX_OCCURRENCES]
 
 
 def _can_expect(confidence: Confidence, match: int, seen: int, depth: int, tokens: float) -> bool:
-    """Whether these occurrences of a match could expect more tokens than this of a chain: if all agree to the end."""
+    """Whether a chain could expect more than `tokens` tokens if all `seen` occurrences of the match agreed."""
     path, left = 1.0, tokens
     for length in range(match, match + depth):
         path *= confidence.prob(length, prior_prob(length, seen, seen))

@@ -33,7 +33,7 @@ class _Branch(NamedTuple):
     path: tuple[Token, ...]
     """The tokens down to this one."""
     places: list[int]
-    """Where it occurred: positions behind it."""
+    """The positions behind its occurrences."""
 
 
 @dataclass(slots=True)
@@ -69,8 +69,7 @@ def build_tree(
 ) -> DraftTree:
     """The likeliest nodes that followed `places` in `index`, in falling order of probability.
 
-    The first is taken however unlikely: one too unlikely to propose still shows, once the text
-    has grown, how often such tokens come.
+    The first is taken however unlikely it is: even if it is not proposed, the text later shows whether it was right.
     """
     tree = DraftTree(match, confidence)
     branches: list[_Branch] = []

@@ -135,7 +135,7 @@ def _check(spec: GrammarSpec, worker: WorkerProcess) -> CompileOutcome:
 
 
 def _compile(spec: GrammarSpec, vocabulary: Vocabulary) -> Any:
-    """An LLMatcher at the grammar's beginning. Not before the worker has shown what it takes."""
+    """An LLMatcher at the grammar's beginning. Only for a grammar that the worker has compiled in its limits."""
     return build_matcher(vocabulary.ll, llguidance_grammar(spec), MAX_FUEL, MAX_STATES)
 
 

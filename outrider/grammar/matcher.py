@@ -23,7 +23,7 @@ MAX_MASK_SECONDS = 0.25  # CPU seconds of one bitmask; usual are 10 to 500 micro
 class CompiledGrammar:
     """A compiled grammar, from which matchers are made.
 
-    `build` compiles it: an LLMatcher at the beginning. That takes this many seconds of processor time.
+    `build` compiles it and returns an LLMatcher at its beginning; `seconds` is the processor time that takes.
     """
 
     def __init__(self, build: Callable[[], Any], seconds: float) -> None:
@@ -55,9 +55,9 @@ class _NextTokens(NamedTuple):
 class GrammarMatcher:
     """A grammar and a sequence's position in it. Made by `compile_constraint`; for one thread at a time.
 
-    The LLMatcher is at some path of the tree asked for and is moved by consuming tokens and
-    rolling back, so that a chain of W draft tokens costs W steps. Results are cached until the
-    sequence advances: a draft model and the target ask for the same ones.
+    The LLMatcher is at some path of the draft tree and is moved by consuming tokens and rolling back, so that a chain
+    of W draft tokens costs W steps. Results are cached until the sequence advances: a draft model and the target ask
+    for the same positions.
     """
 
     def __init__(self, start: CompiledGrammar, vocabulary: Vocabulary) -> None:

@@ -123,7 +123,7 @@ def _enforce_unique(unique: Any, rest: dict[str, Any], root: Mapping[str, Any]) 
 
 
 def _values(schema: Mapping[str, Any]) -> list[Any] | None:
-    """The values of a schema that lists them, all of its type, and says nothing else."""
+    """The values of a schema that only lists values, all of its type; None for any other schema."""
     keys = schema.keys() - {"type"}
     values = [schema["const"]] if keys == {"const"} else schema["enum"] if keys == {"enum"} else None
     given = schema.get("type")
@@ -157,7 +157,7 @@ def _map_inside(key: str, value: Any, change: Callable[[Mapping[str, Any]], Any]
 
 
 def _check_depth(schema: Mapping[str, Any]) -> None:
-    """Level by level, since recursion into a deep schema would overflow the stack."""
+    """Check the depth level by level, since recursion into a deep schema would overflow the stack."""
     level: list[Any] = [schema]
     for _ in range(MAX_SCHEMA_DEPTH):
         held = [each for each in level if isinstance(each, (Mapping, list, tuple))]
@@ -202,7 +202,7 @@ def _check_combined(schema: Mapping[str, Any]) -> None:
 
 
 def check_lark(source: str) -> None:
-    """The same for a Lark grammar, by its text alone: its `&` operators, and the schemas in it."""
+    """The check of `_check_combined` for a Lark grammar, by its text alone: its `&` operators and its schemas."""
     plain = _ESCAPE.sub(lambda found: chr(int(found[1], 16)), source)
     if _STRING.sub("", source).count("&") >= MAX_COMBINED_PATTERNS:
         raise _too_combined("the grammar combines patterns with &")

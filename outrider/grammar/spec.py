@@ -27,7 +27,7 @@ class GrammarSpec:
     whitespace: Whitespace = "any"
     """JSON only. any: line breaks and indentation are allowed. line: one line, as Python's json.dumps writes it."""
     parts: tuple[str, ...] = ()
-    """Of a grammar made from tools: what its lines are made from, from the second on, for messages."""
+    """For a grammar made from tools: what each line, from the second on, is made from; used in error messages."""
 
     @classmethod
     def json_object(cls, *, whitespace: Whitespace = "any") -> GrammarSpec:

@@ -75,7 +75,7 @@ class ToolParser:
         self._content: list[str] = []  # lists of pieces, here and in calls: appending to a string copies it
         self._calls: list[tuple[ToolDelta, list[str]]] = []
         self.calls = 0
-        """How many calls have begun."""
+        """The number of calls that have begun."""
 
     def push(self, text: str) -> ParsedOutput:
         """The content and calls that this piece completes."""
@@ -84,7 +84,7 @@ class ToolParser:
         return self._take()
 
     def finish(self) -> ParsedOutput:
-        """What was held back, at the end of the text."""
+        """The text that was held back, once the text has ended."""
         if self._read == self._head:
             self._content += [self._open, self._held]
         elif self._read == self._text and self._held:

@@ -127,8 +127,8 @@ def tool_grammar(
 ) -> str:
     """The Lark grammar. From its second line on, a rule for each tool, and then one for the content.
 
-    `free`: plain text is allowed too; only what matches `content`, where given, with JSON on one line:
-    llguidance would allow whitespace before it otherwise. `marks`: the marks in Lark, where special tokens.
+    `free`: plain text is allowed too; only what matches `content`, where given, with JSON on one line: llguidance would
+    allow whitespace before it otherwise. `marks`: how each mark is written in Lark, quoted text by default.
     """
     marks = marks or {mark: _quote(mark) for mark in (CALL_OPEN, CALL_CLOSE)}
     key, hermes = _ARGUMENTS_KEYS[form], form == "hermes"
@@ -185,7 +185,7 @@ _OPENING = {"additionalProperties", "patternProperties", "propertyNames", "allOf
 
 
 def _closed(schema: Mapping[str, Any], strict: Any) -> Mapping[str, Any]:
-    """Parameters without others than those listed, where the schema says nothing of others.
+    """The schema with only the listed parameters allowed, where it says nothing about others.
 
     JSON schema allows them then, but no function takes them, and a model may go on to invent names.
     """

@@ -1,4 +1,4 @@
-"""The process in which every grammar is compiled first, so that one made to do harm harms nobody.
+"""The process in which every grammar is compiled first, so that a malicious grammar cannot harm the server.
 
 Runs as a script. Imports neither torch nor the rest of the package, so that it is small and starts
 quickly. The first line of stdin is the vocabulary, each other line a job; each line of stdout is
@@ -20,7 +20,7 @@ from collections.abc import Sequence as Seq
 from contextlib import suppress
 from typing import Any, NoReturn
 
-OUT_OF_MEMORY = 3  # the exit status of a child that needs more memory than it may
+OUT_OF_MEMORY = 3  # the exit status of a child that needs more memory than allowed
 _WATCH_SECONDS = 0.02
 
 
@@ -143,9 +143,9 @@ def _compile_and_exit(tokenizer: Any, job: Mapping[str, Any], pipe: int) -> NoRe
 
 
 def _limit(seconds: float, max_bytes: int) -> None:
-    """Let the kernel end this process after this much processor time, or three times as much of the clock.
+    """Let the kernel end this process after this much processor time, or three times as much wall-clock time.
 
-    Where it bounds memory too, that is a second bound.
+    Where the kernel limits memory too, that is a second limit.
     """
     import resource
 

@@ -33,19 +33,19 @@ class CompilerUnavailableError(RequestError):
 
 
 class GrammarCostError(RequestError):
-    """Compiling a grammar takes more time or memory than one may have."""
+    """Compiling a grammar takes more time or memory than is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompileJob:
-    """A grammar to compile, and the bounds within which."""
+    """A grammar to compile, and the limits on compiling it."""
 
     grammar: str
     """As llguidance takes it."""
     fuel: int
     states: int
     seconds: float
-    """Of processor time; of the clock it may take three times as much."""
+    """Processor time; wall-clock time may be three times as much."""
     bytes: int
 
 

@@ -1,8 +1,9 @@
-"""What a round accepts of its drafts, in plain PyTorch: the reference of triton_accept.py, on any device.
+"""Which draft tokens a round accepts, in plain PyTorch: the reference for triton_accept.py, on any device.
 
-The target's choice after every row is given. A draft token is accepted where it is the token that the target chose
-after the row before it; the target's own next token follows the last accepted one. All integers are int64. A sequence
-has W rows: its last token, then the draft's K = W - 1 nodes; node i is row i + 1.
+The token that the target chose after each row is given. A draft token is accepted where its parent is accepted and the
+target chose this token after the parent's row (in a chain, the row before); the target's own next token follows the
+last accepted one. All integers are int64. A sequence has W rows: its last token, then the draft's K = W - 1 nodes; node
+i is row i + 1.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ from torch import Tensor
 def accept_chains(
     ids: Tensor, starts: Tensor, widths: Tensor, choices: Tensor, offsets: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Each sequence's length [B], its last two tokens [B, 2] and accepted [B] once the round is committed.
+    """Each sequence's length [B], last two tokens [B, 2] and number of accepted tokens [B] once the round is committed.
 
-    ids [B, W]: a sequence's last token, then its draft, a chain. A negative id is no token, and never accepted.
-    starts [B]: tokens cached before the pass. widths [B]: how many of a sequence's rows are real.
-    choices: the target's token after each row; negative where none can be chosen. Of the real rows alone, sequence by
-    sequence, or each sequence's from offsets [B] on. After an accepted token without a choice behind it the sequence
-    steps back to that token, which is read again in the next round, as in the verifier; after its own last token the
-    sequence has ended, and 0 is in place of the missing token.
+    ids [B, W]: a sequence's last token, then its draft, a chain. A negative id is no token and is never accepted.
+    starts [B]: tokens cached before the pass. widths [B]: the number of real rows of each sequence. choices: the
+    target's token after each real row, sequence by sequence; negative where none can be chosen. offsets [B]: where each
+    sequence's choices begin, if they are not packed. Where no token can be chosen after an accepted draft token, the
+    sequence steps back: that draft token becomes its last token and is read again in the next round, as in the
+    verifier. Where none can be chosen after the sequence's own last token, the sequence has ended, and 0 stands in
+    place of the missing token.
     """
     chosen = _chosen_tokens(ids, widths, choices, offsets)
     matches = (ids[:, 1:] == chosen[:, :-1]) & (chosen[:, :-1] >= 0) & _real_rows(ids, widths)[:, 1:]
@@ -35,11 +37,11 @@ def accept_chains(
 
 
 def tree_rows(parents: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """What each row of a tree sees and how deep it lies: ancestors [B, W] and depths [B, W].
+    """What each row of a tree sees, and its depth: ancestors [B, W] and depths [B, W].
 
     parents [B, K]: each node's parent, an earlier node or -1 for the sequence's last token; any other value counts as
     the node before. counts [B]: nodes per sequence. Bit j of a row's ancestors is set where it sees row j: itself and
-    its ancestors. Row 0 has depth 0. Rows beyond 1 + counts are those of a chain.
+    its ancestors. Row 0 has depth 0. Padding rows, from 1 + counts on, get the values of a chain.
     """
     nodes = parents.shape[1]
     rows = torch.arange(nodes + 1, device=parents.device)
@@ -57,9 +59,9 @@ def accept_trees(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """As `accept_chains` for trees: lengths [B], last [B, 2], path [B, K] and accepted [B].
 
-    parents [B, K] as in `tree_rows`. From row 0 on, the child that holds the token chosen at the current row is
-    accepted; of equal siblings the last one. path[b, : accepted[b]] are the accepted nodes, the rest is -1. A node
-    that the sequence steps back to is not in path: it is read again.
+    parents [B, K] as in `tree_rows`. Starting at row 0, the child whose token the target chose after the current row is
+    accepted and becomes the current row; among siblings with the same token it is the last one. path[b, : accepted[b]]
+    are the accepted nodes, the rest is -1. A node that the sequence steps back to is not in path: it is read again.
     """
     chosen, above = _chosen_tokens(ids, widths, choices, offsets), _parent_rows(parents)
     real = _real_rows(ids, widths)
@@ -96,10 +98,10 @@ def compact_kept(
     *,
     page: int = 16,
 ) -> None:
-    """Move the keys and values of accepted nodes to where a chain has them, in place.
+    """Move the keys and values of accepted nodes, in place, to the slots that a chain would have.
 
-    keys and values [slots, KV, D], or [layers, slots, KV, D]; they may be one. Node path[b, d] lies at position
-    starts[b] + 1 + path[b, d] and goes to starts[b] + 1 + d, for d < accepted[b]. path ascends. Position p of
+    keys and values [slots, KV, D], or [layers, slots, KV, D]; they may be the same tensor. Node path[b, d] lies at
+    position starts[b] + 1 + path[b, d] and goes to starts[b] + 1 + d, for d < accepted[b]. path ascends. Position p of
     sequence b has slot block_tables[table_ids[b], p // page] * page + p % page.
     """
     steps = torch.arange(path.shape[1], device=path.device)

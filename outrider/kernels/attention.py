@@ -1,10 +1,10 @@
 """Attention over cached keys and values in plain PyTorch: the reference, on any device.
 
-`attend_rows` gives each query row a problem of its own: one query, one head, keys in text order, their number a
-multiple of 16. On the CPU the bits of a row then do not depend on the other rows, nor on how far the keys are
-padded, so that scoring a draft and decoding one token at a time agree to the last bit. `attend_block` computes the same
-with keys that all rows share, which suits a GPU. `attend_pages` and `locate_rows` compute what their namesakes in
-triton_attention.py and triton_rope.py do, from the same arguments.
+`attend_rows` computes each query row as a separate problem: one query, one head, keys in text order, their number a
+multiple of 16. On the CPU the bits of a row then do not depend on the other rows, nor on how far the keys are padded,
+so that scoring a draft and decoding one token at a time agree to the last bit. `attend_block` computes the same with
+keys that all rows share, which suits a GPU. `attend_pages` and `locate_rows` compute the same as the functions of these
+names in triton_attention.py and triton_rope.py, from the same arguments.
 """
 
 from __future__ import annotations
@@ -61,17 +61,17 @@ def attend_pages(
 ) -> None:
     """q [N, H, D] over cached keys and values [slots, KV, D] -> out [N, H, D]; softmax in float32.
 
-    A row sees the cached text before `starts`, less what lies `window` or more positions back, and those rows of the
-    pass whose bits are set in its ancestors; the first `skip` positions of a text are seen by their own rows alone.
-    What it does not see counts for nothing, be it NaN. Rows that are not real get any values. `work`, `pdl` and how the
-    batch splits keys matter to the Triton kernel alone.
+    A row sees the cached positions before `starts` that are fewer than `window` positions back (0: all of them), and
+    those rows of the pass whose bits are set in its ancestors; each of the first `skip` positions of a sequence is seen
+    only by its own row. Keys and values that a row does not see do not affect it, even where they are NaN. Rows that
+    are not real get arbitrary values. Only the Triton kernel uses `work`, `pdl` and the batch's splits.
     """
     (_, heads, dim), kv = q.shape, keys.shape[1]
     sequences, width, index = len(batch.starts), batch.width, batch.packing.row_index
     ends = batch.starts + batch.widths.clamp(min=1)
     positions = torch.arange(int(ends.max()), device=q.device)  # [T]
     slots = batch.block_tables[batch.table_ids][:, positions // page].long() * page + positions % page  # [B, T]
-    slots = slots.where(positions < ends[:, None], slots[:, :1])  # beyond its end a table may name any page
+    slots = slots.where(positions < ends[:, None], slots[:, :1])  # beyond a sequence's end its table may name any page
     ahead = positions - batch.starts[:, None, None]  # [B, 1, T]
     bits, depths = batch.ancestors.view(sequences, width, 1), batch.depths.view(sequences, width, 1)
     seen = (ahead < 0) | (bits >> ahead.clamp(0, 63) & 1 == 1)  # [B, W, T]
@@ -80,7 +80,7 @@ def attend_pages(
     seen &= positions < ends[:, None, None]
     seen &= (positions >= skip) | (ahead == depths)
     wide = torch.promote_types(q.dtype, torch.float32)
-    placed = q.new_zeros(sequences * width + 1, heads, dim, dtype=wide)  # padding goes to the last
+    placed = q.new_zeros(sequences * width + 1, heads, dim, dtype=wide)  # padding rows go to the last place
     placed[index] = q.to(wide)
     grouped = placed[:-1].view(sequences, width, kv, heads // kv, dim)
     scores = torch.einsum("bwkgd,btkd->bkgwt", grouped, keys[slots].to(wide)) * scale
@@ -97,7 +97,7 @@ def locate_rows(
 ) -> None:
     """Fill in the places of a batch's rows: slots, and the cosines and sines of their positions.
 
-    cos_sin [positions, D/2, 2] float32. scratch_slot: the slot of rows that are not real, which get any rotation.
+    cos_sin [positions, D/2, 2] float32. scratch_slot: the slot of rows that are not real; their rotation is arbitrary.
     """
     rows, index = torch.arange(batch.width, device=cos_sin.device), batch.packing.row_index
     real = rows < batch.widths[:, None]  # [B, W]

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 MAX_SEQUENCES = 256
-"""Sequences of one pass."""
+"""Max sequences of one pass."""
 MAX_WIDTH = 32
-"""Rows of one sequence in a pass: its last token and the draft."""
+"""Max rows of one sequence in a pass: its last token and its draft."""
 
 MAX_DIRECT_PROGRAMS = 192
-"""Programs of attention's kernel for few rows, splits not counted."""
+"""Max programs of the attention kernel for few rows, splits not counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class PackedRows:
     """Where the rows of B sequences lie among the N rows of a pass: sequence after sequence."""
 
     width: int
-    """Max rows of one sequence. What is given of its rows is padded to so many: row w of sequence b is at place
+    """Max rows of one sequence. Tensors with a value per row are padded to this number: row w of sequence b is at place
     b * width + w."""
     offsets: Tensor  # [B] int64: the first row of each sequence
     row_index: Tensor  # [N] int64: the place of each row; -1: padding, whose values nobody reads
@@ -30,7 +30,7 @@ class PackedRows:
 
 @cache
 def uniform_rows(batch: int, width: int, device: torch.device) -> PackedRows:
-    """`width` rows of each sequence, those included that are not real: a row is its own place."""
+    """`width` rows for each sequence, including those that are not real: row i is at place i."""
     rows = torch.arange(batch * width, device=device)
     return PackedRows(width, rows[::width].contiguous(), rows)
 
@@ -42,8 +42,9 @@ class AttentionBatch:
     block_tables: Tensor  # [tables, pages] int32: the pages of every sequence, in text order
     table_ids: Tensor  # [B] int64: each sequence's row of `block_tables`
     starts: Tensor  # [B] int64: tokens cached before the pass
-    # [B] int64: how many of a sequence's rows are real; the rest are padding. More than `width` where an earlier pass
-    # wrote a tree's first rows: those of this pass are then its last, and bits of ancestors count from its first
+    # [B] int64: the number of real rows of each sequence; the rest are padding. More than `width` where an earlier pass
+    # wrote the first rows of a tree: the rows of this pass are then the last ones of the tree, and the bits of
+    # ancestors count from its first row
     widths: Tensor
     ancestors: Tensor  # [P] int64: bit j of row w is set where it sees row j of its sequence
     depths: Tensor  # [P] int64: a row's position less `starts`
@@ -51,12 +52,12 @@ class AttentionBatch:
     splits: int
     """Max programs that a sequence's keys are split between."""
     rows_per_program: int = 0
-    """Rows of a sequence in one program; 0: as suits the number of programs. The GPU multiplies small and large tiles
-    by different instructions, whose sums may differ in the last bit (seen on an H200 in 4 of a million numbers): a row
-    has the same bits whatever rows are in the batch only where this is the same."""
+    """Rows of a sequence in one program; 0: chosen by the number of programs. The GPU multiplies small and large tiles
+    by different instructions, whose sums may differ in the last bit (seen on an H200 in 4 of a million numbers): only
+    where this number is fixed do a row's bits not depend on the other rows of the batch."""
     chunk: int = 0
-    """Keys of one program before a sequence is split further; 0: every sequence is split `splits` ways, so that how a
-    row's sum is split does not depend on the other rows."""
+    """Keys of one program before a sequence is split further; 0: every sequence is split into `splits` parts, so that
+    the split of a row's sum does not depend on the other rows."""
 
     @property
     def width(self) -> int:
@@ -82,11 +83,11 @@ class RowPlaces:
 
 
 class AttentionWorkspace:
-    """Partial sums of passes whose rows times splits are at most `row_splits`."""
+    """Room for the partial sums of a pass whose rows times splits are at most `row_splits`."""
 
     def __init__(self, row_splits: int, heads: int, dim: int, device: torch.device) -> None:
         self.parts = torch.empty(row_splits * heads * dim, dtype=torch.float32, device=device)
         self.peaks = torch.empty(row_splits * heads, dtype=torch.float32, device=device)
         self.sums = torch.empty_like(self.peaks)
         self.counters = torch.zeros(MAX_DIRECT_PROGRAMS, dtype=torch.int32, device=device)
-        """How many splits are stored, in the kernel for few rows; 0 between its launches."""
+        """The splits stored so far by the programs of the kernel for few rows; 0 between its launches."""

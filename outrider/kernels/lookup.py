@@ -1,8 +1,8 @@
-"""Where the end of a text occurred before, in plain PyTorch: the reference of triton_lookup.py, on any device.
+"""Find where the end of a text occurred before, in plain PyTorch: the reference for triton_lookup.py, on any device.
 
 Texts are rows of int32 [slots, columns]. A *place* is the index of a token that followed a match. Each of B sequences
-is described by a row of int64 [B, LIMITS + 2 * (max match + 1)], whose columns are named below. Nothing is found for a
-row of zeros, which pads.
+is described by a row of int64 [B, LIMITS + 2 * (max match + 1)], whose columns are named below. A row of zeros is
+padding: nothing is found for it.
 """
 
 from __future__ import annotations
@@ -13,58 +13,59 @@ import torch
 from torch import Tensor
 
 SLOT, SHIFT, END, AIM, OWNER, BUDGET, LENGTH, GAIN, LIMITS = range(9)
-"""The row of its text; the index of the text's first token there (what comes before is a text of its own to match);
-the first place that is not looked at, negative: where the text ends; how far before the text's end the place is
-expected, 0 prefers the most recent; whose answers it may read; max tokens to draft; the text's length, as the host
-knows it; 1 + its row of `Gains`, 0: the host lacks nothing; what a match of each length allows, 0 to max match, in its
-own row and then in the history: see CHANCE_SHIFT."""
+"""The columns of a sequence's row. SLOT: the row of `texts` that holds its text. SHIFT: the index of the text's first
+token in that row; the tokens before it are another text, which is searched too. END: the first place that is not
+searched; negative: the text's end. AIM: how far before the text's end the place is expected; 0 prefers the most recent.
+OWNER: whose answers in the history it may read. BUDGET: max tokens to draft. LENGTH: the text's length as the host
+knows it. GAIN: 1 + its row of `Gains`; 0: the host knows all tokens. LIMITS: the first limit, see CHANCE_SHIFT; there
+is one for each length of a match from 0 to max match in its own row, then one for each in the history."""
 
 CHANCE_SHIFT = 8
-"""A limit is `tokens | chance << CHANCE_SHIFT`: max tokens after the match, and the mean chance of each of them, where
-those before it are accepted, from 0 to MAX_CHANCE."""
+"""A limit is `tokens | chance << CHANCE_SHIFT`: max tokens to draft after the match, and the mean chance that one of
+them is accepted, given that those before it were, from 0 to MAX_CHANCE."""
 MAX_TOKENS = (1 << CHANCE_SHIFT) - 1
-"""Of a limit; all bits set, so that `limit & MAX_TOKENS` are its tokens."""
+"""The most tokens that a limit can hold; all its bits are set, so that `limit & MAX_TOKENS` are a limit's tokens."""
 MAX_CHANCE = 65535
-"""Stands for a chance of 1."""
+"""The integer that stands for a chance of 1."""
 
 NO_TOKEN = -1
 """Ends an answer in the history, pads drafts, and stands before a text that is matched from its first token on."""
 PUBLIC = -2
-"""Owns what matches for every owner."""
+"""The owner of answers that every sequence may read."""
 _DISTANCE_BITS = 33
 _MAX_DISTANCE = (1 << 32) - 1
 
 
 class History(NamedTuple):
-    """Finished answers in a ring of H tokens, a NO_TOKEN after each."""
+    """Finished answers in a ring of H tokens, each followed by a NO_TOKEN."""
 
     tokens: Tensor  # int32 [H]
-    owners: Tensor  # int32 [H]: whose answer a token is of; PUBLIC: everybody's
+    owners: Tensor  # int32 [H]: the owner of each token's answer, or PUBLIC
     head: int
-    """Where the next answer begins; H - 1 tokens on lies the newest token."""
+    """The index where the next answer will begin; the newest token is just before it."""
     used: int
-    """How many of the newest tokens are looked at; all of the answers they are of."""
+    """The number of newest tokens that are searched. They are whole answers."""
 
 
 class Gains(NamedTuple):
-    """What the round in flight gave S texts, as in a `DeviceState`; all contiguous."""
+    """The tokens that the round in flight added to S texts, as in a `DeviceState`; all contiguous."""
 
-    lengths: Tensor  # int64 [S]: of the texts with it
+    lengths: Tensor  # int64 [S]: of the texts, with that round's tokens
     last: Tensor  # int64 [S, 2]
     tokens: Tensor  # int64 [S, W]
     accepted: Tensor  # int64 [S]
 
 
 class Found(NamedTuple):
-    """The columns of what `draft` returns, k the most tokens drafted."""
+    """The columns of the tensor that `draft` returns; k: max tokens drafted."""
 
     drafts: slice  # k tokens to propose, padded with NO_TOKEN
     continuations: slice  # k tokens that followed the match, padded
-    match: int  # how long it is; 0: none
+    match: int  # its length; 0: there is none
     source: int  # 1: its own row, 0: the history
-    wanted: int  # how many of the tokens the limits allow, whatever the budget
-    distance: int  # of the place from the end of the text
-    chance: int  # of each token wanted, of MAX_CHANCE; 0: no match
+    wanted: int  # the number of tokens that the limits allow, whatever the budget
+    distance: int  # from the place to the end of the text, or of the history
+    chance: int  # of each wanted token, from 0 to MAX_CHANCE; 0: no match
 
     @staticmethod
     def of(k: int) -> Found:
@@ -76,7 +77,7 @@ def look_up(
 ) -> Tensor:
     """The longest match of each text's end and what followed it: int64 [B, 2 * k + 5], see `Found`.
 
-    What the round in flight gave a text is written behind it first.
+    Tokens that the round in flight added to a text are appended to it first.
     """
     lengths, behind = rows[:, LENGTH].clone(), rows[:, GAIN] > 0
     if gains is not None:
@@ -88,7 +89,7 @@ def look_up(
 
 
 def append(texts: Tensor, rows: Tensor, gains: Gains) -> None:
-    """Write what a round gave each text behind it: tokens[b, 1 : 1 + accepted[b]], then last[b, 1]. B gains."""
+    """Append the tokens that a round added to each of B texts: tokens[b, 1 : 1 + accepted[b]], then last[b, 1]."""
     lengths, last, tokens, accepted = gains
     texts[rows[:, SLOT], rows[:, SHIFT] + lengths - 1] = last[:, 1].int()
     steps = torch.arange(1, tokens.shape[1], device=texts.device)
@@ -100,8 +101,8 @@ def append(texts: Tensor, rows: Tensor, gains: Gains) -> None:
 def find(texts: Tensor, history: History, rows: Tensor, lengths: Tensor, max_match: int, columns: int = 0) -> Tensor:
     """The best place for each sequence, as a key int64 [B] for `draft`; 0: no match.
 
-    The longest match wins, its own row before the history, then the nearest to where it is expected.
-    columns: how many of a row of texts are in use; 0: all.
+    The longest match wins; among equally long ones, a match in the sequence's own row before one in the history, then
+    the one nearest to where it is expected. columns: the number of columns of `texts` that are in use; 0: all.
     """
     own, ends = texts[rows[:, SLOT], : columns or None], lengths + rows[:, SHIFT]
     stops = torch.where(rows[:, END] < 0, ends, rows[:, END])
@@ -121,7 +122,7 @@ def find(texts: Tensor, history: History, rows: Tensor, lengths: Tensor, max_mat
 def draft(texts: Tensor, history: History, rows: Tensor, lengths: Tensor, keys: Tensor, k: int) -> Tensor:
     """What followed each match, and how much of it to propose: int64 [B, 2 * k + 5], see `Found`.
 
-    A continuation that reaches the end of its own text goes on with its own tokens, as a repetition would.
+    A continuation that reaches the end of its own text starts over at its first token, as if the text repeated.
     """
     ends, steps, size = lengths + rows[:, SHIFT], torch.arange(k, device=texts.device), len(history.tokens)
     match, own = keys >> (_DISTANCE_BITS + 1), (keys >> _DISTANCE_BITS) & 1
@@ -149,7 +150,7 @@ def draft(texts: Tensor, history: History, rows: Tensor, lengths: Tensor, keys: 
 
 
 def _matches(tokens: Tensor, texts: Tensor, ends: Tensor, stops: Tensor, max_match: int) -> Tensor:
-    """[B, N]: how many tokens before each place of tokens [B, N], below stops, are the last ones of texts[:, :ends]."""
+    """[B, N]: how many tokens before each place of tokens [B, N], below stops, equal the end of texts[:, :ends]."""
     places = torch.arange(tokens.shape[1], device=tokens.device)
     alive = places < stops[:, None]
     match = torch.zeros_like(alive, dtype=torch.int64)
@@ -161,7 +162,9 @@ def _matches(tokens: Tensor, texts: Tensor, ends: Tensor, stops: Tensor, max_mat
 
 
 def _keys(match: Tensor, source: int, targets: Tensor) -> Tensor:
-    """Of two places the better one has the greater key: match, source, distance from the target, then the later one."""
+    """A key for each place: greater for the longer match, then the greater source, then the place nearer to its target,
+    then the later one. 0: no match.
+    """
     offset = torch.arange(match.shape[1], device=match.device) - targets[:, None]
     near = (_MAX_DISTANCE - offset.abs()) << 1 | (offset > 0).long()
     return torch.where(match > 0, match << (_DISTANCE_BITS + 1) | source << _DISTANCE_BITS | near, 0)

@@ -1,4 +1,4 @@
-"""What a lookup found in place of a head's chain, where more of it should be accepted.
+"""Replace a head's chain by what a lookup found, where more of the latter is expected to be accepted.
 
 The plain function; triton_overlay.py has the kernel, which is tested equal to it.
 """
@@ -13,11 +13,11 @@ from outrider.kernels.share import NO_ROW
 
 
 def overlay_chains(tokens: Tensor, chances: Tensor, found: Tensor, k: int) -> None:
-    """Put each text's drafts of a lookup in place of its chain where they are worth more; in place.
+    """Replace each chain, in place, by what a lookup found for its text where more tokens of that should be accepted.
 
-    tokens int64 [B, K]. chances float32 [B, K]: of each, where those before it are accepted, from 0 to 1; NaN counts as
-    0. found int64 [B, 2 * k + 5]: of `look_up`; what does not fit is cut off. Behind what was found there is NO_ROW,
-    with a chance of 0.
+    tokens int64 [B, K]: the chains. chances float32 [B, K]: the chance that each token is accepted, given that those
+    before it were, from 0 to 1; NaN counts as 0. found int64 [B, 2 * k + 5]: the result of `look_up`; tokens beyond K
+    are cut off, and fewer than K are padded with NO_ROW, with a chance of 0.
     """
     columns, levels = Found.of(k), tokens.shape[1]
     drafts = torch.full_like(tokens, NO_ROW)
@@ -30,7 +30,7 @@ def overlay_chains(tokens: Tensor, chances: Tensor, found: Tensor, k: int) -> No
 
 
 def _worth(chances: Tensor) -> Tensor:
-    """[B]: how many tokens of each chain should be accepted, by chances [B, K]; rounded to float32 at every step."""
+    """[B]: the expected number of accepted tokens per chain, by chances [B, K]; rounded to float32 at every step."""
     survival, worth = torch.ones_like(chances[:, 0]), torch.zeros_like(chances[:, 0])
     for chance in chances.unbind(1):
         survival = survival * chance

@@ -1,4 +1,4 @@
-"""How the drafts of a round share the rows of a pass: those tokens have one that are likeliest to be accepted.
+"""How the drafts of a round share the rows of a pass: the tokens that are likeliest to be accepted get a row.
 
 The plain functions; triton_share.py and triton_inputs.py have the kernels, which are tested equal to them.
 """
@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 NO_ROW = -1
-"""In place of a token that has no row: padding of a draft."""
+"""Stands in place of a draft token that has no row in the pass: padding of a draft."""
 
 
 def share_tokens(tokens: Tensor, chances: Tensor, room: Tensor, total: int) -> Tensor:
     """The drafts with NO_ROW in place of all but the `total` tokens that are likeliest to be accepted.
 
-    tokens int64 [B, K]. chances [B, K]: of each, where those before it are, from 0 to 1; NaN counts as 0. room int64
-    [B]: max tokens of each draft. Of equally likely ones those nearer to the text come first, then those of
-    earlier sequences: so what is kept of a draft are its first tokens.
+    tokens int64 [B, K]. chances [B, K]: the chance that each token is accepted, given that those before it were, from 0
+    to 1; NaN counts as 0. room int64 [B]: max tokens of each draft. Among equally likely tokens those earlier in their
+    draft come first, then those of earlier sequences: so the tokens that are kept of a draft are its first ones.
     """
     batch, levels = tokens.shape
     survival = chances.float().nan_to_num(0.0).clamp(0.0, 1.0).cumprod(1)
@@ -31,9 +31,10 @@ def share_tokens(tokens: Tensor, chances: Tensor, room: Tensor, total: int) -> T
 
 
 def pack_rows(texts: Seq[int], drafts: Seq[Seq[int]], shared: int) -> tuple[list[int], list[int]]:
-    """Rows of each sequence in a packed pass, and the first of them: its text's, and those of draft tokens.
+    """The number of rows of each sequence in a packed pass, and the index of its first row.
 
-    Tokens that are NO_ROW have none. Drafts have `shared` rows together at most, those before theirs first.
+    texts: the rows of each sequence for tokens of its text. Its draft tokens follow, without those that are NO_ROW. All
+    drafts together have at most `shared` rows; those of earlier sequences get theirs first.
     """
     widths: list[int] = []
     for text, draft in zip(texts, drafts, strict=True):

@@ -1,7 +1,7 @@
-"""What a round accepts of its drafts, in Triton: the functions of accept.py, one kernel each.
+"""Which draft tokens a round accepts, in Triton: the functions of accept.py, one kernel each.
 
-Every kernel has one variant for all sizes of a round, so that it is compiled before the first one. One program takes
-one sequence; `compact_kept` splits that by layer and by words of a slot.
+Every kernel has one variant for all sizes of a round, so that it is compiled before the first round. One program takes
+one sequence; `compact_kept` also splits by layer and by words of a slot.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ COPY_BLOCK = 256  # words of 8 bytes one program moves
 
 @triton.jit
 def _chosen_tokens(widths, offsets, choices, b, w, SEQUENCES: tl.constexpr, OFFSET: tl.constexpr):
-    """How many rows sequence b has, and the choices after its rows w; -1 beyond.
+    """The number of rows of sequence b, and the choices after its rows w; -1 beyond.
 
-    OFFSET: its first choice is at its offset, else behind those of the sequences before.
+    OFFSET: its first choice is at its offset; otherwise its choices follow those of the sequences before it.
     """
     if OFFSET:
         first = tl.load(offsets + b)
@@ -50,11 +50,11 @@ def _accept_chain(
     b = tl.program_id(0)
     w = tl.arange(0, WIDTH)
     own, chosen = _chosen_tokens(widths, offsets, choices, b, w, SEQUENCES, OFFSET)
-    if FIELDS > 0:  # the last two numbers of a sequence, see `write_shared`
+    if FIELDS > 0:  # the last two fields of a sequence's source, see `write_shared`
         place = tl.load(sources + (b + 1) * FIELDS - 2)
         tl.store(placed + place + w, chosen, mask=w < tl.load(sources + (b + 1) * FIELDS - 1))
     drafted = tl.load(ids + b * width + w + 1, mask=w + 1 < own, other=-2)
-    accepted = tl.min(tl.where((drafted != chosen) | (chosen < 0), w, WIDTH), 0)  # nothing is drafted after the last
+    accepted = tl.min(tl.where((drafted != chosen) | (chosen < 0), w, WIDTH), 0)  # no draft token follows the last row
     token = tl.sum(tl.where(w == accepted, chosen, 0), 0)
     step_back = (token < 0) & (accepted > 0)  # nothing can follow the last accepted token: it is read again
     token = tl.where(step_back, tl.load(ids + b * width + accepted), token)
@@ -67,7 +67,7 @@ def _accept_chain(
 
 @triton.jit(do_not_specialize=["nodes"], do_not_specialize_on_alignment=["parents", "counts"])
 def _tree_row(parents, counts, ancestors, depths, nodes, WIDTH: tl.constexpr):
-    """Each round, every row takes in what its pointer has seen and points twice as far up."""
+    """In each step every row adds the ancestors of the row it points to, and then points twice as far up."""
     b = tl.program_id(0)
     w = tl.arange(0, WIDTH)
     up = _parent_rows(parents + b * nodes, w, nodes)
@@ -96,7 +96,7 @@ def _accept_tree(
     w = tl.arange(0, WIDTH)
     own, chosen = _chosen_tokens(widths, offsets, choices, b, w, SEQUENCES, OFFSET)
     held = tl.load(ids + b * (nodes + 1) + w, mask=w <= nodes, other=-2)
-    up = tl.where((w > 0) & (w < own), _parent_rows(parents + b * nodes, w, nodes), -1)  # others are no children
+    up = tl.where((w > 0) & (w < own), _parent_rows(parents + b * nodes, w, nodes), -1)  # other rows are no children
     kept = tl.full((WIDTH,), -1, dtype=tl.int64)
     row = tl.full((), 0, dtype=tl.int32)
     count = tl.full((), 0, dtype=tl.int32)
@@ -126,7 +126,7 @@ def _compact_kept(
 ):  # fmt: skip
     """BLOCK words of every accepted node of one sequence in one layer, in ascending order.
 
-    A node moves to a slot that was read before or is unused, and what is written is never read after.
+    A node moves to a slot that was already read or is unused, and a slot that was written is not read afterwards.
     """
     b = tl.program_id(0)
     count = tl.load(accepted + b).to(tl.int32)
@@ -158,8 +158,9 @@ def accept_chains(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As the plain `accept_chains`; at most MAX_SEQUENCES sequences of MAX_WIDTH rows, all contiguous.
 
-    out: where the result goes; None: to new tensors. placed: the sources of a pass, int64 [B, SOURCES], and where the
-    choices go that `write_shared` says are asked for, sequence after sequence; negative where the pass has no such row.
+    out: where the result goes; None: to new tensors. placed: the sources of a pass, int64 [B, SOURCES], and the tensor
+    that takes the choices asked for by `write_shared`, sequence after sequence; a choice is negative where the pass has
+    no such row.
     """
     count, width = _size(ids)
     lengths, last, accepted = out or (_ints(ids, count), _ints(ids, count, 2), _ints(ids, count))
@@ -208,7 +209,7 @@ def compact_kept(
     """As the plain `compact_kept`, all layers in one launch; all contiguous, a slot a multiple of 8 bytes."""
     if not (keys.is_contiguous() and values.is_contiguous()) or keys.shape != values.shape:
         raise ValueError(f"keys and values: contiguous and of one shape, got {keys.shape} and {values.shape}")
-    k, v = (cache.view(-1, *cache.shape[-3:]).view(torch.int64) for cache in (keys, values))  # words: bits stay
+    k, v = (cache.view(-1, *cache.shape[-3:]).view(torch.int64) for cache in (keys, values))  # words: bits are kept
     layers, slots, kv, dim = k.shape
     _compact_kept[(len(path), layers, triton.cdiv(kv * dim, COPY_BLOCK))](
         k, v, block_tables, table_ids, starts, path, accepted, path.shape[1], block_tables.shape[1],

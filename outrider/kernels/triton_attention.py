@@ -23,7 +23,7 @@ KEY_BLOCK = 64  # keys a program loads at a time
 SPLITS_PER_STEP = 16  # splits combined at a time
 NO_WINDOW = 1 << 30  # longer than any text
 DIRECT = not triton.knobs.runtime.interpret
-"""Whether few rows take the kernel whose operands go straight to the tensor cores: the interpreter does not run it."""
+"""Whether few rows take the kernel whose operands go straight to the tensor cores: the interpreter cannot run it."""
 DIRECT_ROWS = 16  # rows times query heads of a group, in one of its programs
 DIRECT_WARPS = 8
 DIRECT_CHUNK = 256  # keys of a program before a sequence is split further
@@ -46,7 +46,7 @@ def load_keys_values(
 
 @triton.jit
 def attention_scores(qt, kt, scale, softcap, CAPPED: tl.constexpr):
-    """[rows, keys] of queries [rows, DIM] and keys [DIM, keys]."""
+    """Scores [rows, keys] of queries [rows, DIM] and keys [DIM, keys]."""
     s = tl.dot(qt, kt) * scale
     if CAPPED:
         s = softcap * (2 * tl.sigmoid(2 * s / softcap) - 1)
@@ -78,12 +78,12 @@ def _mask_scores(s, p, start, end, bits, own, window, skip, WINDOWED: tl.constex
 
 @triton.jit
 def _num_splits(end, splits, chunk):
-    """How many programs `end` keys are split between."""
+    """The number of programs that `end` keys are split between."""
     return tl.minimum(tl.cdiv(end, chunk), splits)
 
 
 # A variant is compiled for each number of packed rows, not for each shape of pass: splits are arguments, and inputs are
-# parts of one tensor, whose alignment does not count.
+# parts of one tensor, whose alignment does not matter.
 @triton.jit(
     do_not_specialize=["skip", "width", "pages", "groups", "rows_per_program", "splits", "chunk"],
     do_not_specialize_on_alignment=["table_ids", "starts", "widths", "ancestors", "depths", "offsets"],
@@ -97,9 +97,9 @@ def _attend_split(
     """Rows w of sequence b, heads of group g: softmax over every n-th block of keys, for one of n splits.
 
     Row w, at offsets[b] + w among all, sees the text before `starts[b]`, and those rows of the pass whose bits are set
-    in ancestors[b, w]. What a row does not see counts for nothing, be it NaN. With programmatic dependent launch the
-    first block of cached keys is loaded while the kernel before still runs: that one writes the queries, keys and
-    values of this pass.
+    in ancestors[b, w]. Keys and values that a row does not see do not affect it, even where they are NaN. With
+    programmatic dependent launch the first block of cached keys is loaded while the kernel before still runs: that one
+    writes the queries, keys and values of this pass.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -166,7 +166,7 @@ def _combine_splits(
     parts, peaks, sums, starts, widths, row_index, out, width, splits, chunk,
     HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One real row and head: the splits' sums under a common peak, in order. A single split is already the result."""
+    """One real row and head: add the splits' sums in order, under a common peak. One split is already the result."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0)
@@ -179,7 +179,7 @@ def _combine_splits(
     used = tl.minimum(tl.cdiv(end, BLOCK), _num_splits(end, splits, chunk))
     base = (row * HEADS + head).to(tl.int64) * splits
     if PDL:
-        tl.extra.cuda.gdc_wait()  # always: a kernel that waits for this one waits for those before it
+        tl.extra.cuda.gdc_wait()  # always: a kernel that waits for this one relies on its wait for those before it
     if (used == 1) | (place < b * width) | (place >= b * width + own_width):
         return
     peak = float("-inf")
@@ -217,10 +217,10 @@ def choose_kv_splits(batch: int, rows: int, kv_heads: int) -> tuple[int, int]:
 
 
 def choose_rows_per_program(batch: int, width: int, heads: int, kv_heads: int) -> int:
-    """How many rows of a sequence share a program: fewer finish sooner, where few programs leave the GPU idle.
+    """The number of rows of a sequence that share a program: fewer finish sooner where few programs leave the GPU idle.
 
-    Measured on an H200 after 384 tokens: six rows of a 1.5B model in 1.386 ms instead of 1.488, eight sequences of
-    six in 1.979 instead of 2.122. Where there are more programs, keys that several of them load cost more than that.
+    Measured on an H200 after 384 tokens: six rows of a 1.5B model in 1.386 ms instead of 1.488, eight sequences of six
+    in 1.979 instead of 2.122. With more programs, loading the same keys in several of them costs more than that saves.
     """
     pairs = batch * kv_heads
     packed = 16 if pairs <= 4 else 32 if pairs <= 16 else width * heads
@@ -228,7 +228,7 @@ def choose_rows_per_program(batch: int, width: int, heads: int, kv_heads: int) -
 
 
 def launch_options(rows: int) -> dict[str, int]:
-    """Warps, stages and registers of a program of so many packed rows. By rows alone: the last bits depend on it.
+    """Warps, stages and registers of a program of `rows` packed rows: by rows alone, since last bits depend on them.
 
     Eight warps finish a block sooner than four. With more than 128 registers each, a multiprocessor holds one program
     and not two, which costs time on long sequences.
@@ -239,7 +239,7 @@ def launch_options(rows: int) -> dict[str, int]:
 
 
 def _direct_groups(q: Tensor, keys: Tensor, batch: AttentionBatch) -> tuple[int, int]:
-    """Rows of a sequence in one program of the kernel for few rows, and how many programs have them all."""
+    """Rows of a sequence in one program of the kernel for few rows, and the number of programs for all of its rows."""
     rows = min(batch.width, DIRECT_ROWS * keys.shape[1] // q.shape[1])
     return rows, triton.cdiv(batch.width, rows)
 
@@ -247,18 +247,18 @@ def _direct_groups(q: Tensor, keys: Tensor, batch: AttentionBatch) -> tuple[int,
 def direct_splits(q: Tensor, keys: Tensor, batch: AttentionBatch, page: int) -> int:
     """Max programs that a sequence's keys are split between in the kernel for few rows; 0: the other kernel suits.
 
-    As measured on an H200 after 128 to 4000 tokens. Where every sequence is split alike (chunk is 0) a row's bits must
-    not depend on the batch, and so the kernel may not either.
+    The limits were measured on an H200 after 128 to 4000 tokens. Where every sequence is split alike (chunk is 0) a
+    row's bits must not depend on the batch, so the choice of kernel must not either.
     """
     heads, kv, dim = q.shape[1], *keys.shape[1:]
     if not DIRECT or not batch.chunk or heads > DIRECT_ROWS * kv or q.dtype != torch.bfloat16:
         return 0
     (rows, groups), sequences = _direct_groups(q, keys, batch), len(batch.starts)
     programs = sequences * groups * kv
-    fewest = {64: 1, 128: 8}.get(dim, MAX_DIRECT_PROGRAMS + 1)  # two programs take too long for a thousand long keys
+    fewest = {64: 1, 128: 8}.get(dim, MAX_DIRECT_PROGRAMS + 1)  # with dim 128, two programs take too long for 1000 keys
     if page != 16 or not fewest <= programs <= MAX_DIRECT_PROGRAMS:
         return 0
-    busy = min(programs, (sequences + len(q) // rows) * kv)  # of packed rows: others find that they have none
+    busy = min(programs, (sequences + len(q) // rows) * kv)  # of packed rows: other programs have none and end at once
     return max(1, min(batch.splits, MULTIPROCESSORS // busy))
 
 
@@ -294,7 +294,7 @@ def attend_pages(
     rows_per_program = batch.rows_per_program or choose_rows_per_program(len(batch.starts), batch.width, heads, kv)
     rows = max(16, triton.next_power_of_2(rows_per_program * (heads // kv)))
     groups = triton.cdiv(batch.width, rows_per_program)
-    chunk = batch.chunk or 1  # no fewer programs than blocks of keys, up to all
+    chunk = batch.chunk or 1  # 1: one program for each block of keys, up to `splits`
     _attend_split[(len(batch.starts) * groups, kv, batch.splits)](
         q, keys, values, batch.block_tables, batch.table_ids, batch.starts, batch.widths, batch.ancestors, batch.depths,
         batch.packing.offsets, out, work.parts, work.peaks, work.sums, scale, softcap, window, skip, batch.width,

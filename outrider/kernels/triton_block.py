@@ -4,7 +4,7 @@
 Markov head's part for every node of the level before and finds the best columns of each part of the vocabulary;
 `_best_nodes` picks the level's nodes among those of all parts. `_rank_nodes` orders the nodes of a tree.
 
-verify/block_sampling.py is the plain reference, and says what a node's score is.
+verify/block_sampling.py is the plain reference and defines a node's score.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_TILE = 1 << 15
 MIN_LOG_PROB = -100.0
 STEP = 1e-3
 """Both as in verify/block_sampling.py."""
-_FLOOR = tl.constexpr(-1e30)  # in place of logits that are no numbers; a column that is not there has -inf
+_FLOOR = tl.constexpr(-1e30)  # replaces NaN and lower logits; a column beyond the last has -inf
 _NONE = tl.constexpr(2147483647)
 LOWEST_KEY = tl.constexpr(-(1 << 63))
 """Below the key of every column, see triton_chain.py."""
@@ -34,7 +34,7 @@ def _add_noise(
     rows, temperatures, seeds, lengths, ids, keys, columns, levels: tl.constexpr,
     NAMED: tl.constexpr, KEYED: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One part of one row [columns], in place: times 1 / T, plus noise; nothing where T is 0. KEYED: resets its key."""
+    """One part of one row [columns], in place: times 1 / T, plus noise; unchanged if T is 0. KEYED: resets its key."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -69,7 +69,7 @@ def score_columns(
 ):  # fmt: skip
     """Noisy logits x of columns v for nodes that follow these tokens, with the Markov head's part: [columns, nodes].
 
-    first: `load_markov` of all inputs where they are at most CHUNK. Columns and nodes that are not there have -inf.
+    first: `load_markov` of all inputs where they are at most CHUNK. Columns and nodes that do not exist have -inf.
     """
     if RANK > 0:
         i = tl.arange(0, CHUNK)
@@ -100,7 +100,7 @@ def _best_columns(
 ):  # fmt: skip
     """The TOP best columns of one part of the vocabulary for up to ROWS nodes, and the part's sum of exponentials.
 
-    Node r of n is node r % frontier of its sequence; before: the tokens they follow.
+    Node r of n is node r % frontier of its sequence; before: the tokens that the nodes follow.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -184,7 +184,7 @@ def _best_nodes(
     do_not_specialize_on_alignment=["tokens", "parents", "out_tokens", "out_parents"],
 )
 def _rank_nodes(tokens, parents, totals, out_tokens, out_parents, slots, nodes, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    """The best `nodes` of one sequence's nodes, the best first, and the places of their parents among them."""
+    """The best `nodes` nodes of one sequence, the best first, and the places of their parents among them."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -224,13 +224,13 @@ def add_noise(
 
 
 def chunk_size(rank: int, block: int) -> int:
-    """Inputs of the Markov head that are multiplied at a time: all, or half of what fits, as more are on their way."""
+    """Inputs of the Markov head multiplied at a time: all, or half of what fits, while the next are being loaded."""
     padded, most = triton.next_power_of_2(max(1, rank)), MAX_TILE // block
     return max(16, padded if padded <= most else most // 2)
 
 
 def level_sizes(levels: int, columns: int, nodes: int, width: int) -> list[int]:
-    """How many nodes each level of a tree has, before the best of all are kept."""
+    """The number of nodes of each level of a tree, before the best of all levels are kept."""
     sizes = [min(width, columns, nodes)]
     for _ in range(levels - 1):
         sizes.append(min(width, sizes[-1] * min(width, columns), nodes))
@@ -252,8 +252,8 @@ def draft_trees(
 ) -> tuple[Tensor, Tensor]:
     """The tokens of trees and their parents, int64 [B, nodes] both. rows float32 [B, K, V] may be overwritten.
 
-    The fields of a `BlockLogits`. Levels have `width` nodes at most, with as many children each: a power of two above
-    1.
+    The arguments before `nodes` are the fields of a `BlockLogits`. A level has at most `width` nodes, and a node at
+    most `width` children: a power of two above 1.
     """
     rows, (batch, levels, columns), device = rows.contiguous(), rows.shape, rows.device
     sizes, block = level_sizes(levels, columns, nodes, width), tree_block(columns)
@@ -288,5 +288,5 @@ def draft_trees(
 
 
 def tree_block(columns: int) -> int:
-    """Columns of one part: so many that few parts are compared."""
+    """Columns of one part: enough that only few parts are compared."""
     return min(max(triton.next_power_of_2(triton.cdiv(columns, 32)), 64), 1024)

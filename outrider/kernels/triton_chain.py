@@ -1,13 +1,15 @@
 """From the logits of blocks to chains of draft tokens, in Triton: one kernel a level.
 
 `_best_of_level` adds the Markov head's part for the token before; each program finds the best column of its part of the
-vocabulary, and the best of all is found by an atomic maximum of keys. A key holds a column's number in its upper half,
-as an integer of the same order, and in its lower half what is larger for lower columns, which win among equals. The
-next level reads the token before from the key. `_finish_chains` writes the tokens, and how likely they are accepted.
+vocabulary, and the best of all is found by an atomic maximum of keys. A key holds a column's noisy logit in its upper
+half, as an integer of the same order, and in its lower half a number that is larger for lower columns, which win among
+equals. The next level reads the token before from the key. `_finish_chains` writes the tokens and the chances that they
+are accepted.
 
-A kernel may begin before the one before it has ended: what others write is read and written behind its wait. That all
-earlier kernels have ended then too follows from every program waiting before it ends: no kernel ends before the one it
-waits for. So keys that `_add_noise` resets are read, whichever kernels are between, and no reset meets a late maximum.
+With programmatic dependent launch a kernel may begin before the one before it has ended, so that it reads and writes
+data of other kernels only after its wait. By then all earlier kernels have ended too: every program waits before it
+ends, so that no kernel ends before the one it waits for. Keys are therefore read after `_add_noise` has reset them,
+whichever kernels are between, and no late maximum follows a reset.
 
 verify/block_sampling.py is the plain reference.
 """
@@ -24,7 +26,7 @@ from outrider.kernels.triton_block import ROWS, add_noise, chunk_size, load_mark
 
 @triton.jit
 def _keys_of(x, v):
-    """int64, shaped as x: the keys of these numbers, which are no NaN, in columns v."""
+    """int64, shaped as x: the keys of the numbers x, none of them NaN, in columns v."""
     bits = (x + 0.0).to(tl.int32, bitcast=True)  # -0 becomes 0, which it equals
     rising = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return (rising.to(tl.int64) << 32) | (v ^ 0x7FFFFFFF).to(tl.int64)
@@ -42,7 +44,7 @@ def _best_of_level(
     COLUMNS: tl.constexpr, LEVELS: tl.constexpr, RANK: tl.constexpr, CHUNK: tl.constexpr, NAMED: tl.constexpr,
     BLOCK: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Raise the keys of up to ROWS of n sequences at one level to those of one part of the vocabulary."""
+    """At one level, for up to ROWS of n sequences: raise each key to the best one of a part of the vocabulary."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     v = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -74,7 +76,7 @@ def _finish_chains(
     LEVELS: tl.constexpr, NAMED: tl.constexpr, HIDDEN: tl.constexpr, WIDE: tl.constexpr, RANK: tl.constexpr,
     RANKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One token of one chain, and how likely it is accepted where HIDDEN > 0; RANK > 0: by the token before, too."""
+    """One token of one chain; HIDDEN > 0: and its chance of acceptance; RANK > 0: given the token before it, too."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     i = tl.arange(0, WIDE)
@@ -99,7 +101,7 @@ def _finish_chains(
 
 
 def chain_block(columns: int) -> int:
-    """Columns of one part: few, so that parts fill the GPU."""
+    """Columns of one part: few enough that the parts fill the GPU."""
     return min(max(triton.next_power_of_2(triton.cdiv(columns, 128)), 64), 512)
 
 
@@ -116,10 +118,10 @@ def draft_chains(
     out: tuple[Tensor, Tensor | None] | None = None,
     pdl: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
-    """Draft tokens int64 [B, K], and how likely each is accepted, float32 [B, K], where `confidence` says so.
+    """Draft tokens int64 [B, K] and, where `confidence` is given, the chance that each is accepted, float32 [B, K].
 
-    confidence: the fields of a `ConfidenceLayer`. The others: of a `BlockLogits`, whose rows float32 [B, K, V] are
-    overwritten. out: where to write; None: to new tensors.
+    The arguments before `confidence` are the fields of a `BlockLogits`, whose rows float32 [B, K, V] are overwritten.
+    confidence: the fields of a `ConfidenceLayer`. out: where to write; None: to new tensors.
     """
     rows, (batch, levels, columns), device = rows.contiguous(), rows.shape, rows.device
     block, rank = chain_block(columns), 0 if markov is None else markov[1].shape[1]

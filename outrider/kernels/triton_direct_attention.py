@@ -1,15 +1,16 @@
 """Attention of a few rows over the paged cache, in Gluon: operands go from memory straight to the tensor cores.
 
-With few programs `_attend_split` (triton_attention.py) is a chain of waits: 13 barriers for one block of keys, loads
-behind loads, and a second kernel that adds the splits. Here a warp computes 16 rows (every query head of a group, for
-some rows of a sequence) over keys of its own, and one barrier comes before the warps' sums are added. Layouts are
-explicit: each thread loads the keys, values and queries that its tensor core instructions read, 16 bytes at a time.
-The dimensions of a key have an order of their own, the same as in a query, on which the sum does not depend; those of
-a value have another, undone in the result. Scores become the left operand of the second product where they are.
+With few programs `_attend_split` (triton_attention.py) mostly waits: 13 barriers for one block of keys, loads that
+depend on loads, and a second kernel that adds the splits. Here a warp computes 16 rows (every query head of a group,
+for some rows of a sequence) over keys of its own, and one barrier comes before the warps' sums are added. Layouts are
+explicit: each thread loads the keys, values and queries that its tensor core instructions read, 16 bytes at a time. The
+dimensions of a key are permuted, in the same way as those of a query, which does not change their product; those of a
+value are permuted differently, which is undone in the result. Scores become the left operand of the second product in
+the registers where they are.
 
 All cached keys of the first block are in registers before the kernel waits for its input: the queries, keys and values
 of this pass. Long sequences are split between programs; the last one to finish adds the splits, in order. A row's bits
-depend on its own sequence and the number of splits alone.
+depend only on its own sequence and the number of splits.
 
 `attend_pages` in kernels/attention.py is the plain reference; `attend_pages` in triton_attention.py launches this
 kernel. Triton's interpreter does not run it.
@@ -50,7 +51,7 @@ def _low_bits(n):
 def _seen(p, start, end, bits, own, window, skip, WINDOWED: gl.constexpr, KEYS: gl.constexpr):
     """[W, ROWS]: bit i is set where a row sees the key at p + i; p int32 [W, 1], a row's bits and own place [1, ROWS].
 
-    As `_mask_scores` has it for each key.
+    The rule is that of `_mask_scores`.
     """
     ahead = p - start
     cached = _low_bits(-ahead) + gl.zeros_like(bits)
@@ -70,7 +71,7 @@ def _seen(p, start, end, bits, own, window, skip, WINDOWED: gl.constexpr, KEYS: 
 
 @gluon.jit
 def _no_nan(values):
-    """NaN becomes the lowest number: 0 times NaN would be NaN; a row that sees the token has NaN from its key."""
+    """Replace NaN by the lowest number: 0 times NaN would be NaN; a row that sees the token gets NaN from its key."""
     lowest: gl.constexpr = "{ .reg .b32 low; mov.b32 low, 0xff7fff7f; max.bf16x2 $0, $1, low; }"
     return gl.inline_asm_elementwise(lowest, "=r,r", [values], gl.bfloat16, True, 2)
 
@@ -111,7 +112,7 @@ def _continue_softmax(
 
 @gluon.jit
 def _combine(peaks, sums, parts):
-    """Parts of a softmax as one: peaks and sums [P, ROWS], parts [P, ROWS, DIM] -> [ROWS], [ROWS], [ROWS, DIM]."""
+    """Merge parts of a softmax: peaks and sums [P, ROWS], parts [P, ROWS, DIM] -> [ROWS], [ROWS], [ROWS, DIM]."""
     top = gl.max(peaks, 0)
     safe = gl.where(top == float("-inf"), 0.0, top)
     e = gl.exp2(peaks - safe[None, :])
@@ -120,7 +121,7 @@ def _combine(peaks, sums, parts):
 
 @gluon.jit
 def _combine_warps(peak, total, acc, W: gl.constexpr, DIM: gl.constexpr):
-    """The warps' parts as one, through shared memory: the only barrier."""
+    """Merge the warps' parts through shared memory: the only barrier."""
     SUMS: gl.constexpr = _sum_layout(W, DIM)
     acc = gl.reshape(gl.permute(gl.reshape(acc, (W, ROWS, 8, DIM // 8)), (0, 1, 3, 2)), (W, ROWS, DIM))
     parts = gl.allocate_shared_memory(gl.float32, [W, ROWS, DIM], PARTS)
@@ -134,7 +135,7 @@ def _combine_warps(peak, total, acc, W: gl.constexpr, DIM: gl.constexpr):
 
 @gluon.jit
 def _of_row(x, LAYOUT: gl.constexpr):
-    """[ROWS] -> [ROWS, 1], beside numbers [ROWS, DIM] in LAYOUT."""
+    """[ROWS] -> [ROWS, 1], to broadcast over numbers [ROWS, DIM] in LAYOUT."""
     return gl.convert_layout(x, gl.SliceLayout(1, LAYOUT), assert_trivial=True)[:, None]
 
 
@@ -142,7 +143,7 @@ def _of_row(x, LAYOUT: gl.constexpr):
 def _combine_splits(
     top, total, y, live, at, parts, peaks, sums, counter, split, n, splits, W: gl.constexpr, DIM: gl.constexpr
 ):
-    """Store the part of one of n splits. The last program to do so gets all of them as one, added in order."""
+    """Store the part of one of n splits. The last program to do so merges all of them, in order."""
     SUMS: gl.constexpr = _sum_layout(W, DIM)
     OUT: gl.constexpr = gl.SliceLayout(0, SUMS)
     part = at * splits
@@ -186,7 +187,7 @@ def attend_direct(
     HEADS: gl.constexpr, KV: gl.constexpr, DIM: gl.constexpr, PAGE: gl.constexpr, KEYS: gl.constexpr,
     W: gl.constexpr, CAPPED: gl.constexpr, WINDOWED: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """As `_attend_split` and `_combine_splits` (triton_attention.py): W warps of KEYS keys each, every n-th block.
+    """As `_attend_split` and `_combine_splits` (triton_attention.py): every n-th block, of W warps with KEYS keys each.
 
     A sequence is split where it has more than two blocks, `chunk` keys for each program: a multiple of a block.
     """
@@ -209,7 +210,7 @@ def attend_direct(
     n = gl.where(end <= 2 * BLOCK, 1, gl.minimum((end + chunk - 1) // chunk, splits))
     if (split >= n) | (count <= 0):
         if PDL and split == 0:
-            gdc_wait()  # a kernel that waits for this one waits for those before it
+            gdc_wait()  # a kernel that waits for this one relies on its wait for those before it
         return
     first = split * BLOCK
     if WINDOWED:  # skip blocks that no row sees

@@ -1,16 +1,16 @@
 """The product of a few rows and a small matrix, in Gluon: operands go from memory straight to the tensor cores.
 
-In `rows_by_warps` (triton_small_linear.py) the compiler brings what was loaded into the order of the tensor cores
-through shared memory: 10 to 21 barriers between the input and the result of a product that takes 3 us. Here layouts are
-explicit. Every thread loads the weights and inputs that its tensor core instructions read, 16 bytes at a time: the
-inputs of a block have an order of their own, the same on both sides, on which their sum does not depend. Weights are
-the left operand, 16 outputs at least, and rows the right one. Inputs are split between the warps, whose sums are added
-in shared memory behind the only barrier.
+In `rows_by_warps` (triton_small_linear.py) the compiler rearranges loaded operands for the tensor cores through shared
+memory: 10 to 21 barriers between the input and the result of a product that takes 3 us. Here layouts are explicit.
+Every thread loads the weights and inputs that its tensor core instructions read, 16 bytes at a time: the inputs of a
+block are permuted, in the same way in both operands, which does not change the product. Weights are the left operand,
+16 outputs at least, and rows the right one. Inputs are split between the warps, whose sums are added in shared memory
+after the only barrier.
 
 All weights of a program are in registers before the kernel waits for its input, so that only matrices with few inputs
-have tiles of this kernel. A row's bits do not depend on the other rows, nor on their number. Fused with the product is
-the same as in triton_linear.py, which launches this kernel; `plain_linear` there is the reference. Triton's interpreter
-does not run it.
+have tiles for this kernel. A row's bits do not depend on the other rows, nor on their number. triton_linear.py launches
+this kernel and says what is fused with the product; `plain_linear` there is the reference. Triton's interpreter does
+not run it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _load(pointers, inside, EVEN: gl.constexpr):
 
 @gluon.jit
 def _share(part, WARPS: gl.constexpr, BLOCK_N: gl.constexpr, ROWS: gl.constexpr):
-    """The warps' parts of a product in shared memory; who loads them waits for all warps."""
+    """Store the warps' parts of a product in shared memory; loading them waits for all warps."""
     shared = gl.allocate_shared_memory(gl.float32, [WARPS, BLOCK_N, ROWS], SHARED)
     shared.store(part)
     return shared
@@ -66,9 +66,9 @@ def direct_rows(
     PDL: gl.constexpr, HEADS: gl.constexpr, KV: gl.constexpr, DIM: gl.constexpr,
     ROWS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
-    """out[r, j] for BLOCK_N outputs j, of N in all, and ROWS of m rows r. Of each block of inputs a warp has BLOCK_K.
+    """out[r, j] for BLOCK_N outputs j, of N in all, and ROWS of m rows r. A warp has BLOCK_K inputs of each block.
 
-    N is a multiple of BLOCK_N. DIM > 0: outputs are heads, rotated and stored.
+    N is a multiple of BLOCK_N. DIM > 0: the outputs are attention heads, which are rotated and stored.
     """
     if PDL:
         gdc_launch_dependents()
@@ -110,7 +110,7 @@ def direct_rows(
         rotation = gl.load(cos_sin + r[None, :] * DIM + (j % DIM)[:, None], mask=live, other=0.0)
         slot = gl.load(slots + r, mask=r < m, other=0)
     zero = gl.zeros((WARPS, BLOCK_N, ROWS), gl.float32, PRODUCT)
-    sums = (zero, zero)  # of every other block, so that one product does not wait for the one before
+    sums = (zero, zero)  # each of every other block, so that a product does not wait for the one before
     up_sums = (zero, zero)
     squares = gl.zeros((WARPS, BLOCK_K, ROWS), gl.float32, RIGHT)
     for s in gl.static_range(STEPS):

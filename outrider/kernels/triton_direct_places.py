@@ -1,8 +1,8 @@
 """Where the cached keys and values of a program lie, and which thread loads what: for triton_direct_attention.py.
 
-Keys are the right operand of the first product: a thread has 8 adjacent numbers of a key, 16 bytes, since the order of
-dimensions is free where queries have the same. Values are that of the second product, whose instructions read pairs of
-keys: a thread has 8 adjacent numbers of each of two keys, and the result's dimensions are in an order of their own.
+Keys are the right operand of the first product: a thread has 8 adjacent numbers of a key, 16 bytes, since any order of
+dimensions will do if queries have the same. Values are the right operand of the second product, whose instructions read
+pairs of keys: a thread has 8 adjacent numbers of the values of two keys each, and the result's dimensions are permuted.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def value_places(values, table, first, end, g, W: gl.constexpr, KEYS: gl.constex
 
 @gluon.jit
 def _ask_for(pointers):
-    """Lines of memory, which come to the L2 cache while this program computes."""
+    """Prefetch lines of memory into the L2 cache while this program computes."""
     ask: gl.constexpr = "prefetch.global.L2 [$1]; mov.b32 $0, 0;"
     gl.inline_asm_elementwise(ask, "=r,l", [pointers.to(gl.int64)], gl.int32, False, 1)
 
@@ -92,7 +92,7 @@ def _ask_for(pointers):
 @gluon.jit
 def ask_for_block(keys, values, table, first, start, g, W: gl.constexpr, KEYS: gl.constexpr, KV: gl.constexpr,
                    DIM: gl.constexpr, PAGE: gl.constexpr):  # fmt: skip
-    """Ask for cached keys and values from position `first` on."""
+    """Prefetch one block of cached keys and values, from position `first` on, into the L2 cache."""
     p = first + gl.arange(0, W * KEYS, layout=gl.BlockedLayout([1], [32], [W], [0]))
     page = gl.load(table + p // PAGE, mask=p < start, other=0).to(gl.int64)
     at = ((page * PAGE + p % PAGE) * KV + g) * DIM

@@ -6,7 +6,7 @@ fill the GPU; the last program of a tile to finish adds the parts in a fixed ord
 on timing. A row's bits do not depend on the other rows, as long as rows are padded to the same number.
 
 The first weights are loaded before the kernel waits for its input, so that with programmatic dependent launch they are
-read while the kernel before still runs. triton_linear.py launches these kernels, and says what is fused with them.
+read while the kernel before still runs. triton_linear.py launches these kernels and says what is fused with them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def one_row(
     PDL: tl.constexpr, HEADS: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """out[j] = f(sum over i of w[j, i] x[i]) for BLOCK_N outputs j. DIM > 0: they are heads, rotated and stored.
+    """out[j] = f(sum over i of w[j, i] x[i]) for BLOCK_N outputs j. DIM > 0: attention heads, rotated and stored.
 
     The first AHEAD blocks of weights are loaded before the wait.
     """
@@ -138,8 +138,8 @@ def few_rows(
 ):  # fmt: skip
     """out[r, j] for BLOCK_N outputs j and all m rows r, over one of SPLITS parts of the inputs.
 
-    The last AHEAD blocks of weights are loaded into registers before the wait. DIM > 0: outputs are heads, rotated and
-    stored.
+    The last AHEAD blocks of weights are loaded into registers before the wait. DIM > 0: the outputs are attention
+    heads, which are rotated and stored.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()

@@ -1,4 +1,4 @@
-"""Launches around a drafting head's layers, in Triton."""
+"""Kernels that run before a drafting head's layers, in Triton."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ def _fetch_texts(state, rows, lengths, last, starts, batch, BLOCK: tl.constexpr)
 
 
 def fetch_texts(state: Tensor, rows: Tensor, lengths: Tensor, last: Tensor, starts: Tensor) -> None:
-    """Complete the texts of a draft, lengths and last tokens int64 [B], B at most BLOCK, by those of a `DeviceState`.
+    """Fill in the lengths and last tokens of texts, int64 [B] each, from a `DeviceState`; B is at most BLOCK.
 
-    state int64 [2]: the addresses of its lengths int64 [N] and last tokens int64 [N, 2]. rows int64 [B]: which of them
-    each text is; negative: none, and it is complete. starts int64 [B]: becomes the lengths less 1.
+    state int64 [2]: the addresses of its lengths int64 [N] and last tokens int64 [N, 2]. rows int64 [B]: each text's
+    row of the state; negative: none, and its length and last token are given already. starts int64 [B] becomes the
+    lengths less 1.
     """
     _fetch_texts[(1,)](state, rows, lengths, last, starts, len(lengths), BLOCK, num_warps=1)
 
@@ -76,10 +77,10 @@ def join_rows(
     hidden_first: bool = False,
     pdl: bool = True,
 ) -> None:
-    """out [N, 2k]: the embedding [vocab, k] of ids int64 [N] beside hidden [N, k], or behind it.
+    """out [N, 2k]: the embeddings of ids int64 [N] followed by hidden [N, k], or preceded by it (hidden_first).
 
-    norms float32 [2, k]: both are normed first, by the weights for the embedding and for the hidden rows. residual
-    [N, k] takes the hidden rows as they are in out. All contiguous.
+    embedding [vocab, k]. norms float32 [2, k]: RMS norm weights for the embeddings and the hidden rows, which are
+    normed first; None: they are not. residual [N, k] takes the hidden rows as they are in out. All contiguous.
     """
     n, k = hidden.shape
     _join_row[(n,)](
@@ -139,8 +140,8 @@ def gather_unread(
     """As the plain `DraftBatch.unread`, in one launch.
 
     texts: table ids, lengths, last tokens and first positions, int64 [B] each. kept: tokens int64 [slots] and features
-    [slots, wide]. out: the fields of `UnreadRows`, in their order. places: of the rows, filled in as `locate_rows` does
-    by cos_sin [positions, D/2, 2] and the slot of rows that are not real.
+    [slots, wide]. out: the fields of `UnreadRows`, in their order. places: the places of the rows, filled in as by
+    `locate_rows` from cos_sin [positions, D/2, 2]; scratch_slot: the slot of rows that are not real.
     """
     (batch, width), wide = out[0].shape, kept[1].shape[1]
     located = (out[1],) * 3 if places is None or cos_sin is None else (cos_sin, places.slots, places.cos_sin)
@@ -185,11 +186,11 @@ def embed_blocks(
 ) -> None:
     """The input rows of blocks, and where their keys and values go: as `BlockHead.embed` and `locate_rows`.
 
-    Of each block the embedding of its anchor, int64 [B], then mask [k] in all other rows: out [B * block, k]. All rows
-    of the batch are real, and their depths are those of a chain.
+    out [B * block, k]: the first row of each block is the embedding of its anchor, int64 [B], the others are mask [k].
+    All rows of the batch are real, and their depths are those of a chain.
 
-    It begins when all that was launched before has ended: attention behind it loads the first keys of a text without
-    waiting for the kernel before it, and those of the text's end have just been written.
+    The kernel begins only when all kernels launched before it have ended: the attention after it loads cached keys of a
+    text without waiting for this kernel, and the last of those keys have just been written.
     """
     n, k = out.shape
     _embed_block[(n,)](

@@ -1,8 +1,8 @@
-"""What only the device knows of a pass's inputs, in Triton: where a round in flight leaves its texts, and drafts.
+"""Complete a pass's inputs by what only the device knows, in Triton: the state after a round in flight, and drafts.
 
-The first launch of a captured pass reads both where they are, by addresses that came with the other inputs: nothing is
-launched or copied for them besides. Where drafts share the rows of a packed pass, it also decides where each row lies:
-padding of drafts has none.
+The first kernel of a captured pass reads both where they are, by addresses that came with the other inputs: they need
+no other launch and no copy. Where drafts share the rows of a packed pass, that kernel also decides where each row lies:
+padding of drafts has no row.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from torch import Tensor
 from outrider.kernels.batch import MAX_WIDTH
 
 HEADER, SOURCES = 4, 6
-"""int64 numbers of a pass, and of each sequence; see `write_state`, `write_draft` and `write_shared`."""
+"""int64 fields of a pass's header and of each sequence's source; see `write_state`, `write_draft` and
+`write_shared`."""
 _ROW, _DRAFT, _COLUMN, _COUNT = (tl.constexpr(i) for i in range(4))
 _LENGTHS, _LAST, _READS, _SHARED = (tl.constexpr(i) for i in range(HEADER))
 _CHUNK = tl.constexpr(16)
-"""Sequences whose drafts a program counts at once."""
+"""Sequences whose draft tokens a program counts at a time."""
 
 
 @triton.jit
 def _count_rows(sources, widths, j, live, FIELDS: tl.constexpr, WIDTH: tl.constexpr):
-    """Of sequences j: rows that are theirs whatever is shared, and draft tokens that are no padding, int64 both."""
+    """For each sequence j: the rows of its text and its draft tokens that are not padding, two int64 numbers."""
     w = tl.arange(0, WIDTH)
     source = sources + j * FIELDS
     draft = tl.load(source + _DRAFT, mask=live, other=0)
@@ -43,9 +44,10 @@ def _count_rows(sources, widths, j, live, FIELDS: tl.constexpr, WIDTH: tl.conste
 def _pack(
     sources, widths, offsets, row_index, b, shared, batch, width, rows, FIELDS: tl.constexpr, WIDTH: tl.constexpr
 ):  # fmt: skip
-    """Sequence b's width, its first row and the place of each; the last one's program also marks what is padding.
+    """Store sequence b's width, first row and its rows' places; the last sequence's program also marks padding rows.
 
-    Drafts have `shared` rows together: those before have theirs first, so that no row is beyond the pass.
+    All drafts together have at most `shared` rows; earlier sequences get theirs first, so that no row is beyond the
+    pass.
     """
     texts = tl.full((), 0, dtype=tl.int64)
     drafted = tl.full((), 0, dtype=tl.int64)
@@ -104,10 +106,10 @@ def _fetch(
 def write_state(
     header: np.ndarray, sources: np.ndarray, lengths: Tensor, last: Tensor, reads: int, rows: Seq[int]
 ) -> None:
-    """Say that sequence b begins where a state has the one of row rows[b]; it reads the last 1 or 2 tokens of its text.
+    """Record that sequence b is in row rows[b] of a device state, and reads the last `reads` (1 or 2) tokens of it.
 
-    header int64 [HEADER], sources int64 [sequences, SOURCES]. lengths int64 [B] and last int64 [B, 2], contiguous, are
-    not freed before the pass is launched; nor are drafts. A negative row: the inputs have the sequence already.
+    header int64 [HEADER], sources int64 [sequences, SOURCES]. lengths int64 [B] and last int64 [B, 2], contiguous, must
+    not be freed before the pass is launched; nor must drafts. A negative row: the inputs have the sequence already.
     """
     header[:3] = lengths.data_ptr(), last.data_ptr(), reads
     sources[: len(rows), 0] = rows
@@ -115,14 +117,18 @@ def write_state(
 
 
 def write_draft(source: np.ndarray, address: int, column: int, count: int) -> None:
-    """Say that a sequence, source int64 [SOURCES], has `count` tokens int64 at its places from `column` on."""
+    """Record that a sequence's draft is `count` int64 tokens at `address`, which go to its columns from `column` on.
+
+    source int64 [SOURCES]: that of the sequence.
+    """
     source[1:4] = address, column, count
 
 
 def write_shared(header: np.ndarray, sources: np.ndarray, tokens: int, asked: Seq[int]) -> None:
-    """Say that drafts share so many rows of a packed pass: of their tokens as many as are no padding.
+    """Record that drafts share `tokens` rows of a packed pass; their tokens that are padding have no rows.
 
-    asked: rows of each sequence whose choices are asked for, were they no rows of the pass; see `accept_chains`.
+    asked: the number of rows of each sequence whose choices are wanted, even if the pass has fewer; see
+    `accept_chains`.
     """
     header[3] = 1 + tokens
     places = np.cumsum(asked)
@@ -131,7 +137,7 @@ def write_shared(header: np.ndarray, sources: np.ndarray, tokens: int, asked: Se
 
 
 class Packing(NamedTuple):
-    """Where a packed pass says where its rows lie, see `PackedRows`: int64 all."""
+    """The tensors that say where the rows of a packed pass lie, see `PackedRows`; all int64."""
 
     widths: Tensor  # [B]
     offsets: Tensor  # [B]
@@ -141,10 +147,10 @@ class Packing(NamedTuple):
 def fetch_inputs(
     ids: Tensor, starts: Tensor, header: Tensor, sources: Tensor, max_id: int, packing: Packing | None = None
 ) -> None:
-    """Complete ids int64 [B, W] and starts int64 [B] by what `write_state` and `write_draft` said.
+    """Complete ids int64 [B, W] and starts int64 [B] by what `write_state` and `write_draft` recorded.
 
-    max_id: larger tokens of a state are read as this one. packing: of a packed pass; it is written where
-    `write_shared` said that drafts share rows: sequences without a draft have as many as it says before.
+    max_id: larger tokens of a state are read as this one. packing: of a packed pass; it is overwritten where
+    `write_shared` recorded that drafts share rows; sequences without a draft keep their widths.
     """
     batch, width = ids.shape
     parts = (ids, ids, ids) if packing is None else packing

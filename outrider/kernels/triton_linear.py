@@ -1,4 +1,4 @@
-"""Linear layers for a few rows on CUDA: which kernel and tile a shape takes, and its launch.
+"""Linear layers for a few rows on CUDA: choosing the kernel and tile for a shape, and launching it.
 
 One row, and two to 64 rows: triton_few_rows.py. Two to 64 rows and a small matrix: triton_direct_linear.py, or
 triton_small_linear.py. Beyond 64 rows cuBLAS is as fast; triton_rows.py has the kernels around it. `plain_linear` is
@@ -38,7 +38,7 @@ DIRECT = not triton.knobs.runtime.interpret
 
 
 class LinearWorkspace:
-    """Parts of split products, and how many of them are stored. One for each CUDA stream."""
+    """Partial sums of split products, and counts of those stored so far. One for each CUDA stream."""
 
     def __init__(self, device: torch.device) -> None:
         outputs = MAX_SPLIT_OUTPUTS + MAX_SPLIT_OUTPUTS // 64 + 64  # the squares of each tile's rows follow the parts
@@ -102,9 +102,9 @@ def linear(
 ) -> None:
     """out [M, n] = f(norm(x [M, k]) @ w.T) + residual, M up to 64.
 
-    eps: norm the rows of x first, with a weight of ones. gated: w [2n, k] holds gate and up, and out is
-    silu(gate) * up. residual [M, n] may be out itself, or [n] a bias. pinned: sums have one order whatever the
-    number of rows, so that a row has the same bits alone and in any batch. tile: instead of the shape's own.
+    eps: norm the rows of x first, with a weight of ones. gated: w [2n, k] holds gate and up, and out is silu(gate) *
+    up. residual [M, n] may be out itself, or [n] a bias. pinned: sums have one order whatever the number of rows, so
+    that a row has the same bits alone and in any batch. tile: used instead of the one chosen for the shape.
     """
     call = _LinearCall(x, w, out, residual, eps, gated)
     _launch(call, scratch, tile or _choose_tile(call, pinned), pinned, pdl)

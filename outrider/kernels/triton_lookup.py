@@ -1,7 +1,7 @@
-"""Where the end of a text occurred before, in Triton: lookup.py's `look_up`, in launches that can be captured.
+"""Find where the end of a text occurred before, in Triton: lookup.py's `look_up`, in launches that can be captured.
 
-What changes from one lookup to the next is read from the device, addresses among it: `write_header` says where texts
-and gains are, so that neither is copied for a captured lookup, and texts may move to where there is more room.
+Everything that changes from one lookup to the next, addresses included, is read from device memory: `write_header` says
+where texts and gains are, so that neither is copied for a captured lookup, and texts may move to a larger tensor.
 
 `_find` splits the places between programs, chunk by chunk; the best key of all is an atomic maximum. Hardly any place
 matches more than a token or two: a program stops comparing where no place of its chunk matches any longer.
@@ -34,11 +34,11 @@ from outrider.kernels.lookup import (
 
 CHUNK = 1024
 MIN_PROGRAMS, MAX_PROGRAMS = 4, 64
-"""That the places of one sequence are split between."""
+"""Programs that the places of one sequence are split between."""
 ALL_PROGRAMS = 2048
 """Max programs of all sequences, about what a device runs at a time."""
 HEADER = 10
-"""int64 numbers before the rows of a lookup, see `write_header`; even, so that rows are aligned."""
+"""int64 fields before the rows of a lookup, see `write_header`; an even number, so that rows are aligned."""
 _TEXTS, _COLUMNS, _HEAD, _USED, _LENGTHS, _LAST, _TOKENS, _ACCEPTED, _WIDTH = (tl.constexpr(i) for i in range(9))
 _SLOT, _SHIFT, _END, _AIM = tl.constexpr(SLOT), tl.constexpr(SHIFT), tl.constexpr(END), tl.constexpr(AIM)
 _OWNER, _BUDGET, _LIMITS = tl.constexpr(OWNER), tl.constexpr(BUDGET), tl.constexpr(LIMITS)
@@ -57,7 +57,7 @@ def _text_of(header, row):
 
 @triton.jit(do_not_specialize=["inputs"])
 def _append(header, rows, ends, keys, inputs, WIDTH: tl.constexpr):
-    """Write a text's gain behind it, note where the text ends now, and begin with no match."""
+    """Append a text's gained tokens to it, store where it ends now, and reset its key to no match."""
     b = tl.program_id(0)
     row = rows + b * inputs
     shift = tl.load(row + _SHIFT)
@@ -79,7 +79,7 @@ def _append(header, rows, ends, keys, inputs, WIDTH: tl.constexpr):
 def _find(
     header, rows, ring, owners, ends, keys, inputs, size, max_match, RING: tl.constexpr, CHUNK: tl.constexpr
 ):  # fmt: skip
-    """The best place of some chunks of the text's own row, or of the ring from its oldest token in use on."""
+    """Find the best place in some chunks of the text's own row, or of the ring, counted from its oldest token."""
     b = tl.program_id(0)
     row = rows + b * inputs
     text = _text_of(header, row)
@@ -138,7 +138,7 @@ def _draft(header, rows, ring, ends, keys, out, inputs, size, k, WIDTH: tl.const
     distance = (-(low >> 1) + _MAX_DISTANCE).to(tl.int32)
     offset = tl.where((low & 1) == 1, distance, -distance)
     step = tl.arange(0, WIDTH)
-    from_text = tl.where((match > 0) & (own == 1), k, 0)  # how many tokens are read from where
+    from_text = tl.where((match > 0) & (own == 1), k, 0)  # tokens read from the text, and from the ring
     from_ring = tl.where((match > 0) & (own == 0), k, 0)
     place = end - tl.load(row + _AIM).to(tl.int32) + offset
     period = tl.where(tl.load(row + _END) < 0, tl.maximum(end - place, 1), k)
@@ -161,7 +161,7 @@ def _draft(header, rows, ring, ends, keys, out, inputs, size, k, WIDTH: tl.const
 
 
 def write_header(header: np.ndarray, texts: Tensor, history: History, gains: Gains | None) -> None:
-    """Write into int64 [HEADER] where texts and gains are, and how far the ring is in use.
+    """Write into int64 [HEADER] the addresses of texts and gains, and which part of the ring is in use.
 
     The tensors must not be freed before the lookup is launched.
     """
@@ -175,8 +175,8 @@ def look_up(
 ) -> None:
     """As the plain `look_up`, to out [B, 2 * k + 5]; k below MAX_WIDTH, all contiguous.
 
-    header int64 [HEADER]: see `write_header`; of the history only its tensors are read from here.
-    ends, keys int64 [B]: for the launches between each other.
+    header int64 [HEADER]: see `write_header`; only the tensors of `history` are used, its numbers are read from the
+    header. ends, keys int64 [B]: scratch space that the launches share.
     """
     if k >= MAX_WIDTH:
         raise ValueError(f"drafts of at most {MAX_WIDTH - 1} tokens, got {k}")

@@ -1,7 +1,7 @@
 """Cross entropy and L1 distance of a head's logits to a target's distribution, with their gradient, in Triton.
 
-One program takes one row and reads it three times, from the cache but for the first: nothing as large as the logits is
-written but their gradient. train/vocabulary.py has the plain reference.
+One program computes the losses of one row and reads it twice; the gradient kernel reads it once more. The only tensor
+as large as the logits that is written is their gradient. train/vocabulary.py has the plain reference.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a lookup found in place of a head's chain, in Triton: the function of overlay.py, one kernel."""
+"""Replace a head's chain by what a lookup found, in Triton: the function of overlay.py, one kernel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MAX_CHANCE = tl.constexpr(float(MAX_CHANCE))
 
 @triton.jit(do_not_specialize=["k"], do_not_specialize_on_alignment=["tokens", "chances", "found"])
 def _overlay(tokens, chances, found, k, LEVELS: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr):
-    """One text: the worth of its chain and of what was found, both added up token by token."""
+    """One text: compare the expected accepted tokens of its chain and of what was found, added up token by token."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()

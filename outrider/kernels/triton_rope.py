@@ -104,7 +104,7 @@ def locate_rows(
 ) -> None:
     """Fill in the places of a batch's rows: slots, and the cosines and sines of their positions.
 
-    cos_sin [positions, D/2, 2] float32. scratch_slot: the slot of rows that are not real, which get any rotation.
+    cos_sin [positions, D/2, 2] float32. scratch_slot: the slot of rows that are not real; their rotation is arbitrary.
     """
     _locate_row[(len(places.slots),)](
         batch.block_tables, batch.table_ids, batch.starts, batch.widths, batch.depths, batch.packing.row_index,

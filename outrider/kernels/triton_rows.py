@@ -1,4 +1,4 @@
-"""What is done to rows one by one, in Triton: embedding, the RMS norm and SiLU gate beside cuBLAS products, taps.
+"""Operations on single rows, in Triton: embedding, the RMS norm and SiLU gate beside cuBLAS products, taps.
 
 `plain_linear` in triton_linear.py is the reference of norm and gate.
 """
@@ -66,7 +66,7 @@ def _store_tapped(
 
 
 def embed_rows(embedding: Tensor, ids: Tensor, row_index: Tensor, out: Tensor, *, pdl: bool = True) -> None:
-    """out [N, k] = embedding[ids[row_index]]; rows of a negative index or id get any token's. Both are int64."""
+    """out [N, k] = embedding[ids[row_index]]; a negative index or id gives an arbitrary row. Both are int64."""
     n, k = out.shape
     _embed_row[(n,)](
         embedding, ids, row_index, out, k, triton.next_power_of_2(k), pdl, num_warps=4, launch_pdl=pdl
@@ -91,9 +91,9 @@ def gate_rows(x: Tensor, out: Tensor, *, pdl: bool = True) -> None:
 def store_tapped(
     tapped: Tensor, ids: Tensor, row_index: Tensor, slots: Tensor, tokens: Tensor, features: Tensor, *, pdl: bool = True
 ) -> None:
-    """As `TappedPages.store`, for the rows of a pass: ids[row_index] and tapped [taps, room for rows, k] of each.
+    """As `TappedPages.store`, for a pass's rows: their tokens, ids[row_index], and outputs, tapped [taps, max rows, k].
 
-    slots int64 [N]: where they go, in tokens int64 [slots] and features [slots, taps * k].
+    slots int64 [N]: where both go, in tokens int64 [slots] and features [slots, taps * k].
     """
     taps, _, k = tapped.shape
     _store_tapped[(len(slots), taps)](

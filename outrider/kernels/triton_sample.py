@@ -39,7 +39,7 @@ def gumbel_noise(seed, position, token):
     return -tl.log(-tl.log(1.0 - v))
 
 
-# columns of one tensor, at any address: their alignment must not compile another variant
+# these may be columns of one tensor, at any address: alignment must not cause another variant to be compiled
 @triton.jit(
     do_not_specialize=["width"],
     do_not_specialize_on_alignment=["temperatures", "seeds", "positions", "row_index", "depths", "cutoffs", "ids"],
@@ -51,8 +51,8 @@ def _best_of_part(
 ):  # fmt: skip
     """The best noisy value of one part of one row, and its token; NaN where the part holds one.
 
-    PLACED: temperatures and seeds are of sequences, and positions where their rows start; a row's own follow from its
-    place.
+    PLACED: temperatures and seeds are given per sequence, and positions are where the sequences' rows start; those of a
+    row follow from its place.
     """
     row = tl.program_id(0)
     part = tl.program_id(1)
@@ -118,7 +118,7 @@ def sample_tokens(
 
 
 def sample_rows(logits: Tensor, temperatures: Tensor, seeds: Tensor, batch: AttentionBatch, out: Tensor) -> None:
-    """The token after each of a pass's N rows, as `sample_tokens`, to out int64 [N]; any for padding rows.
+    """The token after each of a pass's N rows, as `sample_tokens`, to out int64 [N]; arbitrary for padding rows.
 
     logits [N, vocab]; temperatures float64 [B] and seeds int64 [B]: of the batch's sequences.
     """

@@ -7,12 +7,12 @@ import triton.language as tl
 from torch import Tensor
 
 _CHUNK = tl.constexpr(32)
-"""Sequences that a program compares its own with at once."""
+"""Sequences that a program compares its own with at a time."""
 
 
 @triton.jit
 def load_chance(chances, at, live):
-    """What a drafter says of a token, from 0 to 1; NaN counts as 0."""
+    """A drafter's chance for a token, clamped to between 0 and 1; NaN counts as 0."""
     x = tl.load(chances + at, mask=live, other=0.0)
     return tl.where(x == x, tl.minimum(tl.maximum(x, 0.0), 1.0), 0.0)
 
@@ -22,7 +22,9 @@ def _share(
     tokens, chances, room, total, batch, LEVELS: tl.constexpr, WIDE: tl.constexpr, CHUNK: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """One draft: each of its tokens is counted against those of all drafts, products being multiplied in one order."""
+    """One draft: for each of its tokens, count the tokens of all drafts that precede it. Every program multiplies
+    chances in the same order, so that equal products are equal in bits.
+    """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()

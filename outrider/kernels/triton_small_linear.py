@@ -6,8 +6,8 @@ padded to 8 or 16, and weights the right one. Each warp multiplies its own input
 shared memory, not by the last program to finish. Weights are loaded into registers before the kernel waits for its
 input.
 
-A row's bits do not depend on the other rows, as long as rows are padded to the same number. Fused with the product is
-the same as in triton_linear.py, which launches this kernel; `plain_linear` there is the reference.
+A row's bits do not depend on the other rows, as long as rows are padded to the same number. triton_linear.py launches
+this kernel and says what is fused with the product; `plain_linear` there is the reference.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def rows_by_warps(
     PDL: tl.constexpr, HEADS: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WARPS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """out[r, j] for BLOCK_N outputs j and all m rows r. Of each block of inputs a warp has BLOCK_K.
+    """out[r, j] for BLOCK_N outputs j and all m rows r. A warp has BLOCK_K inputs of each block.
 
-    The last AHEAD blocks of weights, at least one, are loaded into registers before the wait. DIM > 0: outputs are
-    heads, rotated and stored.
+    The last AHEAD blocks of weights, at least one, are loaded into registers before the wait. DIM > 0: the outputs are
+    attention heads, which are rotated and stored.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()

@@ -1,4 +1,4 @@
-"""How the linear kernels tile a product of a few rows: by shape alone, from measurements."""
+"""The tiles of the linear kernels for products of a few rows: chosen by shape alone, from measurements."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ SMALL_ROWS = (1, 8, 16)
 MAX_SMALL_BYTES = 4 << 20
 """Max size of a small matrix."""
 MAX_K_SPLITS = 4
-"""Max splits of a product of MAX_SPLIT_OUTPUTS; of fewer outputs, as many more as give no more parts."""
+"""Max splits of a product with MAX_SPLIT_OUTPUTS outputs; with fewer outputs there may be more, up to the same number
+of parts."""
 MAX_SPLIT_OUTPUTS = 8192
 """Max outputs of a split product; more fill the GPU without splits."""
 
@@ -67,9 +68,9 @@ _SMALL_TILES: dict[Product, Tile | None] = {
 """Rows padded to one of SMALL_ROWS. None: the kernels in triton_linear.py are faster; one row's tile may be of either
 kernel. Measured on an H200 by `benchmarks/few_rows.py`, which prints lines for this table: the products of a pass of
 SmolLM2-135M take 222 us for one row and 309 for six (279 and 384 by the rules below), of Qwen2.5-0.5B 168 and 205 (170
-and 219). Others of them since in the whole captured pass, with attention: SmolLM2's one row 377 to 353 us (QKV, output,
-down), its 8 rows 506 to 490 (gate and up, down), its 16 rows 719 to 594; Qwen2.5-0.5B's one row 490 to 458 (QKV, gate
-and up); QKV of Qwen2.5-1.5B: see `one_row_tile`."""
+and 219). Others were measured later, in the whole captured pass with attention: SmolLM2's one row 377 to 353 us (QKV,
+output, down), its 8 rows 506 to 490 (gate and up, down), its 16 rows 719 to 594; Qwen2.5-0.5B's one row 490 to 458
+(QKV, gate and up); QKV of Qwen2.5-1.5B: see `one_row_tile`."""
 _FEW_ROWS_TILES: dict[Product, Tile] = {  # rows padded to one of PADDED_ROWS
     (896, 896, False, 16): Tile(64, 128, 7, 4, 3, 1),
     (8960, 1536, True, 16): Tile(64, 64, 1, 4, 5),
@@ -82,7 +83,8 @@ _FEW_ROWS_TILES: dict[Product, Tile] = {  # rows padded to one of PADDED_ROWS
     (8960, 1536, True, 64): Tile(64, 64, 1, 4, 4),
 }
 """Found on an H200 for products of Qwen2.5's 0.5B and 1.5B, where they make a whole pass 4 to 13 % faster than the rule
-below. Kernels begin while others end, so that the best tile of one depends on its neighbours'."""
+below. Kernels begin while others end, so that the best tile of one kernel depends on the tiles of the kernels around
+it."""
 
 
 def _direct(outputs: int, warps: int, rows: int = 8) -> Tile:
@@ -118,15 +120,15 @@ _DIRECT_TILES: dict[Product, Tile | None] = {  # rows padded to 8 or one of PADD
 }
 """None: other kernels are faster. Measured on an H200 in the whole captured pass: SmolLM2-135M's 8 rows take 363 us
 (513 by the tiles above); Qwen2.5-0.5B's 8 rows 511 (632), 16 596 (690); Qwen2.5-1.5B's 8 rows 1232 (1260), 32 1543
-(1607). SmolLM2's 16, 32 and 64 rows were tried again since attention takes less, with it after 300 tokens: 343 us, 409
-and 523, where the tiles before took 367, 516 and 545; one row and 8 rows take 323."""
+(1607). SmolLM2's 16, 32 and 64 rows were measured again after attention became faster, in passes with attention over
+300 tokens: 343, 409 and 523 us, where the tiles before took 367, 516 and 545; one row and 8 rows take 323."""
 
 
 @lru_cache(maxsize=256)
 def direct_tile(n: int, k: int, gated: bool, rows: int) -> Tile | None:
-    """The tile whose operands go straight to the tensor cores; None where others are faster, or it holds too much.
+    """The tile whose operands go straight to the tensor cores; None where others are faster or weights do not fit.
 
-    Each thread has all its weights in registers: 150 of them at most, so that inputs bound the warps from below.
+    Each thread has all its weights in registers, 150 of them at most, so that more inputs need more warps.
     """
     padded = next((p for p in (8, *PADDED_ROWS) if p >= rows), 0)
     if (n, k, gated, padded) in _DIRECT_TILES:
@@ -149,7 +151,7 @@ def small_tile(n: int, k: int, gated: bool, rows: int) -> Tile | None:
     padded = next((p for p in SMALL_ROWS if p >= rows), 0)
     if (n, k, gated, padded) in _SMALL_TILES:
         return _SMALL_TILES[n, k, gated, padded]
-    measured = (n, k, gated, 16) in _FEW_ROWS_TILES  # goes before a rule from arithmetic
+    measured = (n, k, gated, 16) in _FEW_ROWS_TILES  # takes precedence over a computed tile
     if padded < 8 or measured or 2 * n * (1 + gated) * k > MAX_SMALL_BYTES:
         return None
     warps = 4 if k <= 1024 else 8
@@ -160,9 +162,10 @@ def small_tile(n: int, k: int, gated: bool, rows: int) -> Tile | None:
 def one_row_tile(n: int, k: int, gated: bool) -> Tile:
     """Measured on an H200: 0.97 of the read bandwidth over the layers of an 8B model.
 
-    A pass of Qwen2.5-1.5B, of 1136 us with one block before the wait and the residual loaded last: gate and up in
-    blocks of 512, all before the wait, by two warps 1116; down with its residual loaded first 1041, two blocks before
-    the wait 1036; output and QKV in blocks of 512 1011, 0.69 of the bandwidth. The head has all of it.
+    A pass of Qwen2.5-1.5B took 1136 us with one block before the wait and the residual loaded last; 1116 with gate and
+    up in blocks of 512, all before the wait, by two warps; 1041 with the residual of down loaded first; 1036 with two
+    blocks of down before the wait; 1011 with output and QKV in blocks of 512: 0.69 of the bandwidth. The LM head
+    reaches all of it.
     """
     if k % 4096 == 0 and (gated or n <= 4096):
         return Tile(1 if gated else 4, 4096, 1, 8, 1, 1)
@@ -175,7 +178,7 @@ def one_row_tile(n: int, k: int, gated: bool) -> Tile:
         return Tile(2 if block > 1024 else 4, min(1024, block), 1, 4, 1, 1)
     if k == 1536:
         return Tile(1 if gated else 4, 512, 1, 2, 1, 3)
-    if gated:  # few outputs a program leave too many programs to start
+    if gated:  # few outputs per program mean too many programs to start
         return Tile(4, 512 if block > 1024 else block, 1, 4, 1, 1)
     return Tile(2, block, 1, 4, 1, 1)  # all weights are loaded before the wait for the input
 
@@ -206,7 +209,7 @@ def few_rows_tile(n: int, k: int, gated: bool, rows: int) -> Tile | None:
 
 
 def padded_rows(rows: int) -> int:
-    """The number that so many rows are padded to."""
+    """The number that `rows` rows are padded to."""
     return next(p for p in PADDED_ROWS if p >= rows)
 
 

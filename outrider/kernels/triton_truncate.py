@@ -47,7 +47,7 @@ def _bisect_radius(row, count, peak, scale, least, centre, wanted, low, high, MA
 
 @triton.jit
 def _covered_radius(last, peak, scale, least, centre):
-    """All tokens nearer to `centre` than this are among the top logits, of which `last` is the lowest."""
+    """The radius around `centre` inside which all tokens are among the top logits, of which `last` is the lowest."""
     bound = centre - (last - peak) * scale
     return tl.where(least > last, float("inf"), tl.where(bound > 0, bound, 0.0))
 
@@ -99,7 +99,7 @@ def _kept_range(
 
 @triton.jit
 def _mass_and_mean(row, count, peak, scale, least, BLOCK: tl.constexpr):
-    """Of the tokens at or above `least`: their mass, and the mean of their scaled logits under their probabilities."""
+    """The mass of the tokens at or above `least`, and the mean of their scaled logits under their probabilities."""
     mass = tl.zeros((BLOCK,), dtype=tl.float32)
     moment = tl.zeros((BLOCK,), dtype=tl.float32)
     for start in range(0, count, BLOCK):
@@ -126,7 +126,7 @@ def _row_mass_and_mean(
     return mass, mean
 
 
-# rows of one tensor, at any address: their alignment must not compile another variant
+# these may be rows of one tensor, at any address: alignment must not cause another variant to be compiled
 @triton.jit(
     do_not_specialize_on_alignment=["temperatures", "top_ks", "top_ps", "min_ps", "typical_ps", "lows", "highs"]
 )

@@ -17,7 +17,7 @@ PrefixId = int | str  # names the text up to a page's end: a number; before the 
 PageKey = tuple[PrefixId, tuple[Token, ...]]  # (the text before the page, the page's own tokens)
 
 _RUNS = (64, 16, 4)
-"""Pages that a new run, and the one before it, have to grow: the first of these that there is room for."""
+"""Pages that a new run, and the run before it, are given to grow: the first of these for which there is room."""
 _EMPTY_PAGES = bytes([1]) * 2 * _RUNS[0]
 
 
@@ -44,9 +44,9 @@ class PagePool:
         self._keys: dict[int, PageKey] = {}  # published page -> key
         self._prefixes = 0
         self.writes = [0] * count
-        """How often each page was handed out to be written: what it holds is the same while this is."""
+        """For each page, how often it was handed out to be written: its text is not replaced while that is the same."""
         self.changes = 0
-        """How often sequences' tables changed: all of them are the same while this is."""
+        """How often any sequence's table changed. While the count is the same, so are all tables."""
 
     @property
     def free(self) -> int:
@@ -58,10 +58,10 @@ class PagePool:
         return self.count - self.free
 
     def open(self, seq_id: int, tokens: Seq[Token], salt: str = "") -> int:
-        """Start a sequence on whatever pages already hold its beginning.
+        """Open a sequence on the published pages that hold its beginning.
 
-        Returns how many tokens those are: whole pages, and never all of the text, since
-        the last token must be read to know what follows it.
+        Returns the number of tokens in those pages: whole pages, and never all of the text, since the last token must
+        be read to know what follows it.
         """
         own = self._sequences[seq_id] = SequencePages(salt=salt)
         self.changes += 1
@@ -77,7 +77,7 @@ class PagePool:
         return len(own.pages) * self.size
 
     def reserve(self, seq_id: int, length: int) -> bool:
-        """Own pages for `length` tokens. All or nothing."""
+        """Own pages for `length` tokens, all or none; returns whether the sequence has them."""
         own = self._sequences[seq_id]
         missing = -(-length // self.size) - len(own.pages)
         if missing <= 0:
@@ -90,7 +90,7 @@ class PagePool:
         return True
 
     def reserve_ahead(self, seq_id: int, length: int) -> None:
-        """Own pages for `length` tokens, or as many of them as half of those that are free."""
+        """Own pages for `length` tokens, but take no more than half of the free pages."""
         pages = self._sequences[seq_id].pages
         missing = min(-(-length // self.size) - len(pages), self.free // 2)
         if missing > 0:
@@ -122,7 +122,8 @@ class PagePool:
             own.prefixes.append(self._prefixes)
 
     def close(self, seq_id: int, *, unpublish: bool = False) -> None:
-        """Give all pages back. `unpublish`: what they hold may be wrong and is not shared."""
+        """Close the sequence and give its pages back. unpublish: pages that no other sequence owns are not shared any
+        more, since their keys and values may be wrong."""
         pages = self._sequences.pop(seq_id).pages
         self.changes += 1
         for page in reversed(pages):  # the end of a text is cached first, so it is evicted first
@@ -174,7 +175,7 @@ class PagePool:
             del self._published[key]
 
     def _take(self, after: int | None) -> int:
-        """A page that is not owned: the one after `after` if that is empty, since runs of pages need no gathering."""
+        """A page that is not owned: the one after `after` if empty, since runs of pages need no gathering of keys."""
         page = -1 if after is None or after + 1 >= self.count else after + 1
         if page < 0 or not self._empty[page]:
             page = self._start_of_run() if self._empty_count else next(iter(self._cached))
@@ -189,9 +190,9 @@ class PagePool:
         return page
 
     def _start_of_run(self) -> int:
-        """Where a new run has room to grow: in the first run of empty pages long enough, or at the first empty page.
+        """The first page of a new run: in the first stretch of empty pages that is long enough, or any empty page.
 
-        Not at the run's beginning, unless that begins the pool: the page before may belong to a text still growing.
+        Not at the start of a stretch, unless the pool starts there: the page before may belong to a text still growing.
         """
         for room in _RUNS:
             start = self._empty.find(_EMPTY_PAGES[: 2 * room])

@@ -30,9 +30,9 @@ from outrider.runners.pass_work import PACKED_BYTES, decoder_work
 from outrider.runners.threads import MAX_THREADS, threads_of, use_threads
 
 MAX_CACHE_TOKENS = 1 << 30
-DEFAULT_MEMORY = 8 << 30  # bytes taken to be free where the system does not say
+DEFAULT_MEMORY = 8 << 30  # bytes assumed to be free where the system does not say
 DraftNeeds = Callable[[Path], tuple[int, ReservedMemory]]
-"""`max_draft` and `reserved` of LoadOptions for the model in a folder."""
+"""From a model's folder to `max_draft` and `reserved` of LoadOptions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class LoadedModel:
     pinned: bool = False
     """Whether its text is bit-identical with and without speculation; see LoadOptions."""
     threads: str = ""
-    """The CPU threads that its passes begin with, for people to read; empty where they run elsewhere."""
+    """The number of CPU threads that its passes begin with, as text for people; empty where passes run elsewhere."""
     stored: str = ""
     """The format of its weights on disk, such as Q4_K or float32; empty where it is not known."""
     kernels: str = ""
@@ -116,8 +116,9 @@ def load(
 ) -> LoadedModel:
     """Load a folder, a Hugging Face id, a .gguf file or `demo`. Options are a LoadOptions, or its fields by name.
 
-    drafts: gives `max_draft` and `reserved`, where they depend on the model. Raises ConfigError for what is
-    impossible, before any weight is read; the tokenizer is read beside them.
+    drafts: gives `max_draft` and `reserved` for the model's folder, where they depend on the model. Raises ConfigError
+    for what is impossible: before any weight is read, unless there is too little memory or the model cannot be pinned.
+    The tokenizer is read in parallel with the weights.
     """
     if options is not None and given:
         raise ConfigError(f"load: {', '.join(given)} beside LoadOptions: put all options in one of the two")
@@ -245,7 +246,8 @@ def choose_dtype(name: str) -> torch.dtype | None:
 def choose_quantize(
     name: str, bits: int, native: bool, device: torch.device, dtype: torch.dtype | None
 ) -> Quantization | None:
-    """How weights are packed, None: not. bits: of the weights before they were converted, 0: not known."""
+    """How weights are packed; None: they are not. bits: per weight before the model was converted, 0: not known.
+    native: it runs on this package's decoder."""
     packed = get_args(Quantization)
     if name not in ("auto", "none", "", *packed):
         raise ConfigError(f"no quantization called {name!r}; choose one of: auto, none, {', '.join(packed)}")
@@ -287,7 +289,7 @@ def available_memory() -> int:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, ValueError, IndexError, StopIteration):
-        pass  # no Linux, or an old one
+        pass  # not Linux, or an old kernel
     try:
         return max(0, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")) or DEFAULT_MEMORY
     except (AttributeError, OSError, ValueError):

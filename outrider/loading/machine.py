@@ -1,4 +1,4 @@
-"""What a model's speed depends on, and what its draft models will take of a device's memory."""
+"""What a model's speed depends on, and how much of a device's memory its draft models will take."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outrider.loading.memory import ReservedMemory, reserved_memory_of
 
 
 def speed_facts(loaded: LoadedModel) -> tuple[object, ...]:
-    """All that the times of a model's passes depend on; equal facts, equal times."""
+    """All that the times of a model's passes depend on: measured times hold for any model with equal facts."""
     device = loaded.target.device
     threads = loaded.threads.partition(" ")[0]  # the number alone, not how it was found
     cpu = f"{processor()} {os.cpu_count()} cores, {threads} threads"
@@ -24,9 +24,10 @@ def speed_facts(loaded: LoadedModel) -> tuple[object, ...]:
 
 
 def memory_for_drafts(models: Iterable[tuple[str, str, int, bool]], device: str) -> ReservedMemory:
-    """What draft models will take of a CUDA device.
+    """The memory that draft models will take on a CUDA device.
 
-    Each is (name, device, rows of its head that are copied, whether its MTP module alone is loaded).
+    models: for each (name, device, rows of its head that are copied, whether its MTP module alone is loaded); an empty
+    device is the target's.
     """
     here = choose_device(device)
     if here.type != "cuda":
@@ -42,7 +43,7 @@ def memory_for_drafts(models: Iterable[tuple[str, str, int, bool]], device: str)
 
 @contextmanager
 def draft_errors() -> Iterator[None]:
-    """Within, errors say that they are about the draft model."""
+    """Inside the `with` block, the message of a ConfigError says that it is about the draft model."""
     try:
         yield
     except ConfigError as error:

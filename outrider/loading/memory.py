@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 SPARE_BYTES = 256 << 20  # left free: what the driver and libraries allocate now and then
 MAX_OUTSIDE_BYTES = 1 << 30  # what the driver takes at most for kernels and graphs, outside PyTorch's pool
 MAX_GRAPH_BYTES = 64 << 20  # the same for one graph
-SAMPLED_GRAPHS = 4  # CUDA graphs measured besides the largest; the others are taken to be like them
+SAMPLED_GRAPHS = 4  # CUDA graphs measured besides the largest; the others are assumed to take as much
 MIN_CACHE_TOKENS = 64
 PAGE_TOKENS = 16
 DEFAULT_TAPS = 3  # layers that an EAGLE-3 head reads where its checkpoint does not say which
@@ -73,7 +73,7 @@ class MemoryPlan:
 
     total: int
     in_use: int
-    """By the model's weights and whatever else is on the device."""
+    """Taken by the model's weights and whatever else is on the device."""
     workspace: int
     """Measured with the largest forward passes."""
     reserved: int
@@ -94,9 +94,9 @@ class MemoryPlan:
 
 
 def reserved_memory_of(model: str, *, vocab: int = 0, module: bool = False) -> ReservedMemory:
-    """What a draft model or a drafting head will take, from its files; no weight is read.
+    """The memory that a draft model or a drafting head will take, computed from its files; no weight is read.
 
-    vocab: rows copied of its output head. module: of its MTP module alone.
+    vocab: rows of its output head that are copied. module: count its MTP module alone.
     """
     if module:
         files = open_mtp(model)
@@ -120,8 +120,8 @@ def _memory_of_head(head: HeadConfig, weights: int) -> ReservedMemory:
 
 
 def head_token_bytes(head: HeadConfig, size: int) -> int:
-    """What a head takes of the target's pages for a token, in numbers of so many bytes: its keys and values, the
-    target's tapped outputs, and the token."""
+    """Bytes that a head adds to the target's pages for each token: its keys and values, the target's tapped outputs,
+    and the token id. size: bytes of each number of the former two."""
     taps = (len(head.taps) or (DEFAULT_TAPS if head.kind == "eagle3" else 1)) * head.target_hidden_size
     return size * (2 * head.layers * head.kv_heads * head.head_dim + taps) + torch.int64.itemsize
 
@@ -150,7 +150,7 @@ def plan_memory(
 
 
 def _checked_workspace(decoder: Decoder, work: Workload) -> int:
-    """As `measure_workspace`; ConfigError where there is too little memory even for that."""
+    """As `measure_workspace`; raises ConfigError where there is too little memory even to measure."""
     device = decoder.device
     free, total = torch.cuda.mem_get_info(device)
     try:
@@ -187,7 +187,7 @@ def measure_workspace(decoder: Decoder, work: Workload) -> int:
 
 
 def _capture_graphs(graphs: GraphRunner, work: Workload) -> int:
-    """Capture the largest graph and a few more. Returns the bytes that the others will take."""
+    """Capture the largest graph and a few more. Returns the estimated bytes of those that are not captured."""
     device = graphs.model.device
     *rest, largest = _shapes_by_rows(graphs, work)
     graphs.make_room([largest])
@@ -203,25 +203,27 @@ def _capture_graphs(graphs: GraphRunner, work: Workload) -> int:
 
 
 def _held_logits(graphs: GraphRunner, work: Workload) -> list[Tensor]:
-    """The logits alive at once: of a round being committed and of the next; a round of several passes has parts too."""
+    """As much memory as the logits alive at once take: of a round being committed and of the next; where a round takes
+    several passes, of their parts too."""
     copies = 2 if work.max_rows <= _shapes_by_rows(graphs, work)[-1].rows else 3
     shape = work.max_rows, graphs.model.config.vocab_size
     return [torch.empty(shape, dtype=torch.float32, device=graphs.model.device) for _ in range(copies)]
 
 
 def _shapes_by_rows(graphs: GraphRunner, work: Workload) -> list[BatchShape]:
-    """Every batch shape that will be captured, the largest last."""
+    """Every batch shape that will be captured, the one of most rows last."""
     shapes = [*graphs.shapes(work.max_batch, work.max_width), *graphs.prompt_shapes(work.max_width)]
     return sorted(shapes, key=lambda shape: shape.rows)
 
 
 def _used(device: torch.device) -> tuple[int, int]:
-    """Bytes that are free on the device, and bytes in this process's pool."""
+    """(bytes free on the device, bytes in the pool of this process)"""
     return _free_bytes(device), torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
 
 
 def _taken_since(before: tuple[int, int], device: torch.device, outside: int) -> int:
-    """Bytes that this process took. Other processes change what is free, too: their part is cut to `outside`."""
+    """Bytes that this process took since `before`. Other processes also change the free memory: outside this process's
+    pool, at most `outside` bytes are counted."""
     free, pool = before
     free_now, pool_now = _used(device)
     return max(0, min(free - free_now, pool_now - pool + outside), pool_now - pool)
@@ -233,7 +235,7 @@ def _free_bytes(device: torch.device) -> int:
 
 
 def _release_cached_memory(device: torch.device) -> None:
-    """Return unused memory to the device, so that what is free can be counted."""
+    """Return unused memory to the device, so that its free memory can be measured."""
     gc.collect()
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""Linear layers over packed blocks: those of a GGUF file as they are, or our own 4 and 8 bits.
+"""Linear layers over packed blocks: those of a GGUF file as they are, or our own with 4 or 8 bits.
 
 Rows are float32 and are multiplied in blocks of 32 with 8 bits each. Each output row has the same bits whatever other
 rows are in the batch and however many threads there are.
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class BlockLinear:
-    """Tensors [out, in] whose outputs lie side by side."""
+    """A linear layer of packed tensors [out, in], whose outputs are concatenated."""
 
     __slots__ = ("bias", "out", "parts", "struct")
 
@@ -73,7 +73,7 @@ class BlockPacker:
     tensors: Tensors
     quantize: Quantization
     keeps_blocks: bool
-    """Tensors that a file stores in blocks stay in them."""
+    """Whether tensors that a file stores in blocks are kept in those blocks."""
     head_dim: int
 
     def linear(self, names: Seq[str], bias: Tensor | None, *, as_quantized: Quantization | None = None) -> BlockLinear:

@@ -20,7 +20,7 @@ class RopeConfig:
     """Base of the wavelengths."""
     kind: RopeKind = "default"
     factor: float = 1.0
-    """How many times longer than trained (linear, llama3, yarn)."""
+    """The context length as a multiple of the trained one (linear, llama3, yarn)."""
     original_positions: int = 0
     """Positions the model was first trained on (llama3, yarn)."""
     low_freq_factor: float = 1.0

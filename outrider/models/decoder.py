@@ -58,7 +58,7 @@ class Norm:
         """weight: float32 [dim] or, for a weight per head, [heads, dim]. dtype: of the output."""
         self.weight, self._eps, self._dtype, self._scaled_eps = weight, eps, dtype, None
         self.plain_weight = weight
-        """What the normalized row is multiplied by; `weight` may have a factor besides."""
+        """The weight that normalized rows are multiplied by; `weight` may include a further factor."""
         if weight.device.type == "cpu":
             # A row's length is sqrt(dim) times its root mean square; weight and eps absorb the factor.
             dim = weight.shape[-1]

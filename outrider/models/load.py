@@ -71,7 +71,7 @@ def load_decoder(
 
 
 def default_dtype(config: DecoderConfig, device: torch.device) -> torch.dtype:
-    """What a model runs in unless told otherwise: float32 on the CPU; elsewhere the checkpoint's own 16 bits, or
+    """The dtype that a model runs in by default: float32 on the CPU; elsewhere the checkpoint's own 16 bits, or
     bfloat16 where it is stored in float32 or in the blocks of a GGUF file."""
     if device.type == "cpu":
         return torch.float32

@@ -1,4 +1,4 @@
-"""Special tokens spelled out in text that a user wrote: found, and encoded as text instead of as control tokens.
+"""Find special tokens that are spelled out in a user's text, and encode them as text instead of as control tokens.
 
 A chat template writes control tokens and users' strings into one text. To tell them apart, each
 special token in a user's string is replaced by a placeholder before the template runs; every
@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Encoding, Tokenizer, models
 
 
 class SpecialTokens:
-    """The special tokens of a tokenizer, and an encoder that is told which of them are meant. Threads may share it."""
+    """A tokenizer's special tokens, and an encoder that is told which of them are control tokens. Thread-safe."""
 
     def __init__(self, backend: Tokenizer) -> None:
         added = backend.get_added_tokens_decoder()
@@ -67,7 +67,7 @@ class SpecialTokens:
         return [self._meant.get(i, i) for i in self._marked.post_process(encoded, add_special_tokens=special).ids]
 
     def _encode(self, marked: str) -> Encoding:
-        """Encode a marked text. Text that the model has a special token for is split behind its first character."""
+        """Encode a marked text. Text that would become a special token is split after its first character."""
         encoded = self._marked.encode(marked, add_special_tokens=False)
         pieces: list[str] = []
         at = 0
@@ -83,7 +83,7 @@ class SpecialTokens:
         return Encoding.merge([self._encode(piece) for piece in (*pieces, marked[at:])], growing_offsets=False)
 
     def _marked_backend(self, added: Mapping[int, AddedToken]) -> tuple[Tokenizer, dict[int, int]]:
-        """A tokenizer of the same model that takes special tokens only behind a mark; their ids by its own."""
+        """A tokenizer of the same model that takes special tokens only after a mark, and their ids by its own ids."""
         made = Tokenizer(self._backend.model)  # shared, not copied
         made.normalizer, made.pre_tokenizer = self._backend.normalizer, self._backend.pre_tokenizer
         made.post_processor = self._backend.post_processor

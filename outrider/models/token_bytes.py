@@ -1,4 +1,4 @@
-"""The bytes that tokens stand for, whatever way a vocabulary writes them."""
+"""The bytes that tokens stand for, however a vocabulary writes them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _BYTE_LEVEL = _byte_level_characters()
 
 
 class OwnTexts(dict[int, str | bytes]):
-    """What each token of a byte-level vocabulary adds to a text, found as tokens come. Threads may share it.
+    """The text of each token of a byte-level vocabulary, decoded on first use. Safe to share between threads.
 
-    Text where it is of whole characters, none of them U+FFFD; else its bytes.
+    A str where the token decodes to whole characters, none of them U+FFFD; else the token's bytes.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
@@ -39,19 +39,19 @@ class OwnTexts(dict[int, str | bytes]):
         return own
 
     def _bytes_of(self, token: int) -> bytes:
-        """The bytes that the decoder takes a token for: those it spells, or else its name's own."""
+        """The bytes that the decoder makes of a token: those its characters stand for, else its name in UTF-8."""
         name = self._backend.id_to_token(token) or ""
         spelled = _read_byte_level(name)
         return name.encode() if spelled is None else spelled
 
 
 def bytes_reader(tokenizer: Mapping[str, Any]) -> Callable[[str], bytes | None]:
-    """From a token as the vocabulary writes it to its bytes; None where it has none. tokenizer: a tokenizer.json."""
+    """A function from a token, as the vocabulary writes it, to its bytes or None. tokenizer: a tokenizer.json."""
     return _read_byte_level if _mentions(tokenizer.get("decoder"), "ByteLevel") else _read_sentencepiece
 
 
 def is_byte_token(token: str) -> bool:
-    """Whether a SentencePiece vocabulary writes a single byte in this way, as a last resort."""
+    """Whether this is a byte-fallback token of a SentencePiece vocabulary, such as `<0x68>`."""
     return _BYTE_TOKEN.fullmatch(token) is not None
 
 

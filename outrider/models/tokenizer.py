@@ -55,7 +55,7 @@ class Tokenizer:
         self.bos_id = bos_id if named_bos is None else named_bos
         joins_bytes = isinstance(backend.decoder, tokenizers.decoders.ByteLevel)
         self.own_texts = OwnTexts(backend) if joins_bytes else None
-        """What each token adds to a text, where that is just its bytes."""
+        """The text of each token; None where a token's text is not just its bytes."""
 
     @classmethod
     def from_folder(cls, path: Path) -> Tokenizer:
@@ -192,7 +192,7 @@ class Tokenizer:
 
 @contextmanager
 def _encodable(text: object) -> Iterator[None]:
-    """RequestError for what is no text: the tokenizers library raises TypeError."""
+    """Raise RequestError for a value that is not text, where the tokenizers library raises TypeError."""
     try:
         yield
     except TypeError as error:

@@ -30,7 +30,7 @@ class VocabMap:
         self.shared = {t: d for t, d in sorted(shared.items()) if t < target_rows and d < draft_rows}
         """Target id -> draft id, of tokens that both have."""
         self._longer: dict[Token, tuple[Token, ...]] = {}
-        """Target tokens that only the target has, as draft tokens: filled as texts hold them."""
+        """Tokens that only the target has, written in draft tokens; filled when a text contains them."""
 
     @property
     def coverage(self) -> float:
@@ -70,9 +70,9 @@ class VocabMap:
 
 
 def _by_meaning(tokenizer: Tokenizer, rows: int) -> dict[bytes | str, Token]:
-    """Bytes of a text token, or the name of a special one -> id; the lowest of equal ones.
+    """Bytes of a text token, or the name of a special token -> id; the lowest id among equal tokens.
 
-    A byte's own token, `<0x68>`, comes after a piece of the same byte: it stands for what no piece has.
+    A byte-fallback token, such as `<0x68>`, counts only where no ordinary token stands for the same byte.
     """
     found: dict[bytes | str, Token] = {}
     tokens = zip(tokenizer.tokens, tokenizer.token_bytes, strict=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 SOURCES = Path(__file__).parent / "src"
 LIBRARY_NAME = "liboutrider.so"
 INSTALLED = Path(__file__).parent / LIBRARY_NAME
-"""Built when the package was; the file beside it that ends in .key says from which sources."""
+"""The library built with the package; the file beside it that ends in .key identifies its sources."""
 COMMON_FLAGS = (
     *("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-pthread"),
     "-ffp-contract=off",  # a sum has the same bits wherever it is written
@@ -104,7 +104,7 @@ def build(compiler: Seq[str], file: Path) -> Path:
         except BuildError:
             if source.name != AMX_FILE:
                 raise
-            _run([*compiler, *flags, *AVX512_FLAGS, "-DOUTRIDER_NO_AMX", *named])  # it is older than these instructions
+            _run([*compiler, *flags, *AVX512_FLAGS, "-DOUTRIDER_NO_AMX", *named])  # for a compiler without AMX
         return str(out)
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
@@ -127,7 +127,7 @@ def _run(command: list[str]) -> str:
 
 
 def _key(compiler: Seq[str]) -> str:
-    """Names a build: changes with the sources, the flags, the compiler and the machine's kind."""
+    """The name of a build: it changes with the sources, the flags, the compiler and the kind of machine."""
     told = repr((list(compiler), _run([*compiler, "--version"]), platform.machine(), _sources_key()))
     return hashlib.sha256(told.encode()).hexdigest()[:16]
 

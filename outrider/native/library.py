@@ -16,7 +16,7 @@ VERSION = 3
 
 
 class Product(c.Structure):
-    """One linear layer: tensors whose outputs lie side by side."""
+    """One linear layer: up to three tensors, whose outputs are concatenated."""
 
     _fields_ = [("parts", c.c_void_p * 3), ("bias", c.c_void_p)]
 
@@ -138,7 +138,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 
 
 class Library:
-    """The loaded library. `call` raises what a function says went wrong."""
+    """The loaded library. `call` raises an error with the message of the function that failed."""
 
     def __init__(self, file: str) -> None:
         loaded = c.CDLL(file)
@@ -147,7 +147,7 @@ class Library:
             self._functions[name].restype, self._functions[name].argtypes = result, arguments
 
     def call(self, name: str, *arguments: object) -> int:
-        """The number that a function returns; 0 for those that return none, or text where they fail."""
+        """The number that a function returns; 0 for functions that return none, or text only when they fail."""
         found = self._functions[name](*arguments)
         if isinstance(found, bytes):
             raise OutriderError(f"the CPU kernels refuse {name}: {found.decode()}")
@@ -160,7 +160,7 @@ class Library:
 
 
 def library() -> Library | None:
-    """The library, built first where necessary; None where it cannot be had.
+    """The library, built first where necessary; None where it is not available.
 
     OUTRIDER_NATIVE=0: None; 1: also where it has only the plain kernels for this processor, which are slower than
     PyTorch's operators.

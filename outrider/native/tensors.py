@@ -51,7 +51,7 @@ class BlockTensor:
     def pack(
         library: Library, kind: Kind, blocks: np.ndarray, columns: int, order: Tensor | None = None
     ) -> BlockTensor:
-        """blocks: uint8 [rows, bytes of a row], as a file stores them. order: int64 [rows], which row comes where."""
+        """blocks: uint8 [rows, bytes of a row], as a file stores them. order: int64 [rows], order[i] becomes row i."""
         blocks = np.ascontiguousarray(blocks)
         rows, handle = blocks.shape[0], c.c_void_p()
         order = None if order is None else order.contiguous()

@@ -1,4 +1,4 @@
-"""Where a pass leaves its sequences, without captured passes: by the reference, or from the host's verdicts."""
+"""The DeviceState that a pass leaves, without captured passes: by the reference, or from the host's verdicts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def accept_plainly(model: PagedModel, scores: Scores, choices: Tensor) -> Device
 def state_of_verdicts(
     model: PagedModel, scores: Scores, features: Seq[Tensor], verdicts: Seq[Verdict]
 ) -> DeviceState | None:
-    """The same for verdicts the host knows, one for each span that asks for logits. features: of every span."""
+    """The state after verdicts that the host knows, one for each span that asks for logits; None if there is none.
+    features: the tapped outputs of every span."""
     wanted = [(span, own) for span, own in zip(scores.spans, features, strict=True) if span.wanted]
     if not wanted:
         return None

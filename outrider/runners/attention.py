@@ -17,20 +17,20 @@ from outrider.kernels.attention import attend_block, attend_rows
 from outrider.runners.layout import Layout, key_ranges
 from outrider.runners.paged_model import LayerCache, PagedModel
 
-PROMPT_ROWS = 32  # rows from which on a span is a prompt being read, and its rows share their keys
+PROMPT_ROWS = 32  # a span of so many rows or more is a prompt being read; its rows share their keys
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionLayers:
-    """The layers that attend: their caches, and what scores they compute."""
+    """The layers that attend: their caches, and the parameters of their scores."""
 
     caches: Seq[LayerCache]
     windows: Seq[int]
-    """By layer: how many last positions a row sees; 0: all."""
+    """For each layer, the number of last positions that a row sees; 0: all."""
     scale: float
     softcap: float = 0.0
     skip: int = 0
-    """So many first positions of a text are seen by their own rows alone."""
+    """The number of first positions of a text that are seen by their own rows alone, see `Head.skip`."""
 
     @staticmethod
     def of_model(model: PagedModel) -> AttentionLayers:
@@ -40,7 +40,7 @@ class AttentionLayers:
 
 
 class PassAttention(Protocol):
-    """What a decoder or a head calls once a layer, see `models.decoder.Attend`."""
+    """What a decoder or a head calls once per layer, see `models.decoder.Attend`."""
 
     checks_rows: bool
     """Whether NaN in one row can reach another, so that rows must be checked afterwards."""
@@ -49,14 +49,14 @@ class PassAttention(Protocol):
 
 
 def attention_of(model: PagedModel, layers: AttentionLayers, spans: Seq[Span], layout: Layout) -> PassAttention:
-    """The kernel where there is one for these spans, else the reference."""
+    """The attention of a pass over these spans: by the prompt kernel where it supports them, else by the reference."""
     if model.fused and all(span.draft.is_chain for span in spans):
         return PromptAttention(model, layers, spans, layout)
     return ReferenceAttention(model, layers, spans, layout)
 
 
 class ReferenceAttention:
-    """Span by span in plain PyTorch; trees too."""
+    """Attention in plain PyTorch, span by span; chains and trees."""
 
     checks_rows = True
 
@@ -64,7 +64,7 @@ class ReferenceAttention:
         self.layers, self.slots = layers, layout.slots
         self.ranges = key_ranges(spans, layout, model.pool, model.device)
         self.shared = model.device.type != "cpu"
-        """Whether rows always share their keys."""
+        """Whether the rows of a span share their keys however few they are."""
         self.prompt_rows = PROMPT_ROWS if not model.decoder.weights.packed else 1 << 30
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ class ReferenceAttention:
 
 
 class PromptAttention:
-    """One kernel a layer, for spans that are chains. What a row does not see counts for nothing, be it NaN."""
+    """One kernel per layer, for spans that are chains. Keys that a row does not see have no effect on it, even NaN."""
 
     checks_rows = False
 
@@ -108,7 +108,7 @@ class PromptAttention:
         return self.attend(layer, q.contiguous())
 
     def attend(self, layer: int, q: Tensor) -> Tensor:
-        """q [N, heads, dim], contiguous, over keys and values that are in the cache: [N, heads * dim]"""
+        """q [N, heads, dim], contiguous, over keys and values already in the cache: [N, heads * dim]"""
         layers = self.layers
         keys, values = layers.caches[layer]
         out = torch.empty_like(q)

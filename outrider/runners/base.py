@@ -23,7 +23,7 @@ from outrider.runners.pass_work import PassWork
 from outrider.runners.reduced_head import ReducedHead
 
 TELLING_ROWS = (1, 8, 4, 16, 2, 6, 12, 3, 5)
-"""Rows of passes that are timed where none is captured; those between are interpolated."""
+"""Rows of the passes that are timed where no pass is captured; times between them are interpolated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +33,19 @@ class Scores:
     logits: Tensor
     """float32 [sum of span.rows, vocab]: span by span, after its last text token and after each draft node.
 
-    Valid until the next pass where `choices` are given, and left out where nobody reads them (`Draws.logits`).
+    Where `choices` are given, valid until the next pass, and empty if nobody reads the logits (`Draws.logits`).
     """
     spans: Seq[Span]
-    """What was scored."""
+    """The spans that were scored."""
     features: Seq[Tensor] | None = None
     """For each span [its rows, taps * hidden], where layers are tapped; valid until the next pass."""
     positions: Callable[[], Tensor] | None = None
-    """int64 [rows of logits]: the place in its text of the token that follows each row, computed on the device.
+    """int64 [rows of logits]: the position in its text of the token that follows each row, computed on the device.
 
-    None where they follow from the host's sequences and drafts.
+    None where positions follow from the host's sequences and drafts.
     """
     handle: Any = None
-    """The runner's own, for `advance`; valid until the next pass."""
+    """The runner's own data for `advance`; valid until the next pass."""
     choices: Tensor | None = None
     """int64 [rows of logits]: the target's choice after each row, where the pass made it; valid until the next pass."""
 
@@ -71,7 +71,7 @@ class ChainStart:
     temperature: float
     length: int = 2
     last: tuple[Token, Token] = (0, 0)
-    """Length and last tokens are left out where a DeviceState holds them."""
+    """The length and last tokens are not set where a DeviceState holds them."""
 
 
 class Runner(ABC):
@@ -86,13 +86,13 @@ class Runner(ABC):
     """Max tokens of one text that the model supports."""
     device: torch.device
     pool: PagePool
-    """Who owns which page. The engine opens, reserves and closes; the runner reads the tables."""
+    """Which sequence owns which page. The engine opens, reserves and publishes; `keep` trims and `release` closes."""
     scores_trees: bool = True
     """False: the engine passes it only chains."""
     row_block: int = 1
-    """Rows are computed so many at a time: a pass of one row more costs as much as a whole block more."""
+    """Rows are computed in blocks of so many: one row beyond a full block costs as much as another full block."""
     rewinds: bool = True
-    """Whether a span may start before the end of what is cached, which is then dropped; a draft model must."""
+    """Whether a span may start before the end of what is cached, which is then dropped; required of draft models."""
     max_width: int = MAX_WIDTH
     """Max rows of one decoding sequence in a pass that is launched behind another: its last token and its draft."""
     asynchronous: bool = False
@@ -100,7 +100,7 @@ class Runner(ABC):
     joins: bool = False
     """Whether texts can be read behind a pass in flight, so that newcomers join the round behind it."""
     work: PassWork | None = None
-    """What its passes read and compute; None where nobody said."""
+    """What its passes read and compute; None where that is not known."""
 
     @abstractmethod
     def score(self, spans: Seq[Span], after: DeviceState | None = None) -> Scores:
@@ -111,10 +111,11 @@ class Runner(ABC):
         """
 
     def read(self, spans: Seq[Span], after: DeviceState | None = None) -> DeviceState | None:
-        """Read each span's tokens, no logits wanted. Where the runner `joins`, also behind a pass in flight.
+        """Read each span's tokens into the cache, without logits. If the runner `joins`, also behind a pass in flight.
 
-        after: where that one leaves sequences, others among them. Returns the same, where nothing overwrites it; the
-        scores of that pass may be overwritten, once the device has come so far.
+        after: the state that the pass in flight leaves, which may have other sequences. Returns that state, in memory
+        that this call does not overwrite; the scores of that pass may be overwritten as soon as the device executes
+        this one.
         """
         self.score(spans)
         return after
@@ -122,32 +123,32 @@ class Runner(ABC):
     def score_and_choose(self, spans: Seq[Span], after: DeviceState | None, draws: Draws) -> Scores:
         """As `score`, for spans that are one token and a draft each: the scores may hold the target's choices too.
 
-        draws: of the spans' sequences, in their order.
+        draws: the seeds and temperatures of the spans' sequences, in their order.
         """
         return self.score(spans, after)
 
     def shared_tokens(self, lengths: Seq[int], longest: int) -> int:
-        """How many tokens drafts of up to `longest` each have together, where they share the rows of a pass.
+        """The number of draft tokens that a pass takes in all where drafts of up to `longest` tokens share its rows.
 
-        At no more cost than drafts of these lengths. 0: there is no such pass.
+        That pass costs no more than one for drafts of these lengths. 0: there is no such pass.
         """
         return 0
 
     def can_repeat(self, scores: Scores, after: DeviceState) -> bool:
-        """Whether `repeat` can launch the pass of these scores, the last one, behind itself. after: what it leaves."""
+        """Whether `repeat` can launch the last pass, whose scores these are, behind itself. after: its state."""
         return False
 
     def repeat(self, scores: Scores) -> Scores:
-        """Launch the last pass again, with choices: the same sequences, drafts at the same places of the device."""
+        """Launch the last pass again, with choices: the same sequences, drafts at the same device addresses."""
         raise NotImplementedError
 
     @abstractmethod
     def keep(self, span: Span, path: Seq[int], *, compacted: bool = False, trim: bool = True) -> int:
-        """Of a span that was scored, keep the text and the draft nodes on `path`.
+        """Keep the text and the draft nodes on `path` of a span that was scored, and drop its other nodes.
 
-        Returns how many tokens of the sequence are cached now: the text and the path, or less where
-        the cache cannot be rolled back and the rest is read again. compacted: `advance` has moved the
-        accepted nodes together already. trim: give pages beyond back; not while a pass in flight writes there.
+        Returns how many tokens of the sequence are cached now: the text and the path, or less where the cache cannot be
+        rolled back and the rest is read again. compacted: `advance` has moved the accepted nodes together already.
+        trim: give back the pages beyond; must be False while a pass in flight writes there.
         """
 
     @abstractmethod
@@ -155,15 +156,15 @@ class Runner(ABC):
         """Forget the sequence and close its pages; `unpublish`: what they hold is not shared."""
 
     def advance(self, scores: Scores, choices: Tensor) -> DeviceState | None:
-        """Where a pass leaves its sequences, given the target's choice after each row of its logits. Never waits.
+        """The state that a pass leaves, given the target's choice after each row of its logits. Never waits.
 
-        choices int64 [rows], negative where there is none. Accepted tree nodes are moved together in the
-        cache. None where only the host can compute it.
+        choices int64 [rows], negative where there is none. Accepted tree nodes are moved together in the cache. None
+        where only the host can compute the state.
         """
         return None
 
     def advance_to(self, scores: Scores, verdicts: Seq[Verdict]) -> DeviceState | None:
-        """The same for verdicts that the host knows, one for each span that asks for logits; None: no taps."""
+        """As `advance`, for verdicts that the host knows, one for each span that asks for logits; None: no taps."""
         return None
 
     def tap(self, layers: Seq[int]) -> None:
@@ -177,14 +178,15 @@ class Runner(ABC):
     def capture(self, batch: int, width: int) -> Iterator[str]:
         """Compile, capture and allocate for passes of up to `batch` sequences of up to `width` rows.
 
-        Yields what is ready, piece by piece. Afterwards no pass of any such size does so again.
+        Yields a description of each part that is ready. Afterwards no pass of any such size compiles, captures or
+        allocates.
         """
         return iter(())
 
     def pass_shapes(self, batch: int, width: int) -> list[tuple[int, int]]:
-        """The (sequences, rows of each) of passes whose times tell those of all others, the most telling first.
+        """The (sequences, rows of each) of the passes to time, the most telling first: other times are interpolated.
 
-        Where passes are captured: every shape that is, for up to `batch` sequences of up to `width` rows.
+        Where passes are captured: every uniform shape captured for up to `batch` sequences of up to `width` rows.
         """
         return [(1, rows) for rows in TELLING_ROWS if rows <= max(width, 2)]
 
@@ -192,12 +194,12 @@ class Runner(ABC):
         """The (sequences, max rows of one, rows of all) of captured passes that take sequences of different widths."""
         return []
 
-    # what a draft model's runner does besides
+    # for draft models only
 
     def draft_chains(
         self, starts: Seq[ChainStart], steps: int, after: DeviceState | None = None
     ) -> Seq[Seq[Token]] | None:
-        """Draft `steps` tokens after each start on the device, in one go; None where that cannot be.
+        """Draft `steps` tokens after each start on the device, in one go; None where the runner cannot.
 
         The result may be `DeviceRow`s. after: the state of the starts' sequences, in their order.
         """
@@ -208,7 +210,7 @@ class Runner(ABC):
         return iter(())
 
     def reduce_vocab(self, tokens: Seq[Token]) -> ReducedHead | None:
-        """Score only these tokens from now on, all where none are named; None where that cannot be.
+        """Score only these tokens from now on, or all where none are given. Returns None where all are scored.
 
         `score` returns -inf for every other token; the first token of `draft_chains` may still be any.
         """

@@ -26,8 +26,9 @@ BlockFunction = Callable[["BlockBatch"], HeadDraft]
 class BlockRunner(TextRunner["BlockBatch"]):
     """Drafts with a block head, which reads a text up to its last cached token.
 
-    What it keeps at a position depends on the target's outputs there alone. The rows of a block are written behind it,
-    where the target's next tokens will be: the next draft overwrites them as those come, and nothing reads them before.
+    Its keys and values at a position depend on the target's outputs there alone. The rows of a block are written behind
+    the text, at the positions of the target's next tokens; the next draft overwrites them, and nothing reads them
+    before.
     """
 
     def __init__(
@@ -42,10 +43,11 @@ class BlockRunner(TextRunner["BlockBatch"]):
         tree: TreeSize | None = None,
         graph_pool: Any = None,
     ) -> None:
-        """tokens: how many one draft holds in a row. sampled: mode `distribution`.
+        """tokens: max tokens of a draft in a row. sampled: mode `distribution`.
 
-        chains: `draft` makes chains of mode `seeded`; tree: or such trees. The CPU kernels make both without it.
-        graph_pool: where to capture; None: nothing is captured.
+        chains: `draft` makes chains of mode `seeded`; tree: it makes such trees, of this size. Where the CPU kernels
+        support the head, they make both in place of `draft`. graph_pool: the memory pool of captured graphs; None:
+        nothing is captured.
         """
         reads, rows = HeadReads(model.pool, 1 + tokens, last=False), head.config.block_size
         super().__init__(model, head.config, reads, rows=rows, row_width=rows, graph_pool=graph_pool)
@@ -56,7 +58,7 @@ class BlockRunner(TextRunner["BlockBatch"]):
 
             self.fused = fused_block.FusedBlock(head, model, self.layers) if fused_block.supports(head) else None
         self.cpu = cpu_blocks_of(head, model, self.layers)
-        """Drafts in one call of the CPU kernels; None where they do not compute them."""
+        """Makes drafts in one call of the CPU kernels; None where they do not support the head."""
         self.chains, self.tree = chains and self.cpu is not None, tree
         self.graphed_reads = GraphedReads(self.read_rows, model, graph_pool)
 
@@ -64,19 +66,19 @@ class BlockRunner(TextRunner["BlockBatch"]):
         return BlockBatch(self, size)
 
     def place(self, size: int) -> HeadDraft:
-        """Where captured drafts for so many sequences are written, every time."""
+        """The tensors to which captured drafts for `size` sequences are written."""
         return cast(HeadDraft, self._batch(size).kept())
 
     def length_of(self, length: int) -> int:
         return min(length, self.tokens) if self.chains and length else self.tokens
 
     def store(self, features: Tensor, attend: BatchAttention) -> None:
-        """Write the keys and values of a batch's rows: the target's tapped outputs [B * R, taps * hidden]."""
+        """Write keys and values for a batch's rows, from the target's tapped outputs [B * R, taps * hidden]."""
         for layer, (k, v) in enumerate(self.head.keys_values(self.head.context(features), attend.positions)):
             attend.store(layer, k, v)
 
     def run(self, anchors: Tensor, attend: BatchAttention) -> BlockRows:
-        """Run the blocks of these anchors, int64 [B], at the starts of a batch."""
+        """Run the blocks that begin with these anchors, int64 [B], at the starts of a batch."""
         count = len(anchors)
         if self.fused is not None:
             hidden = self.fused.forward(anchors, attend.batch, self.workspace)
@@ -101,7 +103,7 @@ class BlockRunner(TextRunner["BlockBatch"]):
             self.read_rows(layout.slots, layout.positions)
 
     def read_rows(self, slots: Tensor, positions: Tensor) -> None:
-        """Read what the target keeps at these slots, and write keys and values there: int64 [N] both."""
+        """Read the tapped outputs kept at these slots, and write the head's keys and values there: int64 [N] both."""
         rows = self.kept.features[slots]
         if self.fused is not None:
             self.fused.store(rows, self.fused.places(slots, positions))
@@ -113,7 +115,7 @@ class BlockRunner(TextRunner["BlockBatch"]):
 
 
 class BlockBatch(DraftBatch):
-    """A block head's passes for up to B sequences: inputs that stay where they are, captured where graphs are."""
+    """A block head's passes for up to B sequences, with inputs at fixed addresses; captured if it has a graph pool."""
 
     def __init__(self, runner: BlockRunner, batch: int) -> None:
         model = runner.model
@@ -121,7 +123,7 @@ class BlockBatch(DraftBatch):
         self.runner = runner
         size, causal = runner.head.config.block_size, runner.head.config.causal
         self._read_rows, self._block_rows = (_rows_seen(batch, rows, model.device) for rows in (runner.width, size))
-        """What rows see of each other, and their depths: of those that are read, and of a block's."""
+        """Ancestors and depths of rows: of those that are read, and of those of a block."""
         self._full = torch.full_like(self.lengths, size)
         if not causal:
             self._block_rows[0].fill_((1 << size) - 1)
@@ -129,7 +131,7 @@ class BlockBatch(DraftBatch):
         self._texts = None if runner.cpu is None else runner.cpu.texts_of(self)
 
     def rows(self) -> BlockRows:
-        """Read what the target has read since, and run the blocks behind the texts."""
+        """Read what the target has read since the last draft, and run the blocks behind the texts."""
         runner = self.runner
         if runner.cpu is not None and self._texts is not None:
             return runner.cpu.rows(self._texts, int(self.lengths.max()), runner.tokens)
@@ -140,7 +142,7 @@ class BlockBatch(DraftBatch):
         return runner.run(self.last, BatchAttention(runner.model, runner.layers, batch, runner.workspace))
 
     def draft(self, texts: DraftTexts, length: int) -> HeadDraft:
-        """length: tokens that the CPU kernels draft; others draft all."""
+        """length: tokens of chains that the CPU kernels draft; all other drafts have full length."""
         self.fill_texts(texts)
         cpu = self.runner.cpu
         if cpu is not None and self._texts is not None and self.runner.chains:
@@ -157,7 +159,7 @@ class BlockBatch(DraftBatch):
         return self.result(count)
 
     def _read(self) -> None:
-        """Read what the target has read since."""
+        """Read what the target has read since the last draft."""
         runner = self.runner
         if runner.fused is not None:
             rows, places = self.unread_located(runner.width, runner.fused.cos_sin)

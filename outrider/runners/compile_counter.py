@@ -1,6 +1,6 @@
-"""What CUDA devices had to wait for after start-up: kernels compiled, passes captured, memory allocated.
+"""Counts kernels compiled, passes captured and memory allocated on CUDA devices after start-up.
 
-After start-up there should be none of it: any costs a request as much time as hundreds of rounds.
+There should be none of it: each costs a request as much time as hundreds of rounds.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Any
 
 import torch
 
-MAX_NAMES = 64  # of what was compiled last
+MAX_NAMES = 64  # names kept, of the latest compilations and captures
 
 
 @dataclass(frozen=True, slots=True)
 class LateWork:
-    """What was done after start-up, of what start-up should have done."""
+    """Work done after start-up that start-up should have done."""
 
     compilations: int = 0
     """Kernels compiled, or loaded from Triton's cache, and passes captured."""
     device_allocations: int = 0
-    """Times the device's memory was allocated, which makes it wait."""
+    """How often memory was allocated on the device, which makes the device wait."""
     names: tuple[str, ...] = ()
-    """The last kernels, with their signatures, and captures."""
+    """The latest of the kernels, with their signatures, and of the captures."""
 
 
 class CompileCounter:
@@ -40,7 +40,7 @@ class CompileCounter:
         self._lock = threading.Lock()
 
     def note(self, name: str) -> None:
-        """Something was compiled or captured."""
+        """Count a compilation or a capture, unless a model is starting up."""
         with self._lock:
             if not self._starting:
                 self.count += 1
@@ -48,7 +48,7 @@ class CompileCounter:
 
     @contextmanager
     def start_up(self) -> Iterator[None]:
-        """Within, nothing is counted: a model starts up. May be nested."""
+        """Count nothing inside the `with` block, in which a model starts up. May be nested."""
         with self._lock:
             self._starting += 1
         try:
@@ -58,17 +58,17 @@ class CompileCounter:
                 self._starting -= 1
 
     def names(self, count: int) -> tuple[str, ...]:
-        """The last so many, as far as they are kept."""
+        """The names of the last `count` compilations and captures, as far as they are kept."""
         with self._lock:
             return tuple(self._names)[-count:] if count else ()
 
 
 COUNTER = CompileCounter()
-"""Of this process: Triton has one hook for all kernels."""
+"""The counter of this process: Triton has one hook for all kernels."""
 
 
 class ReadyMark:
-    """The moment at which an engine was ready; says what was done on its device since."""
+    """Marks the moment at which an engine is ready, and reports late work on its device since then."""
 
     def __init__(self, device: torch.device, counter: CompileCounter = COUNTER) -> None:
         self._device, self._counter = device, counter
@@ -82,7 +82,7 @@ class ReadyMark:
 
 def watch_triton(counter: CompileCounter = COUNTER) -> None:
     """Count Triton's compilations from now on; other users of its hook are still called."""
-    knobs: Any = import_module("triton").knobs  # not there on every machine that checks types
+    knobs: Any = import_module("triton").knobs  # not installed on every machine that checks types
     previous: Any = knobs.runtime.jit_post_compile_hook
     if isinstance(previous, _TritonHook) and previous.counter is counter:
         return

@@ -1,7 +1,7 @@
-"""Whole drafts of heads in one call of the CPU kernels, beside a target whose passes run on them.
+"""Whole drafts of heads in one call of the CPU kernels, for a target whose passes run on them.
 
-They compute what the head's own code does, in another order of sums, over the same keys and values in the same pages:
-of one text some may be written by the one, some by the other.
+The kernels compute what the head's own code does, with sums in another order, over the same keys and values in the same
+pages: of one text, each of the two may have written a part.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from outrider.runners.draft_batch import DraftBatch, HeadDraft
 from outrider.runners.paged_model import PagedModel, tapped_pages
 
 _FLOATS = {torch.float32: Kind.F32, torch.bfloat16: Kind.BF16}
-"""Embeddings that rows are looked up in as they are."""
+"""Dtypes of the embedding tables that the kernels read as they are."""
 
 
 class BlockRows(NamedTuple):
-    """What a pass says of the tokens to be drafted, for B sequences."""
+    """A block head's output rows for the K tokens to be drafted, for B sequences."""
 
     hidden: Tensor  # [B, K, hidden], after the final norm
     logits: Tensor  # float32 [B, K, outputs], without the Markov head's part
 
 
 class TreeSize(NamedTuple):
-    """Of trees that are drafted."""
+    """The size of the trees that are drafted."""
 
     nodes: int
     width: int
-    """Nodes of one level that get children, and most children of each."""
+    """Max nodes of one level that get children, and max children of each."""
 
     def seen(self, levels: int, outputs: int) -> int:
-        """Nodes of all levels that are looked at, where so many tokens can be drafted."""
+        """The number of nodes considered on all levels, where the head can draft `outputs` different tokens."""
         wide = [1]
         for _ in range(levels):
             wide.append(min(wide[-1] * min(self.width, outputs), self.width, self.nodes))
@@ -54,14 +54,14 @@ class TreeSize(NamedTuple):
 
 
 def cpu_blocks_of(head: BlockHead, model: PagedModel, layers: AttentionLayers) -> CpuBlocks | None:
-    """The kernels' drafts of this head; None where they do not compute all that it does."""
+    """Drafts of this head by the kernels; None where the kernels do not support it."""
     window = head.config.window
     fits = _fits(head, model) and (not window or window > head.config.block_size)
     return CpuBlocks(head, model, layers) if fits else None
 
 
 def cpu_steps_of(head: Head, model: PagedModel, layers: AttentionLayers) -> CpuSteps | None:
-    """As `cpu_blocks_of`, of an EAGLE-3 head."""
+    """As `cpu_blocks_of`, for EAGLE-3 heads."""
     if not isinstance(head, Eagle3Head) or (head.config.norm_before_fc and head.config.fc_norm):
         return None
     return CpuSteps(head, model, layers) if _fits(head, model) else None
@@ -93,12 +93,12 @@ def _blocks_of(linear: object) -> BlockLinear | None:
 
 
 class _CpuHead:
-    """The kernels' view of a head: pointers to weights and caches, which it keeps alive."""
+    """A head as structures of the kernels: pointers to its weights and caches, which this object keeps alive."""
 
     def __init__(self, head: BlockHead | Eagle3Head, model: PagedModel, layers: AttentionLayers) -> None:
         self.model, self.config = model, head.config
         self._kept: list[Any] = []
-        """What was made here and is pointed to."""
+        """Objects made here that the structures point to."""
         self._rotary = head.rotary
         output = self._blocks(head.output_head())
         self.library = output.parts[0].library
@@ -135,7 +135,7 @@ class _CpuHead:
         )
 
     def texts_of(self, batch: DraftBatch) -> native.Drafts:
-        """The kernels' view of a batch's inputs, which stay where they are."""
+        """The kernels' structure for a batch's inputs, which stay at their addresses."""
         return self._texts(batch.table_ids, batch.lengths, batch.last, batch.firsts, batch.seeds, batch.temperatures)
 
     def _texts(self, *columns: Tensor) -> native.Drafts:
@@ -145,7 +145,7 @@ class _CpuHead:
         return native.Drafts(len(columns[0]), 0, 0, *pointers, tables.pages.data_ptr(), tables.width)
 
     def _span_texts(self, spans: Seq[Span], behind: int) -> tuple[Tensor, native.Drafts]:
-        """Texts of which the tokens of these spans are to be read. behind: further tokens that the kernels expect."""
+        """The inputs for reading these spans, and their structure. behind: further tokens that the kernels expect."""
         ids = self.model.tables.table_ids([span.seq_id for span in spans])
         ends = [span.start + len(span.tokens) + behind for span in spans]
         rows = [ids, ends, [span.tokens[-1] for span in spans], [span.start for span in spans]]
@@ -153,13 +153,13 @@ class _CpuHead:
         return columns, self._texts(*columns[:-1], columns[-1].view(torch.float64))
 
     def _call(self, name: str, head: c.Structure, texts: native.Drafts, length: int) -> None:
-        """length: positions of the longest text, with what is written behind it."""
+        """length: positions of the longest text, those written behind it included."""
         self._point_to_rotations(head, length)
         texts.threads = torch.get_num_threads()
         self.library.call(name, c.byref(head), c.byref(texts))
 
     def _point_to_rotations(self, head: Any, length: int) -> None:
-        """Rotations of positions below `length`: cosines and then sines, [positions, dim]."""
+        """Point the layers to rotations of at least `length` positions: cosines and then sines, [positions, dim]."""
         known = head.head.model.positions
         if length <= known:
             return
@@ -171,7 +171,7 @@ class _CpuHead:
 
     def _layer(self, i: int, layer: HeadLayer, layers: AttentionLayers) -> native.Layer:
         attention, mlp, (keys, values) = layer.self_attn, layer.mlp, layers.caches[i]
-        joined = layer.hidden_norm is not None  # its input is normed before
+        joined = layer.hidden_norm is not None  # its input is embedding and hidden state side by side, normed before
         return native.Layer(
             attention_norm=None if joined else self._vector(cast(RMSNorm, layer.input_layernorm).weight),
             mlp_norm=self._vector(layer.post_attention_layernorm.weight),
@@ -254,13 +254,13 @@ class CpuBlocks(_CpuHead):
         self._head.after = product_struct((packed,), None)
 
     def read(self, spans: Seq[Span]) -> None:
-        """Read text that the target has read."""
+        """Read the text of these spans, which the target has read."""
         kept, texts = self._span_texts(spans, 1)
         self._call("draft_blocks", self._head, texts, max(span.start + len(span.tokens) for span in spans) + 1)
         del kept  # alive until here
 
     def chains(self, texts: native.Drafts, length: int, tokens: int) -> HeadDraft:
-        """Read what the target has read since, and draft so many tokens. length: of the longest text."""
+        """Read what the target has read since, and draft `tokens` tokens. length: of the longest text."""
         chosen = torch.empty(texts.count, tokens, dtype=torch.int64)
         confidence = torch.empty(texts.count, tokens) if self._judges else None
         texts.tokens, texts.chosen, texts.hidden, texts.logits = tokens, chosen.data_ptr(), None, None
@@ -270,7 +270,7 @@ class CpuBlocks(_CpuHead):
         return HeadDraft(chosen, confidence=confidence)
 
     def trees(self, texts: native.Drafts, length: int, levels: int, size: TreeSize) -> HeadDraft:
-        """As `chains`: the trees that `draft_tree` of verify/block_sampling.py drafts, of so many levels."""
+        """As `chains`, for trees as `draft_tree` of verify/block_sampling.py drafts them, of `levels` levels."""
         nodes = min(size.nodes, size.seen(levels, self.config.outputs))
         tokens, parents = torch.empty(2, texts.count, nodes, dtype=torch.int64)
         texts.tokens, texts.nodes, texts.tree_width = levels, nodes, size.width
@@ -280,7 +280,7 @@ class CpuBlocks(_CpuHead):
         return HeadDraft(tokens, parents)
 
     def rows(self, texts: native.Drafts, length: int, tokens: int) -> BlockRows:
-        """As `chains`, but what the tokens are chosen from."""
+        """As `chains`, but returns the rows that tokens are chosen from, without choosing any."""
         made = BlockRows(
             torch.empty(texts.count, tokens, self.config.hidden_size),
             torch.empty(texts.count, tokens, self.config.outputs),
@@ -293,7 +293,7 @@ class CpuBlocks(_CpuHead):
 
 
 class CpuSteps(_CpuHead):
-    """Chains of an EAGLE-3 head in mode `seeded`, and its reading of any text."""
+    """Drafts chains with an EAGLE-3 head in mode `seeded`; reads text for drafts of any kind."""
 
     def __init__(self, head: Eagle3Head, model: PagedModel, layers: AttentionLayers) -> None:
         super().__init__(head, model, layers)
@@ -311,13 +311,13 @@ class CpuSteps(_CpuHead):
         )
 
     def read(self, spans: Seq[Span]) -> None:
-        """Read text whose every token is known."""
+        """Read the text of these spans, every token of which is known."""
         kept, texts = self._span_texts(spans, 0)
         self._call("draft_steps", self._head, texts, max(span.start + len(span.tokens) for span in spans) + 1)
         del kept  # alive until here
 
     def chains(self, texts: native.Drafts, length: int, tokens: int) -> HeadDraft:
-        """Read what the target has read since, and draft so many tokens. length: of the longest text."""
+        """Read what the target has read since, and draft `tokens` tokens. length: of the longest text."""
         chosen = torch.empty(texts.count, tokens, dtype=torch.int64)
         texts.tokens, texts.chosen = tokens, chosen.data_ptr()
         self._call("draft_steps", self._head, texts, length + tokens)

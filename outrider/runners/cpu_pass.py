@@ -1,6 +1,6 @@
 """A whole pass in one call of the CPU kernels, for decoders whose linear layers are packed blocks.
 
-It computes what the decoder's own `forward` and `logits` do with the reference attention, in another order of sums.
+It computes what the decoder's own `forward` and `logits` do with the reference attention, with sums in another order.
 Every row has the same bits whatever other rows are in the pass and however many threads there are.
 """
 
@@ -29,20 +29,20 @@ MAX_HEAD_DIM = 512
 
 @dataclass(frozen=True, slots=True)
 class PassOutput:
-    """M rows are wanted of N."""
+    """The output of a pass over N rows, M of which are wanted."""
 
     hidden: Tensor
     """[M, hidden], after the final norm"""
     logits: Tensor | None
     """[M, vocab]; None where the caller computes them"""
     features: Tensor | None
-    """[N, taps * hidden]; None where passes return none. Where they are kept, the pass has put them there"""
+    """[N, taps * hidden]; None where passes return none. Where the model keeps them, the pass has stored them there"""
     choices: Tensor | None = None
-    """int64 [M]: the target's choice after each, NO_TOKEN where there is none; None where nobody asked"""
+    """int64 [M]: the target's choice after each, NO_TOKEN where there is none; None without draws"""
 
 
 def cpu_pass_of(model: PagedModel) -> CpuPass | None:
-    """The kernels' pass over this model; None where they do not compute all that its decoder does."""
+    """The kernels' pass over this model; None where the kernels do not support its decoder."""
     decoder, config = model.decoder, model.config
     plain = not (config.sandwich_norms or config.attention_softcap or config.final_softcap)
     fits = plain and config.activation == "silu" and config.head_dim <= MAX_HEAD_DIM
@@ -53,7 +53,7 @@ def cpu_pass_of(model: PagedModel) -> CpuPass | None:
 
 
 def _library_of(decoder: Decoder) -> Library | None:
-    """The library whose blocks all linear layers are made of; None where they are others."""
+    """The kernel library of the decoder's packed linear layers; None where any linear layer is of another kind."""
     products = [p for layer in decoder.weights.layers for p in (layer.qkv, layer.out, layer.gate_up, layer.down)]
     if not all(isinstance(product, BlockLinear) for product in (*products, decoder.weights.head)):
         return None
@@ -67,7 +67,7 @@ def _blocks(product: object) -> BlockLinear:
 
 
 class CpuPass:
-    """The kernels' view of a model: pointers to weights and caches, which the model keeps alive."""
+    """A model as structures of the kernels: pointers to weights and caches, which the model keeps alive."""
 
     def __init__(self, library: Library, model: PagedModel) -> None:
         self.library, self.model = library, model
@@ -119,9 +119,10 @@ class CpuPass:
         return self._kept[-1].data_ptr()
 
     def run(self, spans: Seq[Span], layout: Layout, *, logits: bool = True, draws: Draws | None = None) -> PassOutput:
-        """logits: by the whole head; without, only the hidden rows are computed.
+        """Run a pass. logits: compute logits by the whole head; if not, only the hidden rows are computed.
 
-        draws: of the spans' sequences, all of which ask for logits: the pass makes their choices too.
+        draws: seeds and temperatures of the spans' sequences, all of which ask for logits: the pass makes their choices
+        too.
         """
         self._point_to_rotations(max(span.start + span.width for span in spans))
         kept, sequences = _sequences(spans, self.model)
@@ -132,7 +133,7 @@ class CpuPass:
 
     @torch.inference_mode()
     def decode_one(self) -> None:
-        """A pass of one row in the scratch page, to be timed."""
+        """Run a pass of one row in the scratch page, for timing."""
         zero, page = torch.zeros(1, dtype=torch.int64), torch.tensor([self.model.pool.count], dtype=torch.int32)
         layout = Layout(zero, zero, zero + self.model.scratch_slot, zero, [slice(0, 1)])
         self._point_to_rotations(1)
@@ -177,7 +178,7 @@ class CpuPass:
         return out
 
     def _point_to_rotations(self, length: int) -> None:
-        """Rotations of positions below `length`, whose tables may have grown."""
+        """Point the layers to rotations of at least `length` positions, whose tables may have been made anew."""
         decoder, config = self.model.decoder, self.model.config
         if length <= self._struct.positions:
             return
@@ -205,7 +206,7 @@ class _RowDraws:
 
 
 def _sequences(spans: Seq[Span], model: PagedModel) -> tuple[list[array[int]], c.Array[Sequence]]:
-    """The kernels' view of the spans, and the arrays it points to."""
+    """The arrays that the structures point to, and the spans as structures of the kernels."""
     kept: list[array[int]] = []
 
     def pointer(values: Seq[int]) -> int:

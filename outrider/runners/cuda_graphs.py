@@ -1,4 +1,4 @@
-"""What captured work shares: the shapes it is captured for, its inputs, and the capture itself."""
+"""What all captured work shares: its shapes, the capture itself, and copies of rows on the device."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from outrider.runners.compile_counter import COUNTER
 
 WIDTHS = (1, 2, 4, 6, 8, 12, 16, MAX_WIDTH)
 MIN_ROWS = 256
-"""Rows that passes have room for unless `capture` asks for more."""
+"""Max rows of a pass unless `capture` asks for more: buffers are allocated for so many."""
 MAX_ROWS = 1024
-"""Max rows that they get room for; more rows are scored in several passes."""
+"""Max rows that buffers are allocated for; more rows are scored in several passes."""
 PACKED_ROWS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, MAX_ROWS)
-"""Rows of packed passes: fewer cost as much, since products are padded to 16, 32 or 64 rows."""
+"""Rows of packed passes. Finer steps would save nothing, since products are padded to 16, 32 or 64 rows."""
 PROMPT_SIZES = (64, 96, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 2048)
-"""Rows of passes that read prompts; longer ones are not captured."""
+"""Rows of captured passes that read prompts; longer prompts are read by passes that are not captured."""
 MIN_PACKED_BATCH, MIN_PACKED_WIDTH = 4, 4
-"""Smaller passes are hardly dearer padded."""
+"""Passes of fewer sequences or rows of each are not packed: padding adds little to their cost."""
 BLOCK_WIDTH, MAX_NARROW_BATCH = 8, 64
-"""Packed passes are also captured for so narrow sequences, up to so many."""
+"""Packed passes are also captured for at most MAX_NARROW_BATCH sequences of at most BLOCK_WIDTH rows."""
 
 
 class BatchShape(NamedTuple):
-    """One size of pass: sequences, and max rows of each."""
+    """One shape of pass: sequences, and max rows of each."""
 
     batch: int
     width: int
     outputs: int = 0
-    """Columns of logits by a reduced head; 0: by the whole one."""
+    """Columns of the logits, by a reduced head; 0: by the whole head."""
     packed: int = 0
-    """Rows of all sequences together, one sequence after another; 0: `width` of each."""
+    """Rows of all sequences together, each sequence's behind those of the one before; 0: `width` rows of each."""
 
     @property
     def rows(self) -> int:
@@ -46,27 +46,27 @@ class BatchShape(NamedTuple):
 
     @property
     def places(self) -> int:
-        """Of tokens: their number where every sequence has `width`."""
+        """The number of token places in the inputs: `width` for every sequence."""
         return self.batch * self.width
 
 
 def padded_batch(batch: int) -> int:
-    """The captured batch size that takes so many sequences."""
+    """The smallest captured batch size for `batch` sequences: a power of two."""
     return 1 << (batch - 1).bit_length()
 
 
 def padded_shape(batch: int, width: int) -> BatchShape:
-    """The captured shape that takes so many sequences of so many rows."""
+    """The smallest captured uniform shape for `batch` sequences of `width` rows."""
     return BatchShape(padded_batch(batch), next(w for w in WIDTHS if w >= width))
 
 
 def capture_batches(batch: int) -> list[int]:
-    """Every batch size that up to so many sequences need."""
+    """Every batch size to capture for up to `batch` sequences."""
     return [1 << i for i in range((min(batch, MAX_SEQUENCES) - 1).bit_length() + 1)]
 
 
 def capture_shapes(batch: int, width: int, max_rows: int = MAX_ROWS) -> list[BatchShape]:
-    """Every shape that passes of up to so many sequences and rows need, less those of more than `max_rows` in all.
+    """Every uniform shape to capture for up to `batch` sequences of up to `width` rows, at most `max_rows` rows in all.
 
     A span wider than any of them is a prompt being read, see graphed_prompt.py.
     """
@@ -75,9 +75,9 @@ def capture_shapes(batch: int, width: int, max_rows: int = MAX_ROWS) -> list[Bat
 
 
 def packed_shapes(batch: int, width: int) -> list[BatchShape]:
-    """Shapes for sequences of different widths, none wider than `width`: those of fewer rows than a uniform pass.
+    """Packed shapes to capture, for sequences of different widths up to `width`: of fewer rows than a uniform pass.
 
-    In small batches also for none wider than a head's blocks: attention pays for the widest.
+    Smaller batches also get shapes as narrow as a head's blocks, since attention costs as much as the widest sequence.
     """
     widest = padded_shape(1, min(width, WIDTHS[-1])).width
     return [
@@ -90,16 +90,16 @@ def packed_shapes(batch: int, width: int) -> list[BatchShape]:
 
 
 def prompt_shapes(width: int) -> list[BatchShape]:
-    """Every shape that a single short prompt needs beyond those of decoding sequences of up to `width` rows."""
+    """Every shape to capture for a single short prompt, beyond those for decoding sequences of up to `width` rows."""
     return [BatchShape(1, w) for w in WIDTHS if w > padded_shape(1, min(width, WIDTHS[-1])).width]
 
 
 def split_round(widths: Seq[int], max_decode: int, *, pinned: bool) -> list[tuple[list[int], bool]]:
-    """How spans of so many rows are divided between passes: the spans of each, and whether it is of a captured shape.
+    """Divide spans of these widths between passes: the spans of each pass, and whether its shape is a captured one.
 
-    Spans of up to `max_decode` rows share a captured pass, the last one. A single short prompt has one of its own;
-    other prompts share one that is not of these shapes. pinned: every span must be captured, so each short prompt has a
-    pass of its own.
+    Spans of up to `max_decode` rows share the last pass, a captured one. A single short prompt has a captured pass of
+    its own; other prompts share a pass that has none of these shapes. pinned: every span must be in a captured pass, so
+    each short prompt has one of its own.
     """
     decoding = [i for i, width in enumerate(widths) if width <= max_decode]
     prompts = [i for i, width in enumerate(widths) if width > max_decode]
@@ -115,9 +115,9 @@ def _side_stream(device: int) -> torch.cuda.Stream:
 
 
 def capture(work: Callable[[], None], pool: Any, name: str = "a pass") -> torch.cuda.CUDAGraph:
-    """A graph of `work`, which is run twice before: kernels are compiled and libraries warmed up then.
+    """Capture `work` as a CUDA graph. It is run twice before, so that kernels are compiled and libraries warmed up.
 
-    name: says what is captured, where that is counted after start-up.
+    name: what is captured, for the count of captures after start-up.
     """
     COUNTER.note(f"capture of {name}")
     stream = _side_stream(torch.cuda.current_device())
@@ -138,9 +138,10 @@ def capture(work: Callable[[], None], pool: Any, name: str = "a pass") -> torch.
 
 
 def copy_rows(out: Tensor, rows: list[tuple[int, int, DeviceRow]]) -> None:
-    """Copy rows that are on the device into out [sequences, columns]: each (row, first column, numbers).
+    """Copy rows that are on the device into out [sequences, columns]. rows: each (row, first column, numbers).
 
-    One copy for each run that lies side by side in a block and in out; shorter rows of it get what follows them there.
+    One copy for each run of rows that are adjacent in a block and in `out`. Rows shorter than the longest of a run are
+    followed by the numbers behind them in the block.
     """
     begin = 0
     for end in range(1, len(rows) + 1):

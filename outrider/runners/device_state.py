@@ -13,14 +13,14 @@ from outrider.core.sampling import Token
 from outrider.core.sequence import Span
 
 KnownEnd = tuple[int, Token, Token]
-"""A text that the host knows: its length and last two tokens."""
+"""A sequence that the host knows the state of: its length and last two tokens."""
 
 
 class DeviceState:
-    """B sequences after a round, in the round's order. All tensors are on the target's device.
+    """The state of B sequences after a round, in the round's order. All tensors are on the target's device.
 
-    Some of a state's sequences, and newcomers behind them, are gathered when a tensor of theirs is asked for: captured
-    passes fetch them from where they are.
+    A state of some of another's sequences (`take`), or with newcomers behind them (`joined`), gathers a tensor only
+    when it is asked for: captured passes fetch the rows from `origin`.
     """
 
     __slots__ = ("_gathered", "_index", "_parts", "drafted", "origin", "rows")
@@ -34,63 +34,63 @@ class DeviceState:
         features: Tensor | None = None,
         drafted: tuple[int, ...] | None = None,
     ) -> None:
-        """drafted: how many tokens were drafted for each, as the host knows: it gained one more at most; None: unknown.
-        -1: a newcomer, which gains nothing.
+        """drafted: for each sequence, the number of tokens drafted in the round, as the host knows: it gained at most
+        one more. -1: a newcomer, which gains nothing. None: unknown.
 
-        For the others see the properties of the same names.
+        For the other arguments see the properties of the same names.
         """
         self._parts = lengths, last, tokens, accepted, features
         self._gathered: dict[int, Tensor | None] = {}
         self._index: Tensor | None = None
         self.drafted = drafted
         self.rows: Seq[int | KnownEnd] | None = None
-        """Which sequences of `origin` these are, and newcomers that the host knows; None: all."""
+        """For each sequence its row in `origin`, or its KnownEnd if it is a newcomer; None: all rows of `origin`."""
         self.origin = self
-        """The state whose tensors are there."""
+        """The state that holds the tensors: this one, or the one that it was taken from."""
 
     def __len__(self) -> int:
         return len(self.lengths) if self.rows is None else len(self.rows)
 
     @property
     def newcomers(self) -> int:
-        """How many sequences at its end are known to the host, and were in no round yet."""
+        """The number of sequences at its end that were in no round yet: the host knows their state."""
         return 0 if self.rows is None else sum([not isinstance(row, int) for row in self.rows])
 
     @property
     def lengths(self) -> Tensor:
-        """int64 [B]: tokens of each text; all but the last are cached."""
+        """int64 [B]: the number of tokens of each text, all but the last of which are cached."""
         return cast(Tensor, self._part(0))
 
     @property
     def last(self) -> Tensor:
-        """int64 [B, 2]: its last two tokens."""
+        """int64 [B, 2]: the last two tokens of each text."""
         return cast(Tensor, self._part(1))
 
     @property
     def tokens(self) -> Tensor | None:
-        """int64 [B, W]: the tokens read and kept: the text's last, then the accepted; valid until the next pass.
+        """int64 [B, W]: the tokens read and kept: the text's last, then the accepted ones. Valid until the next pass.
 
-        None after trees where no layer is tapped, which nobody reads, and where newcomers are among the sequences.
+        None after trees where no layer is tapped, since nobody reads it then, and where there are newcomers.
         """
         return self._part(2)
 
     @property
     def accepted(self) -> Tensor | None:
-        """int64 [B]: how many of those are accepted; columns beyond 1 + accepted are undefined."""
+        """int64 [B]: the number of accepted tokens; columns of `tokens` beyond 1 + accepted are undefined."""
         return self._part(3)
 
     @property
     def features(self) -> Tensor | None:
-        """[B, W, taps * hidden]: the tapped outputs at those tokens."""
+        """[B, W, taps * hidden]: the tapped outputs at `tokens`."""
         return self._part(4)
 
     @property
     def held(self) -> list[Tensor]:
-        """All tensors of its origin."""
+        """All tensors of `origin`."""
         return [part for part in self.origin._parts if part is not None]
 
     def with_drafted(self, drafted: tuple[int, ...]) -> DeviceState:
-        """The same, and how many tokens were drafted for each."""
+        """The same state with `drafted` set."""
         return DeviceState(self.lengths, self.last, self.tokens, self.accepted, self.features, drafted)
 
     def first(self, count: int) -> DeviceState:
@@ -101,7 +101,7 @@ class DeviceState:
         return DeviceState(*(None if part is None else part[:count] for part in parts))  # type: ignore[arg-type]
 
     def joined(self, texts: Seq[Seq[Token]]) -> DeviceState:
-        """Where sequences are, these and behind them newcomers, all of whose texts but the last token is cached."""
+        """The state of these sequences and, behind them, newcomers with these texts, cached but for the last token."""
         known = [(len(text), text[-2] if len(text) > 1 else 0, text[-1]) for text in texts]
         drafted = None if self.drafted is None else (*self.drafted, *[-1] * len(known))
         return self._some([*(range(len(self)) if self.rows is None else self.rows), *known], drafted)
@@ -114,7 +114,7 @@ class DeviceState:
         return self._some(rows if self.rows is None else [self.rows[row] for row in rows], drafted)
 
     def copied(self) -> DeviceState:
-        """Lengths and last tokens, where no pass writes to them."""
+        """A copy of lengths and last tokens, which no pass overwrites."""
         if self.rows is None:
             return DeviceState(self.lengths.clone(), self.last.clone(), drafted=self.drafted)
         return DeviceState(self.lengths, self.last, drafted=self.drafted)
@@ -135,7 +135,7 @@ class DeviceState:
 
     def _gather(self, part: int, whole: Tensor, rows: Seq[int | KnownEnd]) -> Tensor | None:
         new = [row for row in rows if not isinstance(row, int)]
-        if new and part > 1:  # nothing of theirs was accepted
+        if new and part > 1:  # newcomers have no accepted tokens
             return None
         places = count(len(whole))
         index = [row if isinstance(row, int) else next(places) for row in rows]
@@ -156,12 +156,12 @@ def _sent(numbers: Seq[int | list[int]], device: torch.device) -> Tensor:
 
 
 def resolve_spans(spans: Seq[Span], after: DeviceState) -> list[Span]:
-    """The spans with the start and the token of `after`, read on the host: for a runner that waits."""
+    """The spans with the start and the token of `after`, read on the host: for a runner that waits for its passes."""
     known = zip(spans, after.lengths.tolist(), after.last.tolist(), strict=True)
     return [span._replace(start=length - 1, tokens=(last[1],)) for span, length, last in known]
 
 
 def row_positions(spans: Seq[Span]) -> Tensor:
-    """int64 [rows of logits]: the place in its text of the token that follows each row that these spans ask for."""
+    """int64 [rows of logits]: the position of the token that follows each row that these spans ask for."""
     ends = [(span.start + len(span.tokens), (0, *span.draft.depths())) for span in spans if span.wanted]
     return torch.tensor([end + depth for end, depths in ends for depth in depths], dtype=torch.int64)

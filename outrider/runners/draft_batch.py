@@ -22,10 +22,10 @@ from outrider.runners.device_state import DeviceState
 from outrider.runners.paged_model import PagedModel, TappedPages, tapped_pages
 
 COLUMNS, STATE = 8, 3
-"""int64 numbers of each text, and of all: the addresses of a state's lengths and last tokens; tokens that drafts
-share."""
+"""The int64 inputs of a batch: COLUMNS numbers for each sequence, then STATE numbers for all (the addresses of a
+state's lengths and last tokens, and the tokens that drafts share)."""
 ALL = 1 << 30
-"""Tokens that no draft has."""
+"""More tokens than any draft has: no limit."""
 
 
 class HeadDraft(NamedTuple):
@@ -33,16 +33,16 @@ class HeadDraft(NamedTuple):
 
     tokens: Tensor  # int64 [B, N]
     parents: Tensor | None = None  # int64 [B, N], see core.draft.Draft; None: a chain
-    probs: Tensor | None = None  # float64 [B, N, vocab]: what each token was drawn from
-    confidence: Tensor | None = None  # float32 [B, N]: how likely each is accepted where those before it are
+    probs: Tensor | None = None  # float64 [B, N, vocab]: the distribution each token was drawn from
+    confidence: Tensor | None = None  # float32 [B, N]: probability that each is accepted, given those before it
 
     def copied(self) -> HeadDraft:
-        """The same, where no later draft is written to."""
+        """A copy that no later draft overwrites."""
         return HeadDraft(*(None if part is None else part.clone() for part in self))  # type: ignore[arg-type]
 
 
 def joined(drafts: Seq[HeadDraft]) -> HeadDraft:
-    """The drafts of one sequence after another."""
+    """One draft of all sequences, from the drafts of consecutive parts of them."""
     columns = zip(*drafts, strict=True)
     return HeadDraft(*(None if each[0] is None else torch.cat(each) for each in columns))  # type: ignore[arg-type]
 
@@ -51,36 +51,36 @@ class Share(NamedTuple):
     """How drafts share the rows of a pass, see `kernels.share`."""
 
     room: Seq[int]
-    """Max tokens of each."""
+    """Max tokens of each draft."""
     total: int
-    """Of all together."""
+    """Max tokens of all drafts together."""
 
 
 class DraftTexts(NamedTuple):
-    """The texts of a draft."""
+    """The sequences to draft for."""
 
     table_ids: Seq[int]
     seqs: Seq[Sequence]
     firsts: Seq[int]
-    """The first position that the head reads of each."""
+    """For each sequence, the first position that the drafting pass reads."""
     state: DeviceState | None
-    """Theirs, where the host is a round behind."""
+    """The sequences' state, where the host is a round behind the device."""
     share: Share | None = None
-    """Only of a head that pads what it cuts; None: nothing is cut."""
+    """How drafts share rows, for a head that pads what it cuts off its drafts; None: nothing is cut."""
 
 
 class UnreadRows(NamedTuple):
-    """What a head reads of B texts when it is asked: W rows of each, of which the first `counts` are real."""
+    """The rows that a drafting pass reads of B texts: W rows of each, of which the first `counts` are real."""
 
     ids: Tensor  # int64 [B, W]
-    features: Tensor  # [B * W, taps * hidden]: at the tokens before them, or at them
+    features: Tensor  # [B * W, taps * hidden]: at the positions before the rows', or at the rows'
     firsts: Tensor  # int64 [B]: the position of each text's first row
     counts: Tensor  # int64 [B]
-    ends: Tensor  # int64 [B]: where the row of each text's last token is among all, real or not
+    ends: Tensor  # int64 [B]: the index of the row of each text's last token
 
 
 class HeadShape(NamedTuple):
-    """What a head's attention computes."""
+    """The dimensions of a head's attention, and its scale."""
 
     heads: int
     kv_heads: int
@@ -89,38 +89,38 @@ class HeadShape(NamedTuple):
 
 
 class DraftBatch:
-    """The inputs of drafts for up to B sequences. They stay where they are; work on them is captured where graphs are.
+    """The inputs of drafts for up to B sequences, at fixed addresses; work on them is captured if there are graphs.
 
-    Sequences beyond those given only pad, in the scratch page.
+    Sequences beyond those given are padding, in the scratch page.
     """
 
     def __init__(self, model: PagedModel, batch: int, graph_pool: Any, *, sampled: bool) -> None:
-        """graph_pool: where to capture; None: nothing is captured. sampled: mode `distribution`."""
+        """graph_pool: the memory pool of captured graphs; None: nothing is captured. sampled: mode `distribution`."""
         self.model, self.batch, self.graph_pool, self.sampled = model, batch, graph_pool, sampled
         self._inputs = PinnedInputs(COLUMNS * batch + STATE, model.device)
         columns, self._state = self._inputs.ints[:-STATE].view(COLUMNS, batch), self._inputs.ints[-STATE:]
         self.table_ids, self.lengths, self.last, self.firsts, self.seeds, temperatures, self.room, self._rows = columns
-        """lengths: tokens of each text. last: its last token. firsts: the first position that the head reads. seeds: of
-        the text's noise. temperatures: of its request. room: max tokens of its draft, where drafts share rows. rows: of
-        the state that lengths and last tokens are fetched from; negative: they are given."""
+        """For each sequence, lengths: tokens of its text. last: its last token. firsts: the first position that the
+        head reads. seeds: of its noise. temperatures: of its request. room: max tokens of its draft, where drafts share
+        rows. _rows: its row in the state from which length and last token are fetched; negative: both are given."""
         self.shared = self._state[-1:]
-        """int64 [1]: tokens that drafts have together, at most."""
+        """int64 [1]: max tokens of all drafts together, where they share rows."""
         self.temperatures = temperatures.view(torch.float64)
         self.starts = torch.zeros_like(self.lengths)
         """The position of each text's last token, once `fetch` is done."""
         self._results: dict[int, HeadDraft] = {}
         self._views: dict[tuple[int, int], HeadDraft] = {}
-        """Of those, by the number of sequences and the length."""
+        """Views of results, by the number of sequences and the length."""
         self._sent: tuple[Any, ...] | None = None
-        """All that the inputs on the device follow from, where texts are fetched by address."""
+        """All that determines the inputs on the device, where texts are fetched by address; else None."""
         self._fetched: tuple[Tensor, Tensor] | None = None
-        """What the next draft fetches by address: kept until the one after it is filled."""
+        """The tensors that the next draft fetches by address: kept alive until the draft after it."""
         self._constants: dict[tuple[str, int], Tensor] = {}
         self._padding = np.array([[model.tables.spare], [2], [0], [1], [0], [0], [0], [-1]])
         self.fill()
 
     def fill(self, *columns: Any, fetched: Seq[Tensor] = (), shared: int = 0) -> None:
-        """Write and send the inputs, by column: one copy. fetched: the lengths and last tokens of a state."""
+        """Write the inputs by column, and send them in one copy. fetched: lengths and last tokens of a state."""
         array = self._inputs.array()
         rows = array[:-STATE].reshape(COLUMNS, self.batch)
         rows[:] = self._padding
@@ -130,7 +130,7 @@ class DraftBatch:
         self._inputs.send()
 
     def fetch(self) -> None:
-        """Launch what completes the inputs by what only the device knows: the first of captured work."""
+        """Launch the first part of captured work, which completes the inputs by what only the device knows."""
         if self.model.fused:
             from outrider.kernels.triton_heads import fetch_texts
 
@@ -139,11 +139,11 @@ class DraftBatch:
             torch.sub(self.lengths, 1, out=self.starts)
 
     def fill_texts(self, texts: DraftTexts) -> None:
-        """The inputs of these texts.
+        """Set the inputs for these texts.
 
-        With a state, the fused kernels fetch lengths and last tokens, and read each text from as far back as a draft
-        has room for: what is read again is written as it was. So the inputs are those of the draft before while the
-        sequences are the same, and are not sent again.
+        With a state, the fused kernels fetch lengths and last tokens by address, and read each text from as far back as
+        a drafting pass has room for: what is read again is written with the same values. So the inputs stay the same
+        while the sequences do, and are not sent again.
         """
         table_ids, seqs, firsts, state, share = texts
         own = [seq.draw_seed if self.sampled else seq.seed for seq in seqs]
@@ -167,9 +167,10 @@ class DraftBatch:
             self.last[: len(state)].copy_(state.last[:, 1])
 
     def fetch_again(self, state: DeviceState, count: int) -> bool:
-        """Let the device fetch the texts of the last draft from this state, which is of `count` sequences, all of them.
+        """Have the device fetch the texts of the last draft from this state, all of whose `count` sequences they are.
 
-        Sent only where they were fetched from somewhere else. False where they are not fetched.
+        Inputs are sent only if the texts were fetched from elsewhere. Returns False where they were not fetched by
+        address, or where the state is a part of another.
         """
         if self._sent is None or self._fetched is None or state.rows is not None:
             return False
@@ -186,10 +187,10 @@ class DraftBatch:
         return True
 
     def unread(self, width: int, *, before: bool) -> UnreadRows:
-        """The rows from `firsts` on, as the target keeps them, at most `width` of each text.
+        """The rows of each text from `firsts` on, at most `width`, with the outputs that the target keeps in its pages.
 
-        before: with the outputs at the position before each, zeros at none, and up to the text's last token; else with
-        those at the position itself, and up to what is cached.
+        before: outputs are those at the position before each row, zeros where there is none, and rows go up to the
+        text's last token; else outputs are those at the row's own position, and rows go up to what is cached.
         """
         kept = tapped_pages(self.model)
         if self.model.fused:
@@ -205,7 +206,7 @@ class DraftBatch:
         return UnreadRows(ids, features, first, end - first + shift, ends)
 
     def unread_located(self, width: int, cos_sin: Tensor) -> tuple[UnreadRows, RowPlaces]:
-        """As `unread`, not `before`, by the fused kernels, and where keys and values of the rows go.
+        """As `unread` with `before` False, by the fused kernels, and the places of the rows' keys and values.
 
         cos_sin: the rotations of positions, [positions, D/2, 2].
         """
@@ -235,26 +236,26 @@ class DraftBatch:
         return made
 
     def slots(self, positions: Tensor) -> Tensor:
-        """Where these positions of each text lie in the pages: int64 [B, N] both."""
+        """The slots of these positions of each text: int64 [B, N] both."""
         size = self.model.pool.size
         pages = self.model.tables.pages[self.table_ids[:, None], positions // size].long()
         return pages * size + positions % size
 
     def keep(self, made: HeadDraft, length: int = 0) -> None:
-        """Copy what was made to where `result` finds it: captured work writes to the same place each time.
+        """Copy a draft to where `result` finds it: captured work writes to the same addresses each time.
 
-        length: tells drafts of several lengths apart.
+        length: selects the tensors, where drafts of several lengths are made.
         """
         for out, new in zip(self._results.setdefault(length, made), made, strict=True):
             if out is not None and new is not None and out is not new:
                 out.copy_(new)
 
     def kept(self, length: int = 0) -> HeadDraft | None:
-        """Where that is, once there is any: a draft that is written there is not copied."""
+        """The tensors that `keep` copies to, None before its first call: a draft written there is not copied."""
         return self._results.get(length)
 
     def result(self, count: int, length: int = 0) -> HeadDraft:
-        """What was made for the first `count` sequences. On CUDA it lasts until the next draft, but for `probs`."""
+        """The draft of the first `count` sequences. On CUDA it is valid until the next draft, unless it has `probs`."""
         made = self._results[length]
         if not made.tokens.is_cuda or made.probs is not None:
             return HeadDraft(*(None if part is None else part[:count] for part in made)).copied()  # type: ignore[arg-type]
@@ -264,7 +265,7 @@ class DraftBatch:
         return self._views[count, length]
 
     def graph(self, work: Callable[[], None], name: str) -> Callable[[], None]:
-        """Behind `fetch`, captured where graphs are, else as it is."""
+        """A function that runs `fetch` and then `work`: the replay of a captured graph where there is a graph pool."""
 
         def fetched() -> None:
             self.fetch()
@@ -284,10 +285,10 @@ class DraftBatch:
         tree: tuple[Tensor, Tensor] | None = None,
         behind: int = 0,
     ) -> AttentionBatch:
-        """R rows of each text from `starts` on, int64 [B]; widths int64 [B]: those that are real, all if None.
+        """What R rows of each text attend to, from `starts` on, int64 [B]. widths int64 [B]: real rows; None: all.
 
-        tree: each row's ancestors and depth, int64 [B, R] both; None: of a chain. behind: rows from `starts` on that an
-        earlier pass has written: the first bits of ancestors are theirs.
+        tree: each row's ancestors and depth, int64 [B, R] both; None: a chain. behind: the number of rows from `starts`
+        on that an earlier pass has written, to which the first bits of ancestors belong.
         """
         if tree is None:
             tree = self._constant("ancestors", rows), self._constant("depths", rows)
@@ -304,7 +305,7 @@ class DraftBatch:
         )  # fmt: skip
 
     def _constant(self, name: str, rows: int) -> Tensor:
-        """Ancestors, depths [B * rows] or widths [B] of chains, int64, made once: not again by captured work."""
+        """Ancestors or depths [B * rows] or widths [B] of chains, int64. Made once, outside of captured work."""
         if (name, rows) not in self._constants:
             column = torch.arange(rows, device=self.model.device).repeat(self.batch)
             made = {"ancestors": (2 << column) - 1, "depths": column, "widths": torch.full_like(self.table_ids, rows)}
@@ -352,7 +353,7 @@ class BatchAttention:
         return self.attend(layer, q.contiguous())
 
     def attend(self, layer: int, q: Tensor) -> Tensor:
-        """q [N, heads, dim], contiguous, over keys and values that are in the cache: [N, heads * dim]"""
+        """q [N, heads, dim], contiguous, over keys and values already in the cache: [N, heads * dim]"""
         out = torch.empty_like(q)
         kernels: Any = reference
         if self.model.fused:
@@ -366,7 +367,7 @@ class BatchAttention:
 
 
 def attention_workspace(model: PagedModel, shape: HeadShape) -> AttentionWorkspace | None:
-    """Where the fused kernel keeps partial sums; None without it. ConfigError where it has no such head."""
+    """The fused kernel's memory for partial sums; None without it. ConfigError where it does not support the head."""
     if not model.fused:
         return None
     if shape.head_dim not in (16, 32, 64, 128, 256):

@@ -31,27 +31,27 @@ CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequen
 WAYS = ((False, True), (False, False), (True, True), (True, False))  # (one by one, positions given), the best first
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # what configurations call the number of experts
 EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts")
-WHOLE = -1  # the place of a copy of a whole cache, where layers have 0, 1, ...
+WHOLE = -1  # the key of a copy of a whole cache; copies of layers have 0, 1, ...
 
 
 class FallbackRunner(Runner):
     """Scores spans with a Transformers model, one sequence at a time, each on a cache of its own.
 
-    A cache that can be cropped is rolled back by cropping. Any other is copied before a draft is
-    read, and put back unless the whole draft is accepted: `keep` then returns less than the text. The
-    pool counts tokens and holds nothing; copies are not counted.
+    A cache that can be cropped is rolled back by cropping. Any other is copied before a draft is read, and put back
+    unless the whole draft is accepted: `keep` then returns less than the text. The page pool only counts tokens; it
+    holds no keys and values, and copies are not counted.
     """
 
     scores_trees = False
 
     def __init__(self, model: PreTrainedModel, cache_tokens: int, page_size: int = 16) -> None:
-        """Raises ConfigError where the model does not read on from its cache as it reads from the start."""
+        """Raises ConfigError where the model cannot read on from a cache and give the same logits."""
         self.model = model.eval()
         self.device = model.device
         self.context = context_of(model.config)
         self.pool = PagePool(-(-cache_tokens // page_size), page_size, share=False)
         self.threads = ThreadChooser(())
-        """Chooses the CPU threads of passes; by default they have torch's own number."""
+        """Chooses the number of CPU threads of passes; by default torch's own."""
         self._takes = frozenset(inspect.signature(model.forward).parameters)
         self._cache_name = next((name for name in CACHES if name in self._takes), "")
         self._texts: dict[int, _Text] = {}
@@ -113,7 +113,7 @@ class FallbackRunner(Runner):
 
     @torch.inference_mode()
     def decode_one(self) -> None:
-        """A pass of one row, to be timed."""
+        """Run a pass of one row, for timing."""
         self._forward(_Text(), [0], 1)
 
     def _score(self, span: Span) -> Tensor:
@@ -178,7 +178,7 @@ class FallbackRunner(Runner):
         return expected.shape[1]
 
     def _what_is_wrong(self, tokens: Seq[Token], expected: Tensor) -> str:
-        """Read half, then another text, then the other half, where [len(tokens), vocab] logits are expected."""
+        """Read half of the tokens, another text, then the rest; say what is wrong with the logits, or return ""."""
         half, text = len(tokens) // 2, _Text()
         try:
             self._forward(text, tokens[:half], 0)
@@ -203,7 +203,7 @@ class _Text:
     """As the model made it; None before the first pass."""
     length: int = 0
     copies: dict[int, Any] = field(default_factory=dict[int, Any])
-    """The layers that cannot be cropped, as they were at `copied`; empty where all can."""
+    """Copies, made at length `copied`, of the layers that cannot be cropped; empty where all can be."""
     copied: int = 0
 
     def croppable(self, width: int) -> bool:
@@ -211,7 +211,7 @@ class _Text:
         return not self._fixed(width)
 
     def save(self, width: int) -> None:
-        """Be ready to take back some of the next `width` tokens."""
+        """Prepare to take back some of the next `width` tokens: copy what cannot be cropped."""
         self.copied = self.length
         self.copies = {place: copy.deepcopy(part) for place, part in self._fixed(width).items()}
 
@@ -237,7 +237,7 @@ class _Text:
 
 
 def _croppable(layer: Any, length: int) -> bool:
-    """Whether a layer that has seen `length` tokens still holds all of them, each by itself."""
+    """Whether a layer that has seen `length` tokens still holds each of them separately, so that it can be cropped."""
     if type(layer) is DynamicSlidingWindowLayer:
         return length < layer.sliding_window
     return type(layer) is DynamicLayer  # a subclass may hold more than keys and values
@@ -257,7 +257,7 @@ def context_of(config: Any) -> int:
 
 
 def _work_of(model: PreTrainedModel) -> PassWork:
-    """Experts are recognized by their name; all weights but theirs and the embedding's are read by every pass."""
+    """Each pass reads all weights but an untied embedding's, and of experts, recognized by name, the chosen ones."""
     config: Any = model.config
     count = next((n for name in EXPERTS if (n := getattr(config, name, None))), 0)
     chosen = next((n for name in EXPERTS_PER_TOKEN if (n := getattr(config, name, None))), 0)
@@ -273,7 +273,7 @@ def _work_of(model: PreTrainedModel) -> PassWork:
 
 
 def default_dtype(stored: torch.dtype | None, device: torch.device) -> torch.dtype:
-    """As a native model's: float32 on the CPU; elsewhere the checkpoint's own 16 bits, or bfloat16."""
+    """The dtype, as for native models: float32 on the CPU; elsewhere the checkpoint's own 16 bits, or bfloat16."""
     if device.type == "cpu":
         return torch.float32
     return stored if stored in (torch.bfloat16, torch.float16) else torch.bfloat16

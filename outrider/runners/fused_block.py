@@ -26,7 +26,7 @@ class FusedBlock(FusedLayers):
     """Holds copies of a head's weights; the output head is the one that the head itself uses."""
 
     def __init__(self, head: BlockHead, model: PagedModel, layers: AttentionLayers, *, pdl: bool = True) -> None:
-        """pdl: kernels begin while the one before ends."""
+        """pdl: a kernel begins while the one before it ends (programmatic dependent launch)."""
         super().__init__(head.config, model, layers, pdl=pdl)
         self.head = head
         own = cast("list[HeadLayer]", list(head.layers))
@@ -34,13 +34,13 @@ class FusedBlock(FusedLayers):
         self._context = [
             pack_heads(each.self_attn, [each.self_attn.k_proj, each.self_attn.v_proj], head.hidden_norm) for each in own
         ]
-        """Keys and values alone, of the target's outputs."""
+        """For each layer, the projection of the target's outputs to keys and values."""
         self._norm = head.norm.weight.float()
         self._head = cast(Any, head.output_head()).weight
         own = head.embed_tokens
         self._embedding = head.decoder.weights.embedding if own is None else own.weight
         self._mask = head.embed(torch.zeros(1, dtype=torch.int64, device=model.device))[0, -1].detach().clone()
-        """The input row of a token to be drafted."""
+        """The input embedding of a token to be drafted."""
 
     def store(self, features: Tensor, places: RowPlaces) -> None:
         """Write keys and values of the target's tapped outputs [N, taps * hidden] to the pages."""

@@ -31,7 +31,7 @@ class FusedHead(FusedLayers):
     """Holds copies of a head's weights, and of a reduced output head."""
 
     def __init__(self, head: StepHead, model: PagedModel, layers: AttentionLayers, *, pdl: bool = True) -> None:
-        """pdl: kernels begin while the one before ends."""
+        """pdl: a kernel begins while the one before it ends (programmatic dependent launch)."""
         config = head.config
         super().__init__(config, model, layers, pdl=pdl)
         self.head = head
@@ -41,14 +41,14 @@ class FusedHead(FusedLayers):
         self._fc = None if direct else head.fc
         self._norms = _entry_norms(head)
         self._final: RMSNorm | None = None if config.kind == "eagle" else cast(Any, head).norm
-        """The norm behind the layers."""
+        """The norm after the last layer."""
         self._final_weight = None if self._final is None else self._final.weight.float()
         self._norm_output = config.kind == "mtp" or config.norm_output
-        """Whether the next step reads what is behind it."""
+        """Whether the next step reads hidden states after that norm."""
         self._output: Tensor | None = None
 
     def step(self, ids: Tensor, hidden: Tensor, places: RowPlaces, attend: AttendRows) -> Tensor:
-        """int64 [N], [N, hidden] of the positions before -> [N, hidden]; keys and values go to these places."""
+        """int64 [N], [N, hidden] of the positions before -> [N, hidden]; keys and values are written to `places`."""
         config, hidden, ids = self.config, hidden.contiguous(), ids.contiguous()
         joined = hidden.new_empty(len(hidden), 2 * config.hidden_size)
         residual = torch.empty_like(hidden) if config.norm_before_residual else None

@@ -1,7 +1,8 @@
-"""Layers of drafting heads with the fused CUDA kernels: six launches a layer.
+"""Layers of drafting heads with the fused CUDA kernels: six launches per layer.
 
-Queries and keys are in adjacent pairs (`rope.pair_rows`), and a norm's weight is in the matrix behind it, so what lies
-in the pages is not what the plain head writes there: one of the two runs all of a head's passes.
+Queries and keys have their rotary dimensions in adjacent pairs (`rope.pair_rows`), and a norm's weight is folded into
+the matrix behind it. So the pages hold other keys than the plain head writes: all of a head's passes must be run by one
+of the two.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ AttendRows = Callable[[int, Tensor], Tensor]
 
 
 def supports_layers(config: HeadConfig, dtype: torch.dtype, target: torch.dtype) -> bool:
-    """Whether the fused kernels compute such layers, of this dtype and for a target of that one."""
+    """Whether the fused kernels support layers of this configuration and dtype, beside a target of dtype `target`."""
     return (
         config.activation == "silu"
         and not config.out_bias
@@ -41,13 +42,13 @@ def supports_layers(config: HeadConfig, dtype: torch.dtype, target: torch.dtype)
 
 @dataclass(frozen=True, slots=True)
 class FusedHeads:
-    """A product whose outputs are attention heads."""
+    """A projection whose outputs are attention heads."""
 
     weight: Tensor
     bias: Tensor | None
-    norms: Tensor | None  # float32 [heads, dim]: of those that are normed
+    norms: Tensor | None  # float32 [heads, dim]: the norms' weights, for heads that are normed
     normed: bool
-    """Its input rows are normed first."""
+    """Whether its input rows are normed first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +60,10 @@ class FusedLayer:
 
 
 class FusedLayers:
-    """What runs such layers: rotations, places in the pages, and products."""
+    """Runs layers: rotations, places in the pages, and products."""
 
     def __init__(self, config: HeadConfig, model: PagedModel, layers: AttentionLayers, *, pdl: bool = True) -> None:
-        """pdl: kernels begin while the one before ends."""
+        """pdl: a kernel begins while the one before it ends (programmatic dependent launch)."""
         self.config, self.model, self.layers, self.pdl = config, model, layers, pdl
         self.eps, self.scratch = config.norm_eps, LinearWorkspace(model.device)
         # padding rows have positions too, and drafts reach beyond the last one of a text
@@ -72,14 +73,14 @@ class FusedLayers:
         self.cos_sin = both.to(model.device)  # float32 [positions, dim / 2, 2]
 
     def locate(self, batch: AttentionBatch) -> RowPlaces:
-        """Where the keys and values of a batch's rows go."""
+        """The places of the keys and values of a batch's rows."""
         places = RowPlaces.empty(len(batch.depths), self.config.head_dim, self.model.device)
         page = self.model.pool.size
         locate_rows(batch, self.cos_sin, places, scratch_slot=self.model.scratch_slot, page=page, pdl=self.pdl)
         return places
 
     def places(self, slots: Tensor, positions: Tensor) -> RowPlaces:
-        """The same for rows whose slots and positions are known: int64 [N] both."""
+        """The places of rows whose slots and positions are known: int64 [N] both."""
         return RowPlaces(slots, self.cos_sin[positions])
 
     def run_layer(
@@ -96,13 +97,13 @@ class FusedLayers:
         return out
 
     def normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Rows x [N, hidden] behind a norm of this weight, float32 [hidden]."""
+        """x [N, hidden] after an RMS norm with this weight, float32 [hidden]."""
         out = torch.empty_like(x)
         norm_rows(x, out, self.eps, weight=weight, pdl=self.pdl)
         return out
 
     def store_heads(self, x: Tensor, heads: FusedHeads, q: Tensor, cache: LayerCache, places: RowPlaces) -> None:
-        """Rows x [N, inputs], behind a norm or not: queries, rotated, to q; keys and values to the cache."""
+        """Project rows x [N, inputs], normed first or not: rotated queries go to q, keys and values to the cache."""
         outputs, inputs = heads.weight.shape
         if heads.norms is None and supports_linear(outputs, inputs, len(x), False):
             linear_rope(
@@ -124,7 +125,7 @@ class FusedLayers:
         normed: bool = False,
         gated: bool = False,
     ) -> None:
-        """The fused kernel for up to 64 rows; beyond, the library's product between small kernels."""
+        """A product by the fused kernel where it supports the shape (up to 64 rows), else by the library."""
         if supports_linear(out.shape[1], x.shape[1], len(x), gated):
             eps = self.eps if normed else None
             linear(x, w, out, self.scratch, residual=residual, eps=eps, gated=gated, pdl=self.pdl)
@@ -144,7 +145,7 @@ class FusedLayers:
 
 
 def pack_layer(layer: HeadLayer, norm: RMSNorm | None) -> FusedLayer:
-    """norm: before its attention, where that is part of the layer."""
+    """norm: the norm before its attention, to be folded in; None: it is not part of the layer."""
     attention, mlp = layer.self_attn, layer.mlp
     gate_up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
     return FusedLayer(
@@ -156,7 +157,7 @@ def pack_layer(layer: HeadLayer, norm: RMSNorm | None) -> FusedLayer:
 
 
 def pack_heads(attention: HeadAttention, parts: list[nn.Linear], norm: RMSNorm | None) -> FusedHeads:
-    """Queries, keys and values, or keys and values alone, behind a norm, if any; all but values in pairs."""
+    """Packed projections of queries, keys and values, or of the last two, behind `norm`; all but values in pairs."""
     dim = attention.head_dim
     weights = [part.weight if part is parts[-1] else pair_rows(part.weight, dim) for part in parts]
     biases = [
@@ -178,5 +179,5 @@ def _normed(attention: HeadAttention) -> list[tuple[RMSNorm, nn.Linear]]:
 
 
 def folded(weight: Tensor, norm: RMSNorm) -> Tensor:
-    """A matrix that takes the weight of the norm before it upon itself."""
+    """The matrix `weight` with the weight of the norm before it folded in."""
     return (weight.float() * norm.weight.float()).to(weight.dtype)

@@ -1,7 +1,7 @@
 """The captured passes of a native model: which shapes are captured, when, and which is replayed for a batch.
 
-graphed_forward.py is one of them. Where a model is pinned, its rules are here: every row takes one
-path of arithmetic, whatever the other rows of the pass are.
+graphed_forward.py has a single pass. The rules of pinned models are here: every row takes one path of arithmetic,
+whatever the other rows of the pass are.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from outrider.runners.graphed_forward import ActivationBuffers, GraphedForward
 from outrider.runners.graphed_prompt import PromptPasses
 from outrider.runners.paged_model import PagedModel
 
-PINNED_ROWS = 64  # what the fused kernels take: beyond, the library picks its sums by the number of rows
+PINNED_ROWS = 64  # max rows of the fused kernels: beyond, the order of the library's sums depends on the rows
 
 
 def supports(decoder: Decoder) -> bool:
@@ -61,17 +61,17 @@ class GraphRunner:
     """Captures and replays passes over a model's weights and cache. One replay at a time."""
 
     def __init__(self, model: PagedModel, *, pinned: bool = False) -> None:
-        """pinned: every row by one path of arithmetic, so that its bits do not depend on the other rows."""
+        """pinned: every row takes one path of arithmetic, so that its bits do not depend on the other rows."""
         self.model, self.pinned = model, pinned
         self.max_rows = PINNED_ROWS if pinned else MIN_ROWS
         self.max_decode = WIDTHS[-1]
         """Max rows of a sequence in a pass of several. `capture` sets it, so that no other shapes are needed later."""
         self._widest = 1
-        """Of all that was captured: engines of several drafters may share a model."""
+        """The widest sequence that passes were captured for; engines of several drafters may share a model."""
         self._packed: list[BatchShape] = []
         """The packed shapes that are captured, those of fewer rows first, and of those the narrower."""
         self._chosen: dict[tuple[int, int, int, int], BatchShape | None] = {}
-        """What `shape_of` found, by sequences, widest, rows of all and outputs."""
+        """The shapes that `_shape` found, by sequences, rows of the widest, rows of all, and outputs."""
         self._accepts_trees = False
         watch_triton()
         for layer in model.decoder.weights.layers:
@@ -82,22 +82,22 @@ class GraphRunner:
         self.captured: dict[BatchShape, tuple[GraphedForward, torch.cuda.CUDAGraph]] = {}
         self._buffers: ActivationBuffers | None = None
         self._tapping = model.tapping
-        """Of the captured passes."""
+        """`PagedModel.tapping` when the passes were captured."""
 
     def forward_of(self, shape: BatchShape) -> GraphedForward:
-        """A pass of this shape, not captured. Buffers are made when first asked for, by when their size is known."""
+        """A pass of this shape, not captured. Buffers are made on the first call, when their size is known."""
         if self._buffers is None:
             self._buffers = ActivationBuffers(self.model, self.max_rows)
         return GraphedForward(self.model, self._buffers, shape, pinned=self.pinned)
 
     def shapes(self, batch: int, width: int) -> list[BatchShape]:
-        """What `capture` captures, by the head in use."""
+        """The shapes that `capture` captures for decoding sequences, with the output head in use."""
         shapes = capture_shapes(batch, width, self.max_rows if self.pinned else MAX_ROWS)
         packed = [] if self.pinned else packed_shapes(batch, width)
         return [shape._replace(outputs=self.model.heads.size) for shape in (*shapes, *packed)]
 
     def prompt_shapes(self, width: int) -> list[BatchShape]:
-        """What `capture` captures besides, for single short prompts."""
+        """The shapes that `capture` also captures, for single short prompts."""
         return [shape._replace(outputs=self.model.heads.size) for shape in prompt_shapes(width)]
 
     def make_room(self, shapes: Seq[BatchShape]) -> None:
@@ -108,14 +108,14 @@ class GraphRunner:
             self._chosen.clear()
 
     def split(self, spans: Seq[Span]) -> list[tuple[list[int], bool]]:
-        """As `split_round`: prompts being read have passes of other shapes (`prompts`), but for a single short one."""
+        """As `split_round`: prompts have passes of other shapes (`prompts`), except for a single short one."""
         return split_round([span.width for span in spans], self.max_decode, pinned=self.pinned)
 
     def read_ahead(self, span: Span) -> tuple[Span, list[Tensor]]:
-        """What is left of a span to score: all but a prompt's end is read here, by the path that pinned rows take.
+        """Read all but the end of a prompt, by the path that pinned rows take; returns the rest of the span.
 
-        Then the bits of a key or value are a function of the text alone, however it was read. With it come the
-        tapped outputs of what was read.
+        So the bits of a key or value are a function of the text alone, however it was read. Also returns the tapped
+        outputs of what was read.
         """
         features: list[Tensor] = []
         while span.width > WIDTHS[-1]:
@@ -127,7 +127,7 @@ class GraphRunner:
         return span, features
 
     def check_width(self, width: int) -> None:
-        """ConfigError where so many rows of one sequence cannot be pinned."""
+        """Raise ConfigError where so many rows of one sequence cannot be pinned."""
         if self.pinned and width > WIDTHS[-1]:
             raise ConfigError(
                 f"pinned: drafts of {width - 1} tokens are too wide; it takes {WIDTHS[-1] - 1} at most, so lower the "
@@ -135,11 +135,11 @@ class GraphRunner:
             )
 
     def has_room(self, shape: BatchShape) -> bool:
-        """Whether so many rows, and sequences, go into one pass."""
+        """Whether the rows and sequences of this shape fit into one pass."""
         return shape.rows <= self.max_rows and shape.batch <= MAX_SEQUENCES
 
     def capture(self, batch: int, width: int) -> Iterator[BatchShape]:
-        """Capture every shape that passes of up to so many sequences and rows need; yields each once it is there."""
+        """Capture every shape needed for up to `batch` sequences of up to `width` rows; yields each once captured."""
         self.check_width(width)
         shapes = [*self.shapes(batch, width), *self.prompt_shapes(width)]
         self.make_room(shapes)
@@ -167,9 +167,9 @@ class GraphRunner:
         return self._chosen[key]
 
     def shared_tokens(self, lengths: Seq[int], longest: int) -> int:
-        """How many tokens drafts of up to `longest` each have together, at no more cost than drafts of these lengths.
+        """As `Runner.shared_tokens`: as many tokens as the rows of a packed pass leave beside the texts.
 
-        All that the rows of a packed pass take; 0 where there is none of so few rows.
+        0 where no packed pass has so few rows.
         """
         batch = len(lengths)
         if self.model.returns_taps or self.model.heads.size or not any(lengths):
@@ -178,7 +178,7 @@ class GraphRunner:
         return shape.packed - batch if shape is not None and 0 < shape.packed <= even.rows else 0
 
     def _choose(self, count: int, widest: int, rows: int, size: int) -> BatchShape | None:
-        """The shape for so many sequences, rows of the widest and of all, and outputs."""
+        """The shape for `count` sequences, `widest` rows of the widest, `rows` of all, and `size` outputs."""
         shape = padded_shape(count, widest)._replace(outputs=size)
         fits = (s for s in self._packed if s.rows >= rows and s.width >= shape.width)
         packed = next((s for s in fits if (s.batch, s.outputs) == (shape.batch, size)), None)
@@ -187,7 +187,7 @@ class GraphRunner:
         return shape if self.has_room(shape) else None
 
     def score(self, spans: Seq[Span], after: DeviceState | None = None, draws: Draws | None = None) -> Scores:
-        """As `Runner.score`, for spans it takes; in several passes where one would have too many rows."""
+        """As `Runner.score`, for spans of captured shapes; in several passes where one would have too many rows."""
         shared = draws is not None and not draws.logits and any(span.draft.share is not None for span in spans)
         shape = self.shape_of(spans, shared=shared)
         if shape is None:
@@ -216,7 +216,7 @@ class GraphRunner:
         )
 
     def can_repeat(self, scores: Scores, after: DeviceState) -> bool:
-        """As `Runner.can_repeat`: the device has all inputs where it leaves the texts in the pass's own buffers."""
+        """As `Runner.can_repeat`: where all inputs are on the device, and `after` is in the pass's own buffers."""
         forward = cast("GraphedForward | None", scores.handle)
         if forward is None or scores.choices is None or not forward.inputs.are_fetched:
             return False
@@ -225,7 +225,7 @@ class GraphRunner:
         return own and self.captured.get(forward.shape, (None,))[0] is forward
 
     def repeat(self, scores: Scores) -> Scores:
-        """As `Runner.repeat`. Scores are views of what the pass writes, or gathered from that after each."""
+        """As `Runner.repeat`. Scores are views of the pass's outputs, or gathered from them again."""
         forward = cast(GraphedForward, scores.handle)
         forward.inputs.load_again(forward.accept(len(scores.spans)))
         self.captured[forward.shape][1].replay()
@@ -236,7 +236,7 @@ class GraphRunner:
         return replace(scores, logits=logits, choices=forward.take_choices(rows))
 
     def _part(self, spans: Seq[Span], after: DeviceState | None) -> Scores:
-        """A pass before another one, which will overwrite what it left in the buffers."""
+        """The scores of a part of a round, with copies of what the pass of the next part overwrites."""
         scores = self.score(spans, after)
         features, positions = scores.features, scores.positions
         return replace(
@@ -246,7 +246,7 @@ class GraphRunner:
         )
 
     def captured_pass(self, shape: BatchShape) -> tuple[GraphedForward, torch.cuda.CUDAGraph]:
-        """The pass of this shape, captured now where it was not before, or was before a head tapped the target."""
+        """The pass of this shape, captured now if it was not before, or only before the tapped layers changed."""
         if self._tapping != self.model.tapping:
             self._tapping, self._buffers = self.model.tapping, None
             self.captured.clear()
@@ -268,6 +268,6 @@ def _features(forward: GraphedForward, spans: Seq[Span]) -> list[Tensor]:
 
 
 def _fold(norm: Norm, linear: Linear) -> None:
-    """Multiply a norm's weight into the matrix behind it, so that the norm's is all ones."""
+    """Multiply a norm's weight into the matrix behind it, and set the norm's to ones."""
     linear.weight.copy_(linear.weight.float() * norm.weight)
     norm.weight.fill_(1)

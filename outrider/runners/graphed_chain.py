@@ -1,9 +1,9 @@
 """A draft model's whole chain in one replay: each step's token is sampled and read on the device.
 
-Nothing comes back to the host before the last step, and it is not waited for then. The first step
-reads the text's last two tokens, whatever of them is cached: after a round in which every draft token
-was accepted both are new, and reading one again writes the same key and value. A runner that shares its
-pages with the target reads the last one only: the others' keys and values are the target's.
+All tokens are copied to the host after the last step, without waiting. The first step reads the text's last two tokens,
+whether they are cached or not: after a round in which every draft token was accepted both are new, and reading a token
+again writes the same key and value. A runner that shares its pages with the target reads the last token only: the keys
+and values of the others are the target's.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from outrider.runners.graph_runner import GraphRunner
 class GraphedChain:
     """Chains of `steps` tokens for up to `batch` sequences, captured.
 
-    The first token is always by the whole head: all others depend on it. Those after it are by the head in
-    use when this is made; a reduced one's logits are not widened: columns are sampled, and named by their tokens.
+    The first token is always chosen by the whole output head, since all others depend on it. Later tokens are chosen by
+    the head in use when this is made; a reduced head's logits are not widened: a column is sampled, and replaced by its
+    token.
     """
 
     def __init__(self, graphs: GraphRunner, batch: int, steps: int, reads: int) -> None:
@@ -77,7 +78,7 @@ class GraphedChains:
         self.chains: dict[tuple[int, int, int], GraphedChain] = {}
 
     def run(self, starts: Seq[ChainStart], steps: int, after: DeviceState | None = None) -> list[DeviceRow]:
-        """Chains after every start; in two goes where one pass would have too many rows."""
+        """Chains after every start; in two halves where one pass would have too many rows."""
         batch = padded_batch(len(starts))
         if not self.graphs.has_room(BatchShape(batch, self.reads)):
             middle = len(starts) // 2
@@ -87,7 +88,7 @@ class GraphedChains:
         return self._chain(batch, steps).run(starts, after)
 
     def capture(self, batch: int, steps: int) -> Iterator[int]:
-        """Capture the chains for up to so many sequences; yields each batch size once it is there."""
+        """Capture the chains for up to `batch` sequences; yields each batch size when it is captured."""
         for size in capture_batches(batch):
             if self.graphs.has_room(BatchShape(size, self.reads)):
                 self._chain(size, steps)

@@ -1,10 +1,10 @@
 """One captured forward pass: its inputs, its buffers, and the launches in between.
 
-The same sums as `Decoder.forward` and `logits`, with the fused kernels: six launches a layer, none of them waited for
-by the host. A pass takes B sequences of at most W rows, padded to a few sizes. Its inputs have W places for each
-sequence; its rows are all of those, or the real ones one after another (`BatchShape.packed`). Padding rows write to a
-page of their own. One captured pass serves texts of every length. graph_runner.py decides which shapes are captured,
-and replays them.
+It computes the same sums as `Decoder.forward` and `logits`, with the fused kernels: six launches per layer, none of
+them waited for by the host. A pass takes B sequences of at most W rows, padded to a few sizes. Its inputs have W places
+for each sequence; its rows are all of those, or the real ones one after another (`BatchShape.packed`). Padding rows
+write to the scratch page. One captured pass serves texts of every length. graph_runner.py decides which shapes are
+captured, and replays them.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from outrider.runners.pass_inputs import PassInputs
 PINNED_SPLITS = 32
 PINNED_ROWS_PER_PROGRAM = 8
 PACKED_TILE = 32
-"""Max rows, each of every query head of a group, that an attention program of a packed pass takes: where few sequences
-are wide, programs for the widest would all compute for nothing."""
+"""Max rows, times the query heads of a group, in an attention program of a packed pass. Where few sequences are wide,
+larger programs would mostly compute padding."""
 PDL = True  # kernels begin while the one before ends: programmatic dependent launch
 
 
 class ActivationBuffers:
-    """What passes write between their launches: one set for all shapes, since one pass runs at a time.
+    """The intermediate buffers of passes: one set for all shapes, since one pass runs at a time.
 
-    Captured passes write to where it was when they were captured, so it is never moved nor resized.
+    Captured passes write to the addresses they were captured with, so buffers are never moved nor resized.
     """
 
     def __init__(self, model: PagedModel, rows: int) -> None:
@@ -85,7 +85,7 @@ class GraphedForward:
             **_splits(shape, model.config, pinned),
         )  # fmt: skip
         self._trees = False
-        """Ancestors and depths are those of trees, not of chains."""
+        """Whether ancestors and depths are those of trees, not of chains."""
         self.x, self.qkv, self.q = buffers.x[:n], buffers.qkv[:n], buffers.q[:n]
         self.attended, self.wide = buffers.attended[:n], buffers.wide[:n]
         self.tapped = [buffers.tapped[i, :n] for i in range(len(model.taps))]
@@ -95,16 +95,16 @@ class GraphedForward:
         self.no_logits = self.logits[:0]
         # not in the graphs' memory, where other graphs may write before these are read
         self.choices = torch.zeros(n, dtype=torch.int64, device=model.device)
-        """int64 [N]: the target's choice after each row, by the draws of its sequence."""
+        """int64 [N]: the target's choice after each row, by the seed and temperature of its sequence."""
         self.placed = torch.zeros(shape.places if shape.packed else 0, dtype=torch.int64, device=model.device)
-        """The same where drafts share rows, of all rows that are asked for; negative where there is none."""
+        """The choices of all places that are asked for, where drafts share rows; negative where a place has no row."""
         numbers = torch.zeros(4, batch, dtype=torch.int64, device=model.device)
         self._state = DeviceState(numbers[0], numbers[2:].view(batch, 2), self.ids, numbers[1])
-        """Of chains, after those choices."""
+        """The state after these choices, where all drafts are chains."""
         self._states: dict[int, DeviceState] = {}
-        """Of the first so many sequences: views, made once."""
+        """Views of that state for the first n sequences, by n; made once."""
         self._rows: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
-        """Logits and choices of rows side by side, by the first and the one behind them: views, made once."""
+        """Views of the logits and choices of adjacent rows, by (start, stop); made once."""
         self._placed: dict[int, Tensor] = {}
 
     def load(
@@ -115,10 +115,10 @@ class GraphedForward:
         *,
         shared: bool = False,
     ) -> Tensor | slice:
-        """Bring a batch's inputs to the device: one copy, not waited for. Returns the rows whose logits are asked for.
+        """Send a batch's inputs to the device in one copy, not waited for. Returns the rows whose logits are asked for.
 
-        after: the state of its sequences. draws: theirs; without them every row takes its best token. shared: as for
-        `PassInputs.load`; choices are all that is asked for then.
+        after: the state of the batch's sequences. draws: their seeds and temperatures; None: every row takes its best
+        token. shared: as for `PassInputs.load`; only choices are asked for then.
         """
         wanted, device_parents = self.inputs.load(spans, after, draws, shared=shared)
         trees = device_parents is not None
@@ -136,14 +136,14 @@ class GraphedForward:
         return self._trees
 
     def known_state(self, count: int) -> DeviceState | None:
-        """What `accept` returns after the pass's own choices, where that is there already."""
+        """The state that `accept` returns for the pass's own choices, where it needs no launch; else None."""
         return None if self._trees or self.model.returns_taps else self._states.get(count)
 
     def accept(self, count: int, choices: Tensor | None = None) -> DeviceState:
         """The state of the first `count` sequences, each of one token and a draft, after these choices.
 
-        choices int64: of all rows that are real, in order; None: the pass's own. The accepted nodes of trees are moved
-        together in the cache. Padding of a draft, which is read as some token, is never accepted.
+        choices int64: for all real rows, in order; None: the pass's own. The accepted nodes of trees are moved together
+        in the cache. Padding of a draft, which is read as some token, is never accepted.
         """
         if choices is None and not self._trees:
             if count not in self._states:
@@ -168,7 +168,7 @@ class GraphedForward:
         return self._with_features(DeviceState(lengths, last, ids.gather(1, rows), accepted), rows)
 
     def accept_empty_trees(self) -> None:
-        """Compile what trees need: as after a round of trees without nodes."""
+        """Compile the kernels that trees need, by accepting trees without nodes."""
         tree_rows(self.parents, self.batch.widths - 1)
         self._trees = True
         self.accept(self.shape.batch, self.ids.view(-1))
@@ -204,7 +204,7 @@ class GraphedForward:
         return self._views(rows)[1] if isinstance(rows, slice) else self.choices[rows]
 
     def _placed_rows(self, count: int) -> Tensor:
-        """The first of `placed`: a view, made once."""
+        """A view of the first `count` of `placed`, made once."""
         if count not in self._placed:
             self._placed[count] = self.placed[:count]
         return self._placed[count]
@@ -216,13 +216,13 @@ class GraphedForward:
         return self._rows[key]
 
     def positions(self, rows: Tensor | slice) -> Tensor:
-        """int64 [M]: the place in its text of the token that follows each of these rows."""
+        """int64 [M]: the position of the token that follows each of these rows."""
         batch = self.batch
         places = batch.packing.row_index[rows] if self.shape.packed else rows
         return (batch.starts[:, None] + batch.depths.view(self.shape.batch, -1) + 1).view(-1)[places]
 
     def run(self) -> None:
-        """Launch the pass and what follows from it alone: each row's choice, and what chains accept by that."""
+        """Launch the pass, then each row's choice, and what chains accept by these choices."""
         self.inputs.fetch()
         self.forward()
         if self.reduced is None:
@@ -233,7 +233,7 @@ class GraphedForward:
             accept_chains(self.ids, batch.starts, batch.widths, self.choices, batch.packing.offsets, out, placed)
 
     def forward(self) -> None:
-        """Launch the pass: from the inputs to the logits [N, vocab], or as many as a reduced head has."""
+        """Launch the pass, from the inputs to the logits: [N, vocab], or [N, outputs] of a reduced head."""
         model, x = self.model, self.x
         weights, config, page = model.decoder.weights, model.config, model.pool.size
         embed_rows(weights.embedding, self.ids, self.batch.packing.row_index, x, pdl=PDL)
@@ -272,7 +272,7 @@ class GraphedForward:
         rotate_and_store(self.qkv, places, self.q, cache, norms=norms, eps=eps, pdl=PDL)
 
     def _rest_of_layer(self, x: Tensor, layer: Layer, into: Tensor) -> Tensor:
-        """What comes behind a layer's attention; the output goes to `into`. x is only written where it is self.x."""
+        """Run a layer behind its attention; the output goes to `into`. x is only written where it is self.x."""
         out, gate_up, down = (cast(Linear, p).weight for p in (layer.out, layer.gate_up, layer.down))
         self._linear(self.attended.view(len(x), -1), out, self.x, residual=x)
         self._linear(self.x, gate_up, self.wide, eps=self.model.config.norm_eps, gated=True)
@@ -289,7 +289,7 @@ class GraphedForward:
         eps: float | None = None,
         gated: bool = False,
     ) -> None:
-        """The fused kernel for up to 64 rows; beyond, the library's product between small kernels."""
+        """A product by the fused kernel where it supports the shape (up to 64 rows), else by the library."""
         buffers, rows = self.buffers, len(x)
         if supports_linear(out.shape[1], x.shape[1], rows, gated):
             linear(
@@ -304,7 +304,7 @@ class GraphedForward:
             gate_rows(buffers.both[:rows], out, pdl=PDL)
         elif residual is not None:
             torch.addmm(residual, x, w.t(), out=out)
-        else:  # logits are summed up in float32, and so stay finer than the rows
+        else:  # logits are float32, finer than the rows
             torch.mm(x, w.t(), out_dtype=out.dtype, out=out)
 
 

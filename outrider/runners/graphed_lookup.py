@@ -1,4 +1,4 @@
-"""Lookups captured for a few batch sizes: one copy to the device and one replay for a round's."""
+"""Lookups captured for a few batch sizes: a round's lookups take one copy to the device and one replay."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Integers = NDArray[np.int64]
 
 
 class GraphedLookup:
-    """Lookups of up to `batch` texts at a time. What it finds is overwritten by the next."""
+    """Lookups of up to `batch` texts at a time. Each run overwrites what the one before found."""
 
     def __init__(self, batch: int, history: History, *, k: int, max_match: int) -> None:
-        """history: its tensors stay where they are."""
+        """history: its tensors must stay at their addresses."""
         device, width = history.tokens.device, LIMITS + 2 * (max_match + 1)
         self.history, self.k, self.max_match = history, k, max_match
         self.inputs = PinnedInputs(HEADER + batch * width, device)
@@ -30,12 +30,12 @@ class GraphedLookup:
         self._keys = torch.zeros_like(self._ends)
         self._graph = capture(self.launch, None, f"lookups of {batch}")
         self._in_order = False
-        """The gains of the last run are in the order of its texts."""
+        """Whether the gains of the last run are in the order of its texts."""
         self._views: dict[int, Tensor] = {}
-        """What is found for the first so many texts: views, made once."""
+        """Views of `found` for the first n texts, by n; made once."""
 
     def run(self, texts: Tensor, history: History, rows: Integers, limits: Integers, gains: Gains | None) -> Tensor:
-        """As `kernels.lookup.look_up`, of rows [B, LIMITS] and their limits [B, ...]: int64 [B, 2 * k + 5]."""
+        """As `kernels.lookup.look_up`, for rows [B, LIMITS] and their limits [B, ...]: int64 [B, 2 * k + 5]."""
         count, array = len(rows), self.inputs.array()
         write_header(array[:HEADER], texts, history, gains)
         inputs = array[HEADER:].reshape(self.rows.shape)
@@ -47,9 +47,9 @@ class GraphedLookup:
         return self.replay(count)
 
     def run_again(self, texts: Tensor, history: History, gains: Gains, count: int) -> Tensor:
-        """The last run once more, of as many texts, whose gains are in their order.
+        """Repeat the last run for the same `count` texts, whose gains are in the order of the texts.
 
-        Sent again only where the device is to look somewhere else.
+        Inputs are sent only if the header differs: where texts and gains are, and which part of the history is in use.
         """
         last, header = self.inputs.arrays[self.inputs.current], np.zeros(HEADER, dtype=np.int64)
         write_header(header, texts, history, gains)
@@ -64,7 +64,7 @@ class GraphedLookup:
         return self.replay(count)
 
     def replay(self, count: int) -> Tensor:
-        """What was run last once more: nothing of its inputs has changed, nor where they are."""
+        """Repeat the last run, with the same inputs at the same addresses."""
         self._graph.replay()
         if count not in self._views:
             self._views[count] = self.found[:count]
@@ -77,14 +77,14 @@ class GraphedLookup:
 
 
 class GraphedLookups:
-    """Lookups of up to `max_batch` texts, captured for every power of two that takes."""
+    """Lookups of up to `max_batch` texts, captured for every power of two that is needed."""
 
     def __init__(self, max_batch: int, history: History, *, k: int, max_match: int) -> None:
         sizes = [1 << i for i in range(padded_batch(max_batch).bit_length())]
         self._by_batch = {size: GraphedLookup(size, history, k=k, max_match=max_match) for size in sizes}
 
     def place(self, size: int) -> Tensor:
-        """Where what is found for that many texts is written, a captured number of them: int64 [size, columns]."""
+        """The tensor that is written by lookups of `size` texts, a captured batch size: int64 [size, columns]."""
         return self._by_batch[size].found
 
     def run(self, texts: Tensor, history: History, rows: Integers, limits: Integers, gains: Gains | None) -> Tensor:

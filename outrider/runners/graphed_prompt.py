@@ -1,8 +1,8 @@
 """Captured passes that read prompts: texts one after another, padded to one of a few numbers of rows.
 
-The same sums as `Decoder.forward`, with nine launches a layer in place of 26. Launched one by one they would keep the
-host busy for longer than the device, but for the longest prompts of the largest models. Padding rows write to a page of
-their own, and no row sees them.
+They compute the same sums as `Decoder.forward`, with nine launches per layer in place of 26. Launched one by one, these
+would take the host longer than the device, except for the longest prompts of the largest models. Padding rows write to
+the scratch page, and no row sees them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from outrider.runners.cuda_graphs import PROMPT_SIZES, capture
 from outrider.runners.paged_model import PagedModel
 
 ROWS_A_TEXT = 16
-"""Texts of a pass have so many rows each, on average, or more; else it is not captured."""
+"""Texts of a captured pass have so many rows or more, on average; shorter ones are read by a plain pass."""
 
 
 class PromptParts(NamedTuple):
@@ -42,7 +42,7 @@ class PromptParts(NamedTuple):
 
 
 class PromptBuffers:
-    """What passes leave behind: one set for all sizes, since one pass runs at a time."""
+    """The outputs of passes: one set for all sizes, since one pass runs at a time."""
 
     def __init__(self, model: PagedModel, rows: int) -> None:
         def buffer(columns: int) -> Tensor:
@@ -52,7 +52,7 @@ class PromptBuffers:
 
 
 class GraphedPrompt:
-    """One size's inputs, and the launches from there to the outputs."""
+    """The inputs of one size of pass, and the launches from there to the outputs."""
 
     def __init__(self, model: PagedModel, buffers: PromptBuffers, rows: int) -> None:
         self.model = model
@@ -60,12 +60,12 @@ class GraphedPrompt:
         self._inputs = PinnedInputs(4 * (rows + self.max_tiles), model.device)
         self._written = [_parts(array, rows) for array in self._inputs.arrays]
         self.given: PromptParts = _parts(self._inputs.ints, rows)
-        """Where the pass reads them."""
+        """The inputs on the device, where the pass reads them."""
         self.hidden, self.tapped = buffers.hidden[:rows], buffers.tapped[:rows]
-        """[N, hidden], behind the last norm, and [N, taps * hidden]; valid until the next pass."""
+        """[N, hidden], after the last norm, and [N, taps * hidden]; valid until the next pass."""
 
     def load(self, spans: Seq[Span]) -> tuple[Tensor, list[slice]] | None:
-        """Send a batch's inputs, in one copy that is not waited for; None where they are too many texts.
+        """Send a batch's inputs, in one copy that is not waited for; None where there are too many texts.
 
         Returns the rows whose logits are asked for, int64 [M], and each span's own rows.
         """
@@ -130,7 +130,7 @@ class GraphedPrompt:
         return out.view(len(x), -1)
 
     def _normed(self, x: Tensor) -> Tensor:
-        """Rows over their root mean square: the norm's weight is in the matrix behind it."""
+        """Rows divided by their root mean square: the norm's weight is folded into the matrix behind it."""
         out = torch.empty_like(x)
         norm_rows(x, out, self.model.config.norm_eps, pdl=False)
         return out
@@ -146,8 +146,8 @@ class PromptPasses:
         self._tapping = model.tapping
 
     def capture(self, sizes: Seq[int] = PROMPT_SIZES) -> Iterator[int]:
-        """Capture passes of so many rows, the largest first, whose memory the others share; yields each."""
-        if self._buffers is None or self._tapping != self.model.tapping:  # a head taps the target since
+        """Capture passes of so many rows each, the largest first: the others share its memory. Yields each."""
+        if self._buffers is None or self._tapping != self.model.tapping:  # the tapped layers have changed since
             self._captured.clear()
             self._buffers, self._tapping = PromptBuffers(self.model, max(sizes)), self.model.tapping
         for rows in sorted(sizes, reverse=True):

@@ -1,7 +1,7 @@
 """Captured passes in which a head reads what its target keeps: one copy to the device and one replay each.
 
-For heads whose rows depend on the target's outputs at their own positions alone: then it does not matter how a text's
-rows are divided between passes. Padding rows read and write in a page of their own.
+For heads whose rows depend only on the target's outputs at their own positions, so that it does not matter how a text's
+rows are divided between passes. Padding rows read and write in the scratch page.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from outrider.runners.layout import text_rows
 from outrider.runners.paged_model import PagedModel, tapped_pages
 
 ROWS = (32, 64, 128, 256, 512, 1024, 2048)
-"""Of passes. Two of the largest take all that is read at once (MAX_READ_ROWS): the inputs of a third would wait until
-those of the first have arrived."""
+"""Rows of the passes. Two of the largest take all that is read at once (MAX_READ_ROWS): a third would have to wait
+until the inputs of the first have arrived."""
 MAX_BYTES = 64 << 20
-"""Of the tapped outputs that a pass gathers: wide ones have fewer rows."""
+"""Max bytes of the tapped outputs that a pass gathers: where outputs are wide, passes have fewer rows."""
 
 ReadRows = Callable[[Tensor, Tensor], None]
-"""Reads rows, by their slots and positions, int64 [N] both."""
+"""Reads rows, given their slots and positions, int64 [N] both."""
 
 
 class GraphedRead:
-    """One size's inputs, and the launches that read them."""
+    """The inputs of one size of pass, and the launches that read them."""
 
     def __init__(self, rows: int, read: ReadRows, model: PagedModel, graph_pool: Any) -> None:
         self._inputs, self._read = PinnedInputs(2 * rows, model.device), read
         self._slots, self._positions = self._inputs.ints.view(2, rows)
         self._padding = np.array([[model.scratch_slot], [0]])
-        self._send(np.empty((2, 0), dtype=np.int64))  # it is run before it is captured
+        self._send(np.empty((2, 0), dtype=np.int64))  # capturing runs the work first
         self._graph = capture(self.launch, graph_pool, f"a head's reads of {rows} rows")
 
     def run(self, rows: NDArray[np.int64]) -> None:
@@ -70,7 +70,7 @@ class GraphedReads:
         return len(self._captured) == len(self.sizes)
 
     def capture(self) -> Iterator[int]:
-        """Capture every size, the largest first, whose memory the others share; yields each."""
+        """Capture every size, the largest first: the others share its memory. Yields each."""
         for rows in reversed(self.sizes):
             if rows not in self._captured:
                 self._captured[rows] = GraphedRead(rows, self._read, self._model, self._graph_pool)

@@ -1,7 +1,7 @@
 """How far a head has read its target's texts, as the host knows it.
 
-A head does not follow its target: it reads when it is asked to draft, from what the target keeps in its pages. Then a
-head that nobody asks costs nothing.
+A head does not follow its target: it reads when it is asked to draft, from what the target keeps in its pages. So a
+head that is not asked costs nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_READ_ROWS = 4096
 
 
 class Unread(NamedTuple):
-    """What a head has not read of a text: positions `start` to `end` by a pass of their own, then from `end` on.
+    """What a head has not read of a text: a reading pass takes `start` to `end`, the drafting pass what follows.
 
     Where both are equal, the drafting pass reads all.
     """
@@ -32,34 +32,34 @@ class Unread(NamedTuple):
 
 @dataclass(slots=True)
 class _Read:
-    """What is known of a text since a head drafted for it last."""
+    """What a head had read of a text when it last drafted for it."""
 
     pages: list[int]
-    """Its own list in the pool: another one where it was closed and opened again."""
+    """The sequence's page list in the pool itself: another list if the sequence was closed and opened again."""
     length: int = 0
-    """Positions that were read, at least."""
+    """The number of positions that were read, at least."""
     round: int = 0
-    """Of the sequence, when it was asked."""
+    """The sequence's round in which it was drafted for."""
     ahead: bool = False
-    """The host was a round behind."""
+    """Whether the host was a round behind the device."""
     marked: int = 0
-    """Pages that are marked as read."""
+    """The number of pages that are marked as read."""
 
 
 class HeadReads:
     """Which positions of its target's pages a head has read, by text, and by page for texts that share one."""
 
     def __init__(self, pool: PagePool, width: int, *, last: bool) -> None:
-        """width: rows of a text that a drafting pass reads. last: the text's last token, which is not cached, too."""
+        """width: max rows of a text that a drafting pass reads. last: the last token, which is not cached, included."""
         self.pool, self.width, self._behind = pool, width, int(not last)
         self._texts: dict[int, _Read] = {}
         self._marks = [0] * pool.count
-        """Of each page: what `PagePool.writes` was when all of it had been read."""
+        """For each page, the value of `PagePool.writes` when all of the page had been read."""
 
     def gains(self, seqs: Seq[Sequence], state: DeviceState | None) -> list[int]:
-        """How many tokens each text may have beyond those the host knows; state: where the host is a round behind.
+        """Max tokens that each text may have beyond those the host knows: 0 without a state.
 
-        What this head drafted for the round in flight, tree or chain, has at most `width` - 1 tokens in a row.
+        If this head made the draft in flight, tree or chain, that has at most `width` - 1 tokens in a row.
         """
         if state is None:
             return [0] * len(seqs)
@@ -76,7 +76,7 @@ class HeadReads:
         return read is not None and read.round + read.ahead == seq.round
 
     def unread(self, seq: Sequence, gained: int) -> Unread:
-        """What is read before this text is drafted for. gained: tokens that it may have beyond those the host knows."""
+        """What must be read before this text is drafted for. gained: see `gains`."""
         length, pages, read = len(seq.tokens), self.pool.table(seq.id), self._texts.get(seq.id)
         known = length - self._behind
         end = known if gained else length - 1
@@ -90,7 +90,7 @@ class HeadReads:
         return Unread(start, start if known + gained - start <= self.width else end)
 
     def note(self, seq: Sequence, gained: int) -> None:
-        """All of it was read, and drafted for."""
+        """Note that all of a text was read, and that it was drafted for."""
         pages, read = self.pool.table(seq.id), self._texts.get(seq.id)
         length = len(seq.tokens) - self._behind + (gained > 0)
         whole = length // self.pool.size
@@ -103,7 +103,7 @@ class HeadReads:
         read.length, read.round, read.ahead = length, seq.round, gained > 0
 
     def note_again(self, seqs: Seq[Sequence]) -> None:
-        """As `note` behind a round in flight, for texts that were noted a round before. Marks no pages: `note` does."""
+        """As `note` behind a round in flight, for texts noted a round before. Marks no pages: the next `note` does."""
         texts, behind = self._texts, self._behind
         for seq in seqs:
             read = texts[seq.id]
@@ -113,15 +113,15 @@ class HeadReads:
         self._texts.pop(seq.id, None)
 
     def _marked(self, pages: Seq[int]) -> int:
-        """How many of a text's first pages another text has had read."""
+        """The number of a text's first pages that this head has read, for whichever text."""
         return next((i for i, page in enumerate(pages) if self._marks[page] != self.pool.writes[page]), len(pages))
 
 
 def ready_texts(model: PagedModel, seqs: Seq[Sequence], gained: Seq[int], width: int, rows: int) -> list[int]:
-    """Which sequences a head can draft for: the target has read all but their last token, and there are pages.
+    """Indices of the sequences a head can draft for: the target has read all but their last token, pages are reserved.
 
-    gained: see `HeadReads.gains`. width: rows of a text that a drafting pass reads. rows: that it writes, that of the
-    text's last token first.
+    gained: see `HeadReads.gains`. width: max rows of a text that a drafting pass reads. rows: rows of a text that it
+    writes, that of the text's last token first.
     """
     pool, most = model.pool, model.tables.width
     ready: list[int] = []

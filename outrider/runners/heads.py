@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 MakeFused = Callable[[PagedModel, AttentionLayers], "FusedHead"]
 DraftFunction = Callable[["HeadBatch", int], HeadDraft]
-"""Drafts of one of the lengths that a runner is made for."""
+"""(batch, length) -> drafts of that length, which is one of those a runner is made for."""
 
 
 class HeadRunner(TextRunner["HeadBatch"]):
@@ -47,12 +47,13 @@ class HeadRunner(TextRunner["HeadBatch"]):
         fused: MakeFused | None = None,
         graph_pool: Any = None,
     ) -> None:
-        """max_accepted: draft tokens that one round can accept. lengths: what `draft` is asked for, rising.
+        """max_accepted: max draft tokens that one round can accept. lengths: those that `draft` is asked for, rising.
 
-        rows: that a draft runs in all, the text's last token included; 0: max_accepted. row_width: that one of its
-        passes has. sampled: mode `distribution`. chains: `draft` makes chains of mode `seeded`, which the CPU
-        kernels make without it. fused: makes what runs the head with the fused kernels; None: its own code does.
-        graph_pool: where to capture; None: nothing is captured.
+        rows: rows of a text that a draft runs in all, that of the last token included; 0: max_accepted. row_width: max
+        rows of a text in one of its passes. sampled: mode `distribution`. chains: `draft` makes chains of mode
+        `seeded`, which the CPU kernels make in its place where they support the head. fused: makes the runner of the
+        fused kernels; None: the head's own code is run. graph_pool: the memory pool of captured graphs; None: nothing
+        is captured.
         """
         reads = HeadReads(model.pool, 1 + max_accepted, last=True)
         super().__init__(
@@ -62,14 +63,14 @@ class HeadRunner(TextRunner["HeadBatch"]):
         self.head, self.draft_function, self.lengths, self.sampled = head, draft, tuple(lengths), sampled
         self.fused = None if fused is None else fused(model, self.layers)
         self.cpu = cpu_steps_of(head, model, self.layers)
-        """Chains in one call of the CPU kernels; None where they do not compute them."""
+        """Makes chains in one call of the CPU kernels; None where they do not support the head."""
         self.chains = chains and self.cpu is not None
 
     def make_batch(self, size: int) -> HeadBatch:
         return HeadBatch(self, size)
 
     def length_of(self, length: int) -> int:
-        """The shortest that is at least so long."""
+        """The shortest of `lengths` that is at least `length`, or else the longest."""
         return next((each for each in self.lengths if each >= length), self.lengths[-1])
 
     def catch_up(self, seqs: Seq[Sequence], gained: Seq[int]) -> list[int]:
@@ -114,7 +115,7 @@ class HeadRunner(TextRunner["HeadBatch"]):
 
 
 class HeadBatch(DraftBatch):
-    """A head's passes for up to B sequences: inputs that stay where they are, captured where graphs are."""
+    """A head's passes for up to B sequences, with inputs at fixed addresses; captured if there are graphs."""
 
     def __init__(self, runner: HeadRunner, batch: int) -> None:
         super().__init__(runner.model, batch, runner.graph_pool, sampled=runner.sampled)
@@ -122,14 +123,14 @@ class HeadBatch(DraftBatch):
         self._draft_graphs = {length: self._draft_graph(length) for length in runner.lengths}
         self._texts = None if runner.cpu is None else runner.cpu.texts_of(self)
         self._length = 0
-        """Of the last draft."""
+        """The length of the last draft."""
 
     def outputs(self) -> Tensor:
-        """[B, hidden]: the target's outputs at each text's last token but one, fused."""
+        """[B, hidden]: the target's tapped outputs at each text's last token but one, fused."""
         return self.runner.head.fuse(self.runner.kept.features[self.slots(self.lengths[:, None] - 2)[:, 0]])
 
     def read(self) -> Tensor:
-        """Read from `firsts` up to each text's last token: the head's outputs there, [B, 1, hidden]."""
+        """Read each text from `firsts` up to its last token: the head's outputs there, [B, 1, hidden]."""
         rows = self.unread(self.runner.width, before=True)
         hidden = self.runner.head.fuse(rows.features).view(*rows.ids.shape, -1)
         made = self.forward(rows.ids, hidden, rows.firsts, rows.counts)
@@ -140,9 +141,9 @@ class HeadBatch(DraftBatch):
     ) -> Tensor:
         """Run R rows of each text through the head, and write their keys and values: [B, R, hidden].
 
-        ids int64 [B, R]; hidden [B, R, hidden] of the positions before; starts int64 [B]: the first row's
-        position. widths int64 [B]: rows that are real, all if None. parents int64 [B, R - 1]: rows after the
-        first are a tree's nodes; None: a chain. Rows see all text before `starts`, and their ancestors.
+        ids int64 [B, R]; hidden [B, R, hidden] of the positions before; starts int64 [B]: the first row's position.
+        widths int64 [B]: the number of real rows; None: all. parents int64 [B, R - 1]: rows after the first are a
+        tree's nodes; None: a chain. Rows see all text before `starts`, and their ancestors.
         """
         runner, rows = self.runner, ids.shape[1]
         tree = None if parents is None else tree_rows(parents, torch.full_like(starts, rows - 1))

@@ -52,7 +52,7 @@ class KeyRange:
 
 @dataclass(slots=True)
 class Layout:
-    """A whole pass. N rows in all; logits are wanted at M of them."""
+    """A whole pass of N rows; logits are wanted after M of them."""
 
     ids: Tensor  # [N]
     positions: Tensor  # [N]
@@ -63,7 +63,7 @@ class Layout:
 
 
 def lay_out(spans: Seq[Span], pool: PagePool, device: torch.device) -> Layout:
-    """Lay the spans one after another. Draft node i is written behind the text, at its place in the draft."""
+    """Lay the spans one after another. Draft node i is written to the i-th slot behind the text."""
     ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -105,7 +105,7 @@ def to_device(values: list[int], device: torch.device) -> Tensor:
     made = torch.tensor(values, dtype=torch.long)
     if device.type == "cpu":
         return made
-    if device.type == "cuda":  # a copy of other memory may wait for all that was launched before
+    if device.type == "cuda":  # a copy of unpinned memory may wait for all launched work
         made = made.pin_memory()
     return made.to(device, non_blocking=True)
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class NativeRunner(Runner):
-    """Scores spans with a Decoder. Rollback is a length; only a tree's accepted branch is moved."""
+    """Scores spans with a Decoder. Rolling back only sets a length; an accepted branch of a tree is moved together."""
 
     def __init__(
         self,
@@ -49,9 +49,9 @@ class NativeRunner(Runner):
     ) -> None:
         """context: max tokens of one text; 0 takes the model's own limit.
 
-        pinned: a row's bits do not depend on the other rows of the pass. ConfigError where that cannot
-        be promised. Packed weights on the CPU always keep to it.
-        threads: chooses the CPU threads of its passes; None leaves torch's own number.
+        pinned: a row's bits do not depend on the other rows of the pass. ConfigError where that cannot be guaranteed;
+        packed weights on the CPU always guarantee it. threads: chooses the number of CPU threads of its passes; None
+        leaves torch's own.
         """
         context = context or decoder.config.max_positions
         pool = PagePool(-(-cache_tokens // page_size), page_size)
@@ -61,26 +61,26 @@ class NativeRunner(Runner):
         decoder = model.decoder
         self.model, self.pool, self.device = model, model.pool, model.device
         self.vocab_size, self.context, self.row_block = decoder.config.vocab_size, model.context, decoder.row_block
-        if self.device.type != "cpu":  # there forward does it as texts grow
+        if self.device.type != "cpu":  # on the CPU `forward` reserves as texts grow
             decoder.reserve(self.context + MAX_WIDTH)  # padding rows have positions too
         self._tainted: set[int] = set()
-        """Pages where a pass wrote keys or values that are no numbers."""
+        """Pages where a pass wrote keys or values that are NaN or infinite."""
         self.graphs = _graphs(model, pinned)
-        """Its captured passes; None where nothing is captured."""
+        """The captured passes; None where nothing is captured."""
         self.asynchronous = self.graphs is not None
         self.cpu_pass = cpu_pass_of(model)
-        """Passes in one call of the CPU kernels; None where they do not compute them."""
-        # a tree's row sums over the same keys in another order than a chain's, and rounds otherwise in the last bit
+        """Runs a pass in one call of the CPU kernels; None where they do not support the model."""
+        # a tree's row sums over the same keys in another order than a chain's, and may round differently
         self.scores_trees = self.graphs is None or not self.graphs.pinned
         self._chains: GraphedChains | None = None
         self._chain_reads = 2
-        """Last tokens of a text that a chain reads before it drafts."""
+        """The number of a text's last tokens that a chain reads before it drafts."""
 
     def with_layers(self, layers: Seq[int]) -> NativeRunner:
         """A runner of some of this one's layers, over the same pages.
 
-        It drafts for texts that this one has read but for their last token: what it writes from there on, this one
-        overwrites. It must read nothing before that.
+        It drafts for texts that this runner has read but for their last token. It must read nothing before that token;
+        what it writes from there on, this runner overwrites.
         """
         self._check_layers(layers, "run")
         part = object.__new__(NativeRunner)
@@ -93,7 +93,7 @@ class NativeRunner(Runner):
         self.model.tap(layers)
 
     def keep_taps(self, layers: Seq[int]) -> None:
-        """Keep these layers' outputs and the tokens in the pages of all that is read. Called before `capture`."""
+        """Keep these layers' outputs and the tokens in the pages of all text that is read. Called before `capture`."""
         self._check_layers(layers, "tap")
         self.model.keep_taps(layers)
 
@@ -105,7 +105,7 @@ class NativeRunner(Runner):
 
     @property
     def joins(self) -> bool:  # type: ignore[override]
-        """Unless somebody is shown the outputs of layers as they are computed."""
+        """True where passes are captured and do not return tapped outputs."""
         return self.graphs is not None and not self.model.returns_taps
 
     @torch.inference_mode()
@@ -113,7 +113,7 @@ class NativeRunner(Runner):
         if self.graphs is None or not self.graphs.pinned:
             self._plain(spans)
             return after
-        after = after and after.copied()  # pinned rows are read by the very passes that leave states
+        after = after and after.copied()  # the passes that read pinned rows overwrite states
         self.score(spans)
         return after
 
@@ -153,7 +153,7 @@ class NativeRunner(Runner):
         return scores
 
     def _score(self, spans: Seq[Span], after: DeviceState | None, graphs: GraphRunner) -> Scores:
-        """Decoding sequences by a captured pass, prompts by a plain one, or a captured one of their own."""
+        """Score decoding sequences by a captured pass, prompts by a plain one, or a captured one of their own."""
         groups = graphs.split(spans)
         if after is not None and (len(groups) > 1 or not groups[0][1]):
             widest = max(span.width for span in spans)
@@ -199,7 +199,7 @@ class NativeRunner(Runner):
 
     @torch.inference_mode()
     def _advance(self, scores: Scores, choices: Tensor | None) -> DeviceState | None:
-        """choices: None where they are the pass's own."""
+        """choices: None for the pass's own choices."""
         if scores.handle is not None:
             return scores.handle.accept(len(scores.spans), choices)
         return accept_plainly(self.model, scores, cast(Tensor, choices)) if self.device.type == "cpu" else None
@@ -213,7 +213,7 @@ class NativeRunner(Runner):
     def draft_chains(
         self, starts: Seq[ChainStart], steps: int, after: DeviceState | None = None
     ) -> Seq[Seq[Token]] | None:
-        """Each start's pages are reserved for its chain. Afterwards its text and all tokens but the last are cached."""
+        """The caller reserves pages for the chains. Afterwards texts and chains are cached, except each last token."""
         return None if self.graphs is None else self._graphed_chains(self.graphs).run(starts, steps, after)
 
     def capture_chains(self, batch: int, steps: Seq[int]) -> Iterator[str]:
@@ -234,14 +234,14 @@ class NativeRunner(Runner):
         return self._chains
 
     def decode_one(self) -> None:
-        """A pass of one row, to be timed."""
+        """Run a pass of one row, for timing."""
         if self.cpu_pass is None:
             decode_one(self.model.decoder)
         else:
             self.cpu_pass.decode_one()
 
     def _plain(self, spans: Seq[Span]) -> Scores:
-        """A pass of any device, any width, any number of sequences: captured only where prompts are read."""
+        """A pass on any device, of any width and any number of sequences; captured only where it reads prompts."""
         if len(spans) > MAX_SEQUENCES and self.model.fused:
             parts = [self._plain(spans[i : i + MAX_SEQUENCES]) for i in range(0, len(spans), MAX_SEQUENCES)]
             features = [each for part in parts for each in part.features or ()]
@@ -258,7 +258,7 @@ class NativeRunner(Runner):
         return Scores(logits, spans, features)
 
     def _forward(self, spans: Seq[Span]) -> tuple[Tensor, list[Tensor] | None, list[int]]:
-        """Logits, tapped outputs, and which spans with drafts have rows that are no numbers."""
+        """Logits, tapped outputs, and the indices of spans with drafts that have NaN or infinite rows."""
         if self._tainted:
             self._clean(spans)
         model = self.model
@@ -283,14 +283,14 @@ class NativeRunner(Runner):
     def _forward_at_once(
         self, cpu_pass: CpuPass, spans: Seq[Span], layout: Layout
     ) -> tuple[Tensor, list[Tensor] | None, list[int]]:
-        """As `_forward`. A row does not touch keys that it does not see, so that none breaks another."""
+        """As `_forward`, by the CPU kernels. They touch only keys that a row sees, so no row's NaN reaches another."""
         whole_head = not self.model.heads.size
         out = cpu_pass.run(spans, layout, logits=whole_head)
         logits = self.model.heads.logits(out.hidden) if out.logits is None else out.logits
         return logits, self._returned(layout, out.features), []
 
     def _choose_at_once(self, cpu_pass: CpuPass, spans: Seq[Span], draws: Draws) -> Scores:
-        """A pass in one call that makes the target's choices too."""
+        """A pass by the CPU kernels that also makes the target's choices."""
         with self.model.threads.run_pass(sum(span.width for span in spans)):
             layout = lay_out(spans, self.pool, self.device)
             out = cpu_pass.run(spans, layout, draws=draws)
@@ -298,13 +298,13 @@ class NativeRunner(Runner):
         return Scores(cast(Tensor, out.logits), spans, features, choices=out.choices)
 
     def _returned(self, layout: Layout, block: Tensor | None) -> list[Tensor] | None:
-        """The tapped outputs of each span, where asked for. block: of all rows."""
+        """The tapped outputs of each span, where passes return them. block: those of all rows."""
         return None if block is None or not self.model.returns_taps else [block[rows] for rows in layout.rows]
 
     def _without_drafts(self, logits: Tensor, spans: Seq[Span], broken: list[int]) -> Tensor:
         """Score those spans again without their drafts: a draft that breaks the model must not break the text.
 
-        Nothing is then known of what follows the draft's tokens.
+        The logits after the draft's tokens are NaN.
         """
         parts = list(logits.split([span.rows for span in spans]))
         for i in broken:
@@ -322,7 +322,7 @@ class NativeRunner(Runner):
 
     @torch.inference_mode()
     def _move_together(self, span: Span, path: Seq[int]) -> None:
-        """Move the keys and values of a tree's path to where a chain has them."""
+        """Move the keys and values of a tree's path to the slots that a chain has."""
         table, size, end = self.pool.table(span.seq_id), self.pool.size, span.start + len(span.tokens)
         slots = torch.tensor([table[p // size] * size + p % size for p in range(end, end + len(span.draft))])
         self.model.move(slots[list(path)].to(self.device), slots[: len(path)].to(self.device))
@@ -331,10 +331,10 @@ class NativeRunner(Runner):
         self.pool.close(seq_id, unpublish=unpublish)
 
     def _clean(self, spans: Seq[Span]) -> None:
-        """Wipe what a broken pass left where these spans will write.
+        """Clear the slots these spans will write, where a pass wrote NaN or infinite values.
 
-        A masked key has weight 0, but 0 times NaN is NaN: a sequence that takes over a tainted
-        page, or continues after a draft that broke, must find numbers there.
+        A masked key has weight 0, but 0 times NaN is NaN: a sequence that takes over a tainted page, or continues after
+        a draft that broke, must find numbers there.
         """
         size = self.pool.size
         for span in spans:
@@ -348,7 +348,7 @@ class NativeRunner(Runner):
 
 @torch.inference_mode()
 def decode_one(decoder: Decoder) -> None:
-    """A pass of one row that attends to nothing, to be timed."""
+    """Run a pass of one row that attends to nothing, for timing."""
     zero = torch.zeros(1, dtype=torch.int64, device=decoder.device)
     decoder.logits(decoder.forward(zero, zero, lambda layer, q, k, v: q.reshape(len(q), -1)))
 

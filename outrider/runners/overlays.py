@@ -1,4 +1,4 @@
-"""What lookups found in place of a head's drafts, where more of it should be accepted; then drafts share their rows."""
+"""Replaces a head's drafts by those of lookups where more of them should be accepted; then drafts share their rows."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 
 class Overlays(Protocol):
-    """Work on the drafts of a round, in place."""
+    """Replaces drafts of a round by those of lookups, in place."""
 
     def run(self, made: HeadDraft, found: Tensor, share: Share | None) -> None:
-        """made: with confidences, of B texts. found int64 [B, columns]: by a lookup of the same texts."""
+        """made: drafts of B texts, with confidences. found int64 [B, columns]: by a lookup of the same texts."""
         ...
 
     def again(self, made: HeadDraft, found: Tensor) -> None:
-        """The last run again, for drafts and findings in the same place."""
+        """Repeat the last run, for drafts and findings at the same addresses."""
         ...
 
 
 class PlainOverlays:
-    """The reference, one operation after the other, on any device."""
+    """The reference, in plain PyTorch on any device."""
 
     def __init__(self, k: int) -> None:
         """k: max tokens of a lookup."""
@@ -48,10 +48,10 @@ class PlainOverlays:
 
 
 class GraphedOverlay:
-    """For up to B texts: the inputs stay where they are, and nothing is sent where they are those of the last run."""
+    """Captured for up to B texts, with inputs at fixed addresses, which are sent only when they change."""
 
     def __init__(self, made: HeadDraft, found: Tensor, k: int) -> None:
-        """made, found: where they always are, of B texts."""
+        """made, found: the tensors of B texts, at fixed addresses."""
         batch = len(made.tokens)
         self._made, self._found, self._k = made, found, k
         self._inputs = PinnedInputs(batch + 1, found.device)
@@ -82,7 +82,7 @@ class GraphedOverlay:
 
 
 class GraphedOverlays:
-    """Captured for every number of texts that drafts and lookups are captured for."""
+    """Overlays captured for every batch size that drafts and lookups are captured for."""
 
     def __init__(self, runner: BlockRunner, lookups: GraphedLookups, k: int, max_batch: int) -> None:
         """k: max tokens of a lookup."""

@@ -26,13 +26,13 @@ LayerCache = tuple[Tensor, Tensor]
 
 
 class TappedPages(NamedTuple):
-    """Every cached token and the tapped outputs there, by slot: for a head that reads them when it is asked."""
+    """Every cached token and the tapped outputs there, by slot: a head reads them when it is asked to draft."""
 
     tokens: Tensor  # int64 [slots]
     features: Tensor  # [slots, taps * hidden]
 
     def store(self, slots: Tensor, tokens: Tensor, features: Tensor) -> None:
-        """Keep those of rows [N]: int64 [N] both, and [N, taps * hidden]."""
+        """Store rows: slots and tokens int64 [N], features [N, taps * hidden]."""
         self.tokens.index_copy_(0, slots, tokens.clamp(min=0))  # negative: padding of a draft
         self.features.index_copy_(0, slots, features)
 
@@ -40,8 +40,8 @@ class TappedPages(NamedTuple):
 class PagedModel:
     """Data and memory; it runs nothing.
 
-    Layers that a drafter adds (`add_layers`) lie in the same pages as the model's own: they are shared
-    with the same prefixes and rolled back by the same length.
+    Layers that a drafter adds (`add_layers`) lie in the same pages as the model's own: they are shared with the same
+    prefixes and rolled back by the same length.
     """
 
     def __init__(self, decoder: Decoder, pool: PagePool, context: int, threads: ThreadChooser | None = None) -> None:
@@ -51,17 +51,17 @@ class PagedModel:
         self.fused = False
         """Whether the fused CUDA kernels compute all that this decoder does."""
         self.threads = threads or ThreadChooser(())
-        """Chooses the CPU threads of passes; by default they have torch's own number."""
+        """Chooses the number of CPU threads of passes; by default torch's own."""
         self.heads = OutputHeads(decoder)
         self.groups: list[LayerCache] = []
         """Keys and values by geometry, each [layers, slots, kv_heads, head_dim]: the model's own first."""
         self.caches = self.add_layers(len(config.layers), config.kv_heads, config.head_dim)
         self.taps: tuple[int, ...] = ()
-        """Layers whose outputs passes read out, side by side: [rows, taps * hidden]."""
+        """The layers whose outputs passes read out, side by side: [rows, taps * hidden]."""
         self.returns_taps = False
-        """Whether passes return them."""
+        """Whether passes return these outputs."""
         self.kept: TappedPages | None = None
-        """Where passes keep them; None: they do not."""
+        """Where passes keep these outputs; None: they do not."""
 
     @cached_property
     def tables(self) -> BlockTables:
@@ -70,12 +70,12 @@ class PagedModel:
 
     @property
     def scratch_slot(self) -> int:
-        """Where rows that only pad a pass write: in one page more than the pool hands out."""
+        """The first slot of the scratch page, where padding rows write: one page more than the pool hands out."""
         return self.pool.count * self.pool.size
 
     @property
     def tapping(self) -> tuple[tuple[int, ...], bool]:
-        """What passes store of tapped layers: those captured before it changed are of no use."""
+        """What passes store of tapped layers: passes captured before this changed must not be replayed."""
         return self.taps, self.kept is not None
 
     @property
@@ -118,7 +118,7 @@ class PagedModel:
         return part
 
     def add_layers(self, layers: int, kv_heads: int, head_dim: int) -> list[LayerCache]:
-        """Room for so many layers' keys and values in every page."""
+        """Allocate memory for so many layers' keys and values in every page; returns the cache of each layer."""
         shape = (layers, self.scratch_slot + self.pool.size, kv_heads, head_dim)
         keys, values = (_zeros(shape, self.decoder.dtype, self.device) for _ in range(2))
         self.groups.append((keys, values))
@@ -145,10 +145,10 @@ def tapped_pages(model: PagedModel) -> TappedPages:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros. On the CPU memory is taken only as it is written, so that a large cache costs nothing at start.
+    """Zeros. On the CPU memory is committed only as it is written, so that a large cache costs nothing at start.
 
-    And in small pages there: a sequence that begins where none was before would otherwise wait for 2 MB of
-    zeros in every layer, which takes longer than to read a short prompt.
+    Huge pages are off there: a sequence that begins in unused pages would otherwise wait for 2 MB of zeros in every
+    layer, which takes longer than to read a short prompt.
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)

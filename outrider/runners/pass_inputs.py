@@ -32,7 +32,7 @@ from outrider.runners.device_state import DeviceState
 Source = int | tuple[Token, ...]
 """A draft's tokens: their address on the device, or themselves."""
 DeviceParents = list[tuple[int, int, DeviceRow]]
-"""Parents of trees that are on the device: each (sequence, 0, numbers)."""
+"""Parents of trees that are on the device: (sequence, 0, numbers) for each."""
 
 
 class InputParts(NamedTuple):
@@ -48,7 +48,7 @@ class InputParts(NamedTuple):
     header: Any  # [HEADER], see `fetch_inputs`
     sources: Any  # [B, SOURCES]
     wanted: Any  # [N]: the rows whose logits are asked for, where those are not side by side
-    offsets: Any  # [B], as the next empty where a pass is not packed
+    offsets: Any  # [B]; this and the next are empty where a pass is not packed
     row_index: Any  # [N]
 
 
@@ -56,23 +56,23 @@ class PassInputs:
     """The inputs of passes of one shape."""
 
     def __init__(self, shape: BatchShape, tables: BlockTables, max_id: int) -> None:
-        """max_id: larger tokens of a state are read as this one."""
+        """max_id: larger token ids in a state are replaced by this one."""
         self.shape, self._tables, self._max_id = shape, tables, max_id
         self._inputs = PinnedInputs(sum(map(prod, _shapes(shape))), tables.device)
         self.given = _parts(self._inputs.ints, shape)
-        """Where the pass reads them."""
+        """The inputs on the device, where the pass reads them."""
         self._written = [_parts(array, shape) for array in self._inputs.arrays]
         self._fetched: list[Tensor] = []
-        """What the next pass fetches by address: kept until another is loaded."""
+        """The tensors that the next pass fetches by address: kept alive until another is loaded."""
         self._copied = False
-        """Drafts are among that which lie somewhere else, or otherwise, for their drafter."""
+        """Whether these include copies of drafts, which a drafter has on another device or not contiguous."""
         self._sent: tuple[Any, ...] | None = None
-        """All that the inputs on the device follow from; None where a text or tree is among them."""
+        """All that determines the inputs on the device; None without a state, or with trees."""
         self.wanted: Tensor | slice = slice(0, 0)
         """The rows whose logits the last batch asked for."""
         self.shared = False
-        """Drafts of the last batch share its rows, see `Draft.share`: `wanted` counts those that are asked for."""
-        self._padding = np.zeros(len(self._inputs.ints), dtype=np.int64)  # chains in no page of anybody's
+        """Whether drafts of the last batch share its rows, see `Draft.share`; `wanted` counts all places asked for."""
+        self._padding = np.zeros(len(self._inputs.ints), dtype=np.int64)  # chains in the scratch page
         padding = _parts(self._padding, shape)
         padding.parents[:] = range(-1, shape.width - 2)
         padding.table_ids[:] = tables.spare
@@ -124,13 +124,14 @@ class PassInputs:
 
     @property
     def are_fetched(self) -> bool:
-        """Whether the last batch's texts and drafts are fetched from where they are: it can be loaded once more."""
+        """Whether the last batch's texts and drafts are fetched from their own tensors, as `load_again` needs."""
         return self._sent is not None and not self._copied
 
     def load_again(self, state: DeviceState) -> None:
-        """The last batch once more, its texts fetched from this state, all of it: sent only where they were not.
+        """Load the last batch again, its texts fetched from all rows of this state; sent only if they were not.
 
-        A pass that newcomers joined fetched some rows of a state, and may leave its own texts in their very place.
+        The same tensors may need new inputs: a pass that newcomers joined fetched selected rows of a state, and may
+        leave its own state in those tensors.
         """
         if self._sent is None or (self._fetched[0] is state.lengths and self._sent[3][1] is None):
             return
@@ -144,19 +145,19 @@ class PassInputs:
         self._sent = (*self._sent[:3], fetched, *self._sent[4:])
 
     def fetch(self) -> None:
-        """Launch what completes the inputs by what only the device knows."""
+        """Launch the kernel that completes the inputs by what only the device knows."""
         given = self.given
         packing = Packing(given.widths, given.offsets, given.row_index) if self.shape.packed else None
         fetch_inputs(given.ids, given.starts, given.header, given.sources, self._max_id, packing)
 
     def first_rows(self, widths: Seq[int]) -> list[int]:
-        """The first row of each of so many sequences of these widths."""
+        """The first row of each sequence, given the sequences' widths."""
         if not self.shape.packed:
             return [i * self.shape.width for i in range(len(widths))]
         return [0, *accumulate(widths)][: len(widths)]
 
     def _write_state(self, after: DeviceState, reads: int, into: InputParts) -> None:
-        """Where the texts of a state are, on the device or known to the host; each reads so many tokens of its own."""
+        """Write where a state's texts are, on the device or known to the host. reads: tokens that each reads."""
         rows = range(len(after)) if after.rows is None else after.rows
         for i, row in enumerate(rows):
             if not isinstance(row, int):
@@ -166,9 +167,9 @@ class PassInputs:
         write_state(into.header, into.sources, *self._fetched[:2], reads=reads, rows=known)
 
     def _sources(self, spans: Seq[Span]) -> tuple[list[Source], bool]:
-        """Where each draft's tokens are, and whether there is a tree among them.
+        """Where each draft's tokens are, and whether there is a tree among the drafts.
 
-        What is at those addresses is kept until another pass is loaded.
+        The tensors at those addresses are kept alive until another pass is loaded.
         """
         blocks: dict[HostCopy, Tensor] = {}
         sources: list[Source] = []
@@ -189,14 +190,14 @@ class PassInputs:
         return sources, trees
 
     def _write_packing(self, into: InputParts) -> None:
-        """Where rows lie, from the widths."""
+        """Write where the rows of a packed pass lie, from the widths."""
         if self.shape.packed:
             into.offsets[1:] = into.widths.cumsum()[:-1]
             real = np.flatnonzero(np.arange(self.shape.width) < into.widths[:, None])
             into.row_index[: len(real)] = real
 
     def _write_wanted(self, spans: Seq[Span], widths: Seq[int], into: InputParts) -> Tensor | slice:
-        """Which rows' logits the spans ask for."""
+        """The rows whose logits the spans ask for: a slice, or written to the inputs."""
         firsts, rows = self.first_rows(widths), [span.rows for span in spans]
         if len(spans) == 1 or rows == (widths if self.shape.packed else [self.shape.width] * len(spans)):
             first = widths[0] - rows[0]
@@ -220,7 +221,7 @@ def _write_texts(spans: Seq[Span], into: InputParts) -> None:
 
 
 def _write_drafts(spans: Seq[Span], widths: Seq[int], sources: Seq[Source], into: InputParts) -> DeviceParents:
-    """Returns the parents that are on the device."""
+    """Write the drafts' tokens, or their addresses. Returns the parents of trees that are on the device."""
     device_parents: DeviceParents = []
     for i, (span, width, source) in enumerate(zip(spans, widths, sources, strict=True)):
         text, parents = len(span.tokens), span.draft.parents
@@ -238,7 +239,7 @@ def _write_drafts(spans: Seq[Span], widths: Seq[int], sources: Seq[Source], into
 
 
 def _shapes(shape: BatchShape) -> list[tuple[int, ...]]:
-    """Of each part."""
+    """The shape of each of the InputParts."""
     batch, width, rows = shape.batch, shape.width, shape.rows
     packing = ((batch,), (rows,)) if shape.packed else ((0,), (0,))
     return [(batch, width), (batch, width - 1), *[(batch,)] * 5, (HEADER,), (batch, SOURCES), (rows,), *packing]

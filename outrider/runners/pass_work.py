@@ -1,4 +1,4 @@
-"""What a pass reads and computes: the weights' part, by which a load is bound by memory or by arithmetic."""
+"""What a pass reads and computes of the weights, which tells whether a load is bound by memory or by arithmetic."""
 
 from __future__ import annotations
 
@@ -9,51 +9,51 @@ from outrider.models.config import DecoderConfig
 from outrider.models.linear import GROUP_SIZE, Quantization
 
 PACKED_BYTES: Mapping[Quantization, float] = {"int4": 0.5 + 4 / GROUP_SIZE, "int8": 1.0}
-"""Of a weight; 4-bit ones share a scale and a zero of 2 bytes each."""
+"""Bytes of a packed weight; each group of 4-bit weights has a scale and a zero point of 2 bytes each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """The experts of a mixture's layers."""
+    """The experts of each layer of a mixture-of-experts model."""
 
     count: int
     per_token: int
 
     def distinct(self, rows: float) -> float:
-        """How many of a layer's experts a pass of so many rows reads: the mean over rows that choose evenly.
+        """The mean number of a layer's experts that a pass of so many rows reads, if rows choose evenly.
 
-        An expert is left out by a row with probability 1 - per_token / count, by all rows with its power.
+        One row leaves out an expert with probability 1 - per_token / count, all rows with that to the power of `rows`.
         """
         return self.count * (1 - (1 - self.per_token / self.count) ** rows)
 
 
 @dataclass(frozen=True, slots=True)
 class PassWork:
-    """Of one model's passes. What attention reads and computes comes on top, and grows with the texts."""
+    """The work of one model's passes. What attention reads and computes is not included; it grows with the texts."""
 
     weights: int
     """Weights that every row is multiplied by."""
     weight_bytes: int
-    """Their bytes, read once a pass."""
+    """Their bytes, read once per pass."""
     experts: Experts | None = None
     expert_weights: int = 0
-    """Weights of all experts of all layers, of which a row is multiplied by those of the experts it chooses."""
+    """Weights of all experts of all layers; a row is multiplied by those of the experts that it chooses."""
     expert_bytes: int = 0
 
     def bytes_read(self, rows: float) -> float:
-        """By a pass of so many rows."""
+        """Bytes of weights that a pass of so many rows reads."""
         if self.experts is None:
             return self.weight_bytes
         return self.weight_bytes + self.expert_bytes * self.experts.distinct(rows) / self.experts.count
 
     def operations(self, rows: float) -> float:
-        """Of such a pass; a multiplication and an addition are two."""
+        """Operations of a pass of so many rows; a multiplication and an addition are two."""
         chosen = 0.0 if self.experts is None else self.expert_weights * self.experts.per_token / self.experts.count
         return 2 * rows * (self.weights + chosen)
 
 
 def decoder_work(config: DecoderConfig, bytes_per_weight: float) -> PassWork:
-    """Of a native decoder, every weight of which is read by every pass."""
+    """The work of a native decoder, each of whose passes reads every weight."""
     queries = config.heads * config.head_dim
     attention = config.hidden_size * (2 * queries + 2 * config.kv_heads * config.head_dim)
     layer = attention + 3 * config.hidden_size * config.intermediate_size

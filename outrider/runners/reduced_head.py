@@ -1,8 +1,8 @@
 """A draft model's output head over part of its vocabulary: fewer rows to read at every step.
 
-Half of a small model's pass is its head. What a draft leaves out it does not propose, and that is
-all: the target verifies with its whole vocabulary. Chains that are drafted in one go on the device
-begin with a token by the whole head, see graphed_chain.py.
+Half of a small model's pass is its head. Tokens that are left out are never drafted, which costs acceptance at most:
+the target verifies with its whole vocabulary. Chains that are drafted in one go on the device begin with a token by the
+whole head, see graphed_chain.py.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ class ReducedHead:
 class OutputHeads:
     """A decoder's whole head, and the reduced ones made of it; one of them is in use.
 
-    A reduced head stays where it is in memory, since captured passes read it there: asked for
-    another of the same size, it takes up the new tokens in place.
+    A reduced head keeps its addresses, since captured passes read it there: for other tokens of the same number, its
+    rows are replaced in place.
     """
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
         self._reduced: dict[int, ReducedHead] = {}
         self.size = 0
-        """Tokens of the head in use; 0: all."""
+        """The number of tokens of the reduced head in use; 0: the whole head is."""
 
     def use(self, tokens: Seq[Token]) -> ReducedHead | None:
         """Score only these tokens from now on; none given: all, by the whole head."""

@@ -1,4 +1,4 @@
-"""A drafting head over its target's pages: how it is asked, reads what the target keeps there, and splits batches."""
+"""The base of what runs a drafting head over its target's pages: drafts, reads of what the target keeps, batches."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class TextBatch(Protocol):
     """A head's passes for up to B sequences."""
 
     def draft(self, texts: DraftTexts, length: int) -> HeadDraft:
-        """Read each text from its position in `firsts` on, then draft so many tokens for it."""
+        """Read each text from its position in `firsts` on, then draft `length` tokens for it."""
         ...
 
     def repeat(self, count: int, state: DeviceState) -> HeadDraft | None:
-        """The last draft again, from this state of the same sequences; None where that takes inputs of its own."""
+        """Repeat the last draft from this state of the same sequences; None where it needs inputs of its own."""
         ...
 
 
@@ -36,10 +36,10 @@ BatchT = TypeVar("BatchT", bound=TextBatch)
 
 
 class TextRunner(ABC, Generic[BatchT]):
-    """Drafts with a head, which reads what the target has read when it is asked.
+    """Drafts with a head, which reads what the target has read when it is asked to draft.
 
-    Its layers lie in the target's pages: they are shared, rolled back and freed with the target's own. So do the
-    target's tokens and tapped outputs, from which it reads.
+    The head's keys and values lie in the target's pages: they are shared, rolled back and freed with the target's own.
+    So do the target's tokens and tapped outputs, from which the head reads.
     """
 
     def __init__(
@@ -53,9 +53,9 @@ class TextRunner(ABC, Generic[BatchT]):
         skip: int = 0,
         graph_pool: Any = None,
     ) -> None:
-        """rows: that a draft writes in all, that of the text's last token first. row_width: that one of its passes has.
+        """rows: rows of a text that a draft writes in all, that of its last token first. row_width: max of one pass.
 
-        skip: see `Head.skip`. graph_pool: where to capture; None: nothing is captured.
+        skip: see `Head.skip`. graph_pool: the memory pool of captured graphs; None: nothing is captured.
         """
         self.model, self.reads, self.rows, self.graph_pool = model, reads, rows, graph_pool
         scale = config.head_dim**-0.5
@@ -65,24 +65,24 @@ class TextRunner(ABC, Generic[BatchT]):
         self.workspace = attention_workspace(model, self.shape) if config.layers else None
         self.width = reads.width
         self.max_batch = 1 << (MAX_ROWS // max(self.width, row_width)).bit_length() - 1
-        """Sequences of one pass; more are drafted for in several."""
+        """Max sequences of one drafting pass; more sequences take several passes."""
         self.kept = tapped_pages(model)
         self._batches: dict[int, BatchT] = {}
 
     @abstractmethod
     def make_batch(self, size: int) -> BatchT:
-        """The passes for so many sequences."""
+        """The passes for `size` sequences."""
 
     @abstractmethod
     def length_of(self, length: int) -> int:
-        """Tokens that are drafted where so many are wanted; 0: all."""
+        """The number of tokens that are drafted where `length` are wanted; 0: all."""
 
     @abstractmethod
     def read(self, spans: Seq[Span]) -> None:
         """Read text whose every token is known and that the target has read."""
 
     def ready(self, seqs: Seq[Sequence], state: DeviceState | None) -> list[int]:
-        """Which of these sequences can be drafted for: the target has read them, and there are pages for the draft.
+        """The indices of the sequences that can be drafted for: the target has read them, and the draft has pages.
 
         state: theirs, where the host is a round behind.
         """
@@ -94,7 +94,8 @@ class TextRunner(ABC, Generic[BatchT]):
     ) -> HeadDraft:
         """A draft for each of these sequences, all `ready`. state: theirs, where the host is a round behind.
 
-        length: tokens that are wanted, 0: all; more may come. share: of `max_batch` sequences at most.
+        length: the number of tokens wanted, 0: all; more may come. share: how drafts share rows; only up to `max_batch`
+        sequences.
         """
         length = self.length_of(length)
         made: list[HeadDraft] = []
@@ -113,7 +114,7 @@ class TextRunner(ABC, Generic[BatchT]):
         return made[0] if len(made) == 1 else joined(made)
 
     def repeat(self, seqs: Seq[Sequence], state: DeviceState) -> HeadDraft | None:
-        """The last draft again, for the same sequences a round later; None where it takes `draft`."""
+        """Repeat the last draft, for the same sequences a round later; None where `draft` must be called."""
         if len(seqs) > self.max_batch:
             return None
         made = self._batch(len(seqs)).repeat(len(seqs), state)
@@ -132,7 +133,7 @@ class TextRunner(ABC, Generic[BatchT]):
         self.reads.forget(seq)
 
     def capture(self, batch: int) -> Iterator[str]:
-        """Capture for up to so many sequences; yields what is ready."""
+        """Capture drafts for up to `batch` sequences; yields a description of each that is ready."""
         if self.graph_pool is not None:
             for size in capture_batches(min(batch, self.max_batch)):
                 self._batch(size)

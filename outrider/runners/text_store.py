@@ -25,27 +25,27 @@ if TYPE_CHECKING:
 
 Integers = NDArray[np.int64]
 _MARGIN = 2 * MAX_WIDTH
-"""Columns beyond a text, as the host knows it: what two rounds in flight may add to it."""
+"""Columns kept free behind a text as the host knows it: two rounds in flight may add so much."""
 _MIN_COLUMNS = 1024
 
 
 class AnswerRing:
-    """Finished answers in a ring of tokens, the oldest overwritten first. One of a salt matches only its own."""
+    """Finished answers in a ring of tokens, the oldest overwritten first. Answers match only texts of their salt."""
 
     def __init__(self, tokens: int, answers: int, device: torch.device) -> None:
-        """tokens: max in all, a separator after each answer among them. answers: max number of them."""
+        """tokens: max tokens in all, a separator after each answer included. answers: max answers."""
         self.size, self.max_answers, self.head = tokens if answers else 0, answers, 0
         self._stage = PinnedStage(device)
         self._ring = torch.zeros(2, self.size, dtype=torch.int32, device=device)
-        """Tokens, and whose answers they are of."""
+        """Tokens, and the owner of the answer each is of."""
         self._ring[0] = NO_TOKEN
         self._parts = self._ring[0], self._ring[1]
         self._order: deque[tuple[str | None, int]] = deque()
         """The salt and size of each answer, oldest first."""
         self._used = 0
-        """Tokens of those."""
+        """Tokens of those answers, with separators."""
         self._answers: Counter[str | None] = Counter()
-        """How many of them each salt has."""
+        """The number of answers of each salt."""
         self._ids: dict[str, int] = {}
         self._next_id = 0
 
@@ -54,11 +54,11 @@ class AnswerRing:
         return History(*self._parts, self.head, self._used)
 
     def owner(self, salt: str) -> int:
-        """The number of a salt whose answers are here; -1: there is none."""
+        """The owner number of a salt; -1: no answer of that salt is here."""
         return self._ids.get(salt, -1)
 
     def add(self, salt: str | None, answer: Seq[Token]) -> None:
-        """Write an answer, of one that is too long its last tokens. salt None: it matches for all."""
+        """Write an answer; of one that is too long, its last tokens. salt None: it matches for every text."""
         self.add_all([(salt, answer)])
 
     def add_all(self, answers: Iterable[tuple[str | None, Seq[Token]]]) -> None:
@@ -79,7 +79,7 @@ class AnswerRing:
             self._ring.index_copy_(1, sent[0], sent[1:].int())
 
     def _enter(self, salt: str | None, size: int) -> int:
-        """Make room for an answer of so many tokens, its separator among them; returns its owner."""
+        """Make room for an answer of `size` tokens, its separator included; returns its owner number."""
         if salt is not None and salt not in self._ids:
             self._ids[salt], self._next_id = self._next_id, self._next_id + 1
         owner = PUBLIC if salt is None else self._ids[salt]
@@ -99,7 +99,7 @@ class AnswerRing:
 
 
 class LookupRow(NamedTuple):
-    """The text of a sequence whose end is looked up: the columns of `kernels.lookup`, in their order."""
+    """A text whose end is looked up: the columns of `kernels.lookup`, in their order."""
 
     slot: int
     shift: int
@@ -109,15 +109,15 @@ class LookupRow(NamedTuple):
     budget: int
     length: int
     gain: int
-    """1 + its row in the origin of the state, 0: the host knows all of it."""
+    """1 + its row in the origin of the state; 0: the host knows the whole text."""
 
 
 COLUMN = LookupRow(*range(len(LookupRow._fields)))
-"""Where each of these is in a row of numbers."""
+"""The index of each of these columns in a row of numbers."""
 
 
 class TextStore:
-    """A row of tokens for each of `slots` sequences, and lookups of the ends of up to `max_batch` at a time."""
+    """A row of tokens for each of `slots` sequences, and lookups of the ends of up to `max_batch` of them at a time."""
 
     def __init__(
         self, slots: int, ring: AnswerRing, *, max_batch: int, k: int, max_match: int, device: torch.device
@@ -126,13 +126,13 @@ class TextStore:
         self.ring, self.k, self.max_match, self.device = ring, k, max_match, device
         self._stage = PinnedStage(device)
         self.columns = Found.of(k)
-        """Of what `look_up` returns."""
+        """The columns of what `look_up` returns."""
         self._texts = torch.zeros(slots, _MIN_COLUMNS, dtype=torch.int32, device=device)
         self._graphs = _graphs(max_batch, ring.history, k, max_match)
         self._last: tuple[Tensor, Tensor] | None = None
-        """The inputs of the last lookup behind a round in flight, and what was found; without graphs."""
+        """Without graphs: the inputs of the last lookup, and what was found."""
         self._sent: tuple[DeviceState, History] | None = None
-        """With graphs: what the last lookup was repeated with. Nothing is sent to repeat it with that once more."""
+        """With graphs: what the last lookup was repeated with. To repeat it with the same, nothing is sent."""
 
     @property
     def graphs(self) -> GraphedLookups | None:
@@ -141,7 +141,7 @@ class TextStore:
 
     @torch.inference_mode()
     def write(self, pieces: Seq[tuple[int, int, Seq[Token]]]) -> None:
-        """Write tokens: of each piece the slot, the first column, the tokens. One copy for all, not waited for."""
+        """Write tokens: pieces of (slot, first column, tokens). One copy for all, not waited for."""
         if not pieces:
             return
         self._make_room(max(first + len(tokens) for _, first, tokens in pieces))
@@ -155,11 +155,10 @@ class TextStore:
     def look_up(self, texts: Integers | Seq[LookupRow], limits: Integers, state: DeviceState | None = None) -> HostCopy:
         """The longest match of each text's end and what followed it, as `kernels.lookup.Found` says. Never waits.
 
-        texts: int64 [B, columns], as `COLUMN` says, or a `LookupRow` each.
-        limits int64 [B, 2, 1 + max_match]: what a match of each length allows, in its own row and in the ring, as
-        `pack_limits` packs it.
-        state: of the round in flight, with tokens: what that gave the texts is written behind them first. On the
-        device, what is found stays until the next lookup.
+        texts: int64 [B, columns], as `COLUMN` says, or a `LookupRow` each. limits int64 [B, 2, 1 + max_match]: what a
+        match of each length allows, in its own row and in the ring, as `pack_limits` packs it. state: the state after
+        the round in flight, with tokens: what the texts gained in that round is written behind them first. On the
+        device, what is found is valid until the next lookup.
         """
         rows = np.asarray(texts, np.int64)
         longest = int((rows[:, COLUMN.length] + rows[:, COLUMN.shift]).max()) + _MARGIN
@@ -173,10 +172,10 @@ class TextStore:
         return HostCopy(found).kept()
 
     def look_up_again(self, count: int, longest: int, state: DeviceState) -> HostCopy | None:
-        """The last lookup once more, of the same `count` texts, behind the round of this state, which is of them all.
+        """Repeat the last lookup, of the same `count` texts, behind the round of this state, which is of them all.
 
-        What is found is in the same place. longest: columns that the host knows of the longest text. None where there
-        is no room for what may come.
+        What is found is at the same address. longest: columns of the longest text as the host knows it. None where
+        there is no room for what may come.
         """
         if longest + _MARGIN > self._texts.shape[1]:
             return None
@@ -213,7 +212,7 @@ def pack_limits(tokens: Integers, chances: NDArray[np.float64]) -> Integers:
 
 
 def _gains(state: DeviceState) -> Gains:
-    """Of all sequences of its origin: nothing is gathered."""
+    """The gains of all sequences of the state's origin: nothing is gathered."""
     origin = state.origin
     if origin.tokens is None or origin.accepted is None:
         raise ValueError("a lookup behind a round in flight needs the tokens that it kept")

@@ -21,10 +21,10 @@ TRIAL_PASSES = 5
 MAX_RATIO = 0.93  # a trial succeeds where its passes take at most so much of the usual time
 CHANGED_RATIO = 1.4  # a pass that takes so much longer or shorter than usual calls for a trial
 HOPELESS_RATIO = 2.0  # a trial's pass that takes longer than this ends it
-SETTLING_PASSES = 4  # after such a pass, until the usual time has followed
+SETTLING_PASSES = 4  # passes after such a change until the usual time has adapted
 MIN_INTERVAL, MAX_INTERVAL = 0.25, 4.0  # seconds between trials; doubled while they fail
-MAX_LOSS = 0.03  # of the time may be lost by trials
-MEASURING_SECONDS = 0.2  # at start
+MAX_LOSS = 0.03  # share of the time that trials may lose
+MEASURING_SECONDS = 0.2  # spent measuring at start
 
 
 def thread_counts(most: int) -> tuple[int, ...]:
@@ -34,7 +34,7 @@ def thread_counts(most: int) -> tuple[int, ...]:
 
 @contextmanager
 def use_threads(count: int | None) -> Iterator[None]:
-    """Within, torch runs this thread's operations on so many threads; None: as before."""
+    """Inside the `with` block torch runs this thread's operations on `count` threads; None: as before."""
     before = torch.get_num_threads()
     if count is None or count == before:
         yield
@@ -48,7 +48,7 @@ def use_threads(count: int | None) -> Iterator[None]:
 
 @dataclass(slots=True)
 class _Trial:
-    """Passes with another count."""
+    """A few passes with another thread count."""
 
     index: int
     ratios: list[float] = field(default_factory=list[float])
@@ -58,7 +58,7 @@ class _Trial:
 
 
 class ThreadChooser:
-    """Times passes and moves to the neighbouring count where that one is faster.
+    """Times passes and moves to the neighbouring thread count where that is faster.
 
     Now and then, and soon after passes have become slower or faster, a few passes run with the neighbouring count.
     """
@@ -66,31 +66,31 @@ class ThreadChooser:
     def __init__(
         self, counts: Seq[int], first: int | None = None, *, clock: Callable[[], float] = perf_counter, told: str = ""
     ) -> None:
-        """counts: descending, without repeats; a single one is used and none leaves torch's own. first: of them.
+        """counts: descending, without repeats; a single one is always used, none leaves torch's own. first: of counts.
 
-        told: how the choice began, for people to read.
+        told: text about how the first count was chosen, for people to read.
         """
         self.counts, self.told, self._clock = tuple(counts), told, clock
         self._index = 0 if first is None else self.counts.index(first)
         self._step = 1
-        """Where the next trial's count lies in `counts`, from the present one."""
+        """The index in `counts` of the next trial's count, less the present index."""
         self._usual: dict[int, float] = {}
-        """Seconds of a pass by its rows: a mean that follows the last few."""
+        """Seconds of a pass, by its rows: a mean that follows the last few passes."""
         self._trial: _Trial | None = None
         self._settling = 0
         self._interval = MIN_INTERVAL
         self._next_trial = clock() + MIN_INTERVAL
         self._earliest_trial = 0.0
-        """When trials will have lost no more than their share of the time."""
+        """The time by which trials have lost no more than MAX_LOSS of the time."""
 
     @property
     def count(self) -> int | None:
-        """The present choice; None where there is none to make."""
+        """The present count; None where torch's own is used."""
         return self.counts[self._index] if self.counts else None
 
     @contextmanager
     def run_pass(self, rows: int) -> Iterator[None]:
-        """Within, one pass of so many rows runs with the present count, or a trial's, and is timed."""
+        """Inside the `with` block one pass of so many rows runs, with the present count or a trial's, and is timed."""
         if len(self.counts) < 2 or rows > MAX_ROWS:
             with use_threads(self.count):
                 yield
@@ -106,7 +106,7 @@ class ThreadChooser:
             self._judge(trial, now - began, self._usual[rows], now)
 
     def _follow(self, rows: int, seconds: float, now: float) -> None:
-        """Note a pass with the present count; begin a trial where it is time."""
+        """Note a pass with the present count; begin a trial where one is due."""
         usual = self._usual.get(rows, seconds)
         self._usual[rows] = (usual + seconds) / 2
         if not usual <= CHANGED_RATIO * seconds <= CHANGED_RATIO**2 * usual:
@@ -137,7 +137,7 @@ class ThreadChooser:
 
 
 def threads_of(device: torch.device, given: int | None, run: Callable[[], object]) -> ThreadChooser:
-    """For passes on this device: the given number, or the one by which `run` is fastest. Off the CPU, no choice."""
+    """For passes on this device: the given number, or beginning with the fastest for `run`. Off the CPU, no choice."""
     if device.type != "cpu":
         return ThreadChooser(())
     return choose_threads(torch.get_num_threads(), run) if given is None else ThreadChooser((given,), told=str(given))
@@ -168,7 +168,7 @@ def choose_threads(most: int, run: Callable[[], object], *, clock: Callable[[], 
 
 
 def _is_behind(count: int, times: dict[int, list[float]]) -> bool:
-    """Whether this count, or one near it that was measured in its place, takes twice the best time."""
+    """Whether this count, or if it was not timed the next larger one, takes more than twice the best time."""
     best = min((median(seconds) for seconds in times.values()), default=0.0)
     own = times.get(count) or next((times[c] for c in sorted(times) if c > count), None)
     return own is not None and median(own) > HOPELESS_RATIO * best

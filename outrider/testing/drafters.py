@@ -13,7 +13,7 @@ from outrider.drafters.base import Drafter, RoundView, Traits
 
 
 class BrokenContract(BaseException):
-    """The engine broke the contract. Not an Exception: those are caught, and cost a drafter only its draft."""
+    """The engine broke the drafter contract. Not an Exception: the engine catches those and only drops the draft."""
 
 
 class ScriptedDrafter(Drafter):
@@ -38,7 +38,7 @@ class ScriptedDrafter(Drafter):
 
 
 def oracle(texts: dict[tuple[Token, ...], Seq[Token]], max_tokens: int = 6) -> ScriptedDrafter:
-    """Knows what each prompt is answered with, and drafts just that."""
+    """Knows the answer to each prompt, and drafts just that."""
 
     def script(seq: Sequence, budget: int) -> Draft:
         answer = texts[tuple(seq.tokens[: seq.prompt_len])]
@@ -48,7 +48,7 @@ def oracle(texts: dict[tuple[Token, ...], Seq[Token]], max_tokens: int = 6) -> S
 
 
 def liar(vocab_size: int, max_tokens: int = 6) -> ScriptedDrafter:
-    """Always proposes, hardly ever right: ids outside the vocabulary too."""
+    """Always proposes random tokens: more than the budget, some outside the vocabulary, hardly ever right."""
 
     def script(seq: Sequence, budget: int) -> Draft:
         rng = random.Random(len(seq.tokens))

@@ -154,10 +154,10 @@ def epsilon_for(agreement: float, config: DecoderConfig, layers: int, device: to
 
 @contextmanager
 def rare_tokens(pair: SyntheticPair, frequent: int, coverage: float = 0.98) -> Iterator[None]:
-    """Within, ids from `frequent` on are the best token in only 1 - coverage of all positions, in both models.
+    """While the block runs, tokens from `frequent` on are the best at only 1 - coverage of positions, in both models.
 
-    As in real text, where most of the vocabulary is rare: for measuring a draft's reduced head
-    (`vocab`). There are two kinds of tokens only. The pair's head is changed in place.
+    As in real text, where most of the vocabulary is rare: for measuring a draft's reduced head (`vocab`). Tokens are of
+    these two kinds only. The pair's head is changed in place.
     """
     rare = cast(Linear, pair.target.weights.head).weight[frequent:]
     before = rare.clone()

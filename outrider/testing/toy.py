@@ -1,4 +1,5 @@
-"""Fakes to build and test with: a toy target, scripted drafters, a byte tokenizer, a synthetic pair of models.
+"""Fakes to build and test with: a toy target and a byte tokenizer. Scripted drafters are in drafters.py, a synthetic
+pair of models in synthetic.py.
 
 They keep the real contracts, so that a new drafter can be tried without a model, and speed
 measured without weights.
@@ -36,10 +37,10 @@ class ByteTokenizer:
 
 
 class ToyRunner(Runner):
-    """A runner whose logits depend on the last few tokens alone. Cheap, lively, and strict.
+    """A cheap runner whose logits are random numbers that depend only on the last few tokens.
 
-    Its cache is real: tokens are stored in the slots of their pages and read back through
-    the page table, so that a wrong page, a bad rollback or a stale branch changes the text.
+    Its cache is real: tokens are stored in the slots of their pages and read back through the block table, so that a
+    wrong page, a bad rollback or a stale branch changes the text.
     """
 
     def __init__(self, vocab_size: int = 64, *, context: int = 512, cache_tokens: int = 4096, order: int = 2) -> None:

@@ -17,7 +17,7 @@ GREEDY, SAMPLED = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """Of chains of K draft tokens: the chance that each is accepted, given that those before it were."""
+    """Acceptance of chains of K draft tokens: the chance that each is accepted, given that those before it were."""
 
     greedy: tuple[float, ...]
     """On greedy answers: the draft's best token is the target's."""
@@ -38,7 +38,7 @@ class Acceptance:
 
 
 def expected_tau(chances: tuple[float, ...]) -> float:
-    """1 for the target's own token, and for each position the chance that all up to it are accepted."""
+    """τ: 1 for the target's own token, plus for each position the chance that all tokens up to it are accepted."""
     total, survival = 1.0, 1.0
     for chance in chances:
         survival *= chance
@@ -60,7 +60,7 @@ class Tally:
     def __init__(self, positions: int, kinds: int, device: torch.device) -> None:
         shape = (2, kinds, positions)
         self.reached = torch.zeros(shape, dtype=torch.float64, device=device)
-        """[greedy or sampled, kind, position]: chains that came so far; of sampled ones, the probability."""
+        """[greedy or sampled, kind, position]: chains that come so far; of sampled ones, the sum of the chances."""
         self.accepted = torch.zeros_like(self.reached)
 
     def add(self, how: Tensor, kinds: Tensor, accepted: Tensor, valid: Tensor) -> None:
@@ -76,7 +76,7 @@ class Tally:
         return _acceptance(self.reached.sum(1), self.accepted.sum(1))
 
     def by_kind(self) -> list[Acceptance | None]:
-        """None for a kind without any chain; empty chances where it has no greedy or no sampled ones."""
+        """For each kind: None without any chain, empty chances where it has no greedy or no sampled ones."""
         found: list[Acceptance | None] = []
         for k in range(self.reached.shape[1]):
             greedy, sampled = (self.reached[:, k, 0] > 0).tolist()

@@ -46,7 +46,7 @@ class BlockTrainConfig(LayersTrainConfig):
     l1: float = 0.9
     """Weight of the distance between the head's and the target's distribution."""
     mask_token: bool = False
-    """Rows to be drafted begin with the embedding of a token that no text has, as vLLM reads, not a trained vector."""
+    """Rows to be drafted begin with the embedding of the corpus's rarest token, as vLLM reads, not a trained vector."""
     confidence: float = 1.0
     """Weight of the confidence's cross entropy; 0: no confidence head."""
     decay: float = 4.0
@@ -93,10 +93,10 @@ def make_head(config: HeadConfig, decoder: Decoder, tokens: Tensor | None, seed:
 
 
 def feature_sizes(target: TrainingTarget, corpus: Corpus, length: int) -> Tensor:
-    """What brings each column of the tapped outputs to a size of 1: float [taps * hidden].
+    """Factors that bring each column of the tapped outputs to a mean size of 1: float [taps * hidden].
 
-    Some columns are a thousand times as large as others. They are multiplied by this while training, and the weights
-    behind them when they are written.
+    Some columns are a thousand times as large as others. In training the outputs are multiplied by the factors; in the
+    written head they are part of the weights of `fc`.
     """
     rows = pack(corpus, corpus.split()[1][:MEASURED_TEXTS], length).to(target.decoder.device)
     seen = target.read(rows).features[rows.texts.flatten() != PADDING].float()
@@ -116,8 +116,8 @@ class Blocks:
 
     @classmethod
     def choose(cls, rows: PackedRows, positions: int, per_row: int, draws: Tensor) -> Blocks:
-        """Anchors at the largest draws among the places whose next token is part of an answer. Rows with fewer have
-        blocks that are not valid. draws: float [R, L], 0 to 1"""
+        """Random anchors: in each row, the places of the largest draws among those whose next token is part of an
+        answer. Rows with too few get blocks that are not valid. draws: float [R, L], 0 to 1"""
         count, length = rows.tokens.shape
         follows = (rows.texts[:, 1:] == rows.texts[:, :-1]) & rows.in_answer[:, 1:]
         free = F.pad(follows, (0, 1))
@@ -221,12 +221,12 @@ class BlockRecipe:
         return blocks, head(anchors, positions, attend)
 
     def _logits(self, hidden: Tensor, before: Tensor) -> tuple[Tensor, Tensor | None]:
-        """[N, hidden], int64 [N] -> [N, outputs] twice: logits, and what the token before adds; None: nothing"""
+        """[N, hidden], int64 [N] -> [N, outputs] twice: logits, and the Markov head's summand; None: there is none"""
         own = self.head.output_head()(hidden) if self._uncapped else self.head.logits(hidden)
         return own, None if self.head.markov_head is None else self.head.markov_head(before)
 
     def _terms(self, hidden: Tensor, blocks: Blocks, outputs: TargetOutputs, part: slice) -> tuple[Tensor, ...]:
-        """Of each draft token [N]: cross entropy, L1, cross entropy of the confidence."""
+        """For each draft token [N]: cross entropy, L1, cross entropy of the confidence."""
         before = blocks.before.flatten()[part]
         target = self._vocabulary.target_logits(outputs, blocks.sources.flatten()[part])
         found = self._vocabulary.losses(*self._logits(hidden, before), target)

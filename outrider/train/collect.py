@@ -84,7 +84,7 @@ class NoText:
 
 
 def begin(target: str, prompts: list[ChatPrompt], out: Path, config: CollectConfig) -> list[Todo]:
-    """Begin a collection in `out`, or continue the one that lies there: the prompts still to be answered."""
+    """Begin a collection in `out`, or continue the one that lies there; returns the prompts still to be answered."""
     folder = resolve(target)
     decoder = read_config(folder)
     if decoder is None:

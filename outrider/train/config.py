@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from outrider.core.errors import ConfigError
 from outrider.core.sampling import check_int, is_finite
 
-MAX_STEP_TOKENS = 8192  # of one step, where none is given: with few minutes, more steps learn more than larger ones
+MAX_STEP_TOKENS = 8192  # of one step, if none are given: in a short run, more steps learn more than larger steps
 MIN_EPOCH_STEPS = 64  # a small collection gets smaller steps, so that an epoch has this many
 MAX_LENGTH = 1 << 16
 
@@ -28,7 +28,7 @@ class TrainConfig:
     pass_tokens: int = 0
     """Tokens of one pass; a step is as many passes as it takes. 0: 32,768 on CUDA, one row on the CPU."""
     reuse: int = 4
-    """Times that an answer is used when the target has read it, where they do not all fit on the device."""
+    """Times that an answer is used each time the target reads it, where the outputs for all do not fit the device."""
     adamw: bool = False
     """Everything by AdamW; else matrices by Muon."""
     lr: float = 3e-3
@@ -40,10 +40,10 @@ class TrainConfig:
     """AdamW's."""
     weight_decay: float = 0.0
     clip: float = 1.0
-    """Longest gradient."""
+    """Max norm of the gradient."""
     seed: int = 0
     looks: int = 20
-    """At the held-out answers while training."""
+    """The number of evaluations on held-out answers in training."""
     eval_tokens: int = 65_536
     """Held-out tokens read each time; all of them at the end."""
     save_seconds: float = 60.0
@@ -92,13 +92,13 @@ class Sizes:
     pass_rows: int
     steps: int
     kept_rows: int
-    """Rows that the target's outputs are kept of at a time: a number of whole steps."""
+    """The number of rows whose target outputs are kept at a time: those of a number of whole steps."""
     reuse: int
-    """Times that all kept rows are used before others are read; 0: none are."""
+    """Times that all kept rows are used before others are read; 0: all rows are kept."""
 
     @property
     def passes(self) -> int:
-        """Of a step."""
+        """Passes of a step."""
         return self.step_rows // self.pass_rows
 
     @classmethod

@@ -20,7 +20,7 @@ INDEX = "index.json"
 FORMAT = 1
 SHARD_ANSWERS = 1024
 SHARD_SECONDS = 30.0
-HELD_OUT_EVERY = 40  # of so many prompts one is held out
+HELD_OUT_EVERY = 40  # one in so many prompts is held out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class Answer:
 
 
 class CorpusWriter:
-    """Writes answers to a folder, a shard at a time. At a kill the answers since the last shard are lost."""
+    """Writes answers to a folder, a shard at a time. If the process is killed, those since the last shard are lost."""
 
     def __init__(self, folder: Path, name: str) -> None:
         """name: of this writer's shards, different for each process that writes at once."""
@@ -100,7 +100,7 @@ def open_index(folder: Path, index: CorpusIndex) -> None:
 
 
 def read_index(folder: Path) -> CorpusIndex:
-    """ConfigError where the folder holds no collection."""
+    """The index in a folder. ConfigError where the folder holds no collection."""
     file = folder / INDEX
     try:
         fields = json.loads(file.read_text(encoding="utf-8"))
@@ -122,7 +122,7 @@ class Corpus:
 
     index: CorpusIndex
     tokens: NDArray[np.int32]
-    """Of all answers, one after another, each with its prompt."""
+    """The tokens of all answers, concatenated, each answer behind its prompt."""
     starts: NDArray[np.int64]
     """[answers + 1]: where each begins."""
     prompt_lens: NDArray[np.int32]
@@ -138,9 +138,10 @@ class Corpus:
         return self.tokens[self.starts[i] : self.starts[i + 1]]
 
     def split(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Answers to train with, and answers to prompts held out. Which these are depends on the prompt alone.
+        """Answers to train with, and answers to held-out prompts.
 
-        Held out are neighbours of both samplings: prompts alternate between greedy and sampled.
+        Which these are depends on a prompt's number alone, except in a corpus of a handful. Prompts are held out in
+        pairs of neighbours, one greedy and one sampled.
         """
         held = (self.prompts // 2) % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
         if not held.any() and len(self) > 1:  # a handful of prompts: the last two at most

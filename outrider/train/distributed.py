@@ -1,7 +1,7 @@
 """Training by several processes, one for each device, as `accelerate launch` starts them.
 
-Every process holds the head and the optimizer. Of a step's passes each runs some, over rows that it alone has read; the
-gradients are added up, and all take the same step. The first process alone looks at held-out answers, writes and tells.
+Every process holds the head and the optimizer. Each runs some of a step's passes, over rows that it alone has read; the
+gradients are summed, and all take the same step. Only the first evaluates held-out answers, writes files and reports.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ class Ranks:
     """The processes of one run; by default this one alone."""
 
     rank: int = 0
-    """Which of them this is."""
+    """The number of this process."""
     count: int = 1
     local: int = 0
-    """Which of those on this machine this is: the number of its GPU."""
+    """The number of this process on its machine, which is the number of its GPU."""
 
     @property
     def first(self) -> bool:
         return self.rank == 0
 
     def passes(self, count: int) -> range:
-        """Which passes of a step are this process's, of so many."""
+        """The passes of a step that this process runs, of `count` in all."""
         return range(self.rank, count, self.count)
 
     def device(self, name: str) -> str:
@@ -57,7 +57,7 @@ class Ranks:
         return float(shared)
 
     def leave(self) -> None:
-        """Nothing is exchanged from here on."""
+        """Disconnect from the other processes."""
         if self.count > 1:
             dist.destroy_process_group()
 
@@ -66,7 +66,7 @@ ALONE = Ranks()
 
 
 def join_ranks(device: str) -> Ranks:
-    """This process among those that a launcher started, all connected. ConfigError without what connects them.
+    """Connect this process to the others that a launcher started. ConfigError where accelerate is missing.
 
     device: as a user names it.
     """

@@ -39,10 +39,10 @@ from outrider.train.target import (
 from outrider.train.vocabulary import DraftVocabulary
 
 TOKENIZER_FILES = ("*token*.json", "*token*.model", "vocab.json", "merges.txt", "*.jinja", "generation_config.json")
-"""What is copied of the target's folder, so that a draft model's is complete."""
+"""Files copied from the target's folder, so that the draft model's folder is complete."""
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _TOP = {"embed_tokens.weight": "model.embed_tokens.weight", "lm_head.weight": "lm_head.weight"}
-"""Names in a checkpoint; those of all other tensors begin with `model.` there."""
+"""Names of these tensors in a checkpoint; the names of all others begin with `model.` there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,13 +52,13 @@ class DraftTrainConfig(TrainConfig):
     start: str = ""
     """A checkpoint to begin with, of the same vocabulary; empty: random layers."""
     layers: int = 4
-    """Without `start`, as all sizes."""
+    """Only without `start`, like the sizes below."""
     hidden_size: int = 0
     """0: the target's."""
     intermediate_size: int = 0
     """0: in proportion to the target's."""
     own_embedding: bool = False
-    """Train an embedding, which is the output head too, in place of the target's own, which are not trained."""
+    """Train an embedding that is also the output head, in place of the target's own two, which are not trained."""
     chain: int = 5
     """Tokens of the chains whose acceptance is reported."""
 
@@ -70,7 +70,7 @@ class DraftTrainConfig(TrainConfig):
         check_int("chain", self.chain, 1, 64)
 
     def head_config(self, target: DecoderConfig) -> HeadConfig:
-        """What the model is. ConfigError where there cannot be such a one for this target."""
+        """The shape of the model. ConfigError where there cannot be such a model for this target."""
         return _started(self.start, target) if self.start else self._new(target)
 
     def _new(self, target: DecoderConfig) -> HeadConfig:
@@ -100,7 +100,7 @@ class DraftTrainConfig(TrainConfig):
 
 
 def _started(name: str, target: DecoderConfig) -> HeadConfig:
-    """Of a checkpoint: its own sizes."""
+    """The shape of a checkpoint to begin with."""
     config = read_config(resolve(name))
     if config is None or not _is_plain(config):
         raise ConfigError(f"{name} cannot be trained further here; begin with a Llama, Mistral, Qwen2 or Qwen3 model")
@@ -132,7 +132,7 @@ def _started(name: str, target: DecoderConfig) -> HeadConfig:
 
 
 def _is_plain(config: DecoderConfig) -> bool:
-    """Whether `DraftModel` is this architecture."""
+    """Whether `DraftModel` implements this architecture."""
     capped = config.attention_softcap is not None or config.final_softcap is not None
     extra = config.sandwich_norms or config.mlp_bias or config.unit_offset or config.embedding_scale != 1
     varied = len(config.ropes) > 1 or any(layer.window for layer in config.layers)
@@ -140,7 +140,7 @@ def _is_plain(config: DecoderConfig) -> bool:
 
 
 class DraftModel(nn.Module):
-    """Its parameters are named as in checkpoints, but for the `model.` before most of them."""
+    """A model to be trained. Its parameters are named as in checkpoints, but for the `model.` before most of them."""
 
     def __init__(self, config: HeadConfig, decoder: Decoder) -> None:
         super().__init__()
@@ -238,7 +238,7 @@ class DraftRecipe:
         return {"loss": loss}
 
     def judge(self, rows: PackedRows, outputs: TargetOutputs, draws: Tensor, tally: Tally) -> None:
-        """A chain reads the answer's own tokens as long as it is right, so that one pass tells all chains."""
+        """A chain reads the answer's own tokens as long as it is right, so one pass judges all chains."""
         made, follows = self._run(rows), _follows(rows)
         answers, labels = rows.answers.flatten().clamp(min=0), rows.tokens.flatten().roll(-1)
         sampled, found = self._labels.sampled[answers], list[Tensor]()
@@ -277,6 +277,6 @@ class DraftAttention:
 
 
 def _follows(rows: PackedRows) -> Tensor:
-    """Whether the token behind each is part of the same answer: bool [R * L]"""
+    """For each token, whether the next one is part of the same answer: bool [R * L]"""
     same = (rows.texts[:, 1:] == rows.texts[:, :-1]) & rows.in_answer[:, 1:]
     return F.pad(same, (0, 1)).flatten()

@@ -111,7 +111,7 @@ class Eagle3Recipe:
             at = torch.arange(part.start, part.stop, device=known.device)
             for j, leaf in enumerate(leaves):
                 found = self._vocabulary.losses(self._logits(leaf[(at - j).clamp(min=0)]), None, target)
-                terms = found.entropy / found.mass.clamp(min=1e-9)  # with the target's distribution among these alone
+                terms = found.entropy / found.mass.clamp(min=1e-9)  # target probs normalized over the draft vocabulary
                 one = (terms * known * weights[j, part]).sum()
                 (share * one).backward()
                 loss += one.detach()
@@ -160,12 +160,12 @@ class Eagle3Recipe:
         return made
 
     def _follows(self, rows: PackedRows) -> Tensor:
-        """Whether the token behind each is part of the same answer: bool [R * L]"""
+        """For each token, whether the next one is part of the same answer: bool [R * L]"""
         same = (rows.texts[:, 1:] == rows.texts[:, :-1]) & rows.in_answer[:, 1:]
         return torch.nn.functional.pad(same, (0, 1)).flatten()
 
     def _weights(self, rows: PackedRows) -> Tensor:
-        """[steps, R * L]: of each position and step, such that every answer counts the same in a step."""
+        """[steps, R * L]: the weight of each position in each step; every answer counts the same in a step."""
         count, length = rows.tokens.shape
         text = (torch.arange(count, device=rows.texts.device)[:, None] * length + rows.texts.clamp(min=0)).flatten()
         weights: list[Tensor] = []

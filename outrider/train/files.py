@@ -40,7 +40,7 @@ def write_json(file: Path, value: Any) -> None:
 
 
 def disk_error(file: Path, error: OSError) -> DiskError:
-    """What happened, that nothing is lost, and what to do."""
+    """An error that says what happened, that nothing is lost, and what to do."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskError(
             f"{file}: the disk is full. What was written before is intact: free some space, and run the same command "

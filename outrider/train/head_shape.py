@@ -1,4 +1,4 @@
-"""What the training of heads with layers shares: their shape, layers like the target's own."""
+"""What the training of heads with layers shares: options, and a shape like that of the target's layers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LayersTrainConfig(TrainConfig):
         check_int("draft_vocab", self.draft_vocab, 0, 1 << 24)
 
     def shaped_as_target(self, kind: HeadKind, target: DecoderConfig, taps: set[int]) -> HeadConfig:
-        """What heads of every kind have. taps: of this kind, where none are configured.
+        """The shape of a head with layers like the target's. taps: the default of its kind, where none are configured.
 
         ConfigError where taps or draft_vocab do not fit the target.
         """

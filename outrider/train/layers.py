@@ -1,4 +1,4 @@
-"""Which layers of a target to leave out where it drafts for itself: searched on its own answers."""
+"""Searches the layers that a target best leaves out where it drafts for itself, on its own answers."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from outrider.train.packing import PADDING, PackedRows, pack
 from outrider.train.target import TextAttention, additive, attention, text_mask
 
 MAX_DRAFT = 8
-PATIENCE = 3  # layers left out in vain before the search ends
+PATIENCE = 3  # the search ends after so many layers without a gain
 
 
 @dataclass(frozen=True, slots=True)
 class LayerChoice:
-    """Some layers left out, and what that is worth."""
+    """A set of layers to leave out, and the expected speed-up."""
 
     skip: tuple[int, ...]
     agreement: float
     """How often the other layers choose the target's next token, given the target's own keys and values before."""
     cost: float
-    """Bytes of weights that a draft step reads, of the target's."""
+    """Bytes of weights that a draft step reads, as a share of the target's."""
     k: int
     """Tokens to draft a round."""
     speedup: float
@@ -59,7 +59,7 @@ class LayerSearch:
         self._attention = TargetAttention(decoder, rows)
         hidden = self._forward(decoder, self._attention)
         following = rows.in_answer.roll(-1, 1) & (rows.texts == rows.texts.roll(-1, 1)) & (rows.texts != PADDING)
-        following[:, -1] = False  # rolled round
+        following[:, -1] = False  # rolled over from the first token
         self._judged = following.flatten().nonzero().flatten()
         if not len(self._judged):
             raise ConfigError("no answers to search on; collect some with `outrider train collect`")
@@ -82,7 +82,7 @@ class LayerSearch:
 
     @torch.no_grad()
     def judge(self, skip: Seq[int]) -> LayerChoice:
-        """What the other layers are worth."""
+        """Evaluate drafting without these layers."""
         decoder, left_out = self.decoder, tuple(sorted(skip))
         kept = [i for i in range(len(decoder.config.layers)) if i not in left_out]
         config = replace(decoder.config, layers=tuple(decoder.config.layers[i] for i in kept))
@@ -101,7 +101,7 @@ class LayerSearch:
 
     @torch.no_grad()
     def _argmax(self, hidden: Tensor) -> Tensor:
-        """The chosen token at every place that is judged."""
+        """The token with the highest logit at every position that is judged."""
         parts = hidden[self._judged].split(4096)
         return torch.cat([self.decoder.logits(part).argmax(-1) for part in parts])
 
@@ -118,7 +118,7 @@ class TargetAttention:
         return self._attend(layer, q, k, v)
 
     def of_layers(self, layers: Seq[int]) -> Attend:
-        """Attention of a first draft step at every place: the target's keys and values before it, and its own."""
+        """Attention of a first draft step at every position: the target's keys and values before it, and its own."""
         texts, config = self._texts, self._decoder.config
         rows, length = texts.shape
         own = torch.eye(length, dtype=torch.bool, device=texts.device)
@@ -142,7 +142,7 @@ class TargetAttention:
 
 
 def best_length(acceptance: float, cost: float) -> tuple[int, float]:
-    """The draft length with the most tokens per byte read, and how many times plain decoding's that is."""
+    """The draft length with the most tokens per byte read, and the ratio of that to plain decoding."""
     return max(_lengths(acceptance, cost), key=lambda each: each[1])
 
 

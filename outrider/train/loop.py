@@ -1,4 +1,4 @@
-"""The training loop: steps, looks at held-out answers, checkpoints. What is trained is a `Recipe`'s business."""
+"""The training loop: steps, evaluations on held-out answers, checkpoints. What is trained is up to a `Recipe`."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from outrider.train.steps import Recipe, Steps, autocast, fitting
 from outrider.train.store import KeptRows, rows_that_fit
 from outrider.train.target import TrainingTarget
 
-NOTED_STEPS = 1000  # the first of a run, all of which are noted; then one in ten, until ten times as many, and so on
+NOTED_STEPS = 1000  # the first steps of a run are all noted; then one in ten, up to ten times as many steps, and so on
 
 
 class Watcher(Protocol):
-    """Sees how training goes. The methods of this class do nothing."""
+    """Is told how training proceeds. The methods of this class do nothing."""
 
     def begin(self, sizes: Sizes, state: RunState) -> None:
         """Training begins, or continues from `state`."""
@@ -37,7 +37,7 @@ class Watcher(Protocol):
         """A step is done: its number, loss and parts, rate, seconds, tokens a second."""
 
     def judged(self, figures: dict[str, Any]) -> None:
-        """Held-out answers were looked at: the number of the step, and the acceptance."""
+        """Held-out answers were evaluated: the number of the step, and the acceptance."""
 
     def measured(self) -> None:
         """The speed on one more held-out prompt was measured."""
@@ -57,12 +57,12 @@ class Trainer:
     config: TrainConfig
     folder: Path
     settings: dict[str, Any]
-    """All that decides the run, for a later one that continues it."""
+    """All options that decide the result: a later run continues this one only with the same."""
     watcher: Watcher = field(default_factory=Silent)
     ranks: Ranks = ALONE
 
     def run(self) -> RunState:
-        """Train to the end. Whatever is raised on the way, the last checkpoint stays."""
+        """Train to the end. If an exception is raised, the last checkpoint stays."""
         config, device = self.config, self.target.decoder.device
         train, held = self.corpus.split()
         if not len(train) or not len(held):
@@ -179,8 +179,8 @@ class Feed:
         self._orders: dict[str, tuple[int, Tensor]] = {}
 
     def slots(self, step: int) -> Tensor:
-        """Places of the kept rows that a step takes, int64 [own passes * pass_rows]; reads others first where they are
-        due."""
+        """The places of the kept rows that a step takes, int64 [own passes * pass_rows]. Reads other rows first where
+        they are due."""
         sizes, count = self.sizes, self.sizes.step_rows
         depth = sizes.kept_rows // count
         part, at = divmod(step, depth * sizes.reuse) if sizes.reuse else (0, step)
@@ -194,12 +194,12 @@ class Feed:
         return torch.arange(len(self._lanes)) * depth + order[self._lanes, turn]
 
     def _row(self, at: int) -> int:
-        """Number `at` of all rows in turn; every turn has an order of its own."""
+        """Row number `at` of an endless series: all rows in turn, each turn in an order of its own."""
         turn, i = divmod(at, self.sizes.rows)
         return int(self._order("rows", turn, 1, self.sizes.rows)[0, i])
 
     def _order(self, kind: str, number: int, lanes: int, count: int) -> Tensor:
-        """int64 [lanes, count]: an order of `count` things for each lane. The last one of each kind is kept."""
+        """int64 [lanes, count]: a random order of `count` things for each lane. The last one of each kind is cached."""
         known = self._orders.get(kind)
         if known is None or known[0] != number:
             generator = torch.Generator().manual_seed(self._seed * 1_000_003 + number)

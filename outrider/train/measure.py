@@ -30,13 +30,13 @@ class Measured:
     """Greedy answers to held-out prompts one at a time, plain and with drafts."""
 
     plain: float
-    """Tokens a second."""
+    """Tokens a second of plain decoding."""
     drafted: float
     tau: float
     bigrams: float
     """Mean share of distinct bigrams of the answers."""
     plain_ms: float
-    """Of one pass of the target that reads one token."""
+    """Milliseconds of a round of plain decoding."""
     draft_ms: float
     verify_ms: float
     round_ms: float
@@ -49,7 +49,7 @@ class Measured:
         return self.drafted / self.plain if self.plain else 0.0
 
     def predicted(self, tau: float) -> float:
-        """The speed-up that tokens per pass promise at the measured times of a round."""
+        """The speed-up to expect with this τ at the measured times of a round."""
         return tau * self.plain_ms / self.round_ms if self.round_ms else 0.0
 
 
@@ -62,7 +62,7 @@ def measure_speed(
     device: str,
     done: Callable[[], None] = lambda: None,
 ) -> Measured:
-    """prompts: token ids, and of which kind each is. done: called after each."""
+    """Measure the speed with and without drafts. prompts: token ids, and the kind of each. done: called after each."""
     params, found = SamplingParams(max_tokens=max_tokens), list[Comparison]()
     with LLM(target, drafter=drafter, adaptive=False, max_batch=1, device=device) as llm:
         for ids, _ in prompts:

@@ -1,4 +1,4 @@
-"""Trains Medusa heads: each predicts one position ahead from the target's last hidden state."""
+"""Trains Medusa heads: each predicts one of the next positions from the target's last hidden state."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class MedusaTrainConfig(TrainConfig):
 
 
 def make_medusa(config: HeadConfig, decoder: Decoder) -> MedusaHead:
-    """Heads to be trained, float32, on the decoder's device: at first each says what the target says of the next
-    token."""
+    """Heads to be trained, float32, on the decoder's device: at first each predicts what the target predicts for the
+    next token."""
     head = MedusaHead(config, decoder)
     for each in head.parameters():
         nn.init.zeros_(each)
@@ -84,7 +84,7 @@ class MedusaRecipe:
         self._labels = AnswerLabels(corpus, device)
 
     def backward(self, rows: PackedRows, outputs: TargetOutputs, draws: Tensor, share: float) -> dict[str, Tensor]:
-        """Head i at token t predicts token t + i + 2, of which the target's output at t + i + 1 knows the chances."""
+        """Head i at token t predicts token t + i + 2, whose distribution is the target's output at t + i + 1."""
         valid = self._valid(rows)
         weights = self.config.decay ** torch.arange(self.positions, device=valid.device) * valid
         weights = weights / valid[:, 0].sum().clamp(min=1)
@@ -114,7 +114,7 @@ class MedusaRecipe:
         tally.add(sampled, self._labels.kinds[answers], accepted, chains)
 
     def _target_logits(self, outputs: TargetOutputs, part: slice, i: int) -> TargetLogits:
-        """What the target says at the position that head i predicts, for the rows of a chunk."""
+        """The target's logits at the position that head i predicts, for the rows of a chunk."""
         at = torch.arange(part.start, part.stop, device=outputs.hidden.device) + i + 1
         return self._vocabulary.target_logits(outputs, at.clamp(max=len(outputs.hidden) - 1))
 

@@ -87,7 +87,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def is_matrix(each: Tensor) -> bool:
-    """No vector, and no table with a row for each token."""
+    """Whether a parameter is a matrix: no vector, and no table with a row for each token."""
     return each.dim() == 2 and max(each.shape) <= MAX_ASPECT * min(each.shape)
 
 

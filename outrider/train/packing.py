@@ -1,4 +1,4 @@
-"""Answers packed into rows of one length: several texts behind each other in a row, apart by their numbers."""
+"""Answers packed into rows of one length: a row holds several texts behind each other, told apart by number."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ MEASURED_TOKENS = 128  # of each answer whose speed is measured
 PLOTS = ("loss.svg", "tau.svg", "acceptance.svg")
 MAX_FILE_BYTES = 15_000_000  # of the drafter's files; more is divided between several
 CHANGEABLE = ("max_minutes", "looks", "eval_tokens", "save_seconds")
-"""Options that a continued run may have otherwise than before."""
+"""Options that may differ when a run is continued."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class HeadPlan:
 def train_block(task: TrainTask, config: BlockTrainConfig, watcher: Watcher | None = None) -> ReportData | None:
     """Train a block head, or continue. Writes the drafter, the plots and the page below `task.out`.
 
-    Returns what the page tells; None where this is not the first of several processes.
+    Returns the data of the page; None where this is not the first of several processes.
     """
     return _train(task, config, plan_block, watcher or Silent())
 
@@ -119,7 +119,7 @@ def plan_draft(decoder: Decoder, corpus: Corpus, config: DraftTrainConfig) -> He
 
 
 def _draft_tokens(corpus: Corpus, size: int) -> tuple[Tensor | None, float | None]:
-    """What a head of `size` outputs can draft, and the share of the answers' tokens that is; None for all."""
+    """The tokens that a head of `size` outputs can draft, and their share of the answers' tokens; None: all."""
     if not size:
         return None, None
     counts = token_counts(corpus, corpus.split()[0])
@@ -138,7 +138,7 @@ def plan_block(decoder: Decoder, corpus: Corpus, config: BlockTrainConfig) -> He
 
 
 def rarest_token(corpus: Corpus) -> int:
-    """The token that prompts and answers have least often, the first of several."""
+    """The token that occurs least often in prompts and answers, the lowest id of several."""
     return int(np.bincount(corpus.tokens, minlength=corpus.index.vocab_size).argmin())
 
 
@@ -236,7 +236,7 @@ def _write_drafter(task: TrainTask, made: HeadPlan, decoder: Decoder) -> None:
             return
         tensors = with_lm_head(tensors, decoder) if task.with_lm_head else tensors
         write_head(folder, made.config, tensors, facts, tokens=made.recipe.positions, max_file_bytes=MAX_FILE_BYTES)
-    except SafetensorError as error:  # how it tells that the disk is full
+    except SafetensorError as error:  # how safetensors reports a full disk
         raise DiskError(
             f"{folder} cannot be written ({error}); the training is kept: free some space and continue with --resume"
         ) from error

@@ -1,4 +1,4 @@
-"""The state of a training run on disk, from which it continues after it was cut."""
+"""The state of a training run on disk, from which it continues after it was interrupted."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ HEAD, MOMENTS = "head.", "moments."
 
 @dataclass(slots=True)
 class RunState:
-    """How far a run is."""
+    """The progress of a run."""
 
     step: int = 0
-    """Steps that are done."""
+    """The number of steps that are done."""
     seconds: float = 0.0
-    """Spent on them, over all runs."""
+    """Time spent on them, over all runs."""
     history: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    """What was noted of steps and looks at held-out answers, for plots."""
+    """What was noted of steps and of evaluations on held-out answers, for plots."""
     settings: dict[str, Any] = field(default_factory=dict[str, Any])
     """The configuration: a run continues only with its own."""
 
@@ -54,7 +54,7 @@ def load_state(folder: Path, settings: dict[str, Any], head: nn.Module, optimize
             tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 - no mapping
     except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
         raise ConfigError(f"{file} cannot be read ({error}); delete it to begin again") from error
-    known = json.loads(json.dumps(settings))  # as a file tells them: lists for tuples
+    known = json.loads(json.dumps(settings))  # as read from a file: lists for tuples
     differing = sorted(name for name, value in known.items() if state.settings.get(name) != value)
     if differing:
         raise ConfigError(

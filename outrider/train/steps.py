@@ -72,8 +72,8 @@ class Steps:
         self._done = 0
 
     def run(self, slots: Tensor, seed: int, rate: float) -> dict[str, float]:
-        """slots: int64 [own passes * pass_rows], places of kept rows, on the CPU. Returns the loss, its parts, and the
-        length of the gradient."""
+        """Run a step. slots: int64 [own passes * pass_rows], places of kept rows, on the CPU. Returns the loss, its
+        parts, and the norm of the gradient."""
         with fitting(self._sizes.pass_rows * self._config.length):
             self._capture_when_due()
             self._optimizer.set_rate(rate)
@@ -107,14 +107,14 @@ class Steps:
         self._optimizer.zero_grad(set_to_none=False)
 
     def _capture_when_due(self) -> None:
-        """The second step: by then the first has made all tensors that last."""
+        """Capture at the second step: by then the first has made all tensors that last."""
         if self._done != 1 or self._decoder.device.type != "cuda":
             return
         self._pass, self._update = captured(self._run_pass), captured(self._run_update)
 
 
 def captured(run: Callable[[], None]) -> Callable[[], None]:
-    """A CUDA graph of what `run` does, which it does not do yet."""
+    """Capture a CUDA graph of `run`, without executing it; returns the function that replays it."""
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
@@ -132,7 +132,7 @@ def autocast(decoder: Decoder) -> contextlib.AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def fitting(tokens: int) -> Iterator[None]:
-    """Within, memory that runs out is reported as a pass of `tokens` that is too large."""
+    """A context in which running out of memory is reported as a pass of `tokens` that is too large."""
     try:
         yield
     except torch.OutOfMemoryError as error:

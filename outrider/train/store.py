@@ -60,13 +60,13 @@ class KeptRows:
 
 
 def row_bytes(target: TrainingTarget, length: int) -> int:
-    """What one kept row takes."""
+    """The bytes that one kept row takes."""
     decoder = target.decoder
     outputs = (len(target.taps) + 1) * decoder.config.hidden_size * decoder.dtype.itemsize + 12
     return length * (outputs + 4 * 8 + 1)
 
 
 def rows_that_fit(target: TrainingTarget, length: int, free: int) -> int:
-    """free: bytes"""
+    """The number of rows that fit into the share of `free` bytes that kept rows may take."""
     share = CUDA_SHARE if target.decoder.device.type == "cuda" else CPU_SHARE
     return int(free * share) // row_bytes(target, length)

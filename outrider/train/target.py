@@ -24,7 +24,7 @@ class TargetOutputs:
 
     features: Tensor  # [R * L, taps * hidden]: outputs of the tapped layers
     hidden: Tensor  # [R * L, hidden], after the final norm: input of the output head
-    log_total: Tensor  # float32 [R * L]: log of the sum of exp(logits), which makes probabilities of some of them
+    log_total: Tensor  # float32 [R * L]: log of the sum of exp(logits), to turn some of them into probabilities
     best: Tensor  # int64 [R * L]: the token with the highest logit
 
 
@@ -95,7 +95,7 @@ def text_mask(texts: Tensor) -> Tensor:
 
 
 def additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask as what is added to the scores: converted once, not in every layer."""
+    """A mask as numbers to add to the scores, so that it is converted once and not in every layer."""
     return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, float("-inf"))
 
 
@@ -114,9 +114,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Te
 
 @torch.no_grad()
 def begin_as_target(norm: RMSNorm, decoder: Decoder) -> None:
-    """Give a head's final norm the weight of the target's: the output head expects rows of that size."""
+    """Give a head's final norm the weight of the target's: the output head expects hidden states of that scale."""
     weight = decoder.weights.norm.weight
-    if decoder.device.type == "cpu":  # where it holds a factor, see Norm
+    if decoder.device.type == "cpu":  # its weight holds a factor there, see Norm
         weight = weight / math.sqrt(len(weight))
     norm.weight.copy_(weight)
 

@@ -47,14 +47,14 @@ class TargetLogits:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """Of N rows, float32 [N] each. q: the head's distribution over what it drafts; p: the target's over everything."""
+    """For N rows, float32 [N] each. q: the head's distribution over what it drafts; p: the target's over everything."""
 
     entropy: Tensor
-    """-log q, expected over what the target says and can be drafted."""
+    """The cross entropy of q with p: -p log q, summed over the tokens that can be drafted."""
     distance: Tensor
-    """|q - p| summed over the target's vocabulary; the head gives what it cannot draft no probability."""
+    """|q - p| summed over the target's vocabulary; q is 0 for a token that cannot be drafted."""
     mass: Tensor
-    """What the target gives the tokens that can be drafted."""
+    """The sum of p over the tokens that can be drafted."""
 
 
 class DraftVocabulary:
@@ -87,12 +87,12 @@ class DraftVocabulary:
     def target_logits(self, outputs: TargetOutputs, at: Tensor | slice) -> TargetLogits:
         """The target's logits of the tokens that can be drafted, at N rows."""
         hidden, cap = outputs.hidden[at], self._decoder.config.final_softcap
-        # uncapped in the target's own dtype: a float32 copy of the largest tensors there are costs more than they do
+        # uncapped logits stay in the target's dtype: a float32 copy of tensors so large costs more than they do
         logits = self._rows(hidden) if cap is None else self._decoder.logits(hidden, self._rows)
         return TargetLogits(logits, outputs.log_total[at])
 
     def losses(self, first: Tensor, second: Tensor | None, target: TargetLogits) -> Losses:
-        """Of the head's logits, given as one or two summands [N, outputs]."""
+        """The losses of the head's logits, given as one or two summands [N, outputs]."""
         if first.is_cuda:
             from outrider.kernels.triton_losses import distance_losses
 

@@ -32,10 +32,10 @@ def collect(
     started: Callable[[int, int], None],
     report: Report,
 ) -> None:
-    """Collect answers to all prompts into `out`, continuing where an earlier run was cut.
+    """Collect answers to all prompts into `out`, continuing where an earlier run was interrupted.
 
-    started: called with the number of prompts and of those that are answered already. One process does it where one
-    is asked for; else this one waits for others.
+    started: called with the number of prompts and of those that are answered already. A single worker is this process
+    itself; of several, each is a process that this one waits for.
     """
     config = config.for_device()
     todo = begin(target, prompts, out, config)

@@ -36,16 +36,15 @@ class Verifier(Protocol):
 
         None where choices depend on the drafts' probabilities: mode `distribution` with sampling.
 
-        positions() returns int64 [N] on the device of the logits: for each row, the position in
-        the text of the token that follows it. It is called only where some sequence samples. Given,
-        the tokens and parents of a draft are read only where options of its sequence depend on the
-        text, so drafts may still be on the device. Not given, positions follow from the host's
-        sequences and drafts.
+        positions() returns int64 [N] on the device of the logits: for each row, the position in the text of the token
+        that follows it. It is called only where some sequence samples. With it, the tokens and parents of a draft are
+        read only where options of its sequence depend on the text, so drafts may still be on the device. Without it,
+        positions follow from the host's sequences and drafts.
         """
         ...
 
     def draws(self, seqs: Seq[Sequence]) -> Draws | None:
-        """What the choices of these sequences depend on, where a pass can make them itself in place of `decide`."""
+        """What a pass needs to make these sequences' choices itself, in place of `decide`; None where it cannot."""
         ...
 
     def judge(

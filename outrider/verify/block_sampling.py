@@ -1,6 +1,6 @@
 """How the logits of a block become draft tokens: a chain, or a tree of its likeliest nodes.
 
-A token's logits are those of its row and a bias that depends on the token before it (the Markov head). Rows are
+A token's logits are those of its row plus a bias that depends on the token before it (the Markov head). Rows are
 computed once; only the bias is computed again for every node. Mode `seeded` adds the target's noise at a token's
 position, as the target will; mode `distribution` draws chains from the block's own probabilities, and states them.
 
@@ -20,22 +20,22 @@ from outrider.verify.largest import largest
 from outrider.verify.noise import DRAFT, ROUND, TARGET, gumbel_at, keys_at
 
 TREE_WIDTH = 8
-"""Nodes of one level that get children, and most children of each."""
+"""Max nodes of one level that get children, and max children of each."""
 _MIN_LOG_PROB = -100.0
 _STEP = 1e-3
-"""What a node's score is below its parent's at least, so that no rounding ranks it first."""
+"""A node's score is at least so far below its parent's, so that rounding never ranks a node before its parent."""
 
 
 class BlockLogits(NamedTuple):
     """The logits of B blocks of K rows over V columns, and what their tokens depend on."""
 
     rows: Tensor  # float32 [B, K, V]: row k is for the token at position lengths + k
-    last: Tensor  # int64 [B]: the token before the first
+    last: Tensor  # int64 [B]: the token before the first drafted one
     lengths: Tensor  # int64 [B]: tokens of each text
     seeds: Tensor  # int64 [B]
     temperatures: Tensor  # float64 [B]
     vocab: int
-    """Tokens of the target."""
+    """The size of the target's vocabulary."""
     tokens: Tensor | None = None  # int64 [V]: the token of each column; None: columns are tokens
     markov: tuple[Tensor, Tensor] | None = None
     """w1 [vocab, rank] and w2 [V, rank]: w2 w1[t] is added to the logits of what follows token t."""
@@ -51,7 +51,7 @@ class BlockLogits(NamedTuple):
         return columns if self.tokens is None else self.tokens[columns]
 
     def scales(self) -> Tensor:
-        """float64 [B]: what logits are multiplied by; 1 where the best is taken."""
+        """float64 [B]: the factor of the logits, 1 / temperature; 1 where temperature is 0."""
         return torch.where(self.temperatures > 0, 1 / self.temperatures, 1.0)
 
     def noisy(self) -> Tensor:
@@ -67,14 +67,14 @@ class BlockLogits(NamedTuple):
 
 
 class ConfidenceLayer(NamedTuple):
-    """Says how likely the tokens of a chain are accepted where those before them are."""
+    """Predicts the probability that each token of a chain is accepted, given that those before it are."""
 
     hidden: Tensor  # [B, K, H]: of the blocks' rows
     weight: Tensor  # [H], or [H + rank]: it reads w1 of the token before, too
     bias: Tensor  # [1]
 
     def chances(self, block: BlockLogits, chain: Tensor) -> Tensor:
-        """float32 [B, K], of a chain int64 [B, K]"""
+        """Chains int64 [B, K] -> these probabilities, float32 [B, K]"""
         read = self.hidden
         if block.markov is not None and len(self.weight) > read.shape[-1]:
             before = torch.cat([block.last[:, None], chain[:, :-1]], 1)
@@ -83,11 +83,11 @@ class ConfidenceLayer(NamedTuple):
 
 
 Chain = tuple[Tensor, Tensor | None]
-"""Tokens int64 [B, K], and how likely each is accepted, float32 [B, K]; None: nothing says so."""
+"""Tokens int64 [B, K], and the probability that each is accepted, float32 [B, K]; None: nothing predicts it."""
 
 
 def draft_chain(block: BlockLogits, layer: ConfidenceLayer | None = None, out: Chain | None = None) -> Chain:
-    """Mode `seeded`: the best token of each row, one after another. out: where to write; None: to new tensors."""
+    """Mode `seeded`: the best token of each row, one after another. out: tensors to write to; None: to new ones."""
     if block.rows.is_cuda:
         from outrider.kernels.triton_chain import draft_chains
 
@@ -102,9 +102,9 @@ def draft_chain(block: BlockLogits, layer: ConfidenceLayer | None = None, out: C
 
 
 def share_chains(tokens: Tensor, chances: Tensor, room: Tensor, total: Tensor) -> None:
-    """Leave only the `total` tokens that are likeliest to be accepted, in place; total int64 [1]. See `share_tokens`.
+    """Leave only the `total` tokens likeliest to be accepted, in place: see `share_tokens`. total: int64 [1].
 
-    For mode `seeded` alone, where no draft changes a text.
+    Only for mode `seeded`, where no draft changes a text.
     """
     if tokens.is_cuda:
         from outrider.kernels import triton_share
@@ -145,9 +145,8 @@ def draft_tree(block: BlockLogits, nodes: int) -> tuple[Tensor, Tensor]:
     """Mode `seeded`: the `nodes` likeliest nodes, the likeliest first, and their parents: int64 [B, nodes] twice.
 
     A node's score is the sum over its path of log softmax(logits / T + noise), which is log q where nothing is sampled:
-    with the noise given, that is how likely a target of similar logits takes the same way. Every beginning of the list
-    is the tree of the best so many nodes. Of each level at most TREE_WIDTH nodes, with as many children each, are
-    looked at.
+    given the noise, it estimates how likely a target with similar logits takes the same path. The first n nodes are the
+    tree of the n best. At most TREE_WIDTH nodes of each level get children, at most as many each.
     """
     if block.rows.is_cuda:
         from outrider.kernels.triton_block import draft_trees

@@ -33,7 +33,7 @@ def choose_rows_cuda(
     counts = [each.count for each in rows]
 
     def for_rows(values: list[float]) -> np.ndarray:
-        """float64 [N], as the bits of int64: each sequence's value for each of its rows."""
+        """float64 [N], viewed as int64: each sequence's value, repeated for each of its rows."""
         return np.repeat(np.array(values, dtype=np.float64), counts).view(np.int64)
 
     seeds = np.repeat(np.array([seq.seed for seq in seqs], dtype=np.uint64), counts).view(np.int64)

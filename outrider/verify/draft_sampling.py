@@ -71,5 +71,5 @@ def _draft_probs(logits: Tensor, seqs: Seq[Sequence], paths: Seq[TokenPath]) -> 
 
 
 def _draft_place(seq: Sequence, path: TokenPath) -> SeedPosition:
-    """Where the draft's own noise is looked up: this round's seed, at the token's position."""
+    """The seed and position of the draft's own noise: this round's seed, at the token's position."""
     return round_seed(seq.draw_seed, len(seq.tokens)), len(seq.tokens) + len(path)

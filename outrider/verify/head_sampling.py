@@ -17,34 +17,34 @@ from outrider.verify.noise import DRAFT, ROUND, TARGET, gumbel_at, keys_at
 
 
 class HeadLogits(NamedTuple):
-    """What a head says of the tokens at one depth of its drafts for B sequences, R nodes each."""
+    """A head's logits for the tokens that follow the R nodes at one depth of its drafts, for B sequences."""
 
-    rows: Tensor  # float32 [B, R, V]: of what follows each node
+    rows: Tensor  # float32 [B, R, V]: for what follows each node
     step: int
-    """The tokens that follow are at position lengths + step."""
+    """The tokens that follow the nodes are at position lengths + step."""
     lengths: Tensor  # int64 [B]: tokens of each text
     seeds: Tensor  # int64 [B]
     temperatures: Tensor  # float64 [B]
     vocab: int
-    """Tokens of the target."""
+    """The size of the target's vocabulary."""
     tokens: Tensor | None = None  # int64 [V]: the token of each column; None: columns are tokens
 
     def token_of(self, columns: Tensor) -> Tensor:
         return columns if self.tokens is None else self.tokens[columns]
 
     def scaled(self) -> Tensor:
-        """Logits over temperature, as they are where the best is taken: float64 [B, R, V]"""
+        """Logits divided by temperature, as they are where temperature is 0: float64 [B, R, V]"""
         return self.rows / torch.where(self.temperatures > 0, self.temperatures, 1.0)[:, None, None]
 
     def noise(self, *, drawn: bool) -> Tensor:
-        """float64 [B, 1, V], the same for all nodes of a depth; 0 where the best is taken."""
+        """float64 [B, 1, V], the same for all nodes of a depth; 0 where temperature is 0. drawn: the draft's own."""
         seeds = keys_at(self.seeds, self.lengths, ROUND) if drawn else self.seeds
         stream, positions = DRAFT if drawn else TARGET, self.lengths + self.step
         noise = gumbel_at(seeds, positions, self.rows.shape[-1], stream=stream, tokens=self.tokens)
         return (noise * (self.temperatures > 0)[:, None])[:, None]
 
     def widened(self, probs: Tensor) -> Tensor:
-        """[B, R, V] -> [B, R, vocab], 0 for what the head cannot draft"""
+        """[B, R, V] -> [B, R, vocab], 0 for tokens that the head cannot draft"""
         if self.tokens is None:
             return probs
         wide = probs.new_zeros(*probs.shape[:-1], self.vocab)
@@ -55,8 +55,8 @@ class Children(NamedTuple):
     """The best few tokens after each of R nodes, the best first."""
 
     tokens: Tensor  # int64 [B, R, count], different ones
-    scores: Tensor  # float64 [B, R, count]: log of how likely each is accepted after its parent, at most 0
-    probs: Tensor | None = None  # float64 [B, R, vocab]: what those of each node were drawn from
+    scores: Tensor  # float64 [B, R, count]: estimated log probability that each is accepted
+    probs: Tensor | None = None  # float64 [B, R, vocab]: the distribution each node's tokens were drawn from
 
 
 def next_tokens(logits: HeadLogits) -> Tensor:
@@ -73,9 +73,9 @@ def next_tokens(logits: HeadLogits) -> Tensor:
 
 
 def noisy_children(logits: HeadLogits, count: int) -> Children:
-    """Mode `seeded`: the top of log q / T + noise.
+    """Mode `seeded`: the `count` tokens of the largest logits / T + noise.
 
-    With the noise given, softmax(log q / T + noise) is about how likely a target of similar logits takes each token.
+    Given the noise, softmax(logits / T + noise) is about how likely a target with similar logits takes each token.
     """
     log_probs = (logits.scaled() + logits.noise(drawn=False)).log_softmax(-1)
     scores, columns = log_probs.topk(count, -1)

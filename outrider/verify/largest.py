@@ -9,8 +9,8 @@ from torch import Tensor
 def largest(rows: Tensor) -> tuple[Tensor, Tensor]:
     """[N, columns] -> [N] values and int64 [N] columns, the first among equals; NaN counts as the largest.
 
-    On the CPU by numpy, in one thread: torch divides even a single row between threads, and waits for them where other
-    work has the cores.
+    On the CPU by numpy, in one thread: torch divides even a single row between threads, and waits for all of them where
+    other work occupies the cores.
     """
     if not largest_of_numpy(rows):
         values, at = rows.max(-1)
@@ -20,5 +20,5 @@ def largest(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def largest_of_numpy(rows: Tensor) -> bool:
-    """Whether numpy takes the largest values of these rows."""
+    """Whether `largest` uses numpy for these rows."""
     return rows.device.type == "cpu" and rows.dtype in (torch.float32, torch.float64)

@@ -22,9 +22,9 @@ def token_logprobs(logits: Tensor, tokens: Seq[Token], top: int) -> list[TokenLo
 
 
 def launch_logprobs(logits: Tensor, tokens: Tensor, top: int) -> Tensor:
-    """What `read_logprobs` reads: float64 [R, 3 + 2 top]. On a device it is launched and not waited for.
+    """The input of `read_logprobs`: float64 [R, 3 + 2 top]. On a device the work is launched and not waited for.
 
-    tokens int64 [R]; a negative one is none, and what is computed for it says nothing.
+    tokens int64 [R]; a negative number is no token, and its row's results are meaningless.
     """
     x = logits if logits.dtype == torch.float64 else logits.float()
     chosen = x.gather(-1, tokens.clamp(min=0)[:, None])
@@ -34,7 +34,7 @@ def launch_logprobs(logits: Tensor, tokens: Tensor, top: int) -> Tensor:
 
 
 def read_logprobs(rows: Seq[Seq[float]], tokens: Seq[Token], top: int) -> list[TokenLogprob]:
-    """The `top` best of each row, of the as many or more that were launched."""
+    """One result for each row of `launch_logprobs`, which may have been launched with a larger `top`."""
     out: list[TokenLogprob] = []
     for token, (norm, own, place, *rest) in zip(tokens, rows, strict=True):
         count = len(rest) // 2
@@ -57,7 +57,7 @@ def _top_tokens(x: Tensor, top: int) -> tuple[Tensor, Tensor]:
 def top_by_key(x: Tensor, top: int) -> Tensor:
     """int64 [R, top]: the tokens of the largest values of float32 x [R, vocab], the lowest ids among equals.
 
-    Values and ids are put into one number each, so that no second look at ties is needed, which would wait.
+    Each value and its id are packed into one integer, so that ties need no second pass that waits for the device.
     """
     bits = (x + 0.0).view(torch.int32)  # + 0.0: the two zeros are equal
     ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()  # in the order of the values

@@ -129,7 +129,7 @@ def _xor_shift(x: Tensor, by: int, scratch: Tensor) -> None:
 
 
 def keys_at(seeds: Tensor, positions: Tensor, stream: int) -> Tensor:
-    """The noise keys of (seed, position) pairs that only the device knows: int64 [R] each and back."""
+    """The noise keys of (seed, position) pairs that only the device knows: int64 [R], from int64 [R] each."""
     key = _mix_tensor(seeds + _signed(_GOLDEN))
     key = _mix_tensor(key + positions * _signed(_GOLDEN))
     return _mix_tensor(key + _signed((stream * _GOLDEN) & _MASK))
@@ -140,7 +140,7 @@ def gumbel_at(
 ) -> Tensor:
     """As `gumbel_rows`, for seeds and positions int64 [R] on any device: float64 [R, vocab].
 
-    tokens int64 [vocab]: those that the columns stand for, where they are not 0, 1, ...
+    tokens int64 [vocab]: the token of each column, where columns are not the tokens 0, 1, ...
     """
     out = torch.empty(len(seeds), vocab, dtype=torch.float64, device=seeds.device)
     keys = keys_at(seeds, positions, stream)[:, None]
@@ -150,7 +150,7 @@ def gumbel_at(
 
 
 def _mix_tensor(x: Tensor) -> Tensor:
-    """`_mix` of int64 [R], which holds the same 64 bits."""
+    """`_mix` of each number of int64 [R], taken as 64 unsigned bits."""
     scratch = torch.empty_like(x)
     for shift, factor in ((30, _MIX1), (27, _MIX2), (31, 1)):
         x = x.clone()

@@ -105,7 +105,7 @@ def probs_of(processed: Tensor, *, greedy: bool = False) -> Tensor:
 def no_token_error(logits: Tensor, seq: Sequence) -> RequestError:
     """Why no token can be chosen after the text, given the raw row of logits [vocab] after it."""
     where = f"request {seq.id} cannot go on at token {len(seq.tokens)}"
-    if seq.plain_logits or not logits.amax().isfinite():  # what a pass itself chose from may be overwritten by now
+    if seq.plain_logits or not logits.amax().isfinite():  # the logits a pass itself chose from may be overwritten
         return ModelError(f"{where}: the model's logits are NaN or infinite there; check its weights and dtype")
     x = _at_least_float32(logits[None]).clone()
     _apply_bias_and_penalties(x, seq, [()])
@@ -188,8 +188,8 @@ def _apply_custom_processors(x: Tensor, seq: Sequence, paths: Seq[TokenPath]) ->
 def _run_processors(row: Tensor, seq: Sequence, path: TokenPath) -> Tensor:
     """One row [vocab] after the caller's processors; RequestError names the one that fails.
 
-    At a text's first token each is called twice: one that is no pure function of tokens and logits would make the
-    text depend on the draft, since rows are processed that are never reached.
+    At a text's first token each is called twice, to find one that is not a pure function of tokens and logits. Since
+    rows are processed that are never reached, such a processor would make the text depend on the draft.
     """
     first = not seq.generated and not path
     for i, processor in enumerate(seq.params.logits_processors):
@@ -213,7 +213,7 @@ def _run_processors(row: Tensor, seq: Sequence, path: TokenPath) -> Tensor:
 
 
 def _equal_rows(one: object, other: object) -> bool:
-    """Whether two results of a processor are the same, NaN where NaN; what is no tensor is reported elsewhere."""
+    """Whether two results of a processor are equal, NaN to NaN too; True where one is no tensor, reported elsewhere."""
     if not isinstance(one, Tensor) or not isinstance(other, Tensor):
         return True
     return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())

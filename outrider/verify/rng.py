@@ -38,7 +38,7 @@ class RoundRng:
         total = float(cumulative[-1])
         if not total > 0:
             return NO_TOKEN
-        # the first token whose sum exceeds the draw: never one of weight 0, which leaves the sum as it is
+        # the first token whose cumulative weight exceeds the draw; a token of weight 0 is never the first
         return int((cumulative <= self._next(RESIDUAL) * total).sum())
 
     def _next(self, stream: int) -> float:

@@ -45,7 +45,7 @@ class SeededVerifier:
 
     def __init__(self) -> None:
         self._last: tuple[list[Sequence], Draws | None] = [], None
-        """What `draws` returned last, and of which sequences: their options never change."""
+        """The sequences and the result of the last call of `draws`, valid for these sequences: options never change."""
 
     def decide(
         self, seqs: Seq[Sequence], drafts: Seq[Draft], logits: Tensor, positions: Positions | None = None
@@ -165,7 +165,7 @@ def drop_missing_token(verdict: Verdict, logits: Tensor, row: int, seq: Sequence
         return verdict
     if verdict.path:
         return Verdict(verdict.tokens[:-1], verdict.path[:-1])
-    return no_token_error(logits[row] if len(logits) else logits, seq)  # none where a pass chose by plain logits
+    return no_token_error(logits[row] if len(logits) else logits, seq)  # no logits where the pass made the choices
 
 
 def draft_paths(draft: Draft) -> list[TokenPath]:
@@ -223,9 +223,9 @@ def _choose_rows(logits: Tensor, seqs: Seq[Sequence], rows: Seq[LogitRows], posi
 
 
 def _parts(logits: Tensor, seqs: Seq[Sequence], rows: Seq[LogitRows], places: Seq[SeedPosition]) -> Iterator[_Part]:
-    """Sequences with options of their own one by one; all plain greedy and all plain sampled rows at once.
+    """Groups of rows: each sequence with options by itself, all plain greedy rows, and all plain sampled rows.
 
-    places: of each row of logits [N, vocab]; empty where every sequence is greedy.
+    places: the seed and position of each row of logits [N, vocab]; empty where every sequence is greedy.
     """
     greedy: list[int] = []
     sampled: list[int] = []

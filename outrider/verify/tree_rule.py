@@ -1,9 +1,9 @@
 """Mode `distribution`, trees: accept a path of the tree so that the text follows the target's distribution.
 
-Siblings were drawn without replacement from their parent's probabilities, in order (Sequoia, Chen
-et al. 2024; recursive rejection). A rejected child takes what the draft's probabilities cover from
-the target's, and itself from the draft's. In a tree without probabilities every child counts as
-certain: it is accepted with the probability the target gives it.
+Siblings were drawn without replacement from their parent's probabilities, in order (Sequoia, Chen et al. 2024;
+recursive rejection). After a rejection the target's probabilities become the residual (p - q)+, and the rejected token
+is removed from the draft's; both are normalised again. In a tree without probabilities every child counts as certain:
+it is accepted with the probability the target gives it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Make a Hugging Face model folder of a GGUF file: one that refers to the file, or a copy that does without it."""
+"""Make a Hugging Face model folder of a GGUF file: one that refers to the file, or a copy that does not need it."""
 
 from __future__ import annotations
 

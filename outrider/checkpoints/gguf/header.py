@@ -29,7 +29,7 @@ SMALLEST_TENSOR = 8 + 4 + 4 + 8  # an empty name, no dimensions, a type, an offs
 
 U32, U64 = struct.Struct("<I"), struct.Struct("<Q")
 
-STORAGE: Mapping[int, tuple[str, int, int]] = {  # of usual types: name, weights and bytes of a block
+STORAGE: Mapping[int, tuple[str, int, int]] = {  # common types: name, weights and bytes of a block
     0: ("F32", 1, 4), 1: ("F16", 1, 2), 30: ("BF16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20),
     6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176),
     14: ("Q6_K", 256, 210),
@@ -216,9 +216,9 @@ def _locate(entries: list[TensorEntry], base: int, cursor: _Cursor) -> tuple[Ten
 
 
 def storage_of(kind: int) -> tuple[str, int, int] | None:
-    """The name of a storage type, and the weights and bytes of its blocks; None where nobody knows it.
+    """The name of a storage type, and the weights and bytes of its blocks; None for an unknown type.
 
-    The gguf package, which takes a while to import, is asked for types that are not usual.
+    The gguf package, which takes a while to import, is used only for types that are not in STORAGE.
     """
     if kind in STORAGE:
         return STORAGE[kind]

@@ -13,15 +13,15 @@ from outrider.models.heads.config import HeadConfig
 class Head(Protocol):
     """An `nn.Module`, so that training and drafting share one definition.
 
-    At position j of a text it reads token j and a hidden state of position j - 1, and predicts token j + 1.
-    That hidden state is the target's (`fuse`) where the target has read position j - 1, else the head's own
-    output there. Its keys and values at position j so depend on tokens 0 to j alone, as the target's do.
+    At position j of a text it reads token j and a hidden state of position j - 1, and predicts token j + 1. That hidden
+    state is the target's (`fuse`) where the target has read position j - 1, else the head's own output there. So its
+    keys and values at position j depend only on tokens 0 to j, as the target's do.
     """
 
     config: HeadConfig
     skip: int
-    """So many first positions are seen by their own rows alone. EAGLE is trained without a row for the first token of a
-    text, which has no hidden state before it: 1."""
+    """The number of first positions that only their own rows see. EAGLE has 1: it is trained without a row for the
+    first token of a text, which has no hidden state before it."""
 
     def fuse(self, features: Tensor) -> Tensor:
         """The target's tapped outputs [N, taps * hidden] -> [N, hidden]"""

@@ -1,8 +1,8 @@
 """A block drafter: several tokens in one pass of a few layers over the target's tapped outputs (DFlash, DSpark).
 
 A block is the text's last token, the anchor, which the target has not read yet, and a row for each token to come. Its
-rows attend to the target's outputs at all positions before the anchor, and to each other. The order inside a block is
-left to the Markov head: a bias on each token's logits that depends on the token before it.
+rows attend to the target's outputs at all positions before the anchor, and to each other. Only the Markov head knows
+which token a row follows: it is a bias on each token's logits that depends on the token before it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class BlockHead(nn.Module):
     """Its parameters are named as in checkpoints. Embedding and output head are the target's, unless it has its own.
 
     The target's outputs at a position give keys and values of that position (`context`, `keys_values`), which depend on
-    no draft and are never taken back. `forward` runs blocks; the `Attend` it is given sees to the context.
+    no draft and are never rolled back. `forward` runs blocks; the `Attend` it is given adds the context.
     """
 
     def __init__(self, config: HeadConfig, decoder: Decoder) -> None:
@@ -86,7 +86,7 @@ class BlockHead(nn.Module):
     def output_head(self) -> LinearOp:
         """[N, hidden] -> [N, outputs]: its own, the target's, or the rows of the target's that it can draft.
 
-        Those are copied when first asked for, by when `d2t` must be known.
+        Those rows are copied on first use, before which `d2t` must be set.
         """
         if self.lm_head is not None:
             return self.lm_head
@@ -100,7 +100,7 @@ class BlockHead(nn.Module):
         return self.hidden_norm(self.fc(features))
 
     def keys_values(self, context: Tensor, positions: Tensor) -> list[KeysValues]:
-        """What every layer attends to at positions before an anchor. [N, hidden], int64 [N]"""
+        """Every layer's keys and values at positions before an anchor: [N, hidden], int64 [N] -> one pair per layer."""
         rotation = self.rotary(positions)
         return [layer.self_attn.keys_values(context, rotation) for layer in self._layers()]
 
@@ -132,7 +132,7 @@ class BlockHead(nn.Module):
         return self.decoder.logits(hidden, self.output_head())
 
     def confidence(self, hidden: Tensor, before: Tensor) -> Tensor:
-        """How likely tokens are accepted, before the sigmoid: [..., hidden], int64 [...] -> float32 [...]
+        """Logits of the tokens' acceptance, before the sigmoid: [..., hidden], int64 [...] -> float32 [...]
 
         before: the token before each.
         """

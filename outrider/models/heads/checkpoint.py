@@ -61,7 +61,7 @@ def _readable() -> str:
 
 
 def parse_head_config(files: HeadFiles) -> HeadConfig:
-    """What the checkpoint says of its head. `check_target` completes it."""
+    """The head's configuration as far as the checkpoint states it. `check_target` completes it."""
     kind = kind_of(files)
     try:
         if kind == "medusa":
@@ -72,7 +72,7 @@ def parse_head_config(files: HeadFiles) -> HeadConfig:
 
 
 def read_head_config(name: str) -> HeadConfig | None:
-    """What a checkpoint says of its head; None where it holds none, or only the MTP module of a model.
+    """As `parse_head_config`, by name; None where the checkpoint holds no head, or only the MTP module of a model.
 
     No weight is read.
     """
@@ -130,7 +130,7 @@ def _parse_layers(files: HeadFiles, kind: HeadKind) -> HeadConfig:
     speculators = "speculators_model_type" in given
     return replace(
         config,
-        # where it is left out, a checkpoint of `speculators` has it and EAGLE's own has not
+        # by default it is on in checkpoints of `speculators`, and off in EAGLE's own
         norm_before_residual=read_bool({"norm_before_residual": speculators} | _given(given), "norm_before_residual"),
         norm_before_fc="input_norm.weight" in shapes,
         fc_norm="fc_norm.0.weight" in shapes,
@@ -190,7 +190,7 @@ def _parse_mtp(files: HeadFiles, layout: MtpLayout) -> HeadConfig:
     number = re.fullmatch(r"model\.layers\.(\d+)\..*", files.places["fc.weight"][1])
     return replace(
         config,
-        target_layers=int(number[1]) if number else 0,  # modules are numbered behind the target's layers
+        target_layers=int(number[1]) if number else 0,  # modules are numbered after the target's layers
         own_embedding=False,  # what DeepSeek-V3 stores are copies of the target's
         own_head=False,
         hidden_first=layout.hidden_first,
@@ -201,7 +201,7 @@ def _parse_mtp(files: HeadFiles, layout: MtpLayout) -> HeadConfig:
 
 
 def _parse_medusa(files: HeadFiles) -> HeadConfig:
-    """Medusa's config.json says next to nothing: sizes are those of its tensors."""
+    """Medusa's config.json says almost nothing: sizes are those of its tensors."""
     found = [_MEDUSA.fullmatch(name) for name in files.shapes]
     places = [(int(m[1]), int(m[2])) for m in found if m]
     heads, layers = (1 + max(numbers) for numbers in zip(*places, strict=True))
@@ -219,14 +219,14 @@ def _parse_medusa(files: HeadFiles) -> HeadConfig:
 
 
 def _given(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what is null."""
+    """The values that are not null."""
     return {key: value for key, value in values.items() if value is not None}
 
 
 def _taps(given: dict[str, Any]) -> tuple[int, ...]:
     """The layers whose outputs are read; empty where the configuration does not say.
 
-    EAGLE-3 and `speculators` count what enters a layer, so that the output of layer i is i + 1; DFlash counts outputs.
+    EAGLE-3 and `speculators` number the inputs of layers, so that layer i's output is i + 1; DFlash numbers outputs.
     """
     outputs = (given | read_dict(given, "dflash_config")).get("target_layer_ids")
     entering = (given | read_dict(given, "eagle_config")).get("eagle_aux_hidden_state_layer_ids")
@@ -248,7 +248,7 @@ def _window(values: Mapping[str, Any]) -> int:
 
 
 def check_target(config: HeadConfig, target: DecoderConfig, *, name: str, kinds: Seq[HeadKind]) -> HeadConfig:
-    """The configuration with the layers it reads of this target. ConfigError where the head is not made for it.
+    """The configuration, completed with the layers it reads of this target. ConfigError if it is for another target.
 
     name: of the head, for errors. kinds: those that the caller drafts with.
     """
@@ -274,7 +274,7 @@ def check_target(config: HeadConfig, target: DecoderConfig, *, name: str, kinds:
 
 
 def _default_taps(kind: HeadKind, layers: int) -> tuple[int, ...]:
-    """Of `layers` layers, those that a kind of head reads where its checkpoint does not say."""
+    """The layers, of `layers`, that a kind of head reads where its checkpoint does not say."""
     return (1, layers // 2 - 1, layers - 4) if kind == "eagle3" else (layers - 1,)
 
 

@@ -1,4 +1,4 @@
-"""What a drafting head is: its sizes, what it reads of the target, and the options of its kind. Data only."""
+"""A drafting head's configuration: its sizes, what it reads of the target, and the options of its kind. Data only."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class HeadConfig:
     block_size: int = 0
     """Rows of one block, the anchor's included."""
     mask_token_id: int = 0
-    """Whose embedding stands for a token to be drafted, where the checkpoint holds no vector of its own for that."""
+    """The token whose embedding stands for a token to be drafted, where the checkpoint holds no vector for that."""
     own_mask: bool = False
     """Its checkpoint holds that vector, `mask_embedding` [hidden]."""
     markov_rank: int = 0
@@ -75,9 +75,9 @@ class HeadConfig:
     confidence_with_markov: bool = False
     """The confidence head also reads the Markov head's embedding of the token before."""
     sample_from_anchor: bool = False
-    """The anchor's row predicts the first draft token: as many drafts as rows, else one less."""
+    """The anchor's row predicts the first draft token: as many draft tokens as rows; otherwise one less."""
     causal: bool = False
-    """Rows of a block see those before them only, else all of their block."""
+    """Attention inside a block is causal; otherwise a row sees all rows of its block."""
 
     # MTP
     hidden_first: bool = False

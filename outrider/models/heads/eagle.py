@@ -23,7 +23,7 @@ from outrider.models.heads.vocabulary import VocabularyHead
 
 
 class Eagle1Head(VocabularyHead):
-    """Reads the target's output after its final norm, and returns its own guess of the next one."""
+    """Reads the target's output after its final norm, and predicts that output at the next position."""
 
     skip = 1
 
@@ -49,7 +49,7 @@ class Eagle1Head(VocabularyHead):
 
 
 class Eagle3Head(VocabularyHead):
-    """Reads several layers of the target, and its own last output in their place."""
+    """Reads several layers of the target or, beyond what the target has read, its own last output."""
 
     skip = 1
 
@@ -75,7 +75,7 @@ class Eagle3Head(VocabularyHead):
         return self.fc(features)
 
     def step(self, ids: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """In EAGLE-3.1 the output is behind the final norm."""
+        """In EAGLE-3.1 the output is taken after the final norm."""
         rotation = self.rotary(positions)
         first, *others = cast("list[HeadLayer]", list(self.layers))
         embedded = cast("RMSNorm", first.input_layernorm)(self.embed(ids).to(hidden.dtype))

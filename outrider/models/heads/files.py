@@ -23,7 +23,7 @@ from outrider.models.heads.mtp_layout import MtpLayout, mtp_modules
 
 MAX_CONFIG_BYTES = 1 << 20
 _PREFIXES = {"model.": "", "midlayer.": "layers.0.", "transformer.": "layers.0.", "fusion_fc.": "fc."}
-"""How other layouts spell the beginning of a name."""
+"""Prefixes of names in other layouts -> in the `speculators` layout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +33,15 @@ class HeadFiles:
     folder: Path
     config_json: dict[str, Any]
     shapes: dict[str, tuple[int, ...]]
-    """Of every tensor, by its name in the `speculators` layout."""
+    """The shape of every tensor, by its name in the `speculators` layout."""
     places: dict[str, tuple[Path, str]]
-    """The file of each, and its name there."""
+    """The file of each tensor, and its name there."""
     mtp: MtpLayout | None = None
-    """The layout of the MTP module, where that is the head: its tensors are then all there are."""
+    """The layout of the MTP module, where that is the head: only its tensors are then listed."""
 
     @property
     def numbers(self) -> int:
-        """Of all tensors."""
+        """The number of weights in all tensors."""
         return sum(prod(shape) for shape in self.shapes.values())
 
     def read(self, name: str) -> Tensor:
@@ -76,8 +76,8 @@ def open_head(name: str) -> HeadFiles:
 def known_files(
     folder: Path, config_json: dict[str, Any], stored: Mapping[str, tuple[Path, tuple[int, ...]]]
 ) -> HeadFiles:
-    """A checkpoint by what its headers say. stored: the file and the shape of every tensor. ConfigError where two
-    tensors are the same one of a head."""
+    """A checkpoint, from the headers of its files. stored: the file and the shape of every tensor. ConfigError where
+    two tensors have the same name in the `speculators` layout."""
     for prefix, layout in mtp_modules(stored).items():
         return _mtp_files(folder, config_json, stored, prefix, layout)  # the first one
     shapes: dict[str, tuple[int, ...]] = {}
@@ -115,7 +115,7 @@ def _mtp_files(
     prefix: str,
     layout: MtpLayout,
 ) -> HeadFiles:
-    """The tensors of the module with this prefix, without those of modules and layers behind it."""
+    """The tensors of the module with this prefix, without those of later modules and layers."""
     shapes: dict[str, tuple[int, ...]] = {}
     places: dict[str, tuple[Path, str]] = {}
     for name, (weights, shape) in stored.items():

@@ -30,9 +30,9 @@ class RMSNorm(nn.Module):
 
 
 class Rotary:
-    """Rotary position embedding of dimensions i and i + dim / 2 together, as Hugging Face's checkpoints have them.
+    """Rotary position embedding that rotates dimensions i and i + dim / 2 together, as in Hugging Face's checkpoints.
 
-    No part of a head's state: its frequencies stay float32 when a head is cast.
+    It is not part of a head's state: its frequencies stay float32 when a head is cast.
     """
 
     def __init__(self, config: HeadConfig) -> None:
@@ -99,7 +99,7 @@ class GatedMLP(nn.Module):
 
 
 class HeadLayer(nn.Module):
-    """Attention and MLP, each behind a norm and added to the residual stream.
+    """Attention and MLP, each applied after a norm and added to the residual stream.
 
     A first layer of EAGLE differs only in what it reads: see `forward`.
     """
@@ -122,7 +122,7 @@ class HeadLayer(nn.Module):
     def forward(self, x: Tensor, rotation: Rotation, attend: Attend, normed: Tensor | None = None) -> Tensor:
         """The residual stream [N, hidden] -> [N, hidden].
 
-        normed [N, inputs]: what attention reads; None: x behind `input_layernorm`, where there is one.
+        normed [N, inputs]: what attention reads; None: x after `input_layernorm`, where the layer has one.
         """
         if normed is None:
             normed = x if self.input_layernorm is None else self.input_layernorm(x)

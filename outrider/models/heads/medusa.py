@@ -24,9 +24,9 @@ class ResidualLayer(nn.Module):
 
 
 class MedusaHead(nn.Module):
-    """Head i reads the target's hidden state at a token and predicts the token i + 2 places behind it.
+    """Head i reads the target's hidden state at a token and predicts the token i + 2 positions later.
 
-    The target itself predicts the next one. A head knows nothing of the tokens in between, nor do its layers attend.
+    The target itself predicts the next one. A head does not see the tokens in between: its layers have no attention.
     """
 
     skip = 0

@@ -1,7 +1,7 @@
-"""MTP modules (multi-token prediction), as models are pretrained with: one layer, applied again for every token.
+"""MTP modules (multi-token prediction) that models are pretrained with: one layer, applied again for each draft token.
 
-Where a checkpoint holds several, the first drafts every token, as EAGLE's head does: the others were trained on outputs
-of the first at every position, and would need passes and caches of their own.
+Where a checkpoint holds several, only the first is used and drafts every token, as EAGLE's head does: the others were
+trained on outputs of the first at every position, and would need passes and caches of their own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _KINDS: Seq[HeadKind] = ("mtp",)
 
 
 class MtpHead(VocabularyHead):
-    """Reads a token and the hidden state before it: the target's last one or, beyond what it has read, its own."""
+    """Reads a token and the hidden state before it: the target's or, beyond what the target has read, its own."""
 
     skip = 1
 
@@ -42,7 +42,7 @@ class MtpHead(VocabularyHead):
         return features if self.config.raw_hidden else self.decoder.weights.norm(features)
 
     def step(self, ids: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """The output is behind the final norm."""
+        """The output is taken after the final norm."""
         embedded = self.embedding_norm(self.embed(ids).to(hidden.dtype))
         both = [embedded, self.hidden_norm(hidden)]
         x = self.fc(torch.cat(both[::-1] if self.config.hidden_first else both, -1))

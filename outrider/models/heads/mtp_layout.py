@@ -1,7 +1,7 @@
 """Where checkpoints keep their MTP modules (multi-token prediction), by the names of their tensors.
 
-A module is a projection of a token's embedding and a hidden state, each behind a norm, then an ordinary layer and a
-final norm. It lies beside the model it was trained with; several modules may follow each other.
+A module is a projection of a token's embedding and a hidden state, each after a norm, then an ordinary layer and a
+final norm. It is stored with the model it was trained with; there may be several modules.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ class MtpLayout:
     """The names of one kind of checkpoint."""
 
     prefix: str
-    """A pattern of what all names of a module begin with."""
+    """A pattern of the prefix that all names of a module share."""
     names: Mapping[str, str]
-    """What a module has besides its layer: as stored -> as `MtpHead` calls it."""
+    """The parts of a module besides its layer: stored name -> name in `MtpHead`."""
     hidden_first: bool = False
     """The projection reads the hidden state before the embedding."""
     raw_hidden: bool = False
@@ -30,7 +30,7 @@ class MtpLayout:
         return next(stored for stored, known in self.names.items() if known == "fc")
 
     def known_name(self, stored: str) -> str:
-        """How `MtpHead` calls a tensor. stored: without the prefix."""
+        """The name of a tensor in `MtpHead`. stored: its name in the checkpoint, without the prefix."""
         for name, known in self.names.items():
             if stored.startswith(f"{name}."):
                 return known + stored.removeprefix(name)
@@ -67,13 +67,13 @@ LAYOUTS = {
 }
 """Layouts by the models that introduced them.
 
-The sources of these models' own code, vLLM and SGLang agree on the order of the projection. The hidden state of the
-target is taken behind its final norm; MiMo's authors take it before (vLLM's `MiMoModel`).
+The models' own code, vLLM and SGLang agree on the order of the projection's inputs. The target's hidden state is taken
+after its final norm; MiMo's authors take it before that norm (vLLM's `MiMoModel`).
 """
 
 
 def mtp_modules(names: Iterable[str]) -> dict[str, MtpLayout]:
-    """The prefix of every module among a checkpoint's tensors, the first module first."""
+    """The prefix and layout of every module among a checkpoint's tensors, the first module first."""
     found: list[tuple[int, str, MtpLayout]] = []
     for name in names:
         for layout in LAYOUTS.values():
@@ -85,7 +85,7 @@ def mtp_modules(names: Iterable[str]) -> dict[str, MtpLayout]:
 
 
 def mtp_tensors(names: Iterable[str]) -> set[str]:
-    """Those of a checkpoint's tensors that belong to modules, and not to the model itself."""
+    """The tensors of a checkpoint that belong to MTP modules, and not to the model itself."""
     names = list(names)
     prefixes = tuple(mtp_modules(names))
     return {name for name in names if prefixes and name.startswith(prefixes)}

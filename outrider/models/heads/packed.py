@@ -1,7 +1,8 @@
-"""A head's linear layers beside a target whose own are packed: there a pass is as fast as it reads weights.
+"""A head's linear layers where the target's are packed: the time of a pass is then that of reading weights.
 
-In 8 bits by the CPU kernels where those are. Else in bfloat16 where the CPU multiplies it: a block has more rows than
-PyTorch's packed operators compute at a time, and they take half as long again as bfloat16. Else in 8 bits by those.
+They have 8 bits and use the CPU kernels where these are available. Otherwise they are in bfloat16 where the CPU
+multiplies it: a block has more rows than PyTorch's packed operators compute at a time, which makes these take 1.5 times
+as long as bfloat16. Otherwise they have 8 bits and use PyTorch's packed operators.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from outrider.native.library import library
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether this CPU does, without converting."""
+    """Whether this CPU multiplies bfloat16 without converting it."""
     return torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 

@@ -35,7 +35,7 @@ class TargetFacts:
     """Folder or Hugging Face id."""
     config: DecoderConfig
     identity: ModelIdentity | None = None
-    """None: not known, as where the target lies in no folder."""
+    """None: not known, for example where the target is in no folder."""
 
 
 def with_lm_head(tensors: Mapping[str, Tensor], decoder: Decoder) -> dict[str, Tensor]:
@@ -62,8 +62,8 @@ def write_head(
 ) -> None:
     """Write a head's `state_dict` and configuration; the folder is never half-written.
 
-    tensors: floats are stored in `dtype`, `d2t` as it is, with the `t2d` that follows from it. tokens: drafted in one
-    round. max_file_bytes: more than that is divided between files.
+    tensors: floats are stored in `dtype`, `d2t` as it is, with the `t2d` that follows from it. tokens: the number of
+    tokens drafted in one round. max_file_bytes: more than that is divided between files.
     """
     stored = {
         name: (each.to(dtype) if each.is_floating_point() else each).detach().cpu().contiguous()
@@ -85,7 +85,7 @@ def write_folder(
 ) -> None:
     """Write a checkpoint, in place of what was there; the folder is never half-written.
 
-    tensors: as they are stored. files: others besides, by name.
+    tensors: as they are stored. files: the contents of further files, by name.
     """
     folder = folder.absolute()
     with scratch_folder(folder) as scratch:
@@ -177,7 +177,7 @@ def _config_json(config: HeadConfig, target: TargetFacts, tokens: int) -> dict[s
 
 
 def layer_json(config: HeadConfig) -> dict[str, Any]:
-    """Its layers as a config.json of Transformers."""
+    """A head's layers as a config.json of Transformers."""
     made: dict[str, Any] = {
         "model_type": "qwen3" if config.qk_norm else "llama",
         "vocab_size": config.vocab_size,

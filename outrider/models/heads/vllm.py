@@ -1,4 +1,4 @@
-"""Heads as vLLM reads them: with what it does not take from the target.
+"""Heads as vLLM reads them: with the tensors that it does not take from the target.
 
 vLLM's classes want the rows of the output head of a reduced vocabulary in the checkpoint, and take the embedding of a
 block's mask from the vocabulary's own rows.
@@ -28,9 +28,9 @@ _HEADS = ("lm_head.weight", *_EMBEDDINGS)
 
 
 def head_for_vllm(head: str, target: str) -> Path:
-    """The folder of the head as vLLM reads it: its own where nothing is lacking, else a copy in the cache, made once.
+    """The folder of the head as vLLM reads it: its own where no tensor is missing, else a copy in the cache, made once.
 
-    ConfigError where the target's embedding or output head is not where Llama and its kin have it.
+    ConfigError where the target's embedding or output head is not named as in Llama-like models.
     """
     files = open_head(head)
     lacking = _lacking(files)
@@ -44,7 +44,7 @@ def head_for_vllm(head: str, target: str) -> Path:
 
 
 def _lacking(files: HeadFiles) -> set[str]:
-    """Of what vLLM wants and the checkpoint does not have: `lm_head.weight`, `embed_tokens.weight`."""
+    """The tensors that vLLM needs and the checkpoint lacks, of `lm_head.weight` and `embed_tokens.weight`."""
     lacking: set[str] = set()
     if "d2t" in files.shapes and "lm_head.weight" not in files.shapes:
         lacking.add("lm_head.weight")
@@ -68,7 +68,7 @@ def _completed(files: HeadFiles, model: Path, lacking: set[str]) -> dict[str, Te
 
 
 def _read(tensors: Tensors, names: tuple[str, ...], model: Path) -> Tensor:
-    """A copy of the first of these that there is, as it is stored."""
+    """A copy of the first of these tensors that exists, as it is stored."""
     found = next((name for name in names if name in tensors.names()), None)
     if found is None:
         raise ConfigError(f"{model} has no tensor {' or '.join(names)}, which vLLM wants of this head's target")
@@ -76,7 +76,7 @@ def _read(tensors: Tensors, names: tuple[str, ...], model: Path) -> Tensor:
 
 
 def _key(head: Path, model: Path) -> str:
-    """Changes with the files of either."""
+    """A key that changes with the weight files of the head or of the target."""
     digest = hashlib.sha256()
     for folder in (head, model):
         for file in sorted(weight_files(folder)):

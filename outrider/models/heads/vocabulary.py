@@ -1,4 +1,4 @@
-"""What a head has in common with its target: embedding and output head, whole or in part."""
+"""The embedding and output head that a drafting head shares with its target, whole or in part."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class VocabularyHead(nn.Module):
     """Embedding and output head are the target's, unless the checkpoint brings its own.
 
     With a reduced vocabulary column i of its logits is token i + d2t[i]; the rows of the target's output head are then
-    copied when they are first asked for, by when `d2t` must be known.
+    copied on first use, before which `d2t` must be set.
     """
 
     d2t: Tensor | None
