@@ -1,13 +1,13 @@
 """How likely the next draft tokens are to be accepted, by drafter, request and position in the draft.
 
-A draft of γ tokens of which a were accepted tells about positions 1 to min(a + 1, γ): those before a + 1 were accepted,
-that one rejected. A draft accepted whole says nothing of what lies beyond it. So rates are kept for each position
-among the drafts that reached it, and the probability that a token at position j survives is the product up to j.
+A draft of γ tokens of which a were accepted tells about positions 1 to min(a + 1, γ): tokens 1 to a were accepted, and
+token a + 1 was rejected. A draft accepted whole says nothing of what lies beyond it. So an acceptance rate is kept for
+each position, among the drafts that reached it, and the survival at position j is the product of the rates up to j.
 
-A drafter may state its confidence in each token of a draft. What it stated of a request's last draft corrects the rates
-of the next: rate + slope * (confidence - mean confidence where drafts reached the position). The slope is that of a
-regression: of what rates did not explain of earlier drafts, on what was stated before each. So a confidence counts for
-as much as it was worth, however it is scaled.
+A drafter may state its confidence in each token of a draft. The confidences of a request's last draft correct the rates
+of its next one: rate + slope * (confidence - mean confidence where drafts reached the position). The slope is that of a
+regression over earlier drafts: of the acceptance that the rates did not explain, on the confidences stated one draft
+before. So a confidence counts for as much as it proved to be worth.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 _REQUEST_DECAY, _DRAFTER_DECAY = 0.9, 0.997
-"""A request's figures remember about ten drafts, a drafter's about 333."""
+"""Decay for each draft: a request's figures cover about its last ten drafts, a drafter's about its last 333."""
 _DRAFTER_WEIGHT = 30.0
-"""The drafter's figures count as so many drafts of each request. A plan is the best of several estimates, and one of
-few drafts is the best by luck: it promises what does not come."""
+"""The drafter's rates are the prior of each request's rates, and count as this number of drafts. A plan is the best of
+several estimates: from few drafts each, the best one is the luckiest, and promises more than comes."""
 _LONG_DECAY = 0.998
-"""What confidences and expectations are worth is known of about 500."""
+"""Decay of what confidences and expectations proved to be worth: about the last 500 drafts count."""
 _FIRST_RATE, _FIRST_WEIGHT = 0.75, 4.0
-"""What is assumed of a drafter before it has drafted, and the number of drafts that this counts as."""
+"""The acceptance rate assumed of a drafter before it has drafted, and the number of drafts that this counts as."""
 _PRIOR_WEIGHT = 3.0
-"""What was expected of all requests counts as so many drafts of each."""
+"""In `Calibration`: the ratio of all requests is the prior of each one's, and counts as this many expected tokens."""
 _MIN_RATE, _MAX_RATE = 0.005, 0.995
 _SLOPE_WEIGHT = 2.0
-"""The slope begins at 0, as if this sum of squared deviations had been seen: some tens of tokens."""
+"""The prior of the slope: 0, as if seen with this sum of squared deviations, which is that of some tens of tokens."""
 _REACHED_BEYOND = np.array([[1], [0]])
-"""A draft reached one position more than were accepted."""
+"""Added to the number of accepted tokens: a draft reached one position more than it had tokens accepted."""
 
 
 class DraftedRounds(NamedTuple):
-    """Drafts of rounds one after the other, for the same requests."""
+    """The drafts of consecutive rounds, for the same requests."""
 
     seq_ids: Seq[int]
     lengths: Seq[Seq[int]]  # [rounds][requests], each at least 1
-    accepted: Seq[Seq[int]]  # [rounds][requests]: how many of their tokens were
+    accepted: Seq[Seq[int]]  # [rounds][requests]: the number of accepted tokens
 
 
 class Acceptance:
@@ -55,18 +55,18 @@ class Acceptance:
         """max_tokens: the longest draft, in tokens."""
         self.max_tokens = max(1, max_tokens)
         self._rows: dict[int, int] = {}
-        """By sequence id, its row of the arrays; the first row is of all that nothing is known of, and stays empty."""
+        """By sequence id, its row in the arrays. Row 0 stays empty: it serves sequences that nothing is known of."""
         self._free: list[int] = []
         self._figures = np.zeros((1, 2, self.max_tokens))
-        """[rows, 2, max_tokens]: drafts that reached the position, and that were accepted there."""
+        """[rows, 2, max_tokens]: decayed numbers of drafts that reached the position, and whose token was accepted."""
         self._all = np.zeros((2, self.max_tokens))
-        """The same of all requests."""
+        """[2, max_tokens]: the same over all requests."""
         self._first = np.tri(self.max_tokens + 1, self.max_tokens, -1)  # row n: 1 at the first n positions
         self.drafts = 0
-        """How many drafts were noted."""
+        """The number of drafts noted so far."""
         self._first_weight = _FIRST_WEIGHT
-        """What was assumed at first counts as so many drafts: as all that is old, less with every one noted."""
-        self._stated = np.full((1, self.max_tokens), np.nan)  # of the last draft, [rows, max_tokens]; NaN: none
+        """The number of drafts that `_FIRST_RATE` still counts as: it decays with every draft noted."""
+        self._stated = np.full((1, self.max_tokens), np.nan)  # [rows, max_tokens], of each last draft; NaN: none
         self.states = False
         """Whether the drafter has ever stated a confidence."""
         self._sum_stated, self._times_stated = np.zeros(self.max_tokens), np.zeros(self.max_tokens)
@@ -77,7 +77,7 @@ class Acceptance:
         self.note_rounds([DraftedRounds(seq_ids, [lengths], [accepted])])
 
     def note_rounds(self, parts: Seq[DraftedRounds]) -> None:
-        """As `note` for rounds one after the other."""
+        """As `note`, for the drafts of consecutive rounds."""
         accepted = [n for part in parts for each in part.accepted for n in each]
         drafts = len(accepted)
         if not drafts:
@@ -91,7 +91,7 @@ class Acceptance:
             return
         counts = np.minimum(np.asarray(accepted) + _REACHED_BEYOND, lengths)  # [2, drafts]
         told = self._first.take(counts, 0, mode="clip")  # [2, drafts, max_tokens]
-        self._all += _ages(_DRAFTER_DECAY, drafts) @ told  # as if one came after the other
+        self._all += _ages(_DRAFTER_DECAY, drafts) @ told  # as if noted one after the other
         at = 0
         for part in parts:
             rounds, batch = len(part.accepted), len(part.seq_ids)
@@ -102,7 +102,7 @@ class Acceptance:
             at += rounds * batch
 
     def _note_one(self, row: int, length: int, accepted: int) -> None:
-        """As `note_rounds` for one draft: what most rounds of a single request have."""
+        """The rest of `note_rounds` for a single draft, the usual case where one request runs alone."""
         told = self._first.take((min(length, accepted + 1), min(length, accepted)), 0, mode="clip")
         self._all += told
         own = self._figures[row]
@@ -110,9 +110,9 @@ class Acceptance:
         own += told
 
     def note_stated(self, seq_ids: Seq[int], stated: Floats, lengths: Seq[int], accepted: Seq[int]) -> None:
-        """Note the confidences [sequences, max_tokens] that were stated of drafts, NaN where none was; before `note`.
+        """Note the confidences [sequences, max_tokens] of drafts, NaN where none was stated. Called before `note`.
 
-        lengths, accepted: of these drafts.
+        lengths, accepted: of the same drafts.
         """
         self.states = True
         rows = [self._row(seq_id) for seq_id in seq_ids]
@@ -122,7 +122,7 @@ class Acceptance:
             self._note_all_stated(seq_ids, rows, stated, lengths, accepted)
 
     def _note_one_stated(self, row: int, stated: Floats, length: int, accepted: int) -> None:
-        """As `_note_all_stated` for one draft: what most rounds of a single request have."""
+        """As `_note_all_stated` for a single draft, the usual case where one request runs alone."""
         prior, sums, times = self._rates(), self._sum_stated.tolist(), self._times_stated.tolist()
         reached, came = self._figures[row].tolist()
         products = squares = 0.0
@@ -144,7 +144,7 @@ class Acceptance:
     def _note_all_stated(
         self, seq_ids: Seq[int], rows: Seq[int], stated: Floats, lengths: Seq[int], accepted: Seq[int]
     ) -> None:
-        """As `note_stated`. rows: of these requests."""
+        """As `note_stated`. rows: of these requests, in the arrays."""
         place = np.arange(self.max_tokens)
         right = np.asarray(accepted)[:, None]
         reached = (place < np.asarray(lengths)[:, None]) & (place <= right) & ~np.isnan(self._stated[rows])
@@ -157,15 +157,15 @@ class Acceptance:
         self._stated[rows] = stated
 
     def forget_stated(self, seq_ids: Iterable[int]) -> None:
-        """These requests had no draft in a round: what was stated before it is of another place in the text."""
+        """Drop the last confidences of these requests, which had no draft in a round: they are of an earlier place."""
         if self.states:
             rows = [self._rows[seq_id] for seq_id in seq_ids if seq_id in self._rows]
             if rows:
                 self._stated[rows] = np.nan
 
     def _deviations(self, rows: Seq[int]) -> Floats:
-        """[rows, max_tokens]: the confidences of each last draft, less their mean where the next draft reached the
-        position, as rates are; 0 where nothing is known."""
+        """[rows, max_tokens]: the confidences of each last draft, minus the mean of earlier ones, of those whose next
+        draft reached the position; 0 where none is known."""
         sums, times = self._sum_stated.tolist(), self._times_stated.tolist()
         mean = [total / count if count > 0 else np.nan for total, count in zip(sums, times, strict=True)]
         found = self._stated.take(rows, 0) - mean
@@ -173,7 +173,7 @@ class Acceptance:
 
     @property
     def slope(self) -> float:
-        """What a difference of confidence is worth, in acceptance: from 0 to 1."""
+        """The change of the acceptance rate for each unit of confidence, limited to 0 to 1."""
         return min(max(self._products / self._squares, 0.0), 1.0)
 
     def survival(self, seq_ids: Seq[int]) -> Floats:
@@ -188,7 +188,7 @@ class Acceptance:
         return rates.cumprod(1)
 
     def _survival_of(self, row: int) -> list[float]:
-        """As `survival` of one request: arrays of a few numbers take several times as long."""
+        """As `survival` for one request, in plain Python: numpy takes several times as long for so few numbers."""
         slope, (reached, came) = self.slope, self._figures[row].tolist()
         stated: list[float] = self._deviations([row])[0].tolist() if slope > 0 else [0.0] * self.max_tokens
         found, survival = list[float](), 1.0
@@ -203,13 +203,13 @@ class Acceptance:
         return found
 
     def fade(self, share: float) -> None:
-        """Forget a share of all that was noted: a drafter that was not tried for long is judged anew."""
+        """Forget a share of all that was noted, so that a drafter that was not asked for long is judged anew."""
         self._figures *= 1 - share
         self._all *= 1 - share
         self._first_weight += share * (_FIRST_WEIGHT - self._first_weight)
 
     def _own_rates(self, seq_ids: Seq[int]) -> Floats:
-        """[sequences, max_tokens]: the rates of each request, which leans on the drafter's."""
+        """[sequences, max_tokens]: the acceptance rates of each request, with the drafter's rates as their prior."""
         rows, prior = self._rows_of(seq_ids), np.array(self._rates())
         figures = self._figures.take(rows, 0)
         return (figures[:, 1] + _DRAFTER_WEIGHT * prior) / (figures[:, 0] + _DRAFTER_WEIGHT)
@@ -218,7 +218,7 @@ class Acceptance:
         return [self._rows.get(seq_id, 0) for seq_id in seq_ids]
 
     def _rates(self) -> list[float]:
-        """[max_tokens]: the drafter's rate at each position; one that few drafts reached leans on the one before."""
+        """[max_tokens]: the drafter's rate at each position, with the rate at the position before as its prior."""
         rates: list[float] = []
         before, weight = _FIRST_RATE, self._first_weight
         for reached, came in zip(*self._all.tolist(), strict=True):
@@ -246,7 +246,7 @@ class Acceptance:
 
 
 class Calibration:
-    """How many tokens of a drafter's drafts are accepted for each that it expects to be."""
+    """The ratio of accepted tokens to those that the drafter expected to be accepted, for each request."""
 
     def __init__(self) -> None:
         self._all = [_PRIOR_WEIGHT, _PRIOR_WEIGHT]  # accepted, expected
@@ -271,5 +271,5 @@ class Calibration:
 
 @lru_cache(1024)
 def _ages(decay: float, count: int) -> Floats:
-    """[count]: what is left of each of so many that came one after the other."""
+    """[count]: the weight that is left of each of `count` consecutive entries, the oldest first."""
     return np.power(decay, np.arange(count - 1, -1, -1), dtype=np.float64)

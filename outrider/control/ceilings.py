@@ -1,4 +1,4 @@
-"""Measures how fast a device can read and compute at most."""
+"""Measures a device's peak rates: bytes copied and operations computed in a second."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from outrider.runners.base import Runner
 
 _REPEATS = 4
 _COPIED_BYTES = {"cuda": 1 << 27, "cpu": 1 << 26}
-"""Beyond any cache."""
+"""The number of bytes copied, meant to exceed any cache."""
 _PRODUCT_SIZE = {"cuda": 4096, "cpu": 768}
-"""Rows and columns of the matrices multiplied: a fifth of a millisecond on an H200, tens on a core."""
+"""Rows and columns of the matrices: a product takes a fifth of a millisecond on an H200, tens of them on a CPU core."""
 
 
 def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings | None:
-    """Takes some hundredths of a second; None where the device has no memory left for it."""
+    """Measure a device's ceilings, in some hundredths of a second; None where it has no memory left for that."""
     kind = "cuda" if device.type == "cuda" else "cpu"
     copied, size = _COPIED_BYTES[kind], _PRODUCT_SIZE[kind]
     try:
@@ -37,7 +37,7 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings | Non
 
 
 def ceilings_of(device: torch.device, dtype: torch.dtype, folder: Path | None, *facts: object) -> Ceilings | None:
-    """Measured now, or by an earlier start of the same `facts`; kept in the folder, where there is one."""
+    """A device's ceilings: those that an earlier start with the same `facts` kept in the folder, else measured now."""
     key = key_of("ceilings", device, dtype, *facts)
     known = None if folder is None else kept_numbers(folder, key)
     if known is not None and len(known) == 2 and min(known) > 0:

@@ -22,21 +22,21 @@ from outrider.control.own_drafts import OwnDrafts
 from outrider.control.plan import Ints, Outlook, Plan, plain_plan
 
 MIN_GAIN = 1.02
-"""A plan with drafts must promise this much more than one without: both are estimates."""
+"""A plan with drafts must promise this many times the rate of one without, since both are estimates."""
 LEEWAY = 0.98
-"""Of plans of the same drafters, the longest that promises as much of the best: only longer drafts tell what tokens far
-in a draft are worth, and times of passes are known no better."""
+"""Of plans of the same drafters, the longest that promises this share of the best rate is taken: only long drafts tell
+what late tokens of a draft are worth, and the times of passes are known no better."""
 OWN_LENGTHS_GAIN = 1.08
-"""What a length for each sequence must promise over the same for all: the best of many guesses is partly luck, and who
-comes next has another text."""
+"""A plan with a length for each sequence must promise this many times the rate of one length for all: the best of many
+estimates is partly luck, and the sequences that come next have other texts."""
 
 
 def choose_plan(outlooks: Seq[Outlook], costs: RoundCosts, widths: Seq[int] = (), least: float = MIN_GAIN) -> Plan:
     """The plan of the highest rate; the plain one unless another promises `least` times as much.
 
-    widths: those that passes are padded to, unless they are packed; empty: a pass costs by its rows. Then, and in a
-    packed pass, each sequence gets a length of its own. Drafters that run no model come first in `outlooks`; of equal
-    ones the first is asked.
+    widths: those that passes are padded to, unless they are packed; empty: a pass costs by its rows. Without widths,
+    and in a packed pass, each sequence gets a length of its own. Drafters that run no model come first in `outlooks`;
+    of drafters that promise the same, the first is asked.
     """
     batch = len(outlooks[0].budgets)
     plain = plain_plan(batch, costs)
@@ -44,13 +44,13 @@ def choose_plan(outlooks: Seq[Outlook], costs: RoundCosts, widths: Seq[int] = ()
     promises = [_Promise(i, outlook) for i, outlook in enumerate(outlooks) if outlook.budgets.any()]
     limiting = {(each.name,) for each in outlooks if each.own is not None}
     for drafters in _groups(promises):
-        if widths and len(drafters) == 1 and drafters[0].outlook.own is not None:  # it is asked for all, below
+        if widths and len(drafters) == 1 and drafters[0].outlook.own is not None:  # asked for all sequences, below
             continue
         most = batch + sum([each.tokens[-1] for each in drafters])
         asking = min([costs.asking_seconds((each.name,), batch) for each in drafters])
         weight = min([each.outlook.weight for each in drafters])
         bar = _for_weight(best, weighted, weight)
-        if most < bar.rate * (plain.seconds + asking):  # not even if drafts took no row more
+        if most < bar.rate * (plain.seconds + asking):  # would not pay even if drafts took no rows
             continue
         group = _Group(drafters, costs)
         if widths:
@@ -64,7 +64,7 @@ def choose_plan(outlooks: Seq[Outlook], costs: RoundCosts, widths: Seq[int] = ()
             best, weighted = found, weight
     for drafter in promises if widths else ():
         weight = drafter.outlook.weight
-        if drafter.outlook.own is not None:  # to ask it costs little more than not to, whatever others must promise
+        if drafter.outlook.own is not None:  # asking costs little, so `least` need not apply
             floor = max(1.0, min(least, MIN_GAIN))
             bar = _for_weight(best if best.asks else replace(plain, tokens=floor * plain.tokens), weighted, weight)
             found = _best_own(_Group([drafter], costs), widths, bar)
@@ -74,12 +74,13 @@ def choose_plan(outlooks: Seq[Outlook], costs: RoundCosts, widths: Seq[int] = ()
 
 
 def _for_weight(plan: Plan, weighted: float, weight: float) -> Plan:
-    """A plan of a drafter of this weight, as what one of a drafter of another weight must beat."""
+    """The plan, scaled so that a plan of weight `weight` has a higher rate if its weighted rate is higher than that of
+    this plan, whose own weight is `weighted`."""
     return plan if weight == weighted else replace(plan, tokens=plan.tokens * weighted / weight)
 
 
 def best_plan_of(outlooks: Seq[Outlook], drafter: int, costs: RoundCosts, widths: Seq[int] = ()) -> Plan:
-    """The plan of the highest rate in which this drafter drafts, and no other, whether that pays or not."""
+    """The plan of the highest rate in which this drafter alone drafts, whether or not that pays."""
     none = replace(plain_plan(len(outlooks[drafter].budgets), costs), tokens=0.0)
     group = _Group([_Promise(drafter, outlooks[drafter])], costs)
     if widths and outlooks[drafter].own is not None:
@@ -88,20 +89,20 @@ def best_plan_of(outlooks: Seq[Outlook], drafter: int, costs: RoundCosts, widths
 
 
 class _Promise:
-    """What a drafter may bring."""
+    """The tokens that a drafter should have accepted, by sequence and by length of draft."""
 
     def __init__(self, index: int, outlook: Outlook) -> None:
         """index: its place among the outlooks."""
         self.index, self.outlook, self.name = index, outlook, outlook.name
         self.budgets: list[int] = outlook.budgets.tolist()
         self.least, self.most = min(self.budgets), max(self.budgets)
-        self.gains = outlook.survival  # of each token, none beyond the budget, [sequences, tokens]
+        self.gains = outlook.survival  # [sequences, tokens]: of each draft token; 0 beyond the budget
         if self.least < self.gains.shape[1]:
             self.gains = np.where(np.arange(self.gains.shape[1]) < outlook.budgets[:, None], self.gains, 0.0)
         if outlook.sharing is not None:
             self.gains = np.diff(self.gains.cumsum(1) * outlook.sharing, prepend=0.0).clip(0.0)
         self.tokens = [*accumulate(self.gains.sum(0).tolist())]
-        """Of drafts of 1, 2, ... tokens for each sequence, those accepted in all."""
+        """The tokens accepted in all, for drafts of 1, 2, ... tokens for each sequence."""
 
 
 class _Group:
@@ -112,7 +113,7 @@ class _Group:
         self.lengths = tuple([n for each in drafters for n in each.outlook.lengths])
 
     def best_of(self, lengths: Seq[int]) -> tuple[Ints, list[float]]:
-        """For drafts of each length: who drafts [sequences, lengths], and the tokens accepted in all."""
+        """For each draft length: who drafts, by index in the group [sequences, lengths]; the tokens accepted in all."""
         first, *others = self.drafters
         if not others:
             return np.zeros((self.batch, len(lengths)), np.int64), [first.tokens[n - 1] for n in lengths]
@@ -124,12 +125,12 @@ class _Group:
 
     @staticmethod
     def _accepted(drafter: _Promise, lengths: Seq[int]) -> Floats:
-        """Tokens of drafts of each length, [sequences, lengths]."""
+        """[sequences, lengths]: the tokens accepted of drafts of each length."""
         most = len(drafter.tokens)
         return drafter.gains.cumsum(1).take([min(n, most) - 1 for n in lengths], 1)
 
     def likeliest(self) -> tuple[list[int], Floats]:
-        """The drafter that promises most of each sequence, and what tokens gain [sequences, tokens]."""
+        """The drafter that promises most for each sequence, and the gains of its draft tokens [sequences, tokens]."""
         first, most = self.drafters[0], max([len(each.tokens) for each in self.drafters])
         if len(self.drafters) == 1:
             return [0] * self.batch, first.gains
@@ -140,18 +141,18 @@ class _Group:
         return by.tolist(), gains
 
     def only(self, by: Seq[int]) -> _Promise | None:
-        """The drafter of all sequences, if it is one."""
+        """The drafter of all sequences; None where there are several."""
         return self.drafters[by[0]] if by.count(by[0]) == len(by) else None
 
     def least_seconds(self, only: _Promise | None, width: int, rows: int) -> float:
-        """What a round with drafts takes at least. only: who drafts; None: it is not known, nor what drafts take."""
+        """A lower bound of the seconds of a round with drafts. only: who drafts; None: of the target's pass alone."""
         if only is None:
             return self.costs.pass_seconds(self.batch, width, rows)
         kind = RoundKind(self.batch, width, rows, (only.name,), only.outlook.steps(width - 1))
         return self.costs.shared_seconds(kind)
 
     def drafting(self, by: Seq[int], lengths: Seq[int]) -> tuple[tuple[str, ...], int]:
-        """Who drafts, by name, and the passes of the model among them. by, lengths: of each sequence."""
+        """The names of those that draft, and the number of passes of the model among them. by, lengths: by sequence."""
         only = self.only(by)
         if only is not None:
             return (only.name,), only.outlook.steps(max(lengths))
@@ -162,21 +163,22 @@ class _Group:
         return tuple([each.name for each, _ in asked]), max([each.outlook.steps(n) for each, n in asked])
 
     def cut(self, by: Seq[int], length: int) -> list[int]:
-        """The lengths of drafts of so many tokens, as far as each sequence has room."""
+        """The draft length of each sequence: `length`, cut to its budget."""
         if length <= min([each.least for each in self.drafters]):
             return [length] * self.batch
         return [min(length, self.drafters[i].budgets[row]) for row, i in enumerate(by)]
 
     def indices(self, by: Seq[int], lengths: Seq[int]) -> list[int]:
-        """Of the drafters of a plan."""
+        """For each sequence the index of its drafter among the outlooks; -1 where it has no draft."""
         own = [each.index for each in self.drafters]
         return [own[i] if n else -1 for i, n in zip(by, lengths, strict=True)]
 
 
 def _groups(promises: Seq[_Promise]) -> Iterator[list[_Promise]]:
-    """Sets of drafters to try together: those without a model, each one that runs one, and that with the others.
+    """Sets of drafters to try together: all without a model; each one with a model, alone and with all without.
 
-    Alone, too: of drafters that are tried together, one that promises more and costs more hides another.
+    Within a set each sequence takes the drafter that promises most tokens, whatever it costs: so those without a model,
+    and each model, are also tried by themselves.
     """
     free = [each for each in promises if not each.outlook.runs_model]
     models = [each for each in promises if each.outlook.runs_model]
@@ -189,7 +191,7 @@ def _groups(promises: Seq[_Promise]) -> Iterator[list[_Promise]]:
 
 
 def _best_own(group: _Group, widths: Seq[int], best: Plan) -> Plan:
-    """The better of this plan and the one in which the drafter, which limits itself, may draft all it wants to."""
+    """The better of `best` and the plan in which the drafter, which limits itself, may draft as far as it wants."""
     drafter, batch = group.drafters[0], group.batch
     lengths = [min(n, widths[-1] - 1) for n in drafter.budgets]
     asked, own = sum(n > 0 for n in lengths), cast(OwnDrafts, drafter.outlook.own)
@@ -208,9 +210,9 @@ def _lengths(widths: tuple[int, ...], most: int, drafted: tuple[int, ...]) -> di
 
 
 def _best_padded(group: _Group, widths: Seq[int], best: Plan) -> Plan:
-    """The best of this plan and those of each length: every sequence has room for as many, and takes the best drafter.
+    """The best of `best` and the plans with one length for all sequences, each of which takes the best drafter.
 
-    Nothing is done for each sequence where it is not known to matter: a batch may be large.
+    Work for each sequence is done only for lengths that may be the best: a batch may be large.
     """
     batch, costs, most = group.batch, group.costs, max([each.most for each in group.drafters])
     tried = _lengths(tuple(widths), min(most, widths[-1] - 1), group.lengths)
@@ -219,11 +221,11 @@ def _best_padded(group: _Group, widths: Seq[int], best: Plan) -> Plan:
     top_rate = best.rate
     for at, (length, width) in enumerate(tried.items()):
         tokens = batch + accepted[at]
-        if tokens <= LEEWAY * top_rate * costs.pass_seconds(batch, width, batch * width):  # whatever drafts take
+        if tokens <= LEEWAY * top_rate * costs.pass_seconds(batch, width, batch * width):  # even if drafting is free
             continue
         chosen: list[int] = by[:, at].tolist()
         lengths = group.cut(chosen, length)
-        if max(lengths) < length:  # as a shorter plan, in a narrower pass
+        if max(lengths) < length:  # a shorter plan is the same in a narrower pass
             continue
         kind = RoundKind(batch, width, batch * width, *group.drafting(chosen, lengths))
         seconds = costs.seconds(kind)
@@ -236,9 +238,9 @@ def _best_padded(group: _Group, widths: Seq[int], best: Plan) -> Plan:
 
 
 def _best_packed(group: _Group, widths: Seq[int], best: Plan) -> Plan:
-    """The best of this plan and those of as many draft tokens as packed passes take, wherever they may survive.
+    """The best of `best` and the plans that fill a packed pass with the likeliest draft tokens, of whichever sequences.
 
-    Also none longer than each length that a model drafts, since a step costs as much for few sequences.
+    Drafts limited to each length that a model drafts are tried, too, since a step costs as much for few sequences.
     """
     batch, costs, packed = group.batch, group.costs, group.costs.target.packed_rows(group.batch)
     if not packed:
@@ -248,14 +250,14 @@ def _best_packed(group: _Group, widths: Seq[int], best: Plan) -> Plan:
     for longest in sorted({most, *(n for n in group.lengths if n < most)}):
         likeliest = gains[:, :longest].flatten()
         some = int(np.count_nonzero(likeliest))
-        if some == before:  # no draft may be longer
+        if some == before:  # no draft gets longer by this
             continue
         likeliest.sort()
         before, likeliest = some, likeliest[::-1]
         counts = sorted({min(rows - batch, some) for rows in packed})
         sums = likeliest.cumsum().take([count - 1 for count in counts]).tolist()
         for count, accepted in zip(counts, sums, strict=True):
-            tokens, width = batch + accepted, 1 - -count // batch  # the widest sequence has as many rows at least
+            tokens, width = batch + accepted, 1 - -count // batch  # the widest sequence has at least `width` rows
             if tokens <= best.rate * group.least_seconds(only, width, batch + count):
                 continue
             lengths = _first(gains[:, :longest], count, float(likeliest[count - 1]))
@@ -268,9 +270,9 @@ def _best_packed(group: _Group, widths: Seq[int], best: Plan) -> Plan:
 
 
 def _first(gains: Floats, count: int, least: float) -> list[int]:
-    """How many of the `count` tokens that gain most each sequence has. least: what the last of them gains.
+    """For each sequence, the number of its tokens among the `count` with the highest gains. least: the last one's gain.
 
-    Of equal ones the first count.
+    Of tokens of equal gain, the first ones count.
     """
     lengths = (gains > least).sum(1)
     equal = np.flatnonzero(gains == least)[: count - int(lengths.sum())]
@@ -278,9 +280,9 @@ def _first(gains: Floats, count: int, least: float) -> list[int]:
 
 
 def _longest_paying(group: _Group, best: Plan) -> Plan:
-    """The best of this plan and those of 1, 2, ... draft tokens in all, wherever they are likeliest to survive.
+    """The best of `best` and the plans of the 1, 2, ... likeliest draft tokens, of whichever sequences.
 
-    Ends where what is left could not make up for the rows so far, by what their passes were measured to take.
+    Ends where even all tokens could not pay for the rows so far, by `shared_seconds`, which never falls with more rows.
     """
     by, gains = group.likeliest()
     batch, costs, best_rate = group.batch, group.costs, best.rate

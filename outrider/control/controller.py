@@ -24,17 +24,17 @@ from outrider.control.round_log import RoundLog
 from outrider.control.sharing import Sharing
 
 _STARTING_GAIN, _STAYING_GAIN, _PATIENCE = 1.05, 0.97, 8.0
-"""Where rounds overlap, drafts begin if they promise so many times what plain decoding brings: to begin takes several
-rounds. They go on if they promise this much, until they have lost so many tokens, times the root of the batch, since
-they last paid: a good drafter is out of luck now and then."""
+"""Where rounds overlap, drafting begins if it promises `_STARTING_GAIN` times the rate of plain decoding: to begin
+takes several rounds. It goes on at `_STAYING_GAIN`, until drafts have lost `_PATIENCE` tokens, times the square root of
+the batch, since they last paid: a good drafter has bad luck now and then."""
 _CHANGE = 1.1
-"""Where drafts are made, another drafter must promise so many times what the one in use does."""
+"""Where rounds overlap and drafts are made, another drafter must promise this many times the rate of the one in use."""
 _PLAIN_ROUNDS = 512
-"""After so many rounds with drafts come some without, so that it is known what drafts save."""
+"""After this many rounds with drafts come some without, to measure what drafts save."""
 _PLAIN_SPELL = 5
-"""So many: the first are slower than others, and where rounds overlap the last is as well."""
+"""The number of those: the first are slower than others, and where rounds overlap so is the last."""
 _ACTIVE_ROUNDS = 64
-"""A drafter that no plan asked for so long need not keep up with the text."""
+"""A drafter that no plan asked for this many rounds need not keep up with the text."""
 
 
 class Controller:
@@ -55,31 +55,31 @@ class Controller:
         self._sharing = Sharing(frozenset(i for i, each in enumerate(members) if each.shares), costs, widths)
         free = [i for i, m in enumerate(members) if not (m.runs_model or m.pays_budget)]
         self.review = None if widths else Review(members, free[0] if free else None, self._rates_of, self.prices)
-        """Where drafts are seen, and chosen from, before they are scored."""
+        """Decides once drafts are seen; None where rounds overlap, and drafts are scored before the host sees them."""
         by_text = frozenset(i for i in range(len(members)) if not widths and i not in free)
         self._log = RoundLog(self._acceptance, self._decisions, self.prices, limiting, self._sharing, by_text)
         self._round = self._since_plain = 0
         self.probes = Probes([member.includes for member in members], costs, widths)
         self.overheads = Overheads()
         self._asked: frozenset[int] = frozenset()
-        """The drafters that the last plan asks, but for probes."""
+        """The drafters that the last plan asks, probes left out."""
         self._under_way = False
-        """The last plan had drafts, and not only to learn of them."""
+        """The last plan asks a drafter, probes left out."""
         self._lost = 0.0
-        """Tokens that drafts brought less than plain decoding would have, since they last brought more."""
+        """The tokens that drafts have lost, compared with plain decoding, since they last gained."""
         self._sizes: set[int] = set()
-        """Of batches that had rounds without drafts when they were new, to learn what those take."""
+        """By `size_of`: batches whose first rounds were without drafts, to measure what such rounds take."""
         self._own = OwnFigures(limiting)
         self._fading = Fading(len(members))
 
     @property
     def acceptance(self) -> list[Acceptance]:
-        """Of each drafter, by all rounds so far."""
+        """The acceptance of each drafter, by all rounds so far."""
         self._log.tell()
         return self._acceptance
 
     def _rates_of(self, member: int) -> Acceptance:
-        """The same of one drafter, but for what it stated: rounds that it was not asked for may be left out."""
+        """The acceptance of one drafter. Rounds that did not ask it may be missing: only confidences depend on them."""
         if self._log.holds(member):
             self._log.tell()
         return self._acceptance[member]
@@ -99,7 +99,7 @@ class Controller:
         outlooks = [
             self._outlook(i, seq_ids, np.minimum(most, 0 if i == free else each.max_tokens))
             for i, each in enumerate(self.members)
-        ]  # what the free drafter finds is seen before anything is asked of the others
+        ]  # the free drafter has no budget here: its drafts are seen before the others are asked
         plan = choose_plan(outlooks, self.costs, self.widths, least)
         if review is not None and not self._is_worth_its_time(review, plan, least):
             plan = plain_plan(batch, self.costs)
@@ -109,7 +109,7 @@ class Controller:
         return self.probes.due(outlooks, plan, [each.drafts for each in self.acceptance]) or plan
 
     def _is_worth_its_time(self, review: Review, plan: Plan, least: float) -> bool:
-        """Whether a model's drafts bring tokens at the pace of late, or nearly. least: as of `choose_plan`."""
+        """Whether a model's drafts bring tokens about as fast as tokens came of late. least: as in `choose_plan`."""
         model, plain = plan.only_drafter, plain_plan(len(plan.lengths), self.costs)
         if model is None:
             return not plan.asks
@@ -117,7 +117,7 @@ class Controller:
         return review.is_better(promise, Promise(plain.tokens, plain.seconds), len(plan.lengths))
 
     def _looks(self, budgets: Seq[int]) -> list[int]:
-        """Max tokens of the drafter that is looked at first."""
+        """For each sequence, the max tokens of the free drafter, which is asked first."""
         free = None if self.review is None else self.review.free
         return [0 if free is None else min(n, self.members[free].max_tokens) for n in budgets]
 
@@ -131,17 +131,17 @@ class Controller:
         return Outlook(known.name, survival, budgets, known.runs_model, known.lengths, own, sharing, weight)
 
     def _margin(self, member: int) -> float:
-        """What a drafter must promise, times what the drafters do that the last plan asks: to change costs something,
-        but not to one that those are part of."""
+        """The factor by which a drafter must promise more than the drafters that the last plan asks, since a change
+        costs time; 1 for one of those, and for one that includes all of them."""
         asked = self._asked
         keeps = member in asked or asked <= self.members[member].includes
         return 1.0 if keeps or not self.widths else _CHANGE
 
     def _least_gain(self, batch: int) -> float:
-        """What a plan with drafts must promise, of what plain decoding brings.
+        """The rate that a plan with drafts must promise, as a multiple of plain decoding's.
 
-        Where drafts have lost too much, what is known of them is of other texts. Where they begin anew, what earlier
-        ones lost no longer counts.
+        Where drafts have lost too much, what is known of them comes from other texts, and only the last few rounds
+        count. Where drafting begins anew, what earlier drafts lost no longer counts.
         """
         patient = self._lost < _PATIENCE * batch**0.5
         if self._under_way and patient:
@@ -152,8 +152,10 @@ class Controller:
         return _STARTING_GAIN if self.widths else MIN_GAIN
 
     def _is_new_size(self, batch: int) -> bool:
-        """Whether to find out first what rounds without drafts take: those of another batch tell something else, since
-        the host's work grows with the sequences, and drafts would count for what they are not worth."""
+        """Whether rounds without drafts must first be timed at this size of batch; asked only once for each size.
+
+        The times of another size mislead: the host's work grows with the sequences, so drafts would be misjudged.
+        """
         size = size_of(batch)
         if size in self._sizes or not self.costs.borrows_level(batch):
             return False
@@ -161,9 +163,9 @@ class Controller:
         return True
 
     def move(self, plan: Plan, before: Seq[int], seq_ids: Seq[int]) -> Plan:
-        """A plan for sequences `before`, made one for others: those keep their drafts, newcomers get the most usual.
+        """A plan for the sequences `before`, changed to one for `seq_ids`: newcomers get the most frequent draft.
 
-        In a batch of another size its drafter's best length is another: that is found anew.
+        The others keep drafter and length. In a batch of another size the drafter's best length is found anew.
         """
         if not plan.asks:
             same = plan.kind.batch == len(seq_ids) and not plan.rounds
@@ -182,7 +184,8 @@ class Controller:
         return replace(plan, kind=kind, lengths=lengths, drafters=who, tokens=tokens, seconds=seconds, looks=looks)
 
     def _resized(self, plan: Plan, seq_ids: Seq[int]) -> Plan:
-        """The best plan of the drafter that most sequences of a plan have, for these; none where that does not pay."""
+        """The best plan for these sequences of the drafter that most sequences of `plan` have; where that does not pay,
+        a plan without drafts."""
         plain = plain_plan(len(seq_ids), self.costs)
         member = Counter(who for who in plan.drafters if who >= 0).most_common(1)[0][0]
         known = self.members[member]
@@ -194,11 +197,11 @@ class Controller:
         return replace(found, drafters=[member] * len(seq_ids))
 
     def settle(self, plan: Plan, seq_ids: Seq[int], found: Seq[Offer]) -> Plan:
-        """Who drafts, once the drafts are known of the drafter that is looked at first."""
+        """The plan with who drafts, decided once the drafts of the free drafter are known. found: those drafts."""
         return plan if self.review is None else self.review.settle(plan, seq_ids, found, self._round)
 
     def choose_drafts(self, seq_ids: Seq[int], plan: Plan, offers: Seq[Offer]) -> list[int]:
-        """How many tokens of each draft to score, where drafts are seen before."""
+        """The number of tokens of each draft to score, where drafts are seen before they are scored."""
         if self.review is None:
             return [offer.length for offer in offers]
         return self.review.choose(seq_ids, plan, offers, self._round)
@@ -214,12 +217,11 @@ class Controller:
         *,
         shared: bool = False,
     ) -> None:
-        """Note rounds of a plan: how many tokens of each sequence's draft were scored in each, and how many accepted.
+        """Note rounds of a plan: the number of draft tokens that were scored and accepted for each sequence.
 
-        A draft that only the device knows is scored at the length that was asked for, found or not. accepted:
-        [rounds][sequences]. rows: the sequences that go on; the others ended meanwhile. asking: the seconds in which
-        the drafter was asked whose drafts are seen first, where it was the only one. shared: drafts shared rows, and
-        lengths are on average.
+        drafted: [sequences]; a draft that only the device knows counts with the length that was asked for. accepted:
+        [rounds][sequences]. rows: the indices of the sequences that go on; the others have ended. asking: the seconds
+        in which the free drafter was asked. shared: drafts shared rows, and their lengths are averages.
         """
         if not plan.asks:
             self.note_plain(plan, [seq_ids[row] for row in rows], [0.0] * len(accepted))
@@ -245,7 +247,7 @@ class Controller:
         return batch / self._price(RoundKind(batch, 1, batch)).plain
 
     def usual_seconds(self, plan: Plan, drafted: Seq[int]) -> float:
-        """What a round of a plan takes, going by others of its kind: one alone may be a stall."""
+        """The expected seconds of a round of this plan, from rounds of its kind: a single one may be a stall."""
         price = self._price(self.prices.kind_of(plan, drafted))
         return price.plain + price.extra
 
@@ -253,7 +255,7 @@ class Controller:
         return self.prices.of(kind, self._round)
 
     def note_plain(self, plan: Plan, seq_ids: Seq[int], seconds: Seq[float]) -> None:
-        """Note rounds that nobody was asked to draft for, and what each took; 0: that says nothing."""
+        """Note rounds in which nobody was asked to draft, and the seconds of each; 0 where its time says nothing."""
         new = self._decisions.note_rest(seq_ids, len(seconds))
         if self.review is not None and seq_ids:
             self.review.note_plain(len(seq_ids), len(seconds))
@@ -265,7 +267,7 @@ class Controller:
             self.costs.observe(plan.kind, sum(telling) / len(telling), len(telling))
 
     def _count_rounds(self, drafted: bool, rounds: int = 1) -> None:
-        """rounds: as in `Fading.due`."""
+        """Count rounds, and let figures fade that are due. drafted: drafts were scored. rounds: as in `Fading.due`."""
         self.probes.count_rounds(rounds)
         self._since_plain += rounds if drafted else 0
         self._round += rounds
@@ -277,11 +279,11 @@ class Controller:
             self.overheads.fade(i, FADE_SHARE)
 
     def is_active(self, member: int) -> bool:
-        """Whether the drafter is asked these days, or has still to be tried."""
+        """Whether a plan asked the drafter in the last `_ACTIVE_ROUNDS`, probes left out; True in the first rounds."""
         return self._round - self._fading.asked[member] < _ACTIVE_ROUNDS
 
     def note_guesses(self, member: int, seq_ids: Seq[int], lengths: Seq[int], accepted: Seq[int]) -> None:
-        """Note drafts that were not scored, judged by the text that came."""
+        """Note drafts that were not scored, and how many of their tokens agree with the text that came."""
         if not seq_ids:
             return
         known = self._rates_of(member)
@@ -290,7 +292,7 @@ class Controller:
         known.note(seq_ids, [known.max_tokens] * len(lengths) if self.widths else lengths, accepted)
 
     def would_pay(self, member: int, batch: int, accepted: float) -> bool:
-        """Whether this drafter's drafts pay in a batch of this size, so many of whose tokens are accepted each."""
+        """Whether this drafter's drafts would pay in a batch of this size, with `accepted` tokens accepted of each."""
         name, plain, own = self.members[member].name, plain_plan(batch, self.costs).rate, self._own.of(member)
         if own is not None:
             return batch * (1 + accepted) > MIN_GAIN * plain * own.round(name, batch, batch, self.costs, self.widths)[1]
@@ -302,9 +304,9 @@ class Controller:
     def note_stated(
         self, member: int, seq_ids: Seq[int], stated: Seq[Floats], lengths: Seq[int], accepted: Seq[int]
     ) -> None:
-        """Note the confidences that a drafter stated of drafts which are judged by now, before `note` of that round.
+        """Note the confidences of drafts that have been judged. Called before `note` of their round.
 
-        They count for later rounds alone. stated: of each draft, by position.
+        They count for later rounds alone. stated: the confidences of each draft, by position.
         """
         known = self.acceptance[member]
         rows = np.full((len(seq_ids), known.max_tokens), np.nan)
@@ -313,12 +315,12 @@ class Controller:
         known.note_stated(seq_ids, rows, lengths, accepted)
 
     def forget_stated(self, seq_ids: Seq[int]) -> None:
-        """What drafters stated of these requests' last drafts is not of the place in the text where the next one is."""
+        """Drop the confidences of these requests' last drafts: the next draft is at another place in the text."""
         for acceptance in self._acceptance:
             acceptance.forget_stated(seq_ids)
 
     def note_seconds(self, plan: Plan, drafted: Seq[int], seconds: float, rounds: int = 1) -> None:
-        """Note what rounds of a plan took each, in which every sequence decodes; without asking, as in `note`."""
+        """Note the mean seconds of rounds of a plan in which every sequence decodes, less `asking` of `note`."""
         kind = self.prices.kind_of(plan, drafted)
         note = self.costs.observe_at_most if kind.plain else self.costs.observe
         note(kind, seconds, rounds)

@@ -19,23 +19,23 @@ from outrider.control.limits import PassLimits
 from outrider.runners.pass_work import Experts
 
 _PLAIN_ROUNDS, _DRAFTED_ROUNDS = 32, 16
-"""Corrections are running means of about so many rounds without drafts, and with: those are fewer."""
+"""Corrections are running means of about this many rounds without drafts, and with drafts, which are fewer."""
 _PRIOR_ROUNDS = 2
-"""The time that was expected counts as so many rounds: one stall alone must not rule a kind out."""
+"""The expected time is a prior that counts as this many rounds: a single stall must not rule a kind out."""
 _BORROWED_ROUNDS = 1
-"""That of another batch counts as so many."""
+"""The same where the expected time comes from another size of batch."""
 _HALF_LIFE = 512
 """Rounds after which half of a kind's correction is forgotten, so that it is tried again."""
 _PRICED_ROWS = 8
-"""The price of a row is the mean over so many."""
+"""The price of a row is the mean over this many rows."""
 _MAX_KINDS = 4096
-"""Kinds whose corrections are kept; the longest unseen is dropped."""
+"""Max kinds whose corrections are kept; beyond it, the one not seen for the longest time is dropped."""
 MAX_RATIO = 8.0
-"""A round slower than expected by more than this, or faster, counts as by this: a stall says nothing of its kind."""
+"""The first time noted for some drafters and size of batch is limited to within this factor of the expected time."""
 NEVER = -1
-"""In place of a round: there was none since the start."""
+"""Stands for the round of a `RunningMean` to which no round has been added since start-up."""
 _MAX_STEP = 1.5
-"""A round that is slower than was expected by more than this, or faster, counts as by this: a stall says nothing."""
+"""Later times are limited to within this factor of the expected time, so that a stall says little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,26 +44,26 @@ class PassTable:
 
     seconds: Mapping[tuple[int, int], float]
     padded: bool = False
-    """Passes are padded to the measured shapes, as captured ones are; else time depends on the rows in all."""
+    """Passes are padded to the measured shapes, as captured ones are; else their time depends on all their rows."""
     packed: Mapping[tuple[int, int], float] = field(default_factory=dict[tuple[int, int], float])
-    """Where passes are padded: of those that take sequences of different widths, by (sequences, rows of all)."""
+    """Where passes are padded: seconds of packed passes, of sequences of different widths, by (sequences, all rows)."""
     experts: Experts | None = None
-    """Of a mixture of experts: between measured passes time grows with the experts that are read, not with rows."""
+    """For a mixture of experts: between measured passes time grows with the experts that are read, not with rows."""
     _rows: tuple[tuple[int, float], ...] = field(init=False, repr=False)
-    """(rows, seconds) of the shapes, by rows: of those with as many rows or more, the fastest.
+    """(rows, seconds) by rows of the measured shapes: the time of the fastest shape with at least as many rows.
 
     So a pass that was timed in a stall is not taken to cost more than a larger one.
     """
     _found: dict[tuple[int, int, int], float] = field(
         init=False, repr=False, compare=False, default_factory=dict[tuple[int, int, int], float]
     )
-    """What padded passes take, by what was asked for before."""
+    """A cache of `pass_seconds`, for padded passes."""
     _by_rows: dict[int, float] = field(init=False, repr=False, compare=False, default_factory=dict[int, float])
-    """The same of `rows_seconds`."""
+    """A cache of `rows_seconds`."""
     _packed_by: dict[int, list[int]] = field(
         init=False, repr=False, compare=False, default_factory=dict[int, list[int]]
     )
-    """The same of `packed_rows`."""
+    """A cache of `packed_rows`."""
 
     def __post_init__(self) -> None:
         best: dict[int, float] = {}
@@ -78,7 +78,7 @@ class PassTable:
         return (self.rows_seconds(_PRICED_ROWS) / self.rows_seconds(1) - 1) / (_PRICED_ROWS - 1)
 
     def pass_seconds(self, batch: int, width: int, rows: int = 0) -> float:
-        """Seconds of a pass of so many sequences of at most so many rows. rows: of all; 0: `width` of each."""
+        """Seconds of a pass of `batch` sequences of at most `width` rows. rows: of all; 0: each has `width`."""
         rows = rows or batch * width
         if not self.padded:
             return self.rows_seconds(rows)
@@ -90,19 +90,19 @@ class PassTable:
         return known
 
     def packed_rows(self, batch: int) -> list[int]:
-        """Rows of the packed passes for so many sequences."""
+        """The numbers of rows of the packed passes for this many sequences, in ascending order."""
         known = self._packed_by.get(batch)
         if known is None:
             known = self._packed_by[batch] = sorted(n for b, n in self.packed if batch <= b < 2 * batch)
         return known
 
     def padded_rows(self, batch: int, width: int, rows: int) -> int:
-        """Rows of the pass that takes so many: of a packed one where that has fewer than `width` of each sequence."""
+        """The rows of the pass that is run: of a packed one, where that has fewer than `width` for each sequence."""
         fits = [n for b, n in self.packed if batch <= b < 2 * batch and rows <= n < b * width]
         return min(fits, default=batch * width)
 
     def rows_seconds(self, rows: int) -> float:
-        """Seconds of a pass of so many rows in all: interpolated, and beyond the last measured one extrapolated."""
+        """Seconds of a pass of this many rows in all: interpolated, beyond the largest measured pass extrapolated."""
         known = self._by_rows.get(rows)
         if known is None:
             known = self._by_rows[rows] = self._interpolated(rows)
@@ -123,12 +123,12 @@ class PassTable:
         return (fast if at < len(counts) else slow) + slope * (here - (start if at < len(counts) else end))
 
     def _read_by(self, rows: int) -> float:
-        """What the time of a pass of so many rows grows with."""
+        """What the time of a pass grows with: its rows, or the number of distinct experts that they read."""
         return rows if self.experts is None else self.experts.distinct(rows)
 
 
 def size_of(batch: int) -> int:
-    """Batches of one size are padded to the same power of two."""
+    """The exponent of the power of two that a batch is padded to: what is called its size."""
     return (batch - 1).bit_length()
 
 
@@ -141,9 +141,9 @@ class RoundKind(NamedTuple):
     rows: int
     """Rows of all sequences."""
     drafters: tuple[str, ...] = ()
-    """Those asked, by name."""
+    """The names of the drafters that are asked."""
     steps: int = 0
-    """Passes of the draft model among them."""
+    """The number of passes of the draft model among them."""
 
     @property
     def plain(self) -> bool:
@@ -152,23 +152,23 @@ class RoundKind(NamedTuple):
 
 @dataclass(slots=True)
 class RunningMean:
-    """A running mean of what rounds tell."""
+    """A running mean over rounds, which returns to its prior while nothing is added."""
 
     value: float
     count: int = _PRIOR_ROUNDS
     last: int = 0
-    """The round of the last one."""
+    """The round in which a value was last added."""
     start: float = 0.0
-    """What it was before any, or less since: what is not seen for long leans on that again."""
+    """The prior, or a lower value learned since: the mean returns to it while nothing is added."""
     recent: int = _DRAFTED_ROUNDS
-    """It is of about so many."""
+    """The mean is over about this many rounds."""
 
     def at(self, now: int) -> float:
-        """The mean, leaning on the start the longer ago the last one was."""
+        """The mean in round `now`: the longer ago a value was last added, the closer to `start`."""
         return self.start + (self.value - self.start) * 0.5 ** ((now - self.last) / _HALF_LIFE)
 
     def add(self, told: float, now: int, rounds: int = 1) -> None:
-        """rounds: that it is the mean of."""
+        """Add a value. rounds: the number of rounds that it is the mean of."""
         self.last = now
         self.count += rounds
         self.value += (told - self.value) * rounds / max(rounds, min(self.count, self.recent))
@@ -178,22 +178,22 @@ class RoundCosts:
     """Expected seconds of rounds, for one target and its drafters."""
 
     def __init__(self, target: PassTable, drafters: Mapping[str, PassTable] | None = None) -> None:
-        """drafters: the draft steps of those that run a model, by name."""
+        """drafters: times of the draft steps of the drafters that run a model, by name."""
         self.target, self.drafters = target, dict(drafters or {})
         self.limits: PassLimits | None = None
         """What the target's passes are bound by, where that was measured."""
         self._levels: dict[int, RunningMean] = {}
-        """By `size_of` the batch: how much slower rounds without drafts are than was measured, and so everything."""
+        """By `size_of` the batch: the ratio of rounds without drafts to measured passes, which corrects all passes."""
         self._last_size = 0
         self._asking: dict[tuple[str, ...], dict[int, RunningMean]] = {}
-        """By drafters and `size_of` the batch: seconds that rounds in which they are asked take beyond their passes. It
-        is the host's work for the most part, which is no more for wider passes, and more for more sequences."""
+        """By drafters and `size_of` the batch: seconds that rounds in which they are asked take beyond their passes.
+        These are mostly the host's work, which grows with the sequences, and not with the width of passes."""
         self._kinds: dict[RoundKind, RunningMean] = {}
-        """Of rounds with drafts: how much slower they are than all that says."""
+        """By kind of rounds with drafts: the ratio of their seconds to those of passes and asking, both corrected."""
         self._now = 0
         """Rounds noted so far."""
         self._passes: dict[RoundKind, float] = {}
-        """What `_measured` found."""
+        """A cache of `_measured`."""
 
     def seconds(self, kind: RoundKind) -> float:
         """Expected seconds of a round of this kind."""
@@ -201,35 +201,35 @@ class RoundCosts:
         return self.shared_seconds(kind) if own is None else self.shared_seconds(kind) * own.at(self._now)
 
     def shared_seconds(self, kind: RoundKind) -> float:
-        """The same without what is known of this very kind: more rows never take less."""
+        """As `seconds`, without the correction of this very kind: so more rows never take less."""
         passes = self._measured(kind) * self._level(kind.batch)
         return passes + self.asking_seconds(kind.drafters, kind.batch) if kind.drafters else passes
 
     def pass_seconds(self, batch: int, width: int, rows: int) -> float:
-        """The same of the target's pass alone."""
+        """Expected seconds of the target's pass alone."""
         return self.target.pass_seconds(batch, width, rows) * self._level(batch)
 
     def asking_seconds(self, drafters: tuple[str, ...], batch: int) -> float:
-        """What asking these drafters takes; if they never were asked together, what it takes to ask each."""
+        """Seconds that it takes to ask these drafters; if they were never asked together, the sum over each of them."""
         known = self._nearest(drafters, size_of(batch))
         if known is not None:
             return max(0.0, known.at(self._now))
         return sum(self.asking_seconds((name,), batch) for name in drafters) if len(drafters) > 1 else 0.0
 
     def _nearest(self, drafters: tuple[str, ...], size: int) -> RunningMean | None:
-        """Of a batch of this size, or the nearest at which they were asked."""
+        """What asking takes at this size of batch, or the nearest at which these drafters were asked; None: at none."""
         known = self._asking.get(drafters)
         if not known:
             return None
         return known.get(size) or known[min(known, key=lambda each: abs(each - size))]
 
     def knows_asking(self, kind: RoundKind) -> bool:
-        """Whether rounds with these drafters, of such a batch, were timed since the start."""
+        """Whether rounds with these drafters, of this size of batch, were timed since start-up."""
         known = self._asking.get(kind.drafters, {}).get(size_of(kind.batch))
         return known is not None and known.last != NEVER
 
     def start_with(self, kind: RoundKind, seconds: float) -> None:
-        """Take what rounds of this kind took at the start for what such rounds take, until others tell more."""
+        """Take the seconds of rounds at start-up as what rounds of this kind take, until later ones correct it."""
         expected, size = self._measured(kind), size_of(kind.batch)
         if kind.plain:
             self._levels[size], self._last_size = RunningMean(seconds / expected, 8, recent=_PLAIN_ROUNDS), size
@@ -237,11 +237,11 @@ class RoundCosts:
             known = self._asking.setdefault(kind.drafters, {})
             extra = max(0.0, seconds - expected * self._level(kind.batch))
             known[size] = RunningMean(extra, _PRIOR_ROUNDS, NEVER, extra)
-            for smaller in (known[each] for each in known if each < size):  # it was disturbed if it took longer
+            for smaller in (known[each] for each in known if each < size):  # one that took longer was disturbed
                 smaller.value, smaller.start = min(smaller.value, extra), min(smaller.start, extra)
 
     def observe(self, kind: RoundKind, seconds: float, rounds: int = 1) -> None:
-        """Note what a round took. rounds: so many took as long each."""
+        """Note the seconds of a round. rounds: the number of rounds that `seconds` is the mean of."""
         if seconds <= 0:
             return
         expected = self._measured(kind)
@@ -260,16 +260,16 @@ class RoundCosts:
         self._last_size = size
 
     def observe_at_most(self, kind: RoundKind, seconds: float, rounds: int = 1) -> None:
-        """Note rounds that take no less than those of this kind, without drafts: somebody was asked, and found none."""
+        """Note rounds in which a drafter was asked and found nothing: they only lower the time of plain rounds."""
         known = self._levels.get(size_of(kind.batch))
         if known is None or seconds < self._measured(kind) * known.value:
             self.observe(kind, seconds, rounds)
 
     def _observe_drafted(self, kind: RoundKind, seconds: float, passes: float, rounds: int) -> None:
-        """passes: what its passes should have taken."""
+        """As `observe`, for rounds with drafts. passes: the expected seconds of their passes."""
         size = size_of(kind.batch)
         level = self._levels.get(size)
-        if level is not None and seconds < passes:  # drafts make no pass shorter: rounds without were disturbed
+        if level is not None and seconds < passes:  # no draft shortens a pass: rounds without were disturbed
             level.add(level.value * max(seconds / passes, 1 / _MAX_STEP), self._now, rounds)
         known = self._asking.setdefault(kind.drafters, {})
         first = size not in known
@@ -280,13 +280,13 @@ class RoundCosts:
         seconds = within(seconds, expected, MAX_RATIO if first else _MAX_STEP)
         asking.add(seconds / own.value - passes, self._now, rounds)
         asking.start = min(asking.start, asking.value)  # rounds at the start were slower than they had to be
-        told = seconds / (passes + max(0.0, asking.value))  # what the first does not explain
-        # quicker than expected: asking is, for all widths; else this one would seem quicker than all it is compared to
+        told = seconds / (passes + max(0.0, asking.value))  # what `asking` does not explain
+        # a round faster than expected lowers `asking`, for all widths, and not `own`: else this kind alone seems faster
         own.add(max(told, 1.0) if asking.value > 0 else told, self._now, rounds)
         self._drop_oldest_kind()
 
     def _drop_oldest_kind(self) -> None:
-        """Keep what is known of so many kinds."""
+        """Keep the corrections of at most `_MAX_KINDS`."""
         if len(self._kinds) > _MAX_KINDS:
             del self._kinds[min(self._kinds, key=lambda each: self._kinds[each].last)]
 
@@ -299,7 +299,7 @@ class RoundCosts:
         return known.value if known else 1.0
 
     def _measured(self, kind: RoundKind) -> float:
-        """What its passes were measured to take."""
+        """The measured seconds of the passes of such a round, without corrections."""
         known = self._passes.get(kind)
         if known is None:
             if len(self._passes) >= _MAX_KINDS:
@@ -320,5 +320,5 @@ class RoundCosts:
 
 
 def within(told: float, expected: float, ratio: float) -> float:
-    """What was told, as no more than so many times what was expected, and no less than that part of it."""
+    """`told`, limited to between `expected / ratio` and `expected * ratio`."""
     return min(max(told, expected / ratio), expected * ratio)

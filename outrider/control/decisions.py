@@ -37,21 +37,21 @@ class DecisionLog:
         """names: of the drafters."""
         self._names = names
         self._known: dict[int, Decisions] = {}
-        """By sequence, without the rounds of its last rest."""
+        """By sequence id: its decisions, without the rounds of a rest that still goes on."""
         self._resting: list[int] | None = None
-        """The sequences of the last rounds, nobody being asked for them; None: they are not all there, or do not rest.
+        """The sequences of the last rounds, if nobody was asked to draft; None: one has ended, or a drafter was asked.
         """
         self._since: dict[int, int] = {}
-        """By sequence that rests: how many rounds without drafts there had been when it began to."""
+        """By id of each sequence that rests: the number of rounds in `_rests` when it began to."""
         self._rests = 0
-        """How many there have been."""
+        """The number of rounds so far in which nobody was asked to draft."""
 
     def __len__(self) -> int:
-        """Requests that anything is kept of."""
+        """The number of requests that anything is kept of."""
         return len(self._known.keys() | self._since.keys())
 
     def note(self, rounds: Streak) -> None:
-        """Note rounds that somebody was asked for, as far as they are not noted yet."""
+        """Note rounds in which drafters were asked, as far as they are not noted yet."""
         new = rounds.accepted[rounds.decided :]
         if not new:
             return
@@ -69,9 +69,9 @@ class DecisionLog:
             chosen.saved += accepted[row] * plain - cost
 
     def note_rest(self, seq_ids: Seq[int], rounds: int = 1) -> Seq[int]:
-        """Note rounds that nobody was asked for; returns those of their sequences that did not rest before.
+        """Note rounds in which nobody was asked to draft; returns those of their sequences that did not rest before.
 
-        For the others nothing is done: a batch may be large, and a round short.
+        Nothing is done for each of the others: a batch may be large, and a round short.
         """
         new: Seq[int] = ()
         if seq_ids != self._resting:
@@ -81,7 +81,7 @@ class DecisionLog:
         return new
 
     def _begin_rest(self, seq_ids: Seq[int]) -> list[int]:
-        """These sequences rest from now on, and no others; returns those that did not before."""
+        """Let these sequences rest from now on, and no others; returns those that did not before."""
         since = self._since
         new = [seq_id for seq_id in seq_ids if seq_id not in since]
         if len(since) + len(new) > len(seq_ids):
@@ -92,13 +92,13 @@ class DecisionLog:
         return new
 
     def end_rest(self) -> None:
-        """Somebody is asked: the rounds without drafts are counted for each sequence."""
+        """A drafter is asked: count the rounds without drafts of each sequence that rested."""
         for seq_id in [*self._since]:
             self._count_rest(seq_id)
         self._resting = None
 
     def _count_rest(self, seq_id: int) -> None:
-        """A sequence that rested does no more."""
+        """End the rest of a sequence, and count its rounds."""
         rounds = self._rests - self._since.pop(seq_id)
         if rounds:
             chosen = self._of(seq_id)
@@ -106,7 +106,7 @@ class DecisionLog:
             chosen.lengths["", 0] += rounds
 
     def forget(self, seq_id: int) -> Decisions:
-        """What was decided for a request; it is dropped with that."""
+        """Drop what was decided for a request, and return it."""
         if seq_id in self._since:
             self._count_rest(seq_id)
             self._resting = None

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 FADE_SHARE = 0.08
-"""The share of its figures that a drafter which no plan asks for loses at a time: half of them in 500 rounds."""
+"""The share of its figures that a drafter which no plan asks loses each time: half of them in 500 rounds."""
 _FADE_ROUNDS = 64
-"""Rounds between two times."""
+"""The number of rounds from one time to the next."""
 
 
 class Fading:
@@ -15,7 +15,7 @@ class Fading:
         self.asked = [0] * drafters
         """The round in which each drafter was last asked."""
         self._judged = [0] * drafters
-        """The same, or in which the text judged guesses of it: what is known of it is not old."""
+        """The round in which each was last asked, probed, or had guesses judged by the text: its rates are not old."""
         self._next = 0
         """Nothing is due before this round."""
 
@@ -27,14 +27,14 @@ class Fading:
         self._judged[drafter] = now
 
     def due(self, now: int, rounds: int) -> tuple[list[int], list[int]]:
-        """The drafters whose rates fade, and those whose own figures do, in the last rounds up to `now`.
+        """The drafters whose acceptance rates fade, and those whose other figures do, in the last rounds up to `now`.
 
-        rounds: how many those are, at most _FADE_ROUNDS; all before them were asked for.
+        rounds: the number of those, at most _FADE_ROUNDS; earlier rounds were passed in earlier calls.
         """
         if now < self._next:
             return [], []
         judged = [(now - each) % _FADE_ROUNDS for each in self._judged]
         asked = [(now + 1 - each) % _FADE_ROUNDS for each in self.asked]
-        # one that is noted in this very round is due a round earlier than is seen here
+        # a drafter that is noted after this call, in the same round, is due a round earlier than is seen here
         self._next = now + _FADE_ROUNDS - 1 - max(judged + asked, default=0)
         return [i for i, n in enumerate(judged) if n < rounds], [i for i, n in enumerate(asked) if n < rounds]

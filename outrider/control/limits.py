@@ -9,7 +9,7 @@ from outrider.runners.pass_work import PassWork
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """Measured, each by an operation that does little else."""
+    """A device's peak rates, each measured by an operation that does little else."""
 
     bandwidth: float
     """Bytes a second read and written by a large copy."""
@@ -25,7 +25,7 @@ class PassLimits:
     ceilings: Ceilings
 
     def describe(self, rows: float) -> dict[str, object]:
-        """Whether passes of so many rows are bound by memory or by arithmetic, and by how much."""
+        """Whether passes of this many rows are bound by memory or by arithmetic, and the seconds that each takes."""
         reading = self.work.bytes_read(rows) / self.ceilings.bandwidth
         computing = self.work.operations(rows) / self.ceilings.arithmetic
         return {

@@ -23,12 +23,12 @@ from outrider.runners.base import Runner
 from outrider.runners.pass_work import Experts
 
 VERSION = 5
-"""Of the file; times of another version are measured again."""
+"""The version of kept times; those of another version are measured again."""
 _REPEATS = 5
 _FIRST_ID = -1_000_000
 """Sequences of measurements have ids that no request has."""
 _MAX_CLOCK_HZ = 2e9
-"""Of CUDA devices, about: how many clocks to keep one busy for a second."""
+"""Roughly the highest clock rate of CUDA devices: the number of cycles that keeps one busy for a second."""
 _DRAFT_ROWS = 2 + 64
 """Tokens of a made-up text, and rows that a head runs behind it, at most."""
 
@@ -36,10 +36,10 @@ _DRAFT_ROWS = 2 + 64
 def measure_passes(
     runner: Runner, shapes: Seq[tuple[int, int]], packed: Seq[tuple[int, int, int]], seconds: float
 ) -> PassTable:
-    """Times of passes of these (sequences, rows of each) of a text of as many tokens.
+    """Times of passes of these shapes (sequences, rows of each), over made-up texts of as many tokens.
 
-    packed: (sequences, max rows of one, rows of all) of passes besides. Begins no shape of either after `seconds`.
-    Shapes that the cache has no room for are left out.
+    packed: shapes (sequences, max rows of one, rows of all) of further passes. No further shape of either list is begun
+    after it took `seconds`. Shapes that the cache has no room for are left out.
     """
     times = _time_passes(runner, {(b, w): [w] * b for b, w in shapes}, seconds)
     ragged = {(b, rows): _widths(b, w, rows) for b, w, rows in packed}
@@ -50,9 +50,9 @@ def measure_passes(
 def measure_drafts(
     target: Runner, draft: Callable[[Seq[Sequence]], bool], batches: Seq[int], tokens: int, seconds: float
 ) -> PassTable | None:
-    """Times of drafts over the target's pages for so many sequences, divided by their tokens; None where none is made.
+    """Times of drafts over the target's pages, for each batch, divided by their tokens; None where none is made.
 
-    draft: makes drafts of `tokens` tokens for these sequences, and says whether it does. Begins none after `seconds`.
+    draft: drafts `tokens` tokens for each sequence; False: it made none. No further batch is begun after `seconds`.
     Each is timed behind a pass of the target, as in a round: alone, the drafter's weights would stay in the cache.
     """
     times: dict[tuple[int, int], float] = {}
@@ -77,7 +77,7 @@ def _experts_of(runner: Runner) -> Experts | None:
 def _time_passes(
     runner: Runner, passes: Mapping[tuple[int, int], Seq[int]], seconds: float
 ) -> dict[tuple[int, int], float]:
-    """Times of passes of sequences of these widths, until so many seconds are over."""
+    """Times of passes, each of sequences of these widths; no further one is begun after `seconds`."""
     if runner.device.type == "cpu":
         return _time_in_turn(runner, passes, seconds)
     times: dict[tuple[int, int], float] = {}
@@ -93,9 +93,9 @@ def _time_passes(
 def _time_in_turn(
     runner: Runner, passes: Mapping[tuple[int, int], Seq[int]], seconds: float
 ) -> dict[tuple[int, int], float]:
-    """The least time of each: what a pass costs beside another counts, and other work on the cores comes and goes.
+    """The least time of each pass: how passes compare is what counts, and other work on the cores comes and goes.
 
-    Passes take turns, so that such work slows all of them. Two are timed at least, which tell what a row costs.
+    Passes take turns, so that such work slows all of them. At least two are timed, which tell what a row costs.
     """
     times: dict[tuple[int, int], float] = {}
     end = time.perf_counter() + seconds
@@ -110,7 +110,7 @@ def _time_in_turn(
 
 
 def _widths(batch: int, width: int, rows: int) -> list[int]:
-    """So many rows in all: the first sequences have `width`, the others one each."""
+    """The rows of each sequence, `rows` in all: the first sequences have `width`, the last ones one each."""
     widths = [1] * batch
     for i in range(batch):
         widths[i] = min(width, 1 + rows - sum(widths))
@@ -119,7 +119,7 @@ def _widths(batch: int, width: int, rows: int) -> list[int]:
 
 @contextmanager
 def _made_up_spans(runner: Runner, widths: Seq[int]) -> Iterator[list[Span]]:
-    """Within, there are sequences of one token and a draft, of so many rows each. MemoryError where they do not fit."""
+    """Made-up sequences of one token and a draft, with this many rows each. MemoryError where they do not fit."""
     with _made_up(runner, widths) as ids:
         drafts = [Draft(tuple(i % runner.vocab_size for i in range(1, width))) for width in widths]
         yield [Span(seq_id, 0, (0,), draft) for seq_id, draft in zip(ids, drafts, strict=True)]
@@ -127,7 +127,7 @@ def _made_up_spans(runner: Runner, widths: Seq[int]) -> Iterator[list[Span]]:
 
 @contextmanager
 def _made_up(runner: Runner, lengths: Seq[int]) -> Iterator[list[int]]:
-    """Within, there are sequences with room for so many tokens: their ids. MemoryError where they do not fit."""
+    """The ids of made-up sequences with pages for this many tokens each. MemoryError where they do not fit."""
     opened: list[int] = []
     try:
         for seq_id, length in enumerate(lengths, start=_FIRST_ID):
@@ -144,7 +144,7 @@ def _made_up(runner: Runner, lengths: Seq[int]) -> Iterator[list[int]]:
 def _median_seconds(
     work: Callable[[], object], device: torch.device, before: Callable[[], object] = lambda: None
 ) -> float:
-    """The median of a few runs, on a device by its own clock. before: done before each, and not timed."""
+    """The median seconds of a few runs, on a CUDA device by its own clock. before: run before each, and not timed."""
     work()
     if device.type != "cuda":
         return median(_timed(work, before) for _ in range(_REPEATS))
@@ -154,7 +154,7 @@ def _median_seconds(
 
 
 def _device_seconds(work: Callable[[], object], before: Callable[[], object], launching: float) -> float:
-    """What the work takes a CUDA device that need not wait for the host, which takes so long to launch it."""
+    """Seconds of the work on a CUDA device that need not wait for the host. launching: at most what a launch takes."""
     began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda._sleep(int(launching * _MAX_CLOCK_HZ))
     before()
@@ -173,7 +173,7 @@ def _timed(work: Callable[[], object], before: Callable[[], object] = lambda: No
 
 
 def key_of(*facts: object) -> str:
-    """A file name for the times of a model on a machine, by all that they depend on."""
+    """A file name for measured times: a hash of all that they depend on."""
     return sha256(json.dumps([VERSION, *map(str, facts)]).encode()).hexdigest()[:32]
 
 

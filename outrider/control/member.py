@@ -13,15 +13,15 @@ class Member:
     max_tokens: int
     runs_model: bool = False
     pays_budget: bool = False
-    """A round costs what the budget says, however few tokens are drafted: the host does not see them first.
+    """A pass has a row for each token of the budget, however few are drafted: the host does not see the draft first.
 
-    Else it is asked for all there is room for, at next to no cost, and what it drafts is scored where that pays.
+    Else, unless it runs a model, it is asked for all there is room for, and its draft is scored where that pays.
     """
     lengths: tuple[int, ...] = ()
     """As in `Outlook`."""
     limits_itself: bool = False
-    """How far it drafts is its own choice for each text, and the pass no wider than that."""
+    """It decides itself how far it drafts for each text, and the pass is no wider than that."""
     shares: bool = False
-    """Its drafts share the rows of a pass, where they are the surest: lengths are what each has on average."""
+    """Its drafts share the rows of a pass, which go to the tokens it is surest of: lengths are averages."""
     includes: frozenset[int] = frozenset()
     """Other members that take part in what it drafts."""

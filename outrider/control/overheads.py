@@ -1,4 +1,4 @@
-"""What goes by beside rounds: the host's work where texts begin and end, which takes longer with some drafters."""
+"""Seconds that pass beside rounds: the host's work where texts begin and end, which takes longer with some drafters."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from outrider.control.costs import size_of
 
 PLAIN = -1
-"""Stands for rounds that nobody is asked for."""
+"""In place of a drafter's index: plain decoding."""
 _DECAY = 1 - 1 / 256
-"""What counts is about the last so many rounds."""
+"""Decay for each round: about the last 256 count."""
 _PRIOR_ROUNDS = 64
-"""At first a drafter is taken to have the overhead of plain decoding: that counts as so many rounds."""
+"""The prior of a drafter's overhead is that of plain decoding, and counts as this many rounds."""
 _MAX_STALL = 4.0
-"""A round, or one of those that are noted together, counts as no more than so many."""
+"""A round, or one of those that are noted together, counts as at most this many times its usual seconds."""
 
 
 @dataclass(slots=True)
 class _Sums:
-    """Of rounds. Changed in place: there is one more in every round."""
+    """Decayed sums over rounds. Changed in place, since every round adds to them."""
 
     beside: float = 0.0
-    """Seconds that went by beyond what such rounds take by themselves."""
+    """Seconds that passed beyond what such rounds take by themselves."""
     tokens: float = 0.0
 
     def add(self, beside: float, tokens: float, kept: float) -> None:
@@ -30,14 +30,15 @@ class _Sums:
 
     @property
     def per_token(self) -> float:
-        """Seconds."""
+        """Seconds beside rounds for each token."""
         return self.beside / self.tokens if self.tokens > 0 else 0.0
 
 
 class Overheads:
-    """The seconds beside rounds, by drafter and size of batch, for each token: texts end after so many of those.
+    """Seconds beside rounds for each token, by drafter and size of batch.
 
-    A text that begins or ends takes as long whoever drafts, but for what its drafter adds: only that counts against it.
+    For each token, since texts end after a number of tokens, whoever drafts. Their begin and end take the host as long
+    with any drafter, except for what that drafter adds: only this part counts against it.
     """
 
     def __init__(self) -> None:
@@ -45,7 +46,7 @@ class Overheads:
         """By `size_of` the batch and drafter."""
 
     def note(self, drafter: int, batch: int, tokens: float, usual: float, passed: float, rounds: int = 1) -> None:
-        """Note rounds. usual: seconds that they take by themselves; passed: those that went by."""
+        """Note rounds. usual: seconds that they take by themselves; passed: those by the clock."""
         if usual <= 0 or passed <= 0:
             return
         size = size_of(batch)
@@ -56,19 +57,19 @@ class Overheads:
         known.add(min(passed - usual, (_MAX_STALL - 1) * usual / rounds), tokens, _DECAY**rounds)
 
     def fade(self, drafter: int, part: float) -> None:
-        """Forget so much of what is known of a drafter that is not asked: nothing tells what it would take by now."""
+        """Forget this part of what is known of a drafter that is not asked: nothing tells what it would take by now."""
         for (size, who), known in self._sums.items():
             if who == drafter:
                 known.beside += part * (known.tokens * self._least(size) - known.beside)
 
     def seconds(self, drafter: int, batch: int) -> float:
-        """Seconds that go by for each token beyond those of plain decoding."""
+        """Seconds beside rounds for each token, beyond those of plain decoding."""
         size = size_of(batch)
         known = self._sums.get((size, drafter))
         return 0.0 if known is None else max(0.0, known.per_token - self._least(size))
 
     def _least(self, size: int) -> float:
-        """Of plain decoding; where that was not seen, of the drafter that has the least."""
+        """Seconds for each token of plain decoding; where that was not seen, of the drafter that has the fewest."""
         plain = self._sums.get((size, PLAIN))
         if plain is not None:
             return plain.per_token

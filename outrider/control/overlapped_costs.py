@@ -8,16 +8,16 @@ from typing import NamedTuple
 from outrider.control.costs import MAX_RATIO, NEVER, PassTable, RoundCosts, RoundKind, RunningMean, size_of, within
 
 _PLAIN_ROUNDS, _DRAFTED_ROUNDS, _START_ROUNDS = 32, 16, 6
-"""Corrections are running means of about so many rounds without drafts, and with: those are fewer. What was timed at
-the start counts as so many."""
+"""Corrections are running means of about this many rounds without drafts, and with drafts, which are fewer. What was
+timed at start-up counts as the third number of rounds."""
 _KIND_ROUNDS = 64
-"""The same of rounds of one width: what is new is taken to be of all, until it shows that it is not."""
+"""The same for one kind of round, which changes slowly: a change is first taken to hold for all widths."""
 _MAX_STEP = 1.5
-"""A round that is slower than was expected by more than this, or faster, counts as by this: stalls say nothing, and a
-drafter that seems too dear is not asked again soon."""
+"""Times are limited to within this factor of the expected time: a stall says nothing, and a drafter that seems too
+expensive is not asked again soon."""
 _DEVICE_SHARE = 1.25
-"""A round that takes more of its passes than this waits for the host. Between two passes the device waits for launches
-and copies, a tenth of a short pass: were that the host's part, shorter passes would seem as dear as long ones."""
+"""A round that takes more than this many times its passes waits for the host. Between passes the device also waits for
+launches and copies, a tenth of a short pass: as the host's part, these would make short passes seem as slow as long."""
 
 
 class _Known(NamedTuple):
@@ -29,26 +29,26 @@ class _Known(NamedTuple):
     host: RunningMean
     pace: RunningMean
     own: RunningMean
-    """The host's part, how much longer passes of its drafters take, and how much longer this very kind does."""
+    """The host's seconds, the ratio of its drafters' passes to their measured times, and a further one of this kind."""
 
 
 class OverlappedCosts(RoundCosts):
     """A round takes as long as its passes, or as the host's work for it: whichever is longer.
 
     The host's part grows with the sequences, not with the width. It is known from rounds that took longer than their
-    passes, of the same drafters and size of batch; it is no more than what any of them took. Passes take longer than
-    they were measured to where contexts are long or tokens are sampled: what is seen of one width goes for all.
+    passes, of the same drafters and size of batch; a round that took less lowers it. Passes take longer than they were
+    measured to where contexts are long or tokens are sampled: what is seen of one width holds for all.
     """
 
     def __init__(self, target: PassTable, drafters: Mapping[str, PassTable] | None = None) -> None:
         super().__init__(target, drafters)
         self._host: dict[tuple[str, ...], dict[int, RunningMean]] = {}
-        """By drafters and `size_of` the batch: seconds of rounds that wait for the host. (): of those without drafts,
+        """By drafters and `size_of` the batch: seconds of rounds that wait for the host. (): of rounds without drafts,
         whatever they wait for."""
         self._paces: dict[tuple[tuple[str, ...], int], RunningMean] = {}
-        """By drafters and `size_of` the batch: how much longer their passes take than they were measured to."""
+        """By drafters and `size_of` the batch: the ratio of their passes to the measured times."""
         self._last: _Known | None = None
-        """Of the last round with drafts: the next is most often one more of its kind."""
+        """What is known of the kind of the last round with drafts: the next one is most often of the same kind."""
 
     def shared_seconds(self, kind: RoundKind) -> float:
         pace, passes = self._paces.get((kind.drafters, size_of(kind.batch))), self._measured(kind)
@@ -56,7 +56,7 @@ class OverlappedCosts(RoundCosts):
         return max(device, self.host_seconds(kind.drafters, kind.batch))
 
     def host_seconds(self, drafters: tuple[str, ...], batch: int) -> float:
-        """What the host's part takes; of drafters that never were asked together, that of each beyond none."""
+        """The host's seconds of a round. Drafters never asked together: those of no drafter, and what each one adds."""
         known = self._host.get(drafters)
         if known:
             size = size_of(batch)
@@ -83,7 +83,7 @@ class OverlappedCosts(RoundCosts):
         self._last = None
         known, size = self._host.setdefault(kind.drafters, {}), size_of(kind.batch)
         known[size] = RunningMean(seconds, _START_ROUNDS, NEVER, seconds, _recent(kind))
-        for smaller in (known[each] for each in known if each < size):  # it was disturbed if it took longer
+        for smaller in (known[each] for each in known if each < size):  # one that took longer was disturbed
             smaller.value, smaller.start = min(smaller.value, seconds), min(smaller.start, seconds)
 
     def observe(self, kind: RoundKind, seconds: float, rounds: int = 1) -> None:
@@ -114,7 +114,7 @@ class OverlappedCosts(RoundCosts):
         self._drop_oldest_kind()
 
     def _even(self, recent: int, count: int) -> RunningMean:
-        """As long as was measured, which counts as so many rounds."""
+        """A ratio that begins at 1, as was measured. count: the number of rounds that this prior counts as."""
         return RunningMean(1.0, count, self._now, 1.0, recent)
 
     def _observe_asked(self, seconds: float, known: _Known, rounds: int) -> None:
@@ -127,8 +127,8 @@ class OverlappedCosts(RoundCosts):
             host.add(seconds, self._now, rounds)
             host.start = min(host.start, host.value)  # rounds at the start were slower than they had to be
             return
-        # it tells of its passes, longer contexts and sampled tokens among the reasons
-        host.last, host.count = self._now, host.count + rounds  # which is no more than was known
+        # the device was busy all the time: its passes may take longer for long contexts or sampled tokens
+        host.last, host.count = self._now, host.count + rounds  # the host took no more than was known
         pace.add(seconds / own.value / passes, self._now, rounds)
         own.add(seconds / max(passes * pace.value, host.value), self._now, rounds)  # what others do not explain
 

@@ -27,11 +27,11 @@ class Outlook:
     lengths: tuple[int, ...] = ()
     """The lengths its model drafts, others being cut from the next longer; empty: any."""
     own: OwnDrafts | None = None
-    """Of one that limits itself: how its drafts are of late; None: it drafts as many tokens as it is asked for."""
+    """The running means of a drafter that limits itself; None: it drafts as many tokens as it is asked for."""
     sharing: Seq[float] | None = None
-    """Where its drafts share rows: what is expected of drafts of 1, 2, ... tokens, times what survival says."""
+    """Where its drafts share rows: for drafts of 1, 2, ... tokens, a factor on the accepted tokens by survival."""
     weight: float = 1.0
-    """What its plans' rates are multiplied by where they are compared with others."""
+    """A factor on the rates of its plans where they are compared with others."""
 
     def steps(self, length: int) -> int:
         """Passes of its model for a draft of this length."""
@@ -54,15 +54,16 @@ class Plan:
     """Tokens expected of the round."""
     seconds: float
     probe: bool = False
-    """Made to learn of a drafter, not for its promise."""
+    """The plan is a probe: made to learn of a drafter, not for its promise."""
     rounds: int = 0
-    """It holds for so many rounds at least, in which nobody else is asked, not even to watch: made to learn from."""
+    """If not 0, the plan is made to learn from: it holds for this many rounds (fewer if it is a probe that loses much),
+    in which nobody else is asked, not even to watch."""
     settled: bool = False
-    """Only a drafter whose drafts are seen before they are scored is asked: the plan need not be made anew so soon."""
+    """Only the drafter whose drafts are seen first is asked, which runs no model: the plan may hold for longer."""
     own: bool = False
-    """The drafter limits itself: lengths are the most that it may draft, and what it does not draft is not accepted."""
+    """The drafter limits itself: lengths are the most that it may draft, and tokens not drafted count as rejected."""
     looks: Seq[int] = ()  # [sequences]
-    """Tokens asked first of the drafter that runs no model: who drafts is settled once its drafts are known."""
+    """Max tokens asked first of the drafter that runs no model: who drafts is settled once its drafts are known."""
 
     @property
     def rate(self) -> float:
@@ -75,16 +76,16 @@ class Plan:
 
     @property
     def only_drafter(self) -> int | None:
-        """Who drafts for every sequence that anybody drafts for; None: nobody, or several."""
+        """The index of the one drafter that is asked; None: nobody is, or several are."""
         asked = {*self.drafters} - {-1}
         return asked.pop() if len(asked) == 1 else None
 
     def lengths_of(self, drafter: int) -> list[int]:
-        """For each sequence the tokens that this drafter is asked for."""
+        """For each sequence the number of tokens that this drafter is asked for."""
         return [n if who == drafter else 0 for n, who in zip(self.lengths, self.drafters, strict=True)]
 
     def within(self, budgets: Seq[int]) -> Plan:
-        """The plan, no longer for any sequence than its budget."""
+        """The plan, with the lengths of each sequence cut to its budget."""
         lengths, looks = list(map(min, self.lengths, budgets)), list(map(min, self.looks, budgets))
         if lengths == self.lengths and looks == [*self.looks]:
             return self

@@ -10,39 +10,39 @@ from outrider.control.costs import RoundCosts, RoundKind
 from outrider.control.plan import Plan
 
 _PRICE_ROUNDS, _MAX_PRICES = 16, 256
-"""The price of a kind of round is asked for again after so many; so many are kept."""
+"""The number of rounds after which a price is computed anew, and the max number of prices that are kept."""
 
 
 class Price(NamedTuple):
     """What a kind of round takes."""
 
     until: int
-    """The round from which on it is asked for again."""
+    """The round from which on the price must be computed anew."""
     plain: float
     """Seconds of a round without drafts."""
     extra: float
-    """Seconds that this kind takes beyond that."""
+    """Seconds that this kind of round takes beyond `plain`."""
 
 
 FREE = Price(sys.maxsize, 0.0, 0.0)
-"""Of a round that drafters were asked for and found nothing, at no cost."""
+"""The price of a round in which drafters were asked at no cost and found nothing."""
 
 
 class Prices:
-    """The prices of rounds, by what is known of costs; not asked for anew in every round."""
+    """The prices of kinds of rounds by `RoundCosts`, kept for some rounds so that not every round computes them."""
 
     def __init__(self, costs: RoundCosts, widths: Seq[int]) -> None:
         """widths: as of the controller."""
         self.costs, self.widths = costs, widths
         self._known: dict[RoundKind, Price] = {}
         self._seconds: dict[RoundKind, float] = {}
-        """What `seconds` told of late, and the round from which on it is asked for again."""
+        """A cache of `seconds`, and the round from which on it is computed anew."""
         self._until = 0
         self._last: tuple[RoundKind, Seq[int], RoundKind] | None = None
-        """The kind of the last plan, what was drafted, and what kind of round it became."""
+        """A cache of `kind_of`: the kind of the last plan, what was drafted, and what kind of round it became."""
 
     def of(self, kind: RoundKind, now: int) -> Price:
-        """now: the round."""
+        """The price of such a round. now: the number of the current round."""
         known = self._known.get(kind)
         if known is None or now >= known.until:
             plain = self.costs.seconds(RoundKind(kind.batch, 1, kind.batch))
@@ -52,7 +52,7 @@ class Prices:
         return known
 
     def seconds(self, kind: RoundKind, now: int) -> float:
-        """What such rounds take, without what is known of this very kind: more rows never take less."""
+        """As `RoundCosts.shared_seconds`, kept for some rounds."""
         if now >= self._until:
             self._seconds.clear()
             self._until = now + _PRICE_ROUNDS
@@ -62,7 +62,7 @@ class Prices:
         return known
 
     def kind_of(self, plan: Plan, drafted: Seq[int]) -> RoundKind:
-        """What kind of round a plan became: a pass is no wider than what was drafted."""
+        """What kind of round a plan became: its pass is no wider than what was drafted."""
         if self._last is None or self._last[0] is not plan.kind or self._last[1] != drafted:
             self._last = plan.kind, drafted, self._made_kind(plan, drafted)
         return self._last[2]

@@ -1,4 +1,4 @@
-"""When a drafter that no plan asks is tried again, for how many rounds and for whom: at a bounded share of the time."""
+"""When a drafter that no plan asks is tried again, for which sequences and rounds: at a bounded share of the time."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from outrider.control.costs import RoundCosts
 from outrider.control.plan import Ints, Outlook, Plan
 
 _ROUNDS = 5
-"""A probe lasts so many rounds where rounds overlap: in the first three, drafters catch up with the text."""
+"""The rounds of a probe where rounds overlap: in the first three, drafters catch up with the text."""
 _SEEN_ROUNDS = 4
-"""The same where they do not: in the first, a head reads what it has not."""
+"""The same where rounds do not overlap: in the first, a head reads what it missed of the text."""
 _SHORT, _LONG, _LOSS = 2, 16, 2.0
-"""Where it is known what such rounds take, it lasts for so many, at most until it lost so much of a round: what costs
-little tells more, and catching up costs the same."""
+"""Where it is known what such rounds take, a probe lasts `_SHORT` to `_LONG` rounds, in which it should lose what
+`_LOSS` rounds bring: a cheap probe is longer and tells more, since catching up costs the same."""
 _SEQUENCES, _OVERLAPPED_SEQUENCES = 4, 16
-"""A probe of a draft model, which may have much text to catch up with, is of so many sequences, in turn; where rounds
-overlap every probe is of so many: fewer take no less where a pass is as wide for all."""
+"""Max sequences of a probe of a draft model, which may have much text to catch up with; and of every probe where rounds
+overlap: fewer take no less there, since a pass is as wide for all. The sequences take turns."""
 _SHARE, _RESTING_SHARE = 0.01, 0.004
-"""The share of time that probing may cost, and where nobody drafts."""
+"""The share of the time that probes may cost where others draft, and where nobody does."""
 _MIN_REST, _MAX_REST = 16, 4096
-"""Rounds between two."""
+"""The fewest and the most rounds between two probes of a drafter."""
 _AT_START, _DRAFTS_AT_START = 3, 12
-"""A drafter is tried so often before it is judged, or until so many of its drafts are known."""
+"""A drafter is probed whatever it may lose until it had this many probes, or this many of its drafts are known."""
 
 
 @dataclass(slots=True)
@@ -36,20 +36,20 @@ class _Tried:
     times: int = 0
     round: int = 0
     rest: int = _MIN_REST
-    """Rounds that must pass before another time is thought of."""
+    """Rounds that must pass before its next probe is considered."""
     lost: float = 0.0
-    """In rounds of plain decoding; what the plan in use would have brought counts, drafts or none."""
+    """What the last probe lost against the plan it replaced, in tokens for each sequence: one is a plain round."""
 
 
 class Probes:
-    """The probes of a controller's drafters. Each has its part of the share: one that costs much keeps off no other."""
+    """Decides on the probes of a controller's drafters. Each has an equal part of the share: none delays another."""
 
     def __init__(self, includes: Seq[frozenset[int]], costs: RoundCosts, widths: Seq[int]) -> None:
-        """includes: of each drafter, others that take part in what it drafts. widths: as of the controller."""
+        """includes: for each drafter, the others that take part in its drafts. widths: as in `Controller`."""
         self.includes, self.costs, self.widths = includes, costs, widths
         self._tried = [_Tried() for _ in includes]
         self._last = _Tried()
-        """The one of the last probe."""
+        """The entry of the drafter that was probed last."""
         self._round = 0
         self.rate = 0.0
         """Tokens a second of the plan that the last probe took the place of."""
@@ -58,16 +58,16 @@ class Probes:
         self._round += rounds
 
     def charge(self, tokens: int, seconds: float, batch: int) -> None:
-        """Note what a round of a probe brought and took: to begin costs more than it should lose.
+        """Note what a probe brought and took: with catching up, it loses more than was expected of its rounds.
 
-        A round that brought more makes up for one that brought less: how many tokens come is partly luck.
+        A round that gained makes up for one that lost: the number of accepted tokens is partly luck.
         """
         self._last.lost += (self.rate * seconds - tokens) / batch
 
     def due(self, outlooks: Seq[Outlook], plan: Plan, drafts: Seq[int]) -> Plan | None:
-        """The best plan of a drafter that is left out and due to be tried, who was least often; None: take the plan.
+        """The best plan of a drafter that `plan` leaves out and that is due, the least tried one first; None: none is.
 
-        drafts: how many of each are known.
+        drafts: for each drafter, the number of its drafts that are known.
         """
         used = set(plan.drafters)
         left_out = [i for i, each in enumerate(outlooks) if i not in used and each.budgets.any()]
@@ -78,11 +78,11 @@ class Probes:
         return None
 
     def _probe(self, at: int, outlooks: Seq[Outlook], plan: Plan, *, new: bool) -> Plan | None:
-        """The best plan of one drafter, where it is due. new: it has still to be tried before it is judged."""
+        """The best plan of one drafter, if a probe of it is due. new: as `_is_new` says."""
         tried = self._tried[at]
         share = (_SHARE if plan.asks else _RESTING_SHARE) / len(self._tried)
         rounds = self._round - tried.round
-        if not new and rounds < max(tried.rest, min(tried.lost / share, _MAX_REST)):  # less than nothing: it gained
+        if not new and rounds < max(tried.rest, min(tried.lost / share, _MAX_REST)):  # negative: it gained
             return None
         asked = replace(outlooks[at], budgets=self._budgets(outlooks[at], tried.times))
         probe = best_plan_of([*outlooks[:at], asked, *outlooks[at + 1 :]], at, self.costs, self.widths)
@@ -100,11 +100,11 @@ class Probes:
         return replace(probe, probe=True, rounds=length)
 
     def _is_new(self, member: int, drafts: int) -> bool:
-        """Whether a drafter, of which so many drafts are known, has still to be tried before it is judged."""
+        """Whether a drafter, of which this many drafts are known, is to be probed whatever it may lose."""
         return self._tried[member].times < _AT_START and drafts < _DRAFTS_AT_START
 
     def _length(self, probe: Plan, loss: float) -> int:
-        """In rounds. loss: the part of a round that each should lose."""
+        """The number of rounds of a probe. loss: the part of a round that each of them should lose."""
         if not self.widths:
             return _SEEN_ROUNDS
         if not self.costs.knows_asking(probe.kind):
@@ -112,7 +112,7 @@ class Probes:
         return max(_SHORT, int(min(_LONG, _LOSS / max(loss, 1e-9))))
 
     def _budgets(self, outlook: Outlook, times: int) -> Ints:
-        """Those of the sequences that take part. times: how often it was tried before."""
+        """The budgets of the sequences that take part, 0 for others. times: how often the drafter was probed before."""
         able = np.flatnonzero(outlook.budgets)
         most = _OVERLAPPED_SEQUENCES if self.widths else _SEQUENCES
         if not (outlook.runs_model or self.widths) or len(able) <= most:
@@ -124,5 +124,5 @@ class Probes:
 
 
 def _weighted_rate(plan: Plan, outlooks: Seq[Outlook]) -> float:
-    """The rate that a plan promises, by the weight of its drafters."""
+    """The rate that a plan promises, times the least weight of its drafters."""
     return plan.rate * min((outlooks[i].weight for i in {*plan.drafters} - {-1}), default=1.0)

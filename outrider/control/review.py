@@ -1,7 +1,7 @@
 """Drafts that the host sees before they are scored, as on a CPU: who is asked, and which tokens a round scores.
 
-The drafter that runs no model is looked at first, at next to no cost. A model or head is asked where that still
-promises more, and of what it drafts those tokens are scored that pay for their rows, by how sure of them it is. In mode
+The drafter that runs no model (the free drafter) is asked first, at next to no cost. A model or head is asked where
+that still promises more, and of its draft those tokens are scored that pay for their rows, by its confidences. In mode
 `seeded` no draft changes a text, so what was drawn may decide; a draft sampled from a stated distribution is scored
 whole.
 """
@@ -23,9 +23,9 @@ from outrider.control.prices import Prices
 from outrider.control.trials import TRIAL_ROUNDS, Trials
 
 _PACE_ROUNDS = 128
-"""The pace is that of about so many rounds."""
+"""The pace, tokens a second of late, is a mean over about this many rounds."""
 _BEYOND = 2
-"""Tokens that a head is asked for beyond those planned: to draft many takes time, most of all sampled ones."""
+"""Tokens that a head is asked for beyond those planned: drafting many takes time, most of all if they are sampled."""
 
 
 class Offer(NamedTuple):
@@ -42,7 +42,7 @@ class Offer(NamedTuple):
 
 
 class Promise(NamedTuple):
-    """What a round should bring and take."""
+    """The tokens that a round should bring, and the seconds that it should take."""
 
     tokens: float
     seconds: float
@@ -61,7 +61,7 @@ class Scored(NamedTuple):
 
 @dataclass(slots=True)
 class _Ratio:
-    """Of two running sums."""
+    """The ratio of two running sums."""
 
     above: float = 0.0
     below: float = 0.0
@@ -81,16 +81,16 @@ class Review:
     def __init__(
         self, members: Seq[Member], free: int | None, rates_of: Callable[[int], Acceptance], prices: Prices
     ) -> None:
-        """free: the member that runs no model and is asked first. rates_of: a drafter's rates."""
+        """free: the member that runs no model and is asked first, if any. rates_of: gives a drafter's acceptance."""
         self.members, self.free, self._rates_of, self.prices, self.costs = members, free, rates_of, prices, prices.costs
         self.trials = Trials()
-        """Of the free drafter."""
+        """When to ask the free drafter."""
         self.calibration = [Calibration() for _ in members]
         self._pace: dict[int, _Ratio] = {}
         """By `size_of` a batch: tokens a second of late."""
 
     def look(self, plan: Plan, seq_ids: Seq[int], budgets: Seq[int], now: int) -> Plan:
-        """The plan, with all that there is room for from the free drafter. budgets: its max tokens of each sequence."""
+        """The plan, with the free drafter asked first where `trials` says so. budgets: its max tokens by sequence."""
         if self.free is None:
             return plan
         chosen = self.trials.choose(seq_ids, now)
@@ -103,8 +103,8 @@ class Review:
         return replace(self._free_plan(plan, looks), rounds=rounds)
 
     def asked(self, plan: Plan, member: int) -> list[int]:
-        """Max tokens to ask a drafter for: of a head that drafts many at once some more than are planned, from which
-        those that pay are chosen where it states how sure it is of each."""
+        """For each sequence, max tokens to ask a drafter for. A head that drafts many at once is asked for some more
+        than are planned: where it states confidences, those that pay are chosen from them."""
         if member == self.free:
             return [*plan.looks] if plan.looks else plan.lengths_of(member)
         lengths = self.members[member].lengths
@@ -114,14 +114,14 @@ class Review:
         ]
 
     def _free_plan(self, plan: Plan, looks: list[int]) -> Plan:
-        """The round in which only the free drafter drafts."""
+        """The plan of a round in which only the free drafter drafts. looks: its max tokens for each sequence."""
         free = -1 if self.free is None else self.free
         who = [free if n else -1 for n in looks]
         kind = RoundKind(len(looks), 1, len(looks), (self.members[free].name,))
         return replace(plan, kind=kind, lengths=looks, drafters=who, looks=(), settled=True)
 
     def settle(self, plan: Plan, seq_ids: Seq[int], found: Seq[Offer], now: int) -> Plan:
-        """Who drafts, once the free drafter's drafts are known: models are asked where that promises more."""
+        """The plan, once the free drafter's drafts are known: models are asked where that promises more."""
         free, seconds_of = self.free, partial(self.prices.seconds, now=now)
         if free is None or not plan.looks:
             return plan
@@ -144,7 +144,7 @@ class Review:
         return replace(plan, kind=kind, lengths=lengths, drafters=who, looks=())
 
     def choose(self, seq_ids: Seq[int], plan: Plan, offers: Seq[Offer], now: int) -> list[int]:
-        """How many tokens of each draft to score, now that all are known. now: the round."""
+        """The number of tokens of each draft to score, now that all are known. now: the round."""
         known = zip(plan.drafters, seq_ids, offers, strict=True)
         seen = [self._stated(who, seq_id, offer) if offer.length else offer for who, seq_id, offer in known]
         if not any(offer.length for offer in seen):
@@ -156,14 +156,14 @@ class Review:
         return choose_lengths(seen, kind, seconds_of, sunk, least=MIN_GAIN if free else 1.0).lengths
 
     def _stated(self, member: int, seq_id: int, offer: Offer) -> Offer:
-        """The offer, by how such offers fared before."""
+        """The offer, with what it expects corrected by how earlier drafts of this drafter fared."""
         if offer.survival and not offer.whole:
             ratio = self.calibration[member].ratio(seq_id)
             return offer._replace(survival=[min(1.0, ratio * each) for each in offer.survival[: offer.length]])
         return offer._replace(expected=self._worth(member, seq_id, offer), whole=offer.whole or member != self.free)
 
     def _worth(self, member: int, seq_id: int, offer: Offer) -> float:
-        """Tokens of a draft that should be accepted."""
+        """The number of tokens of a draft that should be accepted."""
         if not offer.length:
             return 0.0
         if offer.expected > 0:
@@ -171,9 +171,9 @@ class Review:
         return float(self._rates_of(member).survival([seq_id])[0, : offer.length].sum())
 
     def note(self, seq_ids: Seq[int], plan: Plan, accepted: Seq[int], extra: float, asking: float, now: int) -> None:
-        """Note what came of a round in which the free drafter was asked, and what that took.
+        """Note the accepted tokens of a round in which the free drafter was asked, and the time it took.
 
-        extra: seconds beyond a round without drafts, asking included. asking: those of the free drafter.
+        extra: seconds beyond a round without drafts, asking included. asking: seconds for the free drafter.
         """
         batch, plain = len(seq_ids), self.prices.of(RoundKind(len(seq_ids), 1, len(seq_ids)), now).plain
         if plan.settled:
@@ -182,25 +182,25 @@ class Review:
             self.trials.note(batch, -asking / plain)
 
     def is_better(self, one: Promise, other: Promise, batch: int) -> bool:
-        """Whether a round that takes longer is worth it: its further tokens must come at the pace of late at least.
+        """Whether round `one`, which takes longer, is worth it: its further tokens must come at least at the late pace.
 
-        A higher rate of this round is not enough: what comes sooner by a model may come for less in the next round, by
-        a lookup.
+        A higher rate of this round is not enough: what a model brings now, a lookup may bring for less in the next
+        round.
         """
         known = self._pace.get(size_of(batch))
         pace = other.rate if known is None else max(known.value, other.rate)
         return one.tokens - other.tokens > pace * (one.seconds - other.seconds)
 
     def note_plain(self, batch: int, rounds: int) -> None:
-        """Note rounds that nobody was asked for."""
+        """Note rounds in which nobody was asked to draft."""
         self.note_round(batch, rounds * batch, rounds * self.costs.seconds(RoundKind(batch, 1, batch)), rounds)
 
     def note_round(self, batch: int, tokens: int, seconds: float, rounds: int = 1) -> None:
-        """Note what came of rounds, and what such rounds take in all."""
+        """Note the tokens of rounds, and the seconds that such rounds take in all."""
         self._pace.setdefault(size_of(batch), _Ratio()).add(tokens, seconds, (1 - 1 / _PACE_ROUNDS) ** rounds)
 
     def note_expected(self, member: int, seq_id: int, expected: float, accepted: int) -> None:
-        """Note how many tokens were expected of a draft, and how many came."""
+        """Note the number of tokens of a draft that should have been accepted, and of those that were."""
         if expected > 0:
             self.calibration[member].note(seq_id, expected, accepted)
 
@@ -211,7 +211,7 @@ class Review:
 
 
 def stated_survival(confidence: Floats) -> list[float]:
-    """[tokens] -> [tokens]: how likely each token is accepted, of drafts that state it where those before it are."""
+    """[tokens] -> [tokens]: survival, from confidences that each token is accepted if those before it are."""
     return confidence.cumprod().tolist()
 
 
@@ -222,10 +222,10 @@ def choose_lengths(
     sunk: RoundKind | None = None,
     least: float = MIN_GAIN,
 ) -> Scored:
-    """How many tokens of each draft to score: those of most expected tokens a row first, as long as that pays.
+    """The number of tokens of each draft to score: those with most expected tokens a row first, as long as that pays.
 
-    planned: the round with all of them. seconds_of: what rounds take. sunk: the round that there is with none; without
-    drafts if not given. least: what scoring any must promise over that.
+    planned: the kind of round that scores all. seconds_of: what kinds take. sunk: the kind that scores none; a round
+    without drafts if not given. least: what scoring any must promise, as a multiple of the rate of scoring none.
     """
     batch = len(offers)
     sunk = RoundKind(batch, 1, batch) if sunk is None else sunk
@@ -248,8 +248,8 @@ def choose_lengths(
 
 
 def _pieces(offers: Seq[Offer]) -> Iterator[tuple[float, int, int]]:
-    """What can be scored or not: (expected tokens a row, sequence, rows). Tokens of a draft that states how likely each
-    is come one by one, from the likeliest on."""
+    """What can be scored or left out: (expected tokens a row, sequence, rows). A draft that states the survival of its
+    tokens comes token by token, any other as a whole."""
     for row, offer in enumerate(offers):
         if offer.whole or not offer.length:
             continue

@@ -1,4 +1,4 @@
-"""Keeps what came of rounds, and notes it in one go: that takes a fraction of the time."""
+"""Collects what came of rounds, and notes many of them at once, which takes a fraction of the time."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from outrider.control.sharing import Sharing
 from outrider.control.streak import Streak
 
 _ROUNDS = 16
-"""So many are noted at the latest, whether anybody asks or not."""
+"""After this many rounds they are noted at the latest, even if nobody needs to know."""
 
 
 class RoundLog:
-    """What came of rounds with drafts, until it is noted."""
+    """What came of rounds with drafts, kept until it is noted."""
 
     def __init__(
         self,
@@ -28,43 +28,43 @@ class RoundLog:
         sharing: Sharing,
         by_text: frozenset[int] = frozenset(),
     ) -> None:
-        """acceptance: of each drafter. limiting: those that limit themselves. sharing: of those that share rows.
+        """acceptance: of each drafter. limiting: drafters that limit themselves. sharing: of those that share rows.
 
-        by_text: those whose drafts the text judges, scored or not: their acceptance is noted elsewhere.
+        by_text: drafters whose drafts the text judges, scored or not: their acceptance is noted elsewhere.
         """
         self._acceptance, self._decisions, self._prices, self._limiting = acceptance, decisions, prices, limiting
         self._sharing, self._by_text = sharing, by_text
         self._streaks: list[Streak] = []
-        """The last one stays, noted or not: more of the same may come."""
+        """The last streak stays when it is noted: more rounds like it may come."""
         self._rounds = 0
-        """How many are not noted yet."""
+        """The number of rounds that are not noted yet."""
         self._ended: list[int] = []
-        """Requests that ended, and have drafts among those."""
+        """Requests that ended, and may have drafts among those rounds."""
 
     def streak_of(
         self, seq_ids: Seq[int], rows: Seq[int], plan: Plan, drafted: Seq[int], asking: float, now: int
     ) -> Streak:
-        """The last rounds, where the next one is like them; else it begins others. now: which round it is."""
+        """The last streak if the next round is like its rounds, else a new one. now: the number of the round."""
         if self._streaks:
             last = self._streaks[-1]
             alike = last.is_like(seq_ids, rows, plan, drafted) and asking == last.asking
             if alike and now < last.price.until:
                 return last
         price = FREE
-        if self._prices.widths or plan.kind.steps or any(drafted):  # else a round without drafts
+        if self._prices.widths or plan.kind.steps or any(drafted):  # else as without drafts
             price = self._prices.of(self._prices.kind_of(plan, drafted), now)
         self._streaks.append(Streak(plan, seq_ids, rows, drafted, price, self._limiting, asking))
         return self._streaks[-1]
 
     def add(self, accepted: Seq[Seq[int]]) -> None:
-        """More rounds of the last streak. accepted: draft tokens of each sequence, in each."""
+        """Add rounds to the last streak. accepted: [rounds][sequences] of draft tokens."""
         self._streaks[-1].accepted += accepted
         self._rounds += len(accepted)
         if self._rounds >= _ROUNDS:
             self.tell()
 
     def holds(self, drafter: int) -> bool:
-        """Whether rounds are not noted yet that this drafter was asked for."""
+        """Whether any round in which this drafter was asked is not noted yet."""
         return any(drafter in streak.asked for streak in self._streaks if streak.accepted)
 
     def tell(self) -> None:
@@ -86,9 +86,9 @@ class RoundLog:
         last.accepted, last.decided, self._rounds = [], 0, 0
 
     def forget(self, seq_id: int) -> Decisions:
-        """What was decided for a request that ended.
+        """Drop a request that ended, and return what was decided for it.
 
-        What is kept of its drafts is dropped once all rounds are noted: there is less to do at other times than where
+        What is kept of its drafts is dropped once all rounds are noted: at other times there is less to do than where
         a text ends.
         """
         self._tell_decisions()
@@ -124,9 +124,9 @@ class RoundLog:
         known.note_rounds(parts)
 
     def _note_shared(self, drafter: int, streak: Streak, rows: Seq[int]) -> None:
-        """Note what drafts that shared rows gained by that: before their acceptance is noted.
+        """Note what drafts gained by sharing rows; called before their acceptance is noted.
 
-        rows: those of this drafter. One streak tells for all that are noted together.
+        rows: those of this drafter. One streak stands for all that are noted together.
         """
         known, lengths = self._acceptance[drafter], [streak.drafted[row] for row in rows]
         by_length = known.survival([streak.seq_ids[row] for row in rows]).cumsum(1)
@@ -136,9 +136,9 @@ class RoundLog:
         self._sharing.note(drafter, share, accepted, rounds * expected, rounds * len(rows))
 
     def _lengths(self, streaks: Seq[Streak], rows: Seq[int]) -> list[list[int]]:
-        """[rounds][rows]: how long the drafts in these rows count as.
+        """[rounds][rows]: the lengths with which the drafts in these rows count.
 
-        One shorter than asked for is not accepted beyond its end either, unless it was seen before it was scored.
+        Where rounds overlap the planned length counts: beyond its end a shorter draft counts as rejected.
         """
         found: list[list[int]] = []
         for streak in streaks:

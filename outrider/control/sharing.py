@@ -1,9 +1,9 @@
 """Drafters whose drafts share the rows of a pass: what that gains over drafts of one length.
 
-Tokens have rows in the order of how likely they are accepted, whoever's they are. Where there are as many rows as
-tokens nothing is gained; the fewer there are, the more. So what is expected of drafts of n of K tokens is multiplied by
-1 + gain (1 - n / K), one number for each drafter, which is learned: some rounds at a time, what came of them against
-what survival rates say of drafts of one length.
+Rows go to the tokens likeliest to be accepted, of whichever sequence. Where there are as many rows as tokens nothing is
+gained; the fewer rows, the more. So the tokens expected of drafts of n of K tokens are multiplied by
+1 + gain (1 - n / K), with one gain for each drafter. It is learned some rounds at a time: the tokens accepted in them,
+compared with those that survival promises for drafts of one length.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from functools import lru_cache
 from outrider.control.costs import RoundCosts
 
 _FIRST_GAIN, _MAX_GAIN = 0.15, 0.8
-"""What is assumed at first; and at most, since few drafts tell little."""
+"""The gain that is assumed at first; and the max gain, since few drafts tell little."""
 _PART, _MAX_PART = 0.001, 0.2
-"""How much one draft counts, and all that are noted together at most."""
+"""The weight of one draft in a gain, and the max weight of all drafts that are noted together."""
 
 
 class Sharing:
@@ -28,7 +28,7 @@ class Sharing:
         self._costs, self._widths = costs, tuple(widths)
 
     def factors(self, drafter: int, batch: int, most: int) -> list[float] | None:
-        """What is expected of drafts of 1, 2, ... `most` tokens, times what it is where they are of one length.
+        """Factors on the tokens expected of drafts of 1, 2, ... `most` tokens, compared with drafts of one length.
 
         None: its drafts share nothing.
         """
@@ -39,9 +39,9 @@ class Sharing:
         return [1 + gain * left for left in _left_out(batch, most, self._widths, packed)]
 
     def note(self, drafter: int, share: float, accepted: float, expected: float, drafts: int) -> None:
-        """Note drafts that shared rows: of their tokens this share had one. accepted: tokens of all of them.
+        """Note drafts that shared rows. share: the part of their tokens that had one. accepted: tokens of all drafts.
 
-        expected: the same of drafts of one length.
+        expected: the tokens that drafts of one length should have had accepted.
         """
         if drafter in self._gains and share < 1 and expected > 0:
             found = (accepted / expected - 1) / (1 - share)
@@ -52,9 +52,9 @@ class Sharing:
 
 @lru_cache
 def _left_out(batch: int, most: int, widths: tuple[int, ...], packed: tuple[int, ...]) -> list[float]:
-    """Of drafts of 1, 2, ... tokens, the share of `most` that has no row; 0 where none are shared.
+    """For drafts of 1, 2, ... tokens, the share of `most` tokens that has no row; 0 where rows are not shared.
 
-    They are where a packed pass takes as many rows, and has no more than one of that width.
+    They are shared where a packed pass takes as many rows, and has no more than the pass of that width.
     """
     left: list[float] = []
     for n in range(1, most + 1):

@@ -16,26 +16,26 @@ class Streak:
     plan: Plan
     seq_ids: Seq[int]
     rows: Seq[int]
-    """The sequences that go on; the others ended meanwhile."""
+    """The indices of the sequences that go on; the others have ended."""
     drafted: Seq[int]  # [sequences]: draft tokens that were scored
     price: Price
     limiting: frozenset[int] = frozenset()
-    """Drafters that limit themselves: what they do not draft is not accepted."""
+    """Drafters that limit themselves: tokens that they do not draft count as rejected."""
     asking: float = 0.0
-    """Seconds in which drafters were asked whose drafts are seen first: not in the price."""
+    """Seconds in which the drafter was asked whose drafts are seen first; the price does not include them."""
     shared: bool = False
-    """Drafts shared rows: lengths are what each had on average."""
+    """Drafts shared rows: lengths are averages."""
     accepted: list[Seq[int]] = field(default_factory=list[Seq[int]])  # [rounds][sequences]
     decided: int = 0
-    """How many of these rounds are counted among the decisions."""
+    """The number of these rounds that are counted among the decisions."""
     judged: list[int] = field(init=False)
-    """The rows that were drafted for, were it nothing, and that go on."""
+    """The rows that go on and have a draft to judge, if only an empty one of a drafter that limits itself."""
     asked: tuple[int, ...] = field(init=False)
     """The drafters that the plan asks."""
     drafts: bool = field(init=False)
     """Whether any draft was scored."""
     loss: float = field(init=False)
-    """Tokens that plain decoding would have brought in the time that each took beyond one of its rounds."""
+    """Tokens that plain decoding would have brought in the time that each round took beyond a plain one."""
 
     def __post_init__(self) -> None:
         lengths, drafted, plain = self.plan.lengths, self.drafted, self.price.plain
@@ -47,13 +47,13 @@ class Streak:
 
     @property
     def extra(self) -> float:
-        """Seconds that each took beyond a round without drafts."""
+        """Seconds that each round took beyond one without drafts."""
         return self.price.extra + self.asking
 
     def is_like(self, seq_ids: Seq[int], rows: Seq[int], plan: Plan, drafted: Seq[int]) -> bool:
-        """Whether a round is one of these, but for what it costs."""
+        """Whether a round is like these, whatever it costs."""
         return plan is self.plan and drafted == self.drafted and seq_ids == self.seq_ids and rows == self.rows
 
     def rows_of(self, drafter: int) -> list[int]:
-        """Those that this drafter's drafts were scored for."""
+        """The judged rows that this drafter was asked for."""
         return [row for row in self.judged if self.plan.drafters[row] == drafter]

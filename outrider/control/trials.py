@@ -1,6 +1,6 @@
-"""When to ask a drafter whose drafts are seen before they are scored, and which costs the host's time alone.
+"""When to ask the free drafter, whose drafts are seen before they are scored, and which costs only the host's time.
 
-While that pays, for all requests; else for new ones, and for all now and then.
+While that pays, it is asked for all requests; else for new ones, and for all requests now and then.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from outrider.control.costs import size_of
 
 TRIAL_ROUNDS = 3
-"""A trial lasts so many rounds, and a new request is asked for in as many."""
+"""The rounds of a trial of all requests, and those in which the drafter is asked for a new request."""
 _REST = 16
 """Rounds between two trials of all requests."""
 _FIRST_CREDIT, _MAX_CREDIT = 3.0, 6.0
-"""What asking may lose before it is judged, and at most of what it gained before: in rounds without drafts."""
+"""The credit at first, and at most after gains: what asking may lose before it stops, in rounds without drafts."""
 
 
 @dataclass(slots=True)
@@ -30,24 +30,24 @@ class _Size:
 
 
 class Trials:
-    """What asking a drafter gained of late, and who is asked for."""
+    """What asking the drafter gained of late, and which requests it is asked for."""
 
     def __init__(self) -> None:
         self._sizes: defaultdict[int, _Size] = defaultdict(_Size)
         self._known: set[int] = set()
-        """The requests that were asked for."""
+        """The requests that the drafter was asked for."""
 
     def pays(self, batch: int) -> bool:
         """Whether asking gains more than it takes, as far as is known."""
         return self._sizes[size_of(batch)].credit > 0
 
     def note(self, batch: int, gain: float) -> None:
-        """Note a round: what it gained, in rounds without drafts; less than nothing: it lost."""
+        """Note a round. gain: what it gained, in rounds without drafts; negative where it lost."""
         size = self._sizes[size_of(batch)]
         size.credit = min(max(0.0, size.credit + gain), _MAX_CREDIT)
 
     def choose(self, seq_ids: Seq[int], now: int) -> list[bool]:
-        """For which requests to ask in round `now`."""
+        """The requests to ask the drafter for in round `now`."""
         size = self._sizes[size_of(len(seq_ids))]
         chosen = [seq_id not in self._known for seq_id in seq_ids]
         if size.credit > 0 or now >= size.next:

@@ -1,4 +1,4 @@
-"""What a completed round tells: drafters how drafts fared, the controller what it took, requests their figures."""
+"""Reports a completed round: verdicts to the drafters, tokens and seconds to the controller, figures to requests."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from outrider.engine.stats import Stats, Times
 
 
 def observe(drafting: Drafting, done: InFlightRound, outcomes: Seq[Outcome]) -> None:
-    """Show drafters what became of a round, but for those that joined it and have no draft: nobody was asked."""
+    """Show drafters what became of a round, without sequences that joined it and were not drafted for."""
     if not done.proposal.members:
         return
-    if not done.repeated:  # else nobody did
+    if not done.repeated:  # nobody joins one
         pairs = zip(done.scheduled, done.drafts, strict=True)
         new = {each.seq.id for each, draft in pairs if each.joined and not draft}
         outcomes = [o for o in outcomes if o.live.seq.id not in new]
@@ -31,7 +31,7 @@ def observe(drafting: Drafting, done: InFlightRound, outcomes: Seq[Outcome]) -> 
 def tell_controller(
     drafting: Drafting, done: InFlightRound, outcomes: Seq[Outcome], behind: InFlightRound | None
 ) -> None:
-    """Tell the controller what came of a round, and what it took where it only decoded. behind: the round behind it."""
+    """Tell the controller what came of a round, and its seconds if all sequences decoded. behind: the next round."""
     if drafting.controller is None:
         return
     decodes = done.repeated or all(each.decodes and not each.joined for each in done.scheduled)
@@ -46,7 +46,7 @@ def tell_controller(
 
 
 def count_round(done: InFlightRound, live: Mapping[int, Live]) -> None:
-    """Count a round in the figures of its sequences that are live."""
+    """Count a round in the figures of each of its live sequences."""
     times, rows = done.times, len(done.scheduled) + sum([draft.scored for draft in done.drafts if draft is not EMPTY])
     repeated = done.repeated
     for each in done.scheduled:
@@ -63,7 +63,7 @@ def count_round(done: InFlightRound, live: Mapping[int, Live]) -> None:
 
 
 def _count_reading(each: ScheduledSequence, stats: Stats, rows: int, times: Times) -> None:
-    """Count a round in which a sequence's text may have been read. rows, times: of the round."""
+    """Count a round in which a sequence's prompt may have been read. rows, times: of the round."""
     reads = each.joined or not each.decodes
     stats.shared_tokens += 0 if stats.passes else each.shared  # not what is found again after a preemption
     stats.passes += 2 if each.joined and each.seq.prompt_len > 1 + each.shared else 1

@@ -15,9 +15,9 @@ from outrider.drafters.base import Drafter, included_in
 from outrider.runners.base import Runner
 
 MEASURE_SECONDS = 1.0
-"""No pass is timed after so long; on a GPU all that are captured take about as long."""
+"""No further pass is timed after this many seconds; all captured passes on a GPU take about as long."""
 TELLING_BATCH = 8
-"""Where passes are not captured, a head's drafts for one sequence and for so many tell those for others."""
+"""Where passes are not captured, a head's drafts are timed for one sequence and for this many."""
 
 
 class CostMeter:
@@ -28,7 +28,7 @@ class CostMeter:
         self.target, self.max_batch, self._folder, self._facts = target, max_batch, folder, facts
 
     def row_price(self, width: int) -> float | None:
-        """What a further row costs; None where passes are captured, which happens after drafters are made."""
+        """What a further row of a pass costs; None where passes are captured, which happens after drafters are made."""
         return None if self.target.asynchronous else self._table(self.target, width, "target").row_price
 
     def controller(self, drafter: Drafter) -> Controller | None:
@@ -46,13 +46,13 @@ class CostMeter:
         return Controller([member_of(part, target, parts) for part in parts], costs, widths)
 
     def _table(self, runner: Runner, width: int, *what: object) -> PassTable:
-        """Of a model's passes. what: it is, beside what the target's facts say."""
+        """The times of a model's passes, those of an earlier start if there are any. what: names the model."""
         shapes, packed = runner.pass_shapes(self.max_batch, width), runner.packed_shapes(self.max_batch, width)
         key = key_of(*self._facts, *what, runner.device, shapes, packed)
         return self._kept(key, runner) or self._keep(key, measure_passes(runner, shapes, packed, MEASURE_SECONDS))
 
     def _draft_table(self, drafter: Drafter) -> PassTable | None:
-        """Of one token of a draft: a pass of a draft model, or a head's share of what it drafts at once."""
+        """The times for one draft token: of a pass of a draft model, or of a head's draft, divided by its tokens."""
         what = drafter.traits.name, *drafter.traits.loads
         if drafter.step_model is not None:
             return self._table(drafter.step_model, 1, *what)
@@ -74,7 +74,7 @@ class CostMeter:
 
 
 def member_of(drafter: Drafter, target: Runner, parts: Seq[Drafter] = ()) -> Member:
-    """A drafter as a controller knows it. parts: all that it chooses from."""
+    """A drafter as a controller knows it. parts: all drafters that the controller chooses from."""
     traits = drafter.traits
     pays = traits.pays_budget and target.asynchronous
     return Member(

@@ -31,7 +31,7 @@ def is_token_id(value: object) -> bool:
 
 
 def encode_prompt(tokenizer: Any, prompt: Prompt, allow_special_tokens: bool | None = None) -> list[Token]:
-    """A prompt as token ids. RequestError for what is none."""
+    """A prompt as token ids. RequestError if it is not a prompt."""
     options = {} if allow_special_tokens is None else {"allow_special_tokens": allow_special_tokens}
     if isinstance(prompt, str):
         return tokenizer.encode(prompt, **options)
@@ -48,7 +48,7 @@ def encode_prompt(tokenizer: Any, prompt: Prompt, allow_special_tokens: bool | N
 
 
 def split_prompts(prompts: Any) -> tuple[list[Any], bool]:
-    """The prompts of `generate`, and whether it was given a single one. RequestError for what is none."""
+    """The prompts of `generate`, and whether it was given a single one. RequestError if they are not prompts."""
     if not isinstance(prompts, str | Seq) and not hasattr(prompts, "__array__"):
         raise RequestError(f"a prompt is text or token ids, or a list of either; got {short_repr(prompts)}")
     if len(prompts) > 0 and isinstance(prompts[0], Mapping):
@@ -58,7 +58,7 @@ def split_prompts(prompts: Any) -> tuple[list[Any], bool]:
 
 
 def split_conversations(messages: Any) -> tuple[list[Seq[Message]], bool]:
-    """The conversations of `chat`, and whether it was given a single one. RequestError for what is none."""
+    """The conversations of `chat`, and whether it was given a single one. RequestError if they are not such."""
     single = isinstance(messages, str | Mapping) or not isinstance(messages, Seq)
     single = single or all(isinstance(each, Mapping) for each in messages)
     return [_read_conversation(each) for each in ([messages] if single else messages)], single
@@ -86,7 +86,7 @@ def check_roles(messages: Seq[Message], template: Callable[[], str]) -> None:
 
 
 def params_for(params: Any, count: int) -> list[Any]:
-    """The sampling parameters of each of so many prompts."""
+    """The sampling parameters of each of `count` prompts."""
     if not isinstance(params, Seq) or isinstance(params, str):
         return [params] * count
     if len(params) != count:

@@ -21,12 +21,12 @@ WARM_UP_TOKENS = 16
 
 
 class Calls:
-    """Whoever waits for a text moves all others along; requests submitted to the engine directly are left alone."""
+    """Waiting for one text moves all others along. Events of requests submitted to the engine directly are dropped."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.inbox: dict[int, list[Event]] = {}
-        """By sequence: its events that nobody has taken yet."""
+        """By sequence id: its events that nobody has taken yet."""
         self._salts = 0
 
     def submit(self, request: Request) -> list[int]:
@@ -41,7 +41,7 @@ class Calls:
                 self.engine.cancel(seq_id)
 
     def events(self, seq_id: int) -> Iterator[Event]:
-        """One text's events to its end, moving every other text along; theirs wait in the inbox."""
+        """One text's events to its end. All other texts are moved along; their events wait in the inbox."""
         inbox = self.inbox[seq_id]
         while True:
             while not inbox:
@@ -56,7 +56,7 @@ class Calls:
     def finish(
         self, requests: list[Request], watch: Callable[[Event], None] | None = None, *, shown: bool = False
     ) -> list[Result]:
-        """Run requests to their end, together. Whatever goes wrong, none is left behind. shown: with a progress bar."""
+        """Run requests together to their end; an error ends all of them. shown: with a progress bar."""
         submitted: list[list[int]] = []
         line: ProgressLine | None = None
         try:

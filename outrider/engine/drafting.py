@@ -1,4 +1,4 @@
-"""Where drafts come in: forced tokens, then the drafters', as far as the controller allows and the target scores."""
+"""Makes the drafts of a round: forced tokens, else those of drafters, as far as controller and target allow."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from outrider.runners.base import Runner
 _WATCHING_SHARE, _BESIDE_SHARE = 0.005, 0.005
 """The share of the time that watching may take where nobody drafts, and beside others that do."""
 _MAX_ENDED = 8
-"""Sequences that ended which drafters may still hold."""
+"""Max sequences that have ended and that drafters still hold."""
 _LOOKING_ROUNDS = 4
-"""Where rounds without drafts are repeated, one of so many looks whether anything is due."""
+"""Where rounds without drafts are repeated, one in this many checks whether a plan or watching is due."""
 
 
 class Drafting:
@@ -44,42 +44,42 @@ class Drafting:
     """
 
     def __init__(self, drafter: Drafter, runner: Runner, controller: Controller | None = None) -> None:
-        """controller: of the drafter's parts, in their order, or of the drafter itself."""
+        """controller: its members are the drafter's parts, in their order, or the drafter itself."""
         self.runner, self.traits, self.controller = runner, drafter.traits, controller
         parts = (drafter.parts if controller is not None else ()) or (drafter,)
         self.members = [
             part if part.traits.guards_itself else GuardedDrafter(part, runner.vocab_size) for part in parts
         ]
         self._included = [included_in(part, parts) for part in parts]
-        """Of each member, those that take part in what it drafts: beside it they do not watch."""
+        """For each member, those that take part in its drafts: in a round that it drafts for, they do not watch."""
         self._compares = drafter.compares
         review = None if controller is None else controller.review
         self._reviews, self._free = review is not None, None if review is None else review.free
-        """Whether drafts are seen before they are scored, and the member that is looked at first then."""
+        """Whether drafts are seen before they are scored, and the member that is asked first then, if any."""
         self._shares = runner.asynchronous and not self.reads_scores
-        """Whether drafts may share budgets: of the target's rows only choices are read."""
+        """Whether drafts may share budgets: only the target's choices are read of its rows."""
         self.rows = max(part.rows for part in parts)
-        """Rows of the target's pages that a draft writes, the one of the text's last token first."""
+        """The number of slots in the target's pages that a draft writes, from the text's last token on."""
         self.host = HostTime()
         self._watching, self._kept = Allowance(self.host), KeptPlan(self.host)
         self._rest = self._asked = 0
         """As in the last proposal."""
         self._ended: deque[Sequence] = deque()
-        """Sequences that ended, and that drafters have still to drop."""
+        """Sequences that have ended, and that drafters have still to drop."""
         self._put_off = False
-        """The last round went by no plan that was due: the device had nothing to do while one would be made."""
+        """In the last round a plan was due and put off: the device would have had nothing to do while it was made."""
         self.feedback = Feedback(
             self.members, controller, self._kept, self.host, self._included, overlaps=runner.asynchronous
         )
 
     @property
     def reads_scores(self) -> bool:
-        """Whether a drafter looks at what the target scored, beyond its choices."""
+        """Whether a drafter reads more of the target's scores than its choices."""
         return self.traits.follows_target and not self.traits.ignores_scores
 
     @property
     def plans_ahead(self) -> bool:
-        """Whether a round can be launched behind another, were it only one without drafts."""
+        """Whether a round, if only one without drafts, can be launched behind one in flight."""
         return self.traits.drafts_ahead or self.controller is not None
 
     @property
@@ -88,7 +88,7 @@ class Drafting:
         return 0 if self._kept.rests else self.traits.max_tokens
 
     def propose(self, view: RoundView) -> Proposal | None:
-        """A draft for each sequence; None, only where `view.state` is given: the round in flight comes first."""
+        """A draft for each sequence. None, only where `view.state` is given: the round in flight must come first."""
         forced: list[Draft] | None = None
         if any(seq.constraint is not None for seq in view.seqs):  # with a state there is none
             forced = [self._forced(seq, budget) for seq, budget in zip(view.seqs, view.budgets, strict=True)]
@@ -120,7 +120,7 @@ class Drafting:
         return Proposal(drafts, plan, members, 0, self._asked, asking, by, lengths, shared)
 
     def repeat(self, last: Proposal, view: RoundView) -> Proposal | None:
-        """The last proposal again, for the round behind its own; None where anything else is due.
+        """The last proposal again, for the round behind its own; None where that round must be decided anew.
 
         view: the same sequences, with the lengths of their last drafts.
         """
@@ -199,7 +199,7 @@ class Drafting:
     def forget(self, seq: Sequence) -> Decisions | None:
         """Let drafters drop a finished sequence; returns what was decided for it. `take_failures` comes after.
 
-        Where rounds overlap, drafters do when the host has less to do than at a text's end.
+        Where rounds overlap, drafters drop it later, when the host has less to do than at the end of a text.
         """
         self.feedback.tell()
         self.feedback.forget(seq.id)
@@ -212,20 +212,20 @@ class Drafting:
         return None if self.controller is None else self.controller.forget(seq.id)
 
     def _drop_ended(self, most: int = 0) -> None:
-        """Let drafters drop the sequences that ended first, all but so many."""
+        """Let drafters drop sequences that have ended, the oldest first, until at most `most` are left."""
         while len(self._ended) > most:
             seq = self._ended.popleft()
             for member in self.members:
                 member.forget(seq)
-                member.take_failures(seq.id)  # nobody asks for them any more
+                member.take_failures(seq.id)  # nobody reads these any more
 
     def rest(self) -> None:
-        """There is nothing to do."""
+        """No sequence is left: drafters drop those that have ended, and the host's clock stops."""
         self._drop_ended()
         self.host.stop()
 
     def take_failures(self, seq_id: int) -> int:
-        """How often drafters failed for a sequence; the count is dropped with that."""
+        """The number of failures of drafters for a sequence; the call resets it."""
         return sum(member.take_failures(seq_id) for member in self.members)
 
     def _plan(self, view: RoundView) -> Plan | None:
@@ -250,7 +250,7 @@ class Drafting:
         return plan.within(self._asked_budgets(view, plan)) if kept.asks else plan
 
     def _asked_budgets(self, view: RoundView, plan: Plan) -> Seq[int]:
-        """Max tokens of a plan for each sequence: none for newcomers whose drafter is not asked for those."""
+        """Max tokens of a plan for each sequence; 0 for newcomers whose drafter cannot draft for newcomers."""
         known = len(view.seqs) - view.newcomers
         able = [member.traits.drafts_newcomers for member in self.members]
         new = zip(view.budgets[known:], plan.drafters[known:], strict=True)
@@ -259,7 +259,7 @@ class Drafting:
     def _room(self, view: RoundView) -> Seq[int]:
         """Max tokens to plan for each sequence.
 
-        Where rounds overlap, a text's end does not count: the plan is cut to it, and holds for the texts that come.
+        Where rounds overlap, the end of a text does not count: the plan is cut to it, and holds for texts that come.
         """
         if not self.runner.asynchronous:
             return view.budgets
@@ -268,15 +268,15 @@ class Drafting:
         return [n if budget else 0 for n, budget in zip(asked, view.budgets, strict=True)]
 
     def _puts_off(self, view: RoundView) -> bool:
-        """Whether a plan is made in the next round: the device works meanwhile there, but not before this one.
+        """Whether to put a plan off to the next round: the device works while it is made there, and would not now.
 
-        Never twice in a row: no round may be launched behind another.
+        Never twice in a row: it may be that no round can be launched behind another.
         """
         self._put_off = not (self._put_off or self._is_hidden(view) or self._kept.plan is None)
         return self._put_off
 
     def _last_plan(self, seq_ids: list[int]) -> Plan:
-        """The last plan, for these sequences; one without drafts where it was but a probe."""
+        """The last plan, moved to these sequences; a plan without drafts if it was a probe."""
         controller, kept = cast(Controller, self.controller), self._kept
         plan = cast(Plan, kept.plan)
         return (
@@ -284,7 +284,7 @@ class Drafting:
         )
 
     def _settled(self, seqs: Seq[Sequence], plan: Plan, drafts: list[Draft]) -> Plan:
-        """Who drafts, now that drafts of the drafter that is looked at first are known; others' are left out."""
+        """The plan, now that the free drafter's drafts are known; those for sequences that others get are left out."""
         if self.controller is None or self._free is None or not plan.looks:
             return plan
         found = [offer_of(draft, len(draft)) for draft in drafts]
@@ -296,7 +296,7 @@ class Drafting:
         return plan
 
     def _review(self, seqs: Seq[Sequence], plan: Plan, drafts: list[Draft]) -> list[Draft]:
-        """What is worth scoring of these drafts; those of models are judged by the text, scored or not."""
+        """These drafts, cut to what is worth scoring; those of models are judged by the text, scored or not."""
         if self.controller is None or not self._reviews:
             return drafts
         offers = [offer_of(draft, n) for draft, n in zip(drafts, plan.lengths, strict=True)]
@@ -314,11 +314,10 @@ class Drafting:
     def _ask(
         self, view: RoundView, plan: Plan | None
     ) -> tuple[list[Draft], tuple[int, ...], Plan | None, float] | None:
-        """The members' drafts, and who had a part in them; None where one needs the round in flight to complete first.
+        """The drafts; the members that had a part; the plan, with who drafts settled; the free member's seconds.
 
-        Also the plan, by which it is settled who drafts, and the seconds in which the drafter was asked that is looked
-        at first. Those that are not asked may watch, where they can, as often as time allows. Without a controller,
-        others see every round.
+        None where a member needs the round in flight to complete first. Members that watch may do so where they are
+        not asked, as often as their share of the time allows. Without a controller, others see every round.
         """
         drafts, members, asking = [EMPTY] * len(view.seqs), list[int](), 0.0
         included = () if plan is None else {j for i in {*plan.drafters} - {-1} for j in self._included[i]}
@@ -346,7 +345,7 @@ class Drafting:
                 return None
             compared = self._compares if plan is None else self._reviews or self._kept.is_brief
             asked = RoundView(view.seqs, budgets, view.state, compared, view.budgets if self._shares else None)
-            if member.traits.watches or view.state is not None:  # to take some out of tensors costs more than all
+            if member.traits.watches or view.state is not None:  # taking rows of tensors costs more than all
                 rows = list(range(len(budgets)))
             began = time.perf_counter()
             made = member.propose(asked if len(rows) == len(budgets) else asked.take(rows))
@@ -359,7 +358,7 @@ class Drafting:
         return drafts, tuple(members), plan, asking
 
     def _budgets_of(self, member: int, view: RoundView, plan: Plan | None) -> list[int]:
-        """Max tokens to ask a member for."""
+        """For each sequence, max tokens to ask a member for."""
         if plan is None:
             return list(view.budgets)
         if self.controller is not None and self.controller.review is not None:
@@ -367,13 +366,13 @@ class Drafting:
         return plan.lengths_of(member)[: len(view.seqs)]
 
     def _watches(self, view: RoundView, by: int = NOBODY) -> bool:
-        """Whether those watch who can, and are not asked. by: who is asked for every sequence."""
+        """Whether members that can watch do so in this round. by: the member that is asked for every sequence."""
         beside = self._included[by] if by != NOBODY else ()
         able = any(i != by and i not in beside for i in self.feedback.watchers)
         return able and self._is_hidden(view) and not self._kept.tells and self._watching.due
 
     def _is_hidden(self, view: RoundView) -> bool:
-        """Whether the device works while the host does something else before this round."""
+        """Whether no device is idle while the host prepares this round: one is in flight, or rounds do not overlap."""
         return view.state is not None or not self.runner.asynchronous
 
     def _is_active(self, member: int) -> bool:

@@ -64,20 +64,20 @@ class Engine:
         """The figures of every request that has ended, summed."""
         self._live: dict[int, Live] = {}
         self._in_flight: deque[InFlightRound] = deque()
-        """Rounds on their way, the oldest first: two at most."""
+        """Rounds in flight, the oldest first: two at most."""
         self._completed = 0.0
-        """When the last one completed."""
+        """When the last round completed."""
         self._outcomes: list[Outcome] = []
-        """Committed, and not yet returned as events."""
+        """Outcomes that are committed, and not yet returned as events."""
         self._ids = count()
 
     def step(self) -> list[Event]:
         """One round: every sequence in it reads on, and once its prompt is read gains at least one token.
 
         Where passes are launched and not waited for, a step completes the round in flight and turns its
-        outcome into events while the device works on the next one. That one is launched behind it where
-        the device itself knows where it leaves its sequences, else once it has completed. After a step that was
-        interrupted, the next one returns what that one had committed.
+        outcome into events while the device works on the next one. The next round is launched behind the one in
+        flight where that one leaves a device state, else once it has completed. After a step that was interrupted,
+        the next step returns what it had committed.
         """
         if self._outcomes:
             return self._emit()
@@ -87,7 +87,7 @@ class Engine:
             self._read_newcomers(self._in_flight[-1])
         try:
             self._complete()
-        except BaseException:  # what did not complete is scored again; no round behind it is good without it
+        except BaseException:  # what did not complete is scored again; rounds behind it are void
             self._in_flight.clear()
             raise
         if not self._in_flight:
@@ -108,9 +108,9 @@ class Engine:
             self._in_flight.append(launched)
 
     def _launch(self, after: InFlightRound | None = None) -> InFlightRound | None:
-        """Schedule, propose, score, decide: a round on its way.
+        """Schedule, propose, score, decide: launch a round.
 
-        after: the round in flight that this one is launched behind. None where there is nothing to do, or
+        after: the round in flight that this one is launched behind. Returns None where there is nothing to do, or
         the host must know the outcome of that round first.
         """
         if after is not None and after.repeats and (again := self._repeat(after)) is not None:
@@ -143,7 +143,7 @@ class Engine:
         return launched
 
     def _repeat(self, after: InFlightRound) -> InFlightRound | None:
-        """The round in flight once more, behind itself: the device knows all that differs.
+        """Launch the round in flight once more, behind itself: all that differs is known to the device.
 
         As `_launch` would launch it, in a fraction of the time. None where anything else may have changed.
         """
@@ -166,7 +166,7 @@ class Engine:
         launched = InFlightRound(scheduled, proposal, after.spans, scores, began, Times(rounds=1), behind=True)
         launched.choices, launched.state = HostCopy(cast(Tensor, scores.choices)), state
         launched.repeats, launched.version, launched.repeated = after.repeats - 1, after.version, True
-        if not launched.repeats:  # which was counted as if every draft were accepted
+        if not launched.repeats:  # it was counted as if every draft were accepted
             launched.repeats = self.scheduler.repeats(scheduled, self.drafting.rows, repeated=True)
         if after.processed:
             self.drafting.process(TargetPass(seqs, after.spans, scores, state))
@@ -175,11 +175,11 @@ class Engine:
 
     @property
     def _version(self) -> tuple[int, int]:
-        """Another one once sequences come or go, or pages do."""
+        """Changes whenever sequences or pages come or go."""
         return self.scheduler.changes, self.target.pool.changes
 
     def _schedule(self, after: InFlightRound | None) -> tuple[list[ScheduledSequence], DeviceState | None]:
-        """Who takes part, and where the device has them already, if a round in flight comes first."""
+        """The sequences that take part, and their device state if the round is launched behind one in flight."""
         if after is None:
             scheduled = self.scheduler.next_round(self._max_draft)
             for seq in self.scheduler.preempted:
@@ -196,15 +196,15 @@ class Engine:
 
     @property
     def _max_draft(self) -> int:
-        """Max tokens drafted in a round behind none: where nobody is asked, prompts have all the room."""
-        forces = any(seq.constraint is not None for seq in self.scheduler.running)  # tokens, whoever is asked
+        """Max tokens drafted in a round with none in flight: where nobody is asked, prompts have all the room."""
+        forces = any(seq.constraint is not None for seq in self.scheduler.running)  # tokens, if nobody is asked
         reads = self.scheduler.reads_prompts and not forces
         return self.drafting.max_draft if reads else self.drafting.traits.max_tokens
 
     def _read_newcomers(self, last: InFlightRound) -> None:
-        """Launch the reading of texts behind the last round in flight, which keeps the device busy meanwhile.
+        """Launch the reading of newcomers' texts behind the last round in flight, which keeps the device busy.
 
-        All but their last tokens: these newcomers join the round behind that one.
+        All but the last token of each is read: the newcomers join the round behind that one.
         """
         if not last.can_be_followed or not self.drafting.plans_ahead:
             return
@@ -231,7 +231,7 @@ class Engine:
         return self.drafting.propose(RoundView([each.seq for each in scheduled], budgets, state))
 
     def _score(self, scheduled: list[ScheduledSequence], spans: list[Span], state: DeviceState | None) -> Scores:
-        """The pass; where all its sequences decode, and the target alone decides, with its choices."""
+        """The target's pass; with the target's choices where all sequences decode and the target alone decides."""
         if all(each.decodes for each in scheduled):
             draws = self.verifier.draws([each.seq for each in scheduled])
             if draws is not None:
@@ -241,7 +241,7 @@ class Engine:
         return self.target.score(spans, state)
 
     def _decide(self, launched: InFlightRound, spans: list[Span]) -> None:
-        """Launch the choices of a round where they are the target's alone, and where they leave its sequences."""
+        """Launch the choices of a round where the target alone decides, and the device state that follows from them."""
         seqs, drafts = launched.decoding
         scores = launched.scores
         if scores.choices is not None:
@@ -289,7 +289,7 @@ class Engine:
             tell_controller(self.drafting, done, outcomes, behind)
             count_round(done, self._live)
             if behind is not None and behind.repeats and any(o.live.seq.finish is not None for o in outcomes):
-                self._enqueue(self._repeat(behind))  # before they are gone: the device has work while others come
+                self._enqueue(self._repeat(behind))  # before they retire: the device has work while others come
         finally:  # what is committed is returned, whatever interrupts the rest
             self._outcomes += outcomes
             for outcome in outcomes:
@@ -297,7 +297,7 @@ class Engine:
                     self._retire(outcome.live)
 
     def _emit(self) -> list[Event]:
-        """All that was committed, as events; with a sequence's last event go its figures."""
+        """All that was committed, as events; the last event of a sequence has its figures."""
         outcomes, self._outcomes = self._outcomes, []
         return [describe(each) if each.live.seq.finish is None else self._event(each) for each in outcomes]
 

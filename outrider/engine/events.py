@@ -45,7 +45,7 @@ class Event(NamedTuple):
 
     @property
     def provenance(self) -> tuple[Provenance, ...]:
-        """Where each token came from: told when it is read, since few ask."""
+        """Where each token came from: computed when it is read, since few callers read it."""
         return () if self.judged is None else self.judged.provenance()
 
 
@@ -69,7 +69,7 @@ class Outcome:
     kept: tuple[Token, ...] = ()
     """The verdict's tokens up to where the text ends."""
     pieces: tuple[str, ...] = ()
-    """The text of each, where stop strings had to be looked for; else not decoded yet."""
+    """The text of each kept token where stop strings had to be looked for; else empty, since not decoded yet."""
     logprobs: tuple[TokenLogprob, ...] = ()
     error: RequestError | None = None
 
@@ -150,7 +150,7 @@ def detokenize(seq: Sequence, kept: tuple[Token, ...], stream: TextStream) -> tu
     """The text each token of a round makes ready to show, and all of it, for a sequence without stop strings."""
     if seq.finish is None:
         return stream.push_all(kept)
-    shown = kept[:-1] if seq.stop_reason is not None else kept  # by a stop token, the last of them
+    shown = kept[:-1] if seq.stop_reason is not None else kept  # the last is a stop token
     spelled, text = stream.push_all(shown)
     pieces, rest = [*spelled, *[""] * (len(kept) - len(shown))], stream.flush()
     pieces[-1] += rest

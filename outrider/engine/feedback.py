@@ -1,4 +1,4 @@
-"""What came of a round, for the drafters and the controller."""
+"""Reports what came of a round to the drafters and the controller."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from outrider.engine.kept_plan import KeptPlan
 from outrider.engine.proposal import Proposal
 
 _CATCHING_UP = 3
-"""Rounds in which a drafter catches up with texts that it was not asked for before, and the host with the device."""
+"""Rounds in which a drafter catches up with texts that it was not asked for, and the host with the device."""
 _RESTS = 8
-"""Rounds that nobody is asked for, one like the other, are told of by so many: to tell of each takes longer than the
+"""The controller is told of alike rounds without drafts this many at a time: to tell it of each takes longer than the
 host has."""
 _ASKED = 4
-"""The same of repeated rounds that somebody is asked for."""
+"""The same for repeated rounds with drafts."""
 _RECENT = 8
-"""Drafters that were not asked for more rounds than that have to catch up, where rounds do not overlap."""
+"""Where rounds do not overlap, drafters that were not asked for more rounds than this have to catch up."""
 _MAX_STALL = 4.0
-"""A round of a probe that took longer than usual by more than this counts as by this."""
+"""The seconds of a probe's rounds count as at most this many times the usual ones."""
 
 
 class _AskedRounds:
-    """Rounds in a row with the same drafts' lengths, for the same sequences."""
+    """Consecutive rounds of one plan with the same draft lengths, for the same sequences."""
 
     def __init__(self, proposal: Proposal, plan: Plan, seq_ids: Seq[int], rows: Seq[int]) -> None:
-        """proposal, plan: of the first. seq_ids: of the round. rows: those that go on."""
+        """proposal, plan: of the first round. seq_ids: of all sequences. rows: the indices of those that go on."""
         self.proposal, self.plan, self.seq_ids, self.rows = proposal, plan, seq_ids, rows
         self.begun = proposal.asked > _CATCHING_UP
         """The drafter has caught up with the texts."""
         self.accepted: list[Seq[int]] = []  # [rounds][sequences]
         self.seconds = self.told = 0.0
-        """What they took; and those that tell what a round of their kind takes."""
+        """The seconds of all these rounds; and of those whose time tells what a round of their kind takes."""
         self.telling = 0
-        """How many do."""
+        """The number of rounds whose time does."""
 
     def goes_on_with(self, proposal: Proposal, seq_ids: Seq[int], rows: Seq[int]) -> bool:
         """Whether a round is one more of these."""
@@ -55,7 +55,7 @@ class _AskedRounds:
         return alike and begun and seq_ids == self.seq_ids and rows == self.rows
 
     def add(self, accepted: Seq[int], seconds: float, told: float) -> None:
-        """told: 0 where its time says nothing."""
+        """Add a round. told: its seconds again; 0 where they say nothing of its kind."""
         self.accepted.append(accepted)
         self.seconds += seconds
         if told > 0:
@@ -75,30 +75,30 @@ class Feedback:
         *,
         overlaps: bool,
     ) -> None:
-        """included: by member, those that take part in what it drafts; none if not given.
+        """included: for each member, those that take part in its drafts; none if not given.
 
         overlaps: the host prepares one round while the device works on another.
         """
         self.members, self.controller, self.overlaps, self._included = members, controller, overlaps, included
         self._host, self._told = host, host.now()
-        """And when it was that the controller was last told what rounds took by the clock."""
+        """The clock, and its time when the controller was last told of rounds."""
         self._kept = kept
         self.watchers = [i for i, member in enumerate(members) if member.traits.watches]
         """The members that watch where they are not asked."""
         self._observers = [i for i, member in enumerate(members) if member.traits.observes]
         self._open: dict[int, list[tuple[int, int, Draft]]] = {}
-        """By sequence: drafts that the text judges, until it has; whose each is, and where it starts."""
+        """By sequence id: drafts that the text has still to judge, each with its member and where it starts."""
         self._resting: tuple[Plan, Seq[int]] | None = None
-        """The plan and the sequences of the last rounds that nobody was asked for, until the controller is told."""
+        """The plan and the sequences of the last rounds without drafts, until the controller is told."""
         self._rests: list[float] = []
         """The seconds of each; 0: they say nothing."""
         self._rested = False
-        """The device has come so far that what went by is theirs, and no more that of rounds with drafts before."""
+        """Enough such rounds came before: the time that passed is theirs, not that of earlier rounds with drafts."""
         self._round = 0
         self._last: dict[tuple[str, ...], int] = {}
-        """When drafters were last asked."""
+        """By names of drafters: the round in which they were last asked."""
         self._asked: _AskedRounds | None = None
-        """The last rounds that somebody was asked for, until the controller is told."""
+        """The last rounds in which drafters had a part, until the controller is told."""
 
     def observe(
         self,
@@ -145,9 +145,9 @@ class Feedback:
     ) -> None:
         """Tell the controller what came of a round.
 
-        verdicts: of the live sequences, by id. seq_ids: all of the round. seconds: what it took; 0 where it says
-        nothing, since prompts were read in it. rest: of the last proposal. steady: the host did no more for it, or
-        meanwhile, than for any round of its kind.
+        verdicts: of the live sequences, by id. seq_ids: of all sequences of the round. seconds: what the round took; 0
+        where that says nothing, since prompts were read. rest: `Proposal.rest` of the last proposal. steady: the host
+        did no more for the round, or meanwhile for the next one, than for any round of its kind.
         """
         controller, plan = self.controller, proposal.plan
         self._round += 1
@@ -163,7 +163,7 @@ class Feedback:
             self._asked = _AskedRounds(proposal, plan, seq_ids, rows)
         self._asked.add(accepted, seconds, seconds if steady and self._tells(proposal, rest) else 0.0)
         at_once = plan.probe or plan.rounds or proposal.by is None or not (plan.asks and self.overlaps)
-        watched = [i for i in self.watchers if i in proposal.members and i != proposal.by]  # else it is asked for all
+        watched = [i for i in self.watchers if i in proposal.members and i != proposal.by]  # that one is asked for all
         if at_once or len(self._asked.accepted) >= _ASKED:
             self.tell()
             included = {i for by in (proposal.members if self._included else ()) for i in self._included[by]}
@@ -174,7 +174,7 @@ class Feedback:
     def account_rest(
         self, proposal: Proposal, seq_ids: Seq[int], seconds: float, rest: int, *, steady: bool = True
     ) -> None:
-        """As `account` of a round that no drafter had anything to do with. seq_ids: of the live sequences."""
+        """As `account`, for a round in which no drafter had a part. seq_ids: of the live sequences."""
         if self.controller is None or proposal.plan is None:
             return
         told, rested = seconds if steady and self._tells(proposal, rest) else 0.0, rest > _CATCHING_UP + 1
@@ -191,7 +191,7 @@ class Feedback:
             self.tell()
 
     def tell(self) -> None:
-        """Tell the controller of the rounds that it was not told of. Due before anything else is asked of it."""
+        """Tell the controller of all rounds that it was not told of. Required before it is asked for anything else."""
         if self.controller is None:
             return
         if self._asked is not None:
@@ -206,7 +206,7 @@ class Feedback:
             self._resting, self._rests = None, []
 
     def _tell_asked(self, controller: Controller, told: _AskedRounds) -> None:
-        """Tell the controller of rounds that somebody was asked for."""
+        """Tell the controller of rounds in which drafters had a part."""
         plan, proposal, batch, rounds = told.plan, told.proposal, len(told.seq_ids), len(told.accepted)
         lengths, asking = proposal.lengths, proposal.asking
         controller.note(told.seq_ids, told.rows, plan, lengths, told.accepted, asking, shared=proposal.shared)
@@ -222,13 +222,13 @@ class Feedback:
             controller.probes.charge(tokens, took, batch)
             rate = max(rate, controller.probes.rate)
         elif by is not None:
-            if told.begun:  # what it takes to begin does not come again
+            if told.begun:  # the time to catch up does not come again
                 controller.overheads.note(by, batch, tokens, usual, passed, rounds)
             took = usual + tokens * controller.overheads.seconds(by, batch)
         self._kept.note(plan, tokens, took, rate, rounds)
 
     def _passed(self) -> float:
-        """Seconds since the last call in which there was something to do."""
+        """Seconds since the last call, without time in which there was nothing to do."""
         before, self._told = self._told, self._host.now()
         return self._told - before
 
@@ -240,9 +240,10 @@ class Feedback:
         seq_ids: Seq[int],
         verdicts: Mapping[int, Verdict],
     ) -> None:
-        """Tell the controller how a drafter's guesses fared where it was not asked. seq_ids, verdicts: as in `account`.
+        """Tell the controller a drafter's evidence for sequences that it was not asked for, and end a rest if it pays.
 
-        Where it was, and limits itself, it chose to draft nothing: that is known by now.
+        Where a drafter that limits itself was asked, it chose to draft nothing: the controller knows that already.
+        seq_ids, verdicts: as in `account`.
         """
         told = self.members[member].take_evidence()
         if plan.asks and self.members[member].traits.limits_itself:
@@ -257,7 +258,7 @@ class Feedback:
             self._kept.end_rest()
 
     def leave_out(self, seq: Sequence, member: int, draft: Draft) -> None:
-        """A drafter's draft for the text as it is now is not scored, or not all of it: the text judges it."""
+        """Keep a member's draft for the text as it is now, which is not scored, or in part: the text will judge it."""
         self._open.setdefault(seq.id, []).append((member, len(seq.tokens), draft))
 
     def forget(self, seq_id: int) -> None:
@@ -288,7 +289,7 @@ class Feedback:
         verdicts: Seq[Verdict],
         drafters: Seq[int],
     ) -> None:
-        """Tell how drafts fared that are seen before they are scored, and those that were left out."""
+        """Tell the controller how drafts fared that were seen before they were scored, those left out among them."""
         for seq, draft, verdict, by in zip(seqs, drafts, verdicts, drafters, strict=True):
             if by == review.free and draft and draft.source != grammar.NAME:
                 review.note_expected(by, seq.id, draft.expected, verdict.accepted)
@@ -312,8 +313,8 @@ class Feedback:
         verdicts: Seq[Verdict],
         by: Seq[int],
     ) -> None:
-        """Tell the controller how sure drafters were of drafts that are judged by now."""
-        if not self._kept.is_brief:  # by the next plan that is long ago
+        """Tell the controller the confidences of drafts that have been judged."""
+        if not self._kept.is_brief:  # too old when the next plan is made
             controller.forget_stated([seq.id for seq in seqs])
             return
         for member in range(len(self.members)):
@@ -325,9 +326,9 @@ class Feedback:
 
 
 def _accepted(seq_ids: Seq[int], drafted: Seq[int], verdicts: Mapping[int, Verdict]) -> tuple[Seq[int], list[int]]:
-    """The rows of sequences that go on, and the draft tokens accepted of each sequence; forced ones do not count.
+    """The rows of sequences that go on, and the number of draft tokens accepted of each; forced ones do not count.
 
-    drafted: 0 where drafters drafted nothing.
+    drafted: for each sequence, 0 where no drafter drafted anything.
     """
     if all(drafted) and [*verdicts] == seq_ids:
         return range(len(seq_ids)), [len(verdict.path) for verdict in verdicts.values()]

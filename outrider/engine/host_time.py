@@ -1,13 +1,14 @@
-"""What deciding costs the host: neither time with nothing to do counts, nor what it would have waited for."""
+"""What deciding costs the host: time with nothing to do does not count, nor time that it would have waited."""
 
 from __future__ import annotations
 
 import time
 
 _OPEN_SHARE = 0.25
-"""The part of such work that always counts: the device does some of it too, and the next launch comes later."""
+"""The share of work done while the device is busy that counts even so: some of it takes time on the device, too, and
+the next launch comes later."""
 _RECENT_ROUNDS = 4
-"""The wait for a round, and what it takes to launch one, are running means of about so many."""
+"""The wait for a round, and what it takes to launch one, are running means over about this many rounds."""
 
 
 class HostTime:
@@ -18,12 +19,12 @@ class HostTime:
         """Seconds in which there was nothing to do."""
         self._stopped: float | None = None
         self._waited = self._launching = 0.0
-        """Seconds that the host waits for a round, and that it takes to launch one which is not repeated."""
+        """Running means: the seconds that the host waits for a round, and takes to launch one that is not repeated."""
         self.hidden = False
-        """The device works meanwhile."""
+        """The device works on a round while the host works."""
 
     def now(self) -> float:
-        """Seconds; it goes on with that, if it was stopped."""
+        """The clock's seconds. It goes on if it was stopped."""
         now = time.perf_counter()
         if self._stopped is not None:
             self._idle += now - self._stopped
@@ -31,7 +32,7 @@ class HostTime:
         return now - self._idle
 
     def stop(self) -> None:
-        """There is nothing to do."""
+        """Stop the clock: there is nothing to do."""
         if self._stopped is None:
             self._stopped = time.perf_counter()
 
@@ -57,7 +58,7 @@ class HostTime:
 
 
 class Allowance:
-    """Work that may take a share of the time."""
+    """Limits some work to a share of the time."""
 
     def __init__(self, host: HostTime) -> None:
         self._host, self._next = host, 0.0
@@ -67,10 +68,10 @@ class Allowance:
         return self._host.now() >= self._next
 
     def spend(self, began: float, share: float) -> None:
-        """Note work that began at this time and ends now; the next is due when both took this share."""
+        """Note work that began at this time and ends now; the next is due once it amounts to this share of the time."""
         self._next = self._host.now() + rest_after(self._host.charge(began), share)
 
 
 def rest_after(seconds: float, share: float) -> float:
-    """How long to rest after work of so long, for it to take this share of the time."""
+    """The seconds to rest after work of `seconds`, so that the work takes this share of the time."""
     return seconds / share - seconds

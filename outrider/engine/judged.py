@@ -11,7 +11,7 @@ _new = tuple.__new__  # a named tuple of all its fields, in half the time
 
 
 class JudgedDraft(NamedTuple):
-    """What came of a round's draft, if only an empty one. Holds nothing of the draft: events keep it for long."""
+    """What came of a round's draft, which may be empty. Holds no part of the draft, since events are kept for long."""
 
     source: str
     drafted: int
@@ -22,9 +22,9 @@ class JudgedDraft(NamedTuple):
     """One more than accepted, unless a stop cut the text inside the draft."""
     rejected: bool
     round: int = 0
-    """Of its text, from 0."""
+    """The number of the round in its text, from 0."""
     probs: tuple[float, ...] | None = None
-    """The drafter's own of each accepted token; None where it states none."""
+    """The drafter's own probability of each accepted token; None where it states none."""
 
     @staticmethod
     def of(draft: Draft, verdict: Verdict, round_: int = 0) -> JudgedDraft:

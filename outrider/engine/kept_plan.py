@@ -11,27 +11,27 @@ from outrider.engine.host_time import HostTime, rest_after
 ASKING_SHARE = 0.01
 """The share of the time that planning may take where drafts are made."""
 SETTLED_SHARE = 0.004
-"""The same where a drafter is looked at before it is settled who drafts."""
+"""The same where the drafter that runs no model is asked first, and then it is settled who drafts."""
 RESTING_SHARE = 0.005
-"""The share of all that was in vain where nobody drafts: planning, probes, and drafts that did not pay."""
+"""Where nobody drafts, the share of the time that wasted work may take: plans, probes, and drafts that did not pay."""
 NEWCOMER_SHARE = 0.003
-"""The share of planning alone for others that come meanwhile, where drafts did pay of late, or one at a time comes."""
+"""The share that plans for newcomers may take during a rest, where drafts paid of late or the request is alone."""
 _WORTH_DECAY = 0.97
-"""Of late: in about 33 rounds with drafts."""
+"""Decay for each round with drafts of what they gained: about the last 33 count."""
 _MAX_REST, _SHORT_REST = 512, 128
-"""Rounds that nobody is asked for at most, whatever was in vain before; and where drafts did pay of late."""
+"""The max rounds of a rest, however much was wasted before it; and the same where drafts paid of late."""
 _MOST_SHARE, _LONGER = 0.01, 4
-"""Up to so many times as many where more of the time would be in vain: what is tried may take longer than many rounds.
-"""
+"""Where more than this share of the time would be wasted, a rest may last this many times as long: what is tried may
+take longer than many rounds."""
 
 _FIRST_ROUNDS = 8
-"""After so many rounds of a plan with drafts, twice as many and so on, it is asked whether they were worth it."""
+"""After this many rounds of a plan with drafts, then twice as many and so on, it is checked whether the drafts paid."""
 
 _STOP = 5.0
-"""Sooner where they lost so many tokens, times the root of the batch: more than bad luck."""
+"""They are checked sooner if they lost this many tokens, times the square root of the batch: more than bad luck."""
 
 _PROBE_STOP = 2.5
-"""A probe ends before its time where it lost as much as so many rounds of plain decoding bring."""
+"""A probe ends before its time if it lost as many tokens as this many rounds of plain decoding bring."""
 
 _BRIEF_ROUNDS = 4
 """A plan that holds for fewer rounds is brief."""
@@ -45,31 +45,31 @@ class KeptPlan:
         self.seq_ids: list[int] = []
         self.plan: Plan | None = None
         self.is_new = False
-        """No round has gone by it yet."""
+        """No round has used the plan yet; False at once for a plan with `Plan.rounds`."""
         self.asks = False
         """As `Plan.asks`."""
         self._rounds = 0
-        """It holds for so many rounds more, however long they take."""
+        """The number of further rounds for which the plan holds, however long they take."""
         self._until = self._repeated_until = 0.0
-        """When it ends; and when it does where the next round would be repeated, and is launched anew for another."""
+        """When the plan ends; and when it ends while rounds are repeated, which a new plan would interrupt."""
         self._rests: dict[int, float] = {}
-        """By `size_of` a batch: until when newcomers are not asked for in one, where nobody drafts."""
+        """By `size_of` the batch: until when a rest goes on though newcomers have come."""
         self._spent = 0.0
-        """Seconds that were in vain since the last rest began."""
+        """The seconds wasted since the last rest began: by plans, probes, and drafts that did not pay."""
         self._others = False
-        """There are sequences that it was not made for."""
+        """There are sequences that the plan was not made for."""
         self._worth = 0.0
-        """The tokens that drafts gained of late, probes left out."""
+        """The tokens that drafts gained of late over plain decoding, probes left out."""
         self._seconds = 0.0
-        """What it took to make."""
+        """The seconds that it took to make the plan."""
         self._in_vain = 0.0
-        """The tokens that a probe brought less than plain decoding would have."""
+        """The tokens that a probe lost, compared with the plan whose place it takes."""
         self.is_brief = True
-        """It holds for a few rounds, so that what a drafter states of a draft counts for the next plan."""
+        """The plan holds for few rounds, so that the confidences of its drafts are of use for the next plan."""
         self._tried, self._due = 0, _FIRST_ROUNDS
-        """Rounds with drafts that went by it, or by one alike before it, and after how many they are judged."""
+        """The number of rounds of this plan and of those before it with the same drafters; when they are checked."""
         self._gain = 0.0
-        """The tokens that they brought, less those of plain decoding in the same time."""
+        """The tokens that these rounds gained since they were last checked, compared with `rate` of `note`."""
 
     @property
     def rests(self) -> bool:
@@ -78,18 +78,18 @@ class KeptPlan:
 
     @property
     def goes_on(self) -> bool:
-        """Whether the next round, of the same sequences, goes by the plan of the last, and can be repeated."""
+        """Whether the next round, of the same sequences, uses the same plan, so that the last one can be repeated."""
         if self.plan is None or self.is_new or self._others:
             return False
         return self._rounds > 0 or self._host.now() < self._repeated_until
 
     def rest_of(self, seq_ids: list[int]) -> Plan | None:
-        """The plan for these sequences, nobody being asked; None where it was made for others, who are seen to soon."""
+        """The plan, if it asks nobody and was made for these sequences; else None. Notes whether there are others."""
         self._others = self._others or seq_ids != self.seq_ids
         return None if self._others or self.asks else self.plan
 
     def holds_for(self, seq_ids: list[int]) -> bool:
-        """Whether the next round, of these sequences, goes by it."""
+        """Whether the plan holds for the next round, of these sequences."""
         if self.plan is None:
             return False
         if self.is_new or self._rounds:
@@ -100,7 +100,7 @@ class KeptPlan:
         return self._host.now() < until
 
     def begin(self, seq_ids: list[int], plan: Plan, began: float) -> None:
-        """A new plan for these sequences, begun at that time."""
+        """Take a new plan for these sequences. began: when the host began to make it."""
         if self.plan is None or plan.kind.drafters != self.plan.kind.drafters:
             self._tried, self._due, self._gain = 0, _FIRST_ROUNDS, 0.0
         self.seq_ids, self.plan, self.asks, self._others = seq_ids, plan, plan.asks, False
@@ -108,21 +108,21 @@ class KeptPlan:
         if plan.rounds:  # else it is known once the plan is used
             self.is_brief = plan.rounds < _BRIEF_ROUNDS
         self._hold(0.0)
-        self._in_vain = 0.0  # that of a plan before it does not count
+        self._in_vain = 0.0  # a loss of the plan before does not count
         self._seconds = self._host.charge(began)
         self._spent += self._seconds
 
     def move(self, seq_ids: list[int], plan: Plan) -> None:
-        """The same plan for other sequences."""
+        """Take the same plan, moved to other sequences."""
         self.seq_ids, self.plan, self.asks, self._others = seq_ids, plan, plan.asks, False
         if not plan.asks:
             self._hold(self._rests.get(size_of(len(seq_ids)), self._until))
 
     def note(self, plan: Plan, tokens: int, seconds: float, rate: float, rounds: int = 1) -> None:
-        """Note what rounds of this plan brought and took. rate: tokens a second that there would be else.
+        """Note the tokens and the seconds of rounds of this plan, and end a plan with drafts if they brought less.
 
-        That of plain decoding, or for a probe of the plan whose place it takes. A plan with drafts ends where its
-        rounds brought less. What they told is known by then to whoever makes the next.
+        rate: the tokens a second that there would be without it: of plain decoding, or for a probe, of the plan whose
+        place it takes if that is higher. The controller must know of these rounds already, for the next plan.
         """
         gain = tokens - rate * seconds
         if plan.probe:
@@ -148,12 +148,12 @@ class KeptPlan:
         self._gain = 0.0
 
     def _hold(self, until: float, repeated_until: float | None = None) -> None:
-        """It ends then. repeated_until: the same while rounds are repeated, if that is later."""
+        """Let the plan end at `until`, and while rounds are repeated at `repeated_until`, or `until` if not given."""
         self._until = until
         self._repeated_until = until if repeated_until is None else repeated_until
 
     def end_rest(self) -> None:
-        """Nobody is asked, but somebody should be: the next round is planned."""
+        """End a rest, if there is one: a drafter should be asked, so the next round is planned."""
         if not self.asks:
             self._hold(0.0)
             self._rests.clear()
@@ -164,7 +164,7 @@ class KeptPlan:
         return self._rounds > 0
 
     def use(self) -> None:
-        """A round goes by the plan."""
+        """Note that a round uses the plan; with the first, it is known for how long the plan holds."""
         if not self.is_new:
             self._rounds = max(0, self._rounds - 1)
             return
@@ -182,7 +182,7 @@ class KeptPlan:
             rest = min(rest_after(self._spent, RESTING_SHARE), most * plan.seconds)
             rest = max(rest, min(rest_after(self._spent, _MOST_SHARE), _LONGER * most * plan.seconds))
             self._hold(now + rest)
-            soon = self._worth > 0 or len(self.seq_ids) == 1  # a request alone: no others tell anything of its text
+            soon = self._worth > 0 or len(self.seq_ids) == 1  # a single request: no other tells anything of its text
             others = min(rest, rest_after(self._seconds, NEWCOMER_SHARE)) if soon else rest
             self._rests[size_of(len(self.seq_ids))] = now + others
             self._spent = 0.0

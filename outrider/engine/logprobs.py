@@ -16,7 +16,7 @@ from outrider.verify.logprobs import launch_logprobs, read_logprobs
 
 
 class RoundLogprobs:
-    """Those of the target's choice after every row of the sequences that ask for log-probabilities.
+    """The log-probabilities of the target's choice after every row of the sequences that ask for them.
 
     A token that a text keeps is the choice after its row: drafts are accepted where they are the target's choices.
     """
@@ -41,7 +41,7 @@ class RoundLogprobs:
         self._block = HostCopy(launch_logprobs(logits, choices, top))
 
     def of(self, seq: Sequence, verdict: Verdict, kept: tuple[Token, ...]) -> tuple[TokenLogprob, ...]:
-        """Of the kept tokens of a sequence that asks for them."""
+        """The log-probabilities of the kept tokens of a sequence that asks for them."""
         first, block = self._first[seq.id], self._block.list()
         rows = [first, *(first + 1 + node for node in verdict.path)][: len(kept)]
         return tuple(read_logprobs([block[row] for row in rows], kept, seq.params.logprobs or 0))

@@ -48,9 +48,9 @@ MAX_SEQUENCES = 256  # of one batch: larger ones are scored in several passes
 
 @contextmanager
 def start_up() -> Iterator[None]:
-    """Within, what is compiled or captured does not count as late.
+    """A context in which what is compiled or captured does not count as late.
 
-    Nor is what exists already searched for garbage before each capture: that takes 0.1 s where libraries hold much.
+    Objects that exist already are not searched for garbage before each capture, which takes 0.1 s where there are many.
     """
     if torch.cuda.is_initialized():
         gc.collect()
@@ -84,7 +84,7 @@ def prepare(
 
 
 def _report(progress: Any, label: str, total: int | None, steps: Iterator[Any]) -> None:
-    """Take the steps; a progress that is given is told of them, unless there are none."""
+    """Take all steps, and report them to `progress` if it is given and there are any."""
     count = 0
     for count, _ in enumerate(steps, start=1):
         if progress is not None:

@@ -47,6 +47,6 @@ class ProgressLine:
 
 
 def is_shown(progress: bool | None, prompts: int) -> bool:
-    """Whether a batch of so many prompts shows its progress. None: where stderr is a terminal."""
+    """Whether a batch of `prompts` prompts shows its progress. None: only where stderr is a terminal."""
     terminal = sys.stderr is not None and sys.stderr.isatty()
     return prompts > 1 and (terminal if progress is None else progress)

@@ -23,18 +23,19 @@ class Proposal:
     members: tuple[int, ...] = ()
     """The drafters that had a part in it: they see what became of the round."""
     rest: int = 0
-    """How many rounds in a row no drafter had anything to do with, this one included."""
+    """The number of rounds in a row in which no drafter had a part, this one included."""
     asked: int = 0
-    """How many in a row somebody was asked to draft for."""
+    """The number of rounds in a row in which a drafter was asked, this one included."""
     asking: float = 0.0
-    """Seconds that it took to ask the drafter that is looked at before it is settled who drafts."""
+    """Seconds that it took to ask the drafter that is asked first, before it is settled who drafts."""
     by: int | None = None
-    """The drafter that made all of these drafts, in one block of the device; NOBODY where none is asked; None: else."""
+    """The drafter that made all of these drafts, in one block of the device; NOBODY: none is asked; None: any other
+    case."""
 
     lengths: list[int] = field(default_factory=list[int])
-    """How many tokens of drafters are scored for each sequence; forced ones do not count. Empty without a plan."""
+    """For each sequence the number of draft tokens that are scored; forced ones do not count. Empty without a plan."""
     shared: bool = False
-    """Drafts share rows: lengths are what each has on average."""
+    """Drafts share rows: lengths are averages."""
 
 
 def scored_lengths(drafts: Seq[Draft]) -> list[int]:
@@ -43,7 +44,7 @@ def scored_lengths(drafts: Seq[Draft]) -> list[int]:
 
 
 def offer_of(draft: Draft, planned: int) -> Offer:
-    """What a draft is worth scoring for. planned: its tokens where none is preferred to another."""
+    """A draft as the controller sees it. planned: the max tokens to score where no confidences choose among them."""
     sampled, told = draft.probs is not None, draft.confidence
     if told is None or sampled or draft.parents is not None:
         return Offer(min(len(draft), planned), draft.expected, whole=sampled)

@@ -1,8 +1,8 @@
 """Rounds at start that tell what asking drafters takes, at every size of batch, where rounds overlap.
 
-A pass's own time says little of that: the host works for every sequence meanwhile, and small models leave it no time
-for it. So no plan is made later whose cost nobody knows. The rounds are those of an engine of its own on the same model
-and drafters.
+The time of a pass says little of that: the host works for every sequence meanwhile, which takes longer than the passes
+of small models. After these rounds no plan is made whose cost nobody knows. They are run by an engine of their own, on
+the same model and drafters.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from outrider.runners.base import Runner
 from outrider.verify.base import Verifier
 
 SECONDS = 2.0
-"""No batch of another size is begun after so long."""
+"""No further size of batch is begun after this many seconds."""
 _ROUNDS, _FEWEST = 32, 4
-"""Of each kind, and where texts have little room: the first and the last ones tell nothing, since others are beside
-them, and early ones are slower."""
+"""Rounds of each kind, and the fewest where texts have little room: the first and the last ones tell nothing, since
+rounds of other kinds are next to them, and early ones are slower."""
 _LENGTH = 1
-"""Tokens asked for: what drafters take the host hardly depends on it, and the shortest pass hides least of that."""
+"""Tokens asked for: the host's work for drafters hardly depends on it, and the shortest pass hides least of it."""
 _PROMPT = 20
 _MAX_GAIN = 8
 """Tokens that a text has room for in each of those rounds."""
 
 
 class _Script(Controller):
-    """Plans rounds without drafts, then such of each drafter, and notes what they take."""
+    """Plans rounds without drafts, then rounds of each drafter, and notes what they take."""
 
     def __init__(self, controller: Controller, room: int) -> None:
         """room: tokens of a text."""
         super().__init__(controller.members, controller.costs, controller.widths)
         self.rounds = max(_FEWEST, min(_ROUNDS, room // (1 + len(self.members)) - 2))
-        """Of each kind."""
+        """The number of rounds of each kind."""
         self.took: dict[RoundKind, list[float]] = {}
         self.left = [-1, *range(len(self.members))]
         """Whose rounds are still to come; -1: without drafts."""
@@ -87,7 +87,7 @@ def rehearse(
         return
     end = time.perf_counter() + SECONDS
     batches = [1 << i for i in range(limits.max_batch.bit_length())]
-    for batch in (1, *batches):  # the first rounds of all are slower
+    for batch in (1, *batches):  # 1 twice: the first rounds of all are slower
         if time.perf_counter() > end:
             return
         script = _Script(controller, _room(target))
@@ -98,7 +98,7 @@ def rehearse(
 
 
 def _steps(engine: Engine, batch: int, script: _Script) -> Iterator[None]:
-    """The rounds of so many texts, until all kinds are done."""
+    """Run rounds of `batch` texts, until all kinds are done."""
     target = engine.target
     tokens = min(_room(target), (1 + len(script.members)) * (script.rounds + 2) * _MAX_GAIN)
     prompt = tuple(i % min(13, target.vocab_size) for i in range(_PROMPT))
@@ -119,10 +119,11 @@ def _room(target: Runner) -> int:
 
 
 def _tell(controller: Controller, took: Mapping[RoundKind, Seq[float]]) -> None:
-    """What rounds took: those without drafts first, since others count beside them; of a drafter's, the most usual.
+    """Tell the controller what rounds took: those without drafts first, since others are compared with them, and of a
+    drafter's kinds the most frequent last, so that it counts.
 
-    Of each the first quartile counts. What else the host does makes rounds slower, and the one after such a round
-    seems quick; what seems too dear is not tried again.
+    Of each kind the first quartile counts: other work of the host makes rounds slower, and the next one seem fast, and
+    a drafter that seems too expensive is not tried again.
     """
     for kind in sorted(took, key=lambda each: (not each.plain, len(took[each]))):
         controller.costs.start_with(kind, sorted(took[kind])[len(took[kind]) // 4])

@@ -49,7 +49,7 @@ class EngineLimits:
     max_batch: int = 8
     """Max sequences in one round."""
     max_round_tokens: int = 512
-    """Max tokens of one pass, drafts included; longer prompts are read in chunks. Each that decodes gets one anyway."""
+    """Max tokens of one pass, drafts included; longer prompts are read in chunks. Decoding sequences get one anyway."""
 
     def __post_init__(self) -> None:
         check_int("max_batch", self.max_batch, 1, MAX_BATCH)

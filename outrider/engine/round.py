@@ -1,4 +1,4 @@
-"""A round on its way: which sequences take part, what was drafted, and the pass that decides."""
+"""A round in flight: which sequences take part, what was drafted, and the pass that decides."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class InFlightRound:
     scheduled: list[ScheduledSequence]
     proposal: Proposal
     spans: list[Span]
-    """What is read and scored; behind another round, only widths and drafts hold."""
+    """What is read and scored; behind another round, only widths and drafts are valid."""
     scores: Scores
     launched: float
     """When scoring began."""
@@ -35,19 +35,19 @@ class InFlightRound:
     state: DeviceState | None = None
     """Where the round leaves its sequences, on the device; None where only the host can compute it."""
     logprobs: RoundLogprobs | None = None
-    """Of the choices, being copied; None where nobody asks for them, or the verifier chooses on the host."""
+    """Those of the choices, being copied; None where nobody asks for them, or the verifier chooses on the host."""
     processed: bool = False
     """Drafters that follow the target have been shown this round."""
     closed: bool = False
-    """Nothing is launched behind it: something was, and got lost, so that the device may be beyond it."""
+    """Nothing may be launched behind it: a launch behind it failed, and the device state may be beyond it."""
     repeats: int = 0
-    """How many rounds may be launched behind it that are like it, one behind the other."""
+    """The number of rounds like it that may be launched behind it, one behind the other."""
     repeated: bool = False
-    """It was launched as one of those."""
+    """It was launched as such a repetition."""
     disturbed: bool = False
-    """The host had texts of newcomers read before it looked whether this one was complete."""
+    """The host launched the reading of newcomers' texts before it completed this round, so its time is not typical."""
     version: tuple[int, int] = (0, 0)
-    """Of the sequences and pages that it was launched with: another one, and nothing is repeated."""
+    """`Engine._version` when it was launched: once that has changed, the round is not repeated."""
     decoding: tuple[list[Sequence], list[Draft]] = field(init=False)
     """The sequences that get tokens in this round, and their drafts."""
 
@@ -57,11 +57,11 @@ class InFlightRound:
 
     @property
     def drafts(self) -> list[Draft]:
-        """Of all sequences."""
+        """The drafts of all sequences."""
         return self.proposal.drafts
 
     def drafters_of(self, seq_ids: Seq[int]) -> list[int] | None:
-        """Which drafter was asked for each of these sequences; None where there is but one."""
+        """The index of the drafter asked for each of these sequences; None without a plan, where there is only one."""
         if self.proposal.plan is None:
             return None
         if self.proposal.by is not None:
@@ -70,9 +70,9 @@ class InFlightRound:
         return [asked[seq_id] for seq_id in seq_ids]
 
     def is_steady(self, behind: InFlightRound | None) -> bool:
-        """Whether the host did no more for it, and meanwhile for the round behind it, than for any of its kind.
+        """Whether the host did no more for this round, and meanwhile for the one behind it, than for any of its kind.
 
-        Where rounds of a kind are repeated, one that is launched anew takes longer; so does one that somebody joins.
+        Where rounds of a kind are repeated, one that is launched anew takes longer; so does one that sequences join.
         """
         if self.disturbed or (self.repeats and not self.repeated):
             return False
@@ -90,7 +90,7 @@ class InFlightRound:
 
 
 def spans_of(scheduled: Seq[ScheduledSequence], drafts: Seq[Draft]) -> list[Span]:
-    """What each sequence reads and scores. Behind a round in flight, only widths and drafts hold."""
+    """What each sequence reads and scores. Behind a round in flight, only widths and drafts are valid."""
     return [
         Span(seq.id, seq.cached, tuple(seq.tokens[seq.cached : seq.cached + each.chunk]), draft, each.complete)
         for each, draft in zip(scheduled, drafts, strict=True)

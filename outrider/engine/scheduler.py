@@ -9,11 +9,12 @@ from outrider.core.sequence import Sequence
 from outrider.runners.base import Runner
 
 _AHEAD, _SOON = 128, 64
-"""Tokens for which pages are taken ahead, so that block tables seldom change, and when more are taken."""
+"""Pages are reserved for `_AHEAD` tokens ahead, so that block tables seldom change; again, once fewer than `_SOON` are
+left."""
 _BEYOND = 64
-"""The same beyond the end of a text, which a draft may pass."""
+"""The max tokens beyond the end of a text that pages are reserved for: a draft may pass the end."""
 _MAX_REPEATS = 16
-"""Rounds that are launched as the one before was, in a row."""
+"""Max rounds in a row that repeat the one before."""
 
 
 @dataclass(slots=True)
@@ -31,7 +32,7 @@ class ScheduledSequence:
     room: int = 0
     """Tokens that the text may gain from this round on, whatever the one in flight before it brings."""
     joined: bool = False
-    """It joins with this round: the rest of its text is read before it, behind another one in flight."""
+    """It joins with this round: all but its last token is read before, behind a round in flight."""
 
     @property
     def decodes(self) -> bool:
@@ -53,7 +54,7 @@ class Scheduler:
         self.preempted: list[Sequence] = []
         """Sequences that lost their pages in the last round; they wait again."""
         self.changes = 0
-        """How often it changed who waits or runs."""
+        """The number of changes of who waits or runs."""
         self.joins = joins
 
     def __len__(self) -> int:
@@ -61,7 +62,7 @@ class Scheduler:
 
     @property
     def reads_prompts(self) -> bool:
-        """Whether a round behind none reads prompts."""
+        """Whether a round with none in flight reads prompts."""
         newcomers = bool(self.waiting) and len(self.running) < self.max_batch
         return newcomers or any(seq.pending > 1 for seq in self.running)
 
@@ -120,8 +121,8 @@ class Scheduler:
         """The sequences of the round behind one in flight, pages reserved for any outcome of it.
 
         A draft may go beyond the end of its text, where it is cut: so rounds are alike, and can be repeated.
-        Empty where that one must complete first: others could take part who cannot join it, all sequences are sure
-        to end, or one does whose place such a one waits for, or pages would have to be taken from another sequence.
+        Empty where the round in flight must complete first: a waiting sequence that cannot join could take part, be it
+        in the place of one that is sure to end; all are sure to end; or pages would have to be taken from another.
         """
         ending = [each.seq.room <= 1 for each in scheduled]  # whatever the round brings
         if len(scheduled) != len(self.running) or all(ending) or self.must_drain(any(ending)):
@@ -159,17 +160,17 @@ class Scheduler:
         return joined
 
     def must_drain(self, ends: bool) -> bool:
-        """Whether the rounds in flight must complete before another: somebody could take part who cannot join one.
+        """Whether the rounds in flight must complete before another: a sequence could take part that cannot join one.
 
         ends: a sequence is sure to end with them.
         """
-        if any(each.seq.pending > 1 for each in self.joining):  # who was not read, since something failed
+        if any(each.seq.pending > 1 for each in self.joining):  # its text was not read: something failed
             return True
         places = len(self.running) + len(self.joining) < self.max_batch
         return bool(self.waiting) and (ends or places) and not self._can_join()
 
     def join(self) -> list[ScheduledSequence]:
-        """Admit those who can join the round after the one in flight: all but their last token is to be read now."""
+        """Admit sequences that can join the round after the one in flight; all but the last token must be read now."""
         joined: list[ScheduledSequence] = []
         spare = self.max_round_tokens - len(self.running)
         while self.waiting and len(self.running) + len(self.joining) < self.max_batch and self._can_join(spare):
@@ -183,9 +184,8 @@ class Scheduler:
         return joined
 
     def _can_join(self, spare: int | None = None) -> bool:
-        """Whether the first who waits can join a round behind one in flight: its whole text in one pass, no options.
-
-        spare: tokens that may be read.
+        """Whether the first waiting sequence can join a round behind one in flight: it is new, no option or constraint
+        needs its text or logits, and one pass can read its text. spare: tokens that may be read.
         """
         seq = self.waiting[0]
         if not (self.joins and self.target.joins) or seq.generated or seq.reads_text or not seq.plain_logits:
@@ -194,10 +194,10 @@ class Scheduler:
         return len(seq.tokens) <= min(spare, self.pool.free * self.pool.size)
 
     def repeats(self, scheduled: list[ScheduledSequence], rows: int, *, repeated: bool = False) -> int:
-        """How often a round of these may be launched again, behind itself: all have their pages, whatever is accepted.
+        """How often a round of these may be launched again, behind itself: pages are there, whatever is accepted.
 
-        A text may end meanwhile: what is accepted beyond its end is dropped. rows: that a draft writes to the pages,
-        the one of the text's last token first. repeated: the round is itself launched again, behind one in flight.
+        A text may end meanwhile: what is accepted beyond its end is dropped. rows: the slots that a draft writes, from
+        the text's last token on. repeated: the round is itself launched again, behind one in flight.
         """
         most = _MAX_REPEATS
         for each in scheduled:
@@ -208,7 +208,7 @@ class Scheduler:
         return max(0, most)
 
     def _last(self, seq: Sequence) -> int:
-        """Tokens that a sequence is given pages for at most, ahead of its need."""
+        """Max tokens that pages of a sequence are reserved for ahead of its need."""
         return min(seq.limit + _BEYOND, self.target.context)
 
     def _capacity(self, seq: Sequence) -> int:
@@ -216,9 +216,9 @@ class Scheduler:
         return len(self.pool.table(seq.id)) * self.pool.size
 
     def _reserve_ahead(self, scheduled: list[ScheduledSequence]) -> None:
-        """Let all of them grow for many rounds, now that the tables of some are sent to the device anyway.
+        """Reserve pages of all these sequences for many rounds, now that block tables are sent to the device anyway.
 
-        A round that none is launched behind gives back what it does not need, before others could want it.
+        A round with none launched behind it gives back the pages that it does not need, before others could need them.
         """
         for each in scheduled:
             seq = each.seq

@@ -1,4 +1,4 @@
-"""How likely the target finds a text that is given: its own tokens, scored in pieces between rounds."""
+"""Scores a given text: the target's log-probabilities of its tokens, computed in pieces between rounds."""
 
 from __future__ import annotations
 

@@ -28,9 +28,9 @@ class Tally:
     """Rounds in which a draft token was rejected."""
     emitted: int = 0
     by_depth: list[int] = field(default_factory=list[int])
-    """Drafts of just so many levels, from 0."""
+    """The number of drafts with exactly 0, 1, 2, ... levels."""
     by_accepted: list[int] = field(default_factory=list[int])
-    """Drafts of which just so many tokens were accepted, from 0."""
+    """The number of drafts of which exactly 0, 1, 2, ... tokens were accepted."""
 
     def count(self, judged: JudgedDraft) -> None:
         """Add a round."""
@@ -117,7 +117,7 @@ class Times:
     host: float = 0.0
     read: float = 0.0
     rounds: int = 0
-    """How many rounds `draft`, `verify` and `host` are of."""
+    """The number of rounds that `draft`, `verify` and `host` are the time of."""
 
     @property
     def total(self) -> float:
@@ -278,7 +278,7 @@ ENOUGH = 20
 
 
 def meaning(alpha: float, judged: int) -> str:
-    """What an acceptance rate over so many tokens says about a drafter."""
+    """What an acceptance rate says about a drafter. judged: the number of accepted and rejected tokens it is from."""
     if judged < ENOUGH:
         return f"{judged} tokens are too few to say more" if judged != 1 else "one token is too few to say more"
     if alpha >= 0.7:
@@ -291,7 +291,7 @@ def _extend(counts: list[int], size: int) -> None:
 
 
 def _or_more(counts: list[int]) -> list[int]:
-    """From how many are just 0, 1, 2 ... to how many are 1 or more, 2 or more ..."""
+    """From the numbers of those with exactly 0, 1, 2, ... to the numbers of those with at least 1, 2, ..."""
     return list(accumulate(reversed(counts[1:])))[::-1]
 
 

@@ -120,7 +120,7 @@ class TextStream:
 
 
 class _Window:
-    """The last few ids and the text they decode to, of which a part is out already.
+    """The last few ids and the text that they decode to, a part of which was returned already.
 
     Decoding a few ids before the new one gives the new one its context (a space before
     a word, the first bytes of its character) at a cost that does not grow with the text.
@@ -198,7 +198,7 @@ class _Window:
 
 
 class _OwnTexts:
-    """A window for tokens that have bytes of their own, which are the same wherever they are.
+    """What `_Window` does, for tokens whose bytes do not depend on the tokens around them.
 
     After a whole character, a token of whole characters adds just these.
     """
@@ -234,7 +234,7 @@ class _OwnTexts:
 
 
 class _Bytes:
-    """The bytes since a whole character, and of their text what is not out: what `_Window` does, decoding each once."""
+    """What `_Window` does, decoding each byte once: keeps the bytes since the last whole character."""
 
     def __init__(self, own: Callable[[int], str | bytes]) -> None:
         self._own = own
