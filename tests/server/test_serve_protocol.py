@@ -393,7 +393,7 @@ def test_a_whole_number_may_be_written_with_a_point(served: Running):
         assert served.post("/v1/completions", **body | {name: "1"}).json()["error"]["param"] == name
 
 
-@pytest.mark.parametrize("kind", ["image_url", "input_image", "input_audio", "file", "video_url"])
+@pytest.mark.parametrize("kind", ["image_url", "input_image", "input_audio", "file", "video_url", "{types}"])
 def test_a_part_that_is_no_text_is_named_with_what_works(served: Running, kind: str):
     parts = [{"type": "text", "text": "what is this?"}, {"type": kind, kind: {"url": "http://127.0.0.1:1/a.png"}}]
     error = served.post("/v1/chat/completions", messages=[*MESSAGES, {"role": "user", "content": parts}]).json()[

@@ -1,7 +1,7 @@
 """Types of the fields that clients send: bounded numbers, lists of token ids, text parts.
 
-Validation of a list stops at its first error (fail_fast): a client chooses how many there are, and each would be
-written out.
+Validation of a list stops at its first error (fail_fast): pydantic would report an error for each entry, and a client
+chooses their number.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def max_entries(limit: int, what: str) -> BeforeValidator:
 WHOLE = BeforeValidator(_as_int)
 """Makes an integer of 5.0, which JSON and its schemas do not tell from 5."""
 WHOLES = BeforeValidator(_as_ints)
-"""The same for a list, at once: it may hold a million."""
+"""The same for a whole list in one call: it may hold a million ids."""
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 TokenIds = Annotated[list[TokenId], Field(max_length=MAX_LISTED_IDS, fail_fast=True), WHOLES]
 PromptIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_TOKENS, fail_fast=True), WHOLES]
@@ -73,19 +73,19 @@ class StrictModel(BaseModel):
         known = [field.alias or name for name, field in cls.model_fields.items()]
         unknown = next((name for name in value if name not in known), None) if isinstance(value, dict) else None
         if unknown is not None:
-            said = {"known": ", ".join(known), "name": repr(str(unknown)[:64])}  # the client's own text is put in last
+            said = {"known": ", ".join(known), "name": repr(str(unknown)[:64])}  # last: braces in it are not replaced
             raise PydanticCustomError("extra_forbidden", "{name} is no field of it; it takes {known}", said)
         return value
 
 
 def text_parts(*types: str) -> Callable[[Any], Any]:
-    """A check that the parts of a message are text: any other is named, and nothing of it is fetched or unpacked."""
+    """A check that the parts of a message are text. The error names another type; such a part is never fetched."""
 
     def check(value: Any) -> Any:
         for part in value if isinstance(value, list) else ():
             kind = part.get("type") if isinstance(part, dict) else None
             if isinstance(kind, str) and kind not in types:
-                said = {"kind": repr(kind[:64]), "types": " or ".join(types)}  # the client's own text is put in last
+                said = {"types": " or ".join(types), "kind": repr(kind[:64])}  # the client's text is filled in last
                 message = "the model reads text alone, and no part of type {kind}; send parts of type {types}"
                 raise PydanticCustomError("text_only", message, said)
         return value
