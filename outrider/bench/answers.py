@@ -1,4 +1,4 @@
-"""Answer prompts with an engine, so many at a time, and count what came: tokens, rounds, drafts, times."""
+"""Answer prompts with an engine, `batch` at a time, and count tokens, rounds, drafts and times."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class Answer:
     rounds: int = 0
     """Rounds that emitted tokens."""
     drafts: int = 0
-    """Those of them that had a draft."""
+    """Rounds that emitted tokens and had a draft."""
     drafted: int = 0
     accepted: int = 0
     accepted_at: list[int] = field(default_factory=list[int])
-    """Drafts whose token of this depth was accepted."""
+    """For each depth, the number of drafts whose token there was accepted."""
     rejected_at: list[int] = field(default_factory=list[int])
-    """Drafts whose token of this depth was the first to be rejected; those behind it are in neither list."""
+    """For each depth, the number of drafts whose first rejected token is there; those behind it are in neither list."""
     stats: Stats | None = None
 
     def count(self, event: Event) -> None:
-        """Add a round."""
+        """Add the event of one round."""
         if event.stats is not None:
             self.stats = event.stats
         if event.error:
@@ -63,7 +63,7 @@ class Answer:
 
 
 def digest_of(tokens: Seq[Token]) -> str:
-    """By which equal texts are known to be equal."""
+    """A short hash of a text's tokens, to compare texts by."""
     return sha256(repr(tuple(tokens)).encode()).hexdigest()[:16]
 
 
@@ -78,7 +78,7 @@ class Answers:
     """Rounds of the engine, those that read prompts included: passes of the target."""
 
     def as_line(self) -> dict[str, Any]:
-        """What a run's file holds of it: sums, and for each text what an interval needs."""
+        """The fields for a run's file: sums, and for each text the values that intervals are computed from."""
         done = [(answer, answer.stats) for answer in self.answers if answer.stats is not None]
         pairs = [bigrams(answer.tokens) for answer in self.answers]
         return {

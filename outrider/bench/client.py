@@ -25,9 +25,9 @@ class Outcome:
     turn: int
     started: float = 0.0
     started_ns: int = 0
-    """By the clock on the wall, in nanoseconds."""
+    """The wall-clock time of the start, in nanoseconds."""
     waited: float = 0.0
-    """Seconds that the client held it back: after its time in an open loop."""
+    """Seconds by which the client started its conversation late, in an open loop."""
     pieces: list[float] = field(default_factory=list[float])
     """When each chunk with text came."""
     ended: float = 0.0
@@ -89,7 +89,7 @@ class Client:
 
 
 def read_stream(lines: Iterable[bytes], outcome: Outcome) -> None:
-    """Note what a stream of server-sent events tells. ValueError where it ends without [DONE]."""
+    """Read a stream of server-sent events into the outcome. ValueError where it ends without [DONE]."""
     for line in lines:
         if not line.startswith(b"data:"):
             continue

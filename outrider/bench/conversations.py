@@ -45,7 +45,7 @@ class Conversations:
             raise ConfigError(f"--thinking {mode}: this model's chat template has no {SWITCH}; leave --thinking out")
 
     def item(self, prompt: BenchPrompt, turn: int, before: Seq[Item], context: int, thinking: str) -> Item:
-        """before: the answered items, in which those of the prompt's earlier turns are. context: 0 fills nothing in."""
+        """before: answered items, with the prompt's earlier turns. context: tokens to fill up to; 0: no filling."""
         answers = {each.turn: each.text for each in before if each.prompt == prompt.id}
         messages = list(prompt.history)
         for earlier in range(turn):
@@ -55,7 +55,7 @@ class Conversations:
         return Item(prompt.id, turn, tuple(self._filled(messages, context, thinking)))
 
     def _filled(self, messages: list[Message], context: int, thinking: str) -> list[Token]:
-        """The ids, with as many words before the first message of the user as `context` tokens hold."""
+        """The token ids, with words put before the user's first message, as many as fit into `context` tokens."""
         plain = self._encode(messages, thinking)
         low, high = 0, max(0, context - len(plain))  # a word takes at least a token
         while low < high:
@@ -74,11 +74,11 @@ class Conversations:
 
     @cached_property
     def _words(self) -> list[str]:
-        """Prose, the texts of the suite of summaries."""
+        """The words to fill up with: the texts of the suite `summary`."""
         return " ".join(prompt.turns[0].partition("\n\n")[2] for prompt in read_suite("summary")).split()
 
     def _encode(self, messages: Seq[Message], thinking: str) -> list[Token]:
-        """Written by the chat template; without one, the messages' texts one after another."""
+        """The token ids as the chat template writes them; without one, of the messages' texts one after another."""
         if not self.template:
             return self.tokenizer.encode("\n\n".join(message["content"] for message in messages))
         options = {SWITCH: thinking == "on"} if thinking else {}

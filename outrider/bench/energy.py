@@ -1,4 +1,4 @@
-"""The energy a device has used, where it tells: NVML's counter on NVIDIA GPUs, RAPL's on CPUs."""
+"""The energy a device has used, where it has a counter: NVML's on NVIDIA GPUs, RAPL's on CPUs."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ RAPL = Path("/sys/class/powercap")
 
 @dataclass(frozen=True, slots=True)
 class EnergyMeter:
-    """Reads a counter of joules. `source` says which; empty where nothing tells."""
+    """Reads a counter of joules. `source` names it; empty where there is none."""
 
     source: str = ""
     read: Callable[[], float] = lambda: 0.0
     wraps_at: float = 0.0
-    """Joules at which the counter begins anew; 0: never."""
+    """Joules at which the counter wraps to 0; 0: never."""
 
     def since(self, before: float) -> float | None:
-        """Joules since a reading; None where nothing tells. A counter that began anew is taken to have done so once."""
+        """Joules since the reading `before`; None without a counter. A lower reading counts as one wrap to 0."""
         if not self.source:
             return None
         used = self.read() - before

@@ -70,8 +70,8 @@ def load_target(
 class Engines:
     """An engine for each row, all open, of which one works at a time.
 
-    They share one target, except for drafters that let it keep outputs of its layers, which would cost the other rows
-    time: each of those has a target of its own.
+    The rows share one target until a drafter taps layers, which costs every row of its target time: the rows after
+    such a drafter get another target. Plain decoding is set up last, and shares none with such a drafter.
     """
 
     def __init__(
@@ -105,13 +105,13 @@ class Engines:
             llm.close()
 
     def read_seconds(self, passes: int, batch: int) -> float | None:
-        """How long reading the target's weights for so many passes takes at the measured bandwidth; None: not known."""
+        """Seconds to read the target's weights in `passes` passes at the measured bandwidth; None: not known."""
         if self.limits is None:
             return None
         return passes * self.limits.work.bytes_read(batch) / self.limits.ceilings.bandwidth
 
 
 def _limits(target: Runner) -> PassLimits | None:
-    """Measured now, not by an earlier start; None where the target's work is not known."""
+    """The limits of the target's passes, always measured anew; None where the target's work is not known."""
     found = [limits for _ in range(LOOKS) if (limits := limits_of(target, None, ())) is not None]
     return max(found, key=lambda each: each.ceilings.bandwidth, default=None)

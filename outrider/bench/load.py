@@ -1,4 +1,4 @@
-"""Load on a server. Closed loop: so many conversations at once. Open loop: they begin at random times, at a rate.
+"""Load on a server. Closed loop: a number of conversations at once. Open loop: they begin at random, at a rate.
 
 A conversation's turns follow one another: each is sent when the one before is answered, with its answer.
 """
@@ -19,12 +19,12 @@ from outrider.bench.client import Client, Outcome
 from outrider.bench.prompts import BenchPrompt
 
 MAX_OPEN = 4096
-"""Conversations of an open loop that are under way at once."""
+"""Max conversations of an open loop that are under way at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One of the two."""
+    """A closed loop (`concurrency`) or an open loop (`rate`)."""
 
     concurrency: int | None = None
     rate: float | None = None
@@ -49,7 +49,7 @@ def put_under_load(
 ) -> tuple[list[Outcome], float]:
     """The outcomes of `count` conversations, in the order of the prompts, and the seconds it all took.
 
-    options: fields of every request. Interrupted, no conversation begins any more, and those under way end.
+    options: fields of every request. If interrupted, no further turn is sent, and requests under way are finished.
     """
     chosen = list(islice(cycle(prompts), count))
     stop = threading.Event()
@@ -75,7 +75,7 @@ def put_under_load(
 def _converse(
     client: Client, prompt: BenchPrompt, waited: float, stopped: Callable[[], bool], options: dict[str, Any]
 ) -> Iterator[Outcome]:
-    """Turn by turn; after a failure, no further one."""
+    """The outcomes of a conversation, turn by turn; after a failure, no further turn is sent."""
     messages = list(prompt.history)
     for turn, said in enumerate(prompt.turns):
         if stopped():

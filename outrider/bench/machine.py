@@ -53,7 +53,7 @@ def machine_facts(device: torch.device | None) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of this package, Python, and the libraries that compute."""
+    """The versions of this package, of Python, and of LIBRARIES."""
     found = {"outrider": __version__, "python": platform.python_version()}
     for name in LIBRARIES:
         try:
@@ -64,7 +64,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """The commit of the checkout this package runs from, with + where files differ; empty where it is none."""
+    """The commit of the checkout this package runs from, with + where files differ; empty without one."""
     folder, git = Path(__file__).parents[2], shutil.which("git")
     if git is None or not (folder / ".git").exists():
         return ""
@@ -74,8 +74,8 @@ def commit() -> str:
 
 
 def without_folders(text: str) -> str:
-    """With the last part alone of every file and folder of this machine that it names by an absolute path; of a file
-    that is yet to be written, too."""
+    """The text with absolute paths replaced by their last part, where the parent folder exists on this machine: also
+    for a file that is yet to be written."""
     return PATH.sub(lambda found: Path(found[0]).name if Path(found[0]).parent.exists() else found[0], text)
 
 
@@ -102,7 +102,7 @@ def _cpu_name() -> str:
 
 
 def arm_name(told: Mapping[str, str]) -> str:
-    """The name of an ARM core, of which Linux tells numbers; empty where it is none. told: of /proc/cpuinfo."""
+    """The name of an ARM core, from the numbers that Linux tells; empty without them. told: from /proc/cpuinfo."""
     maker, part = told.get("CPU implementer", ""), told.get("CPU part", "")
     if not maker or not part:
         return ""

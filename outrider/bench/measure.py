@@ -41,7 +41,7 @@ class Measurement:
     """From submission to the end, prefill included."""
     times: Times = field(default_factory=Times)
     stats: Stats = field(default_factory=Stats)
-    """Of all requests, from submission to the end."""
+    """The stats of all requests, from submission to the end."""
     texts: list[tuple[Token, ...]] = field(default_factory=list[tuple[Token, ...]])
 
     @property
@@ -82,7 +82,7 @@ class Measurement:
 
     @property
     def host_share(self) -> float:
-        """The rest, as a share of the round."""
+        """The host's share of a round: the third part of `split_ms`."""
         return self.split_ms()[2] / self.round_ms if self.round_ms else 0.0
 
 
@@ -104,7 +104,7 @@ def measure(
     """Run the prompts as one batch and measure the window in which all decode. max_draft: as in a Request.
 
     to_end: finish every sequence, also after the window; `texts` are then complete. Otherwise the
-    rest is cancelled. Raises ConfigError where all never decode at once: max_tokens is too small.
+    rest is cancelled. Raises ConfigError where they never all decode at once: max_tokens is too small.
     """
     requests = [Request(prompt=tuple(prompt), params=params, salt=salt, max_draft=max_draft) for prompt in prompts]
     ids = [engine.submit(request)[0] for request in requests]

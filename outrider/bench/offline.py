@@ -25,7 +25,7 @@ from outrider.core.sampling import SamplingParams
 
 WARM_UP_TOKENS = 16
 Tell = Callable[[str, int, int], None]
-"""Called with what is measured next, how much is done, and how much there is."""
+"""Called with what is measured next, the number of measurements done, and the number of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,8 @@ class OfflineBench:
             self.conversations.check_thinking(mode)
 
     def expected_seconds(self) -> float:
-        """About what `measure_all` takes: every text as long as those did that are timed, or as plain decoding takes
-        for those of the first cell, which are answered now. 0 where nothing is left."""
+        """An estimate of what `measure_all` takes; 0 where nothing is left. Each text counts with the mean time of
+        those timed so far; the first unfinished cell's reference texts are made and timed now if they are missing."""
         cells = self.axes.cells(self.prompts)
         missing = {cell: sum(self._line(cell, *each) is None for each in self._order()) for cell in cells}
         first = next((cell for cell, count in missing.items() if count), None)
@@ -89,7 +89,7 @@ class OfflineBench:
         return texts * sum(line["seconds"] for line in timed) / max(1, answered)
 
     def measure_all(self, tell: Tell) -> None:
-        """Interrupted, the run's file holds what was measured, and another call continues."""
+        """If interrupted, the run's file holds what was measured, and another call continues."""
         cells, rows = self.axes.cells(self.prompts), self.engines.rows
         total, done = len(cells) * self.axes.repeats * len(rows), 0
         for cell in cells:
@@ -133,7 +133,7 @@ class OfflineBench:
         return place | found.as_line() | figures
 
     def _params(self, cell: Cell, count: int, first: int = 0) -> list[SamplingParams]:
-        """Of so many items; every item has a seed of its own. first: the number of the first."""
+        """The parameters of `count` items; every item has a seed of its own. first: the index of the first item."""
         seeds = range(self.axes.seed + first, self.axes.seed + first + count)
         return [
             SamplingParams(max_tokens=self.axes.max_tokens, temperature=cell.temperature, seed=seed) for seed in seeds
@@ -161,7 +161,7 @@ class OfflineBench:
         return items
 
     def _answer(self, cell: Cell, wave: Seq[Item], first: int) -> list[tuple[str, str]]:
-        """(text, digest) of each, by plain decoding. first: the number of the first item."""
+        """(text, digest) for each item, by plain decoding. first: the index of the first item."""
         salt = f"reference {self.run.header['began']} {cell}"
         params, engine = self._params(cell, len(wave), first), self.engines.use(PLAIN)
         found = answer_all(engine, [item.tokens for item in wave], params, batch=cell.batch, salt=salt)

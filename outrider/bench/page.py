@@ -62,7 +62,7 @@ class Table:
 
 
 def table_of(run: RunFile) -> Table:
-    """Every figure of a run that a table can hold."""
+    """The figures of a run as a table, by the kind of the run."""
     if run.header["kind"] == "serve":
         return Table(SERVE_COLUMNS, [serve_cells(each) for each in summarize_serve(run)], SERVE_DEFINITIONS)
     if run.header["kind"] == "peers":
@@ -107,7 +107,7 @@ def _verdict(runs: Mapping[str, RunFile]) -> Html:
 
 
 def _all_equal(run: RunFile) -> bool:
-    """Of peers: of our own rows, since another engine may compute in another number format."""
+    """Whether all compared texts are equal; of peers only our rows: other engines may use another number format."""
     kind = run.header["kind"]
     if kind == "serve":
         return all(each.identical is None or each.identical[0] == each.identical[1] for each in summarize_serve(run))
@@ -200,7 +200,7 @@ def _offline_plots(rows: Seq[RowSummary]) -> Iterator[Html]:
 
 
 def _by_batch(rows: Seq[RowSummary], drafters: Seq[str]) -> Iterator[Line]:
-    """Of all categories together, or the only one, at the last temperature, context and thinking mode."""
+    """A line for each drafter: of all categories together, or the only one, at the last of the other settings."""
     last = {**rows[-1].cell, "batch": None}  # those of all categories come last
     for drafter in drafters:
         own = [row for row in rows if row.row == drafter and {**row.cell, "batch": None} == last]

@@ -126,7 +126,7 @@ class VllmPeer:
         self.about = {"version": vllm.__version__, "format": dtype}
 
     def answer(self, row: str, prompt: list[int], max_tokens: int) -> dict[str, Any]:
-        """The first token's time is not told by this interface."""
+        """`first` is None: this interface does not tell the time of the first token."""
         params = self.vllm.SamplingParams(temperature=0.0, max_tokens=max_tokens)
         began = time.perf_counter()
         (result,) = self.model.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)
@@ -138,7 +138,7 @@ PEERS = {"transformers": TransformersPeer, "llama.cpp": LlamaCppPeer, "vllm": Vl
 
 def main(kind: str, options: str) -> None:
     here = os.path.dirname(os.path.abspath(__file__))
-    sys.path[:] = [each for each in sys.path if os.path.abspath(each) != here]  # its files have names of libraries
+    sys.path[:] = [each for each in sys.path if os.path.abspath(each) != here]  # its files are named like libraries
     out = os.fdopen(os.dup(1), "w")  # engines print to stdout: that goes to stderr instead
     os.dup2(2, 1)
 

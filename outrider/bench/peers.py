@@ -1,4 +1,4 @@
-"""Compare with other engines: the same weights, prompts and run, one after another in turn."""
+"""Compare with other engines: the same weights and prompts in one run, in which the engines take turns."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ OURS = "outrider"
 WARM_UP_TOKENS = 8
 END_SECONDS = 20
 CLEAR = 0.9
-"""The level of an interval that a victory is told by: 5 repetitions at least."""
+"""The level that an interval needs for a row to count as the winner: 5 repetitions reach it."""
 
 
 class PeerError(OutriderError):
-    """Another engine failed: what it said."""
+    """Another engine failed. The message is what it said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class System(Protocol):
     name: str
 
     def answer(self, prompt: Seq[Token], max_tokens: int) -> PeerAnswer:
-        """Greedy, alone, with cold caches."""
+        """Decode greedily, one sequence alone, with cold caches."""
         ...
 
 
@@ -88,7 +88,7 @@ class Worker:
     about: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def ask(self, **request: Any) -> dict[str, Any]:
-        """Raises PeerError with what the engine said, or that it ended."""
+        """Send a request, if any, and read the next message. PeerError: what the engine said, or that it ended."""
         if self.process.stdin is None or self.process.stdout is None:
             raise PeerError(f"{self.plan.kind}: its process has no pipes")
         try:
@@ -117,7 +117,7 @@ class WorkerSystem:
 
 @contextmanager
 def started(plan: PeerPlan, log: Path) -> Iterator[Worker]:
-    """The worker, ready; it ends with the block. PeerError where it does not start. log: takes what it prints."""
+    """The worker, ready; it ends with the block. PeerError where it does not start. log: for what it prints."""
     command = [plan.python, str(WORKER), plan.kind, json.dumps(plan.options)]
     with log.open("a", encoding="utf-8") as printed:
         try:
@@ -197,7 +197,7 @@ class PeersBench:
                     done += 1
 
     def _reference(self, category: str, items: Seq[tuple[Token, ...]]) -> list[str]:
-        """Of the texts of our own plain decoding."""
+        """The digests of our own plain decoding's texts, from the run's file or made now."""
         known = self.run.find("reference", category=category)
         if known is None:
             ours = OutriderSystem(self.engines, PLAIN)

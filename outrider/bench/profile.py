@@ -36,7 +36,7 @@ class Cost:
     count: float
     us: float
     share: float
-    """Of the time of all of them."""
+    """Its part of the time of all that are listed with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class TimeSpan:
 def profile_rounds(engine: Engine, rounds: int) -> Profile:
     """Run `rounds` rounds three times: timed, counting synchronizations, and under the profiler.
 
-    The engine is warm, and all its sequences decode and have room for that many rounds.
+    The engine must be warm, and all its sequences must decode and have room for three times `rounds` rounds.
     """
     began = time.perf_counter()
     tokens = sum(_steps(engine, rounds))

@@ -45,7 +45,7 @@ class RunFile:
 
 
 def make_header(kind: str, settings: Mapping[str, Any], facts: Mapping[str, Any]) -> Line:
-    """facts: machine, versions, commit, command and the like: what is told, and need not be the same to continue."""
+    """facts: machine, versions, commit, command and the like. Unlike settings, they may differ if a run continues."""
     began = datetime.now(UTC).isoformat(timespec="seconds")
     return {"format": FORMAT, "kind": kind, "settings": dict(settings), **facts, "began": began}
 
@@ -87,7 +87,7 @@ def read_run(path: Path) -> RunFile:
 
 
 def json_like(value: Any) -> Any:
-    """As it is after being written and read."""
+    """The value as it is after being written as JSON and read back."""
     return json.loads(json.dumps(value))
 
 

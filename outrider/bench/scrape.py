@@ -33,7 +33,7 @@ class Counters:
         return Counters(sums, {i: value - before.positions.get(i, 0.0) for i, value in self.positions.items()})
 
     def spec_decode(self) -> dict[str, Any]:
-        """vLLM's `spec_decode_*`; none where nothing was drafted, or nothing is told."""
+        """vLLM's `spec_decode_*`; empty where nothing was drafted, or there are no such counters."""
         drafts, drafted, accepted = (self.sums.get(name, 0.0) for name in ("drafts", "drafted", "accepted"))
         if not drafts or not drafted:
             return {}
@@ -52,7 +52,7 @@ class Counters:
 
 
 def read_counters(text: str) -> Counters:
-    """From the text format of Prometheus."""
+    """The counters in a text of Prometheus' format."""
     found = Counters()
     for line in text.splitlines():
         name, _, rest = line.partition("{") if "{" in line else line.partition(" ")
@@ -65,7 +65,7 @@ def read_counters(text: str) -> Counters:
 
 
 def scrape(url: str, headers: Mapping[str, str]) -> Counters:
-    """Of the server whose API is at url, which ends in /v1; no counters where it has no /metrics."""
+    """The counters of a server; none where it has no /metrics. url: of its API, ending in /v1."""
     asked = Request(f"{url.removesuffix('/v1')}/metrics", headers=dict(headers))  # noqa: S310 - http(s), see Api
     try:
         with urlopen(asked, timeout=TIMEOUT_SECONDS) as response:  # noqa: S310 - the same

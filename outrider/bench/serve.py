@@ -23,12 +23,12 @@ from outrider.prove.api import Api, ServerKind
 
 SERVED = "as served"
 LONG = ("generated_texts", "itls", "latencies", "start_times", "queue_times", "input_lens", "ttfts")
-"""Lists that an export has and a run's file has not."""
+"""Lists that are written to an export, and not to a run's file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServePlan:
-    """What is sent."""
+    """The loads, and the options of the requests that are sent."""
 
     loads: tuple[Load, ...]
     count: int
@@ -61,7 +61,7 @@ class ServeBench:
             self.conditions = {"on": {}, "off": self.kind.off}
 
     def measure_all(self, tell: Tell) -> None:
-        """The conditions alternate, and each repetition begins with the other one."""
+        """Measure what is missing. The conditions alternate, and each repetition begins with the next one."""
         plan, names = self.plan, list(self.conditions)
         total, done = len(plan.loads) * plan.repeats * len(names), 0
         for load in plan.loads:
@@ -106,7 +106,7 @@ class ServeBench:
 
 
 def _digests(outcomes: Seq[Outcome]) -> dict[str, str]:
-    """The text of each turn that was answered. Of a prompt that was sent several times, the first."""
+    """The digest of each answered turn's text. Of a prompt that was sent several times, the first counts."""
     found: dict[str, str] = {}
     for outcome in outcomes:
         if not outcome.error:

@@ -13,9 +13,9 @@ from outrider.bench.statistics import percentile
 
 
 def vllm_result(outcomes: Seq[Outcome], seconds: float, load: Load, model: str, backend: str) -> dict[str, Any]:
-    """The object that `vllm bench serve --save-result --save-detailed` writes, by the same names and definitions.
+    """The object that `vllm bench serve --save-result --save-detailed` writes, with the same names and definitions.
 
-    Of a closed loop, request_rate is "inf" and max_concurrency the number at once. Where the server tells each
+    For a closed loop, request_rate is "inf" and max_concurrency is the number at once. Where the server tells each
     request's speculation, `spec_decode_*` are summed over the requests, and not read from /metrics.
     """
     good = [outcome for outcome in outcomes if not outcome.error]
@@ -67,7 +67,7 @@ def vllm_result(outcomes: Seq[Outcome], seconds: float, load: Load, model: str, 
 
 
 def spec_decode(outcomes: Seq[Outcome]) -> dict[str, Any]:
-    """vLLM's `spec_decode_*`; none where the server tells nothing of it, or nothing was drafted."""
+    """vLLM's `spec_decode_*`; empty where the server tells nothing of them, or nothing was drafted."""
     told = [outcome.spec for outcome in outcomes if outcome.spec]
     drafts, drafted, accepted = (
         sum(each.get(name) or 0 for each in told)
@@ -148,7 +148,7 @@ def _acceptance(spec: dict[str, Any], engine: str) -> dict[str, Any]:
 
 
 def _distribution(name: str, values: Seq[float]) -> dict[str, float]:
-    """In milliseconds; 0 of none, as vLLM has it."""
+    """Mean, median, standard deviation and 99th percentile in milliseconds; 0 without values, as in vLLM."""
     values = values or [0.0]
     return {
         f"mean_{name}_ms": 1e3 * fmean(values),
@@ -159,7 +159,7 @@ def _distribution(name: str, values: Seq[float]) -> dict[str, float]:
 
 
 def _most_in_a_second(outcomes: Seq[Outcome], base: float) -> float:
-    """Chunks that came in one second, counted from the first request's start, at most."""
+    """The most chunks that came in one second; seconds are counted from the first request's start."""
     seconds: dict[int, int] = {}
     for outcome in outcomes:
         for at in outcome.pieces:
@@ -168,7 +168,7 @@ def _most_in_a_second(outcomes: Seq[Outcome], base: float) -> float:
 
 
 def _most_at_once(outcomes: Seq[Outcome]) -> int:
-    """Requests under way at one time, at most; one that ends does so before another begins."""
+    """The most requests under way at one time; at equal times, an end counts before a start."""
     events = sorted([(o.started, 1) for o in outcomes] + [(o.ended, -1) for o in outcomes])
     now = most = 0
     for _, change in events:

@@ -1,4 +1,4 @@
-"""First answers to requests of every kind, and which took long for their length: what start-up should have prepared."""
+"""The time to the first token for requests of many kinds: a slow one points to what start-up should have prepared."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BUCKETS = (1, 33, 129, 513, 2049, 1 << 30)
 """Prompt lengths at which buckets begin, and the end of the last one."""
 CANCELLED = 0.1  # of the requests, after their first token
 SHARED = 0.3  # of the prompts begin as an earlier one did
-AT_ONCE = (1,) * 30 + (3,)  # how many may run, drawn before every round
+AT_ONCE = (1,) * 30 + (3,)  # the number of requests that may run, drawn before every round
 OPTIONS: tuple[dict[str, Any], ...] = (
     {},
     {"temperature": 0.7},

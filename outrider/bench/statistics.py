@@ -67,7 +67,7 @@ def ratio_estimate(pairs: Seq[tuple[float, float]], *, seed: int = 0) -> Estimat
 
 
 def percentile(values: Seq[float], percent: float) -> float:
-    """Between the two nearest values, as numpy does; 0 of none."""
+    """The percentile, interpolated between the two nearest values as numpy does; 0 without values."""
     if not values:
         return 0.0
     ordered = sorted(values)

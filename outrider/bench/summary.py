@@ -48,9 +48,9 @@ class RowSummary:
     row: str
     repetitions: int
     texts: int
-    """Of one repetition."""
+    """The number of texts in one repetition."""
     identical: int
-    """In the repetition that had the fewest."""
+    """Texts equal to plain decoding's, in the repetition that had the fewest."""
     tokens_per_second: Estimate
     decode_tokens_per_second: Estimate
     speedup: Estimate | None
@@ -61,7 +61,7 @@ class RowSummary:
     """None where nothing was drafted."""
     tokens_per_round: Estimate
     tau_range: tuple[float, float]
-    """The lowest and the highest of a repetition."""
+    """The lowest and the highest τ among the repetitions."""
     alpha: float | None
     acceptance_rate: float | None
     draft_length: float
@@ -78,7 +78,7 @@ class RowSummary:
 def summarize(run: RunFile) -> list[RowSummary]:
     """Every row of every cell, then of all categories together where there are several.
 
-    Rows with fewer repetitions than others, of a run that was interrupted, are there with what they have.
+    Rows of an interrupted run may have fewer repetitions than others; they are included.
     """
     lines = run.of("measure")
     summaries: list[RowSummary] = []

@@ -103,7 +103,7 @@ def peer_cells(found: PeerSummary) -> list[str]:
 
 
 def place_of(cell: dict[str, Any]) -> str:
-    """A cell in words: its category, and the settings that are not as usual."""
+    """A cell in words: its category, and the settings that differ from the defaults."""
     parts = [cell["category"]]
     parts += [f"T {cell['temperature']:g}"] if cell["temperature"] else []
     parts += [f"batch {cell['batch']}"] if cell["batch"] != 1 else []
@@ -115,8 +115,8 @@ def place_of(cell: dict[str, Any]) -> str:
 def fastest(rows: Seq[RowSummary]) -> list[tuple[str, bool]]:
     """For all prompts together, or each category: the fastest drafter in a sentence, and whether it clearly gains.
 
-    Only of rows whose texts are plain decoding's. Clearly: its interval lies above 1, and holds with a chance of at
-    least SURE.
+    Only rows whose texts equal plain decoding's count. Clearly: the interval of its speed-up lies above 1, and holds
+    with a chance of at least SURE.
     """
     drafted = [(row, row.speedup) for row in rows if row.speedup is not None and row.identical == row.texts]
     drafted = [each for each in drafted if each[0].cell["category"] == ALL] or drafted
@@ -136,7 +136,7 @@ def interval(found: Estimate | None) -> str:
 
 
 def markdown(head: Seq[str], rows: Seq[Seq[str]]) -> str:
-    """A table to paste. Bars and line ends in cells are escaped."""
+    """A table in Markdown. In cells, bars and backslashes are escaped, and line ends become spaces."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(_cell(each) for each in line) + " |" for line in lines) + "\n"
 

@@ -1,4 +1,4 @@
-"""The application over replicas."""
+"""The application whose requests replicas answer."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from outrider.server.settings import Settings
 
 
 def create_remote_app(front: Front, settings: Settings, drafting: dict[str, Any] | None = None) -> FastAPI:
-    """The server's application: keys, limits, the page and metrics as with an engine of its own."""
+    """The application over replicas. API keys, limits, the page and metrics are as with an engine of its own."""
     metrics = MetricsCollector(front)
     exporter = RemoteExporter(front, metrics, settings.served_name)
     service = RemoteService(front, settings, drafting)
     app = assemble_app(remote_routes(service), metrics, exporter.text, settings, front.lifespan)
     app.user_middleware.append(Middleware(DirectRoutes, service=service))  # after keys and limits, before routing
-    app.openapi = lambda: make_openapi(app, settings, MAX_TOKEN_ID + 1)  # the vocabulary is the replicas' to know
+    app.openapi = lambda: make_openapi(app, settings, MAX_TOKEN_ID + 1)  # only replicas know their vocabulary
     return app

@@ -1,4 +1,4 @@
-"""A checked request as the body that a replica is sent."""
+"""From a checked request to the body that a replica is sent."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _OWN_FORMATS = ("regex", "choice")
 
 
 def body_fields(body: CompletionFields) -> dict[str, Any]:
-    """The fields of a request that are sent: unknown ones are left out, as the response's header says."""
+    """The fields of a request for a replica. Unknown ones are left out, and a header of the response names them."""
     own = {"model", "cache_salt", "stream_options", *(body.model_extra or ())}
     return body.model_dump(by_alias=True, exclude_none=True, exclude=own)
 
 
 def replica_body(fields: dict[str, Any], body: CompletionFields, card: ReplicaCard, salt: str) -> dict[str, Any]:
-    """The request in the words of the replica's engine. fields: those of `body`, which stay as they are.
+    """The request with the fields that the replica's engine has. fields: `body_fields(body)`, which is not changed.
 
     A stream always ends with its usage, which is left out of the response where the client did not ask for it.
-    salt: as of `RequestChecks.salt`.
+    salt: from `RequestChecks.salt`.
     """
     made = {**fields, "model": card.model}
     if salt:
-        made["cache_salt"] = hashlib.sha256(salt.encode()).hexdigest()  # a key's name is not told
+        made["cache_salt"] = hashlib.sha256(salt.encode()).hexdigest()  # hashed: it holds the client's name
     if body.stream and not isinstance(body, ResponsesRequest):
         made["stream_options"] = {"include_usage": True}
     return _for_vllm(made, body) if card.kind == "vllm" else made

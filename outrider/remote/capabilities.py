@@ -1,4 +1,4 @@
-"""What other engines cannot do: refused by name, with what works instead."""
+"""Request fields that other engines lack: refused by name, with what works instead."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ VLLM_DRAFTING_MISSING: Mapping[str, str] = {
     "logit_bias": "vLLM takes none while it drafts; use allowed_token_ids, or serve without a drafter",
     "min_p": "vLLM takes none while it drafts; use top_p or top_k, or serve without a drafter",
 }
-"""More of them where it drafts."""
+"""Further fields that vLLM lacks while it drafts."""
 VLLM_RESPONSES_MISSING: Mapping[str, str] = {
     "min_tokens": "vLLM's /v1/responses has no min_tokens; use /v1/chat/completions",
     "allowed_token_ids": "vLLM's /v1/responses has no allowed_token_ids; use /v1/chat/completions",
 }
-"""More of them on /v1/responses."""
+"""Further fields that vLLM lacks on /v1/responses."""
 VLLM_DIFFERENT: Mapping[str, str] = {
     "seed": "with a drafter a text is not repeated by its seed; without one it is, beside the same other requests",
     "special tokens": "those that clients write in messages are control tokens",
     "target passes, prediction tokens, decisions": "vLLM does not count them, and no figures show them",
 }
-"""What works in another way."""
+"""What works differently with vLLM."""
 
 
 def lacks(kind: EngineKind, *, drafts: bool = False) -> dict[str, Mapping[str, str]]:
-    """What a server with such a replica lacks, and does in another way, for /v1/models and the page.
+    """What a server with a replica of this kind lacks or does differently, for /v1/models and the page.
 
     drafts: whether it is known to draft.
     """
@@ -48,7 +48,7 @@ def lacks(kind: EngineKind, *, drafts: bool = False) -> dict[str, Mapping[str, s
 
 
 def check_supported(body: CompletionFields, kind: EngineKind, *, drafts: bool = False) -> None:
-    """APIError for the first thing asked that the engine lacks."""
+    """APIError for the first requested field that the engine lacks."""
     if kind != "vllm":
         return
     missing = lacks(kind, drafts=drafts)["missing"]

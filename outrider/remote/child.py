@@ -23,13 +23,13 @@ from outrider.remote.replica import Replica
 from outrider.server.ops.logs import log_event
 
 STOP_SECONDS = 10.0
-"""How long it gets after SIGTERM."""
+"""How long the process may take to end after SIGTERM."""
 FIRST_WAIT, MAX_WAIT = 1.0, 60.0
-"""Seconds before it is started again: doubled each time, until it has run for as long as the longest."""
+"""Seconds before a restart: doubled from the first value up to the second; a run longer than MAX_WAIT resets it."""
 OUTPUT_SECONDS = 2.0
-"""How long the rest of its output may take to be read once it has ended."""
+"""How long reading the rest of its output may take once the process has ended."""
 LAST_LINES = 12
-"""Of its output, told where it ends before it was ready."""
+"""The number of last lines of output that are quoted when the process has ended."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
@@ -59,7 +59,7 @@ class EngineChild:
             _signal_group(process.pid, signal.SIGTERM)
             with suppress(subprocess.TimeoutExpired):
                 await asyncio.to_thread(process.wait, STOP_SECONDS)
-            _signal_group(process.pid, signal.SIGKILL)  # also what it left behind
+            _signal_group(process.pid, signal.SIGKILL)  # also the processes it left behind
             await asyncio.to_thread(process.wait)
 
     async def _keep(self, on_exit: Callable[[Replica, Exception], bool]) -> None:
@@ -75,7 +75,7 @@ class EngineChild:
             self.restarts += 1
 
     async def _run(self) -> Exception:
-        """Run it until it ends; returns what there is to say of that."""
+        """Run the process until it ends; returns the error that says how."""
         port = free_port()
         self.replica.url = f"http://127.0.0.1:{port}"
         command = [*self.command, "--host", "127.0.0.1", "--port", str(port)]
@@ -97,7 +97,7 @@ class EngineChild:
         reading.start()
         # Not asyncio's own processes: their wait lasts until the output is closed, which the engine's workers hold too.
         await asyncio.to_thread(process.wait)
-        _signal_group(process.pid, signal.SIGKILL)  # the workers, where it was killed alone
+        _signal_group(process.pid, signal.SIGKILL)  # its workers, where only the process itself was killed
         await asyncio.to_thread(reading.join, OUTPUT_SECONDS)
         said = " | ".join(self._lines)
         return ConfigError(f"{self.command[0]} has ended with code {process.returncode}; it said last: {said}")
@@ -124,5 +124,5 @@ def _signal_group(pid: int, number: signal.Signals) -> None:
 
 
 def _die_with_parent() -> None:
-    """Runs in the child before the command does: Linux ends it when this server is killed."""
+    """Runs in the child before the command: lets Linux send it SIGTERM when this server dies."""
     ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGTERM)

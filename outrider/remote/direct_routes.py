@@ -1,6 +1,6 @@
-"""Requests for text answered without the routing of FastAPI, whose matching and dependencies cost more than all else.
+"""Answers requests for text without FastAPI's routing, whose matching and dependencies cost more than everything else.
 
-Only well-formed requests are: what is malformed or large goes to the routes, whose answers are therefore the same.
+Only small, well-formed requests are answered here: others go to the routes, so that their errors stay the same.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from outrider.server.queue.jobs import Unavailable
 
 
 class DirectRoutes:
-    """Stands before the routes, behind all middleware."""
+    """The innermost middleware, right before the routes."""
 
     def __init__(self, app: ASGIApp, service: RemoteService) -> None:
         self.app = app
@@ -51,7 +51,7 @@ class DirectRoutes:
 
 
 def _again(message: Message, receive: Receive) -> Receive:
-    """Receive this message first."""
+    """A receive function that returns this message first, then those of `receive`."""
     left = [message]
 
     async def received() -> Message:

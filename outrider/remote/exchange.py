@@ -1,4 +1,4 @@
-"""One request on its way: its turn in the queue, a replica, the response or stream, and its figures.
+"""One request to a replica: its turn in the queue, the choice of a replica, the response or stream, and its figures.
 
 Nothing is sent to the client before the replica has generated something. Until then a replica that fails is replaced
 by another, once; after that its failure is the last event of the stream.
@@ -41,19 +41,19 @@ class Ask:
     body: CompletionFields
     salt: str
     count: int
-    """Sequences it generates."""
+    """The number of sequences it generates."""
     served_name: str
     """What clients call the model."""
     owner: JobOwner
     headers: dict[str, str]
-    """Sent to the replica: the request's id."""
+    """The headers for the replica: the request's id."""
 
 
 class Exchange:
-    """Made when the request is taken; `close` it, whatever happens."""
+    """Made when the request is accepted; the caller must end it with `close` or `fail`, whatever happens."""
 
     def __init__(self, front: Front, ask: Ask, guard: Guard) -> None:
-        """guard: around all that is awaited here. QueueFull, RequestError or Unavailable where it is not taken."""
+        """guard: the caller enters it to await anything here. QueueFull, RequestError or Unavailable: not accepted."""
         front.check_ready()
         self.front, self.ask, self.guard, self.figures = front, ask, guard, Figures()
         self.fields = body_fields(ask.body)
@@ -74,7 +74,7 @@ class Exchange:
         return await self._tried(self._whole)
 
     async def begin_stream(self) -> None:
-        """Wait until the stream has something to show. The errors until then are those of a whole response."""
+        """Wait until the stream has something to show. Errors until then are raised, as for a whole response."""
         await self._tried(self._begin)
         self._begun = True
 
@@ -89,18 +89,18 @@ class Exchange:
                 if data := await self._next():
                     yield data
             self.close(self.figures.events(self.ask.count))
-        except Exception as error:  # the status is sent: whatever it is, the stream must say so
+        except Exception as error:  # the status has been sent: the stream must tell any error
             if isinstance(error, ReplicaError) and self._replica is not None:
                 self.front.pool.note_failure(self._replica, error)
             self.fail(error)
             yield relay.error_event(to_api_error(_client_error(error)))
 
     def fail(self, error: BaseException) -> None:
-        """It has ended with this error."""
+        """End the request with this error."""
         self.close([Event(-1, finish="error", error=str(error))] * self.ask.count)
 
     def close(self, events: Seq[Event] = ()) -> None:
-        """It has ended with these events; without any, because nobody waits for it. Only the first call counts."""
+        """End the request with these last events of its sequences; none: cancelled. Only the first call counts."""
         if self._closed:
             return
         self._closed = True
@@ -110,7 +110,7 @@ class Exchange:
         self.front.finish(self.ticket, self.ask.owner, events or [Event(-1, finish="cancelled")] * self.ask.count)
 
     async def _tried(self, send: Callable[[Replica], Awaitable[ResultT]]) -> ResultT:
-        """Send it to a replica, and to another where that one fails."""
+        """Wait for the request's turn and send it to a replica; where that one fails, to another one."""
         if not self.ticket.turn.done():
             await self.ticket.turn
         tried: list[Replica] = []
@@ -157,21 +157,21 @@ class Exchange:
         self.figures.first = time.perf_counter()
 
     async def _next(self) -> bytes:
-        """What the client is sent of what arrives next. ReplicaError where the stream ends before its last event."""
+        """Read what arrives next; returns the bytes for the client. ReplicaError where the stream ends too early."""
         data = await self._upstream.read() if self._upstream is not None else b""
         if not data:
             raise ReplicaError("its stream ended before it was complete")
         return self._relay.feed(data)
 
     def _time_up(self) -> None:
-        """A stream that has begun ends with an event that says so; all else with an error."""
+        """The deadline has passed: a stream that has begun ends with an error event, anything else with an error."""
         if self._begun and self._upstream is not None:
             self._upstream.cut(DeadlineExceeded())
         else:
             self.guard.end(DeadlineExceeded())
 
     def _leave(self) -> None:
-        """The replica it was given to has nothing more to do for it."""
+        """Release the replica and the connection to it."""
         if self._upstream is not None:
             self._upstream.close(ended=self._relay.ended)
         if self._replica is not None:
@@ -180,7 +180,7 @@ class Exchange:
 
 
 def _client_error(error: Exception) -> Exception:
-    """What the client is told of a failure: the replica's own words where it had any for it."""
+    """The error that the client gets for a failure: the replica's own error where it sent one."""
     if isinstance(error, ReplicaRefusedError):
         return error.error
     if isinstance(error, ReplicaError):

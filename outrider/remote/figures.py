@@ -10,7 +10,7 @@ from outrider.engine.events import Event
 from outrider.engine.stats import Stats, Tally
 
 SPECULATION = "speculation"
-"""The name under which a replica's drafts are counted: it does not tell its drafter's."""
+"""The name under which a replica's drafts are counted: it does not tell the name of its drafter."""
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class Figures:
     """The finish reason of each choice that has ended."""
 
     def read(self, value: dict[str, Any]) -> None:
-        """Take what a chunk or a whole response has of them; also of /v1/responses, whose usage has other names."""
+        """Take the figures from a chunk or a whole response; also from /v1/responses, whose usage has other names."""
         response = value.get("response")
         value = response if isinstance(response, dict) else value
         if isinstance(usage := value.get("usage"), dict):
@@ -54,7 +54,7 @@ class Figures:
         return made
 
     def events(self, count: int) -> list[Event]:
-        """The last event of each of `count` sequences; the figures are with the first."""
+        """A last event for each of `count` sequences; the first event has the stats of all."""
         stats = [self.stats(), *(Stats() for _ in range(count - 1))]
         finishes = [self.finishes.get(i, "stop") for i in range(count)]
         return [Event(-1, finish=_finish(why), stats=each) for why, each in zip(finishes, stats, strict=True)]
@@ -70,7 +70,7 @@ def _count(values: dict[str, Any], *names: str) -> int:
 
 
 def _tally(told: dict[str, Any]) -> Tally:
-    """vLLM's record: entry j of the histogram is how many drafts had j tokens accepted."""
+    """vLLM's record: entry j of the histogram is the number of drafts with j accepted tokens."""
     return Tally(
         rounds=_count(told, "num_spec_steps"),
         drafted=_count(told, "num_draft_tokens"),

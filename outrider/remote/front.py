@@ -71,7 +71,7 @@ class Front:
         return "dead" if self.was_ready else "loading"
 
     def start(self) -> None:
-        """Nothing runs before the event loop does: `lifespan` starts it."""
+        """Does nothing: `lifespan` starts polling, which needs the event loop."""
 
     @asynccontextmanager
     async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
@@ -115,7 +115,7 @@ class Front:
         return Unavailable("the model is still being loaded; try again soon", "model_loading", 5)
 
     def finish(self, ticket: Ticket, owner: JobOwner, events: Seq[Event]) -> None:
-        """A request has ended: make room, and tell the observers of each of its sequences."""
+        """A request has ended: free its place in the queue, and report each of its sequences to the observers."""
         self.queue.release(ticket)
         for event in events:
             for observer in self.observers:
@@ -134,14 +134,14 @@ class Front:
         self._drain_timer = asyncio.get_running_loop().call_later(timeout, self._end_drain)
 
     def _end_drain(self) -> None:
-        """The time is up: end what is still open."""
+        """The time to drain is up: end the requests that wait and the responses that are open."""
         self.queue.fail_waiting(self.unavailable())
         for replica in self.pool.replicas:
             replica.cut_all(self.unavailable())
         self.stopped.set()
 
     def _changed(self) -> None:
-        """A replica has come or gone."""
+        """A replica's state has changed."""
         if not self.was_ready and self.pool.usable():
             self.was_ready = True
             if self._announce is not None:

@@ -1,4 +1,4 @@
-"""Work that ends when its client leaves, or for another reason from outside: in its own task, with one more."""
+"""Work that is cancelled when its client leaves, or from outside. It stays in its task; one more task watches."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from outrider.server.http.disconnect import ClientDisconnected
 
 
 class Guard:
-    """`async with` it around work of the task that made it; `close` it when no more follows.
+    """Use `async with` around work of the task that made the guard; `close` it after the last work.
 
-    Within, the work is cancelled as soon as there is an error, which is raised in place of the cancellation.
+    Inside the block, the work is cancelled as soon as there is an error, which is raised instead of CancelledError.
     """
 
     def __init__(self, receive: Receive) -> None:
-        """receive: of a request whose body has been read."""
+        """receive: that of a request whose body has been read."""
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("a guard is made in a task")
@@ -41,7 +41,7 @@ class Guard:
         raise self.error from None
 
     def end(self, error: Exception) -> None:
-        """End the work with this error. Only the first counts."""
+        """End the work with this error. Only the first error counts."""
         if self.error is None:
             self.error = error
             if self._within:

@@ -1,6 +1,6 @@
-"""HTTP/1.1 to the replicas over connections that are kept: a transport of asyncio and httptools' parser, no task.
+"""An HTTP/1.1 client for the replicas with keep-alive: asyncio's transports and httptools' parser, without tasks.
 
-A response is read by whoever sent the request; what arrives together is read at once. Belongs to one event loop.
+The task that sent a request reads the response; `read` returns all that has arrived. Belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import httptools
 
 CONNECT_SECONDS, TLS_CONNECT_SECONDS = 2.0, 10.0
 KEPT_SECONDS = 2.0  # an idle connection is closed before uvicorn's 5 seconds, so that none is used as it ends
-MAX_UNREAD = 1 << 20  # bytes of a response that nobody has read; then the replica waits
+MAX_UNREAD = 1 << 20  # bytes of a response received and not read; more pauses the connection
 _FRAMING = (b"content-length", b"transfer-encoding")
 
 
 class BrokenConnectionError(ConnectionError):
-    """The connection ended within a response, or what came was no HTTP."""
+    """The connection ended within a response, or the response was not HTTP."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server is, and the connections to it that wait for a request."""
+    """The address of a server, and the idle connections to it."""
 
     host: str
     port: int
@@ -34,7 +34,7 @@ class Address:
     name: bytes
     """For the Host header."""
     path: bytes
-    """Before that of each request."""
+    """The prefix of every request's path."""
     idle: deque[Connection] = field(default_factory=deque["Connection"])
 
     @classmethod
@@ -46,14 +46,14 @@ class Address:
         return cls(parts.hostname or "", port, tls, parts.netloc.encode("idna"), path.encode())
 
     def keep(self, connection: Connection) -> None:
-        """A connection has nothing to do. Those that had nothing for too long are closed."""
+        """Add a connection to the idle ones, and close those that have been idle for too long."""
         connection.idle_since = time.monotonic()
         self.idle.append(connection)
         while self.idle[0].idle_since < connection.idle_since - KEPT_SECONDS:
             self.idle.popleft().abort()
 
     def take(self) -> Connection | None:
-        """The one used last; None where none can be used."""
+        """The idle connection that was used last; None where none can be used."""
         while self.idle:
             connection = self.idle.pop()
             if not connection.closed and connection.idle_since > time.monotonic() - KEPT_SECONDS:
@@ -63,7 +63,7 @@ class Address:
 
 
 class Connection(asyncio.Protocol):
-    """One request at a time, and its response as it arrives."""
+    """A connection for one request at a time, whose response is read as it arrives."""
 
     transport: asyncio.Transport
 
@@ -72,7 +72,7 @@ class Connection(asyncio.Protocol):
         self.closed = False
         self.idle_since = 0.0
         self.status = 0
-        """Of the response; 0 until its headers are read."""
+        """The status of the response; 0 until its headers have arrived."""
         self.complete = True
         """Whether the response has been received whole."""
         self._error: BrokenConnectionError | None = None
@@ -83,7 +83,7 @@ class Connection(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
 
     def send(self, request: bytes) -> None:
-        """Send a request, head and body; the response to the one before has been received."""
+        """Send a request, head and body. The previous response must have been received."""
         self.status, self.complete, self._framed, self._kept = 0, False, False, False
         self.transport.write(request)
 
@@ -114,7 +114,7 @@ class Connection(asyncio.Protocol):
         return b"".join(pieces)
 
     def release(self, *, ended: bool) -> None:
-        """Nobody reads it any more. ended: nothing is missing but the end of the response, which is waited for."""
+        """Keep the connection, or close it. ended: only the end of the response is missing, which is waited for."""
         self._pieces.clear()
         if self.closed or (self.complete and not self._kept) or not (self.complete or ended):
             self.abort()
@@ -140,7 +140,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self.complete:
-            return self.abort()  # nothing was asked
+            return self.abort()  # no request is open
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -195,12 +195,12 @@ class HttpClient:
     """The connections to all replicas."""
 
     def __init__(self, key: str = "") -> None:
-        """key: sent to each as a Bearer token."""
+        """key: sent to each replica as a Bearer token."""
         self._authorization = f"Authorization: Bearer {key}\r\n".encode() if key else b""
         self._addresses: dict[str, Address] = {}
 
     async def post(self, url: str, path: str, body: bytes, headers: Iterable[tuple[str, str]] = ()) -> Connection:
-        """Send JSON; returns the connection once the status is known. OSError where it cannot be.
+        """Send JSON; returns the connection once the status is known. OSError where it fails.
 
         url: a server, as `check_url` returns it. headers: without line breaks; they are sent as they are.
         """
@@ -209,7 +209,7 @@ class HttpClient:
         return await self._ask(b"POST", url, path, lines + framing, body)
 
     async def get(self, url: str, path: str) -> Connection:
-        """As `post`, without a body."""
+        """Like `post`, without a body."""
         return await self._ask(b"GET", url, path, b"", b"")
 
     def close(self) -> None:

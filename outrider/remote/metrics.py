@@ -29,7 +29,7 @@ class RemoteExporter:
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
         self._counts: dict[str, Counts] = {}
-        """The counters of each replica, as it told them last: one that cannot be reached keeps its own."""
+        """The last known counters of each replica; they stay while the replica cannot be reached."""
 
     async def text(self) -> bytes:
         await asyncio.gather(*(self._scrape(replica.url) for replica in self.front.pool.usable()))

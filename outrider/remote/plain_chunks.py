@@ -1,8 +1,8 @@
-"""Chunks of a stream that differ from one that was parsed in their text alone: known without parsing them.
+"""Recognizes the chunks of a stream that differ from a parsed chunk only in their text, without parsing them.
 
-An engine writes every chunk of a stream alike, around another text. Where the bytes before and after the text are those
-of a chunk that was parsed, and what is between is a JSON string, the chunk is what that one was, with another text:
-nothing of it need be read, and it is passed on as it came, or with the other name of the model in it.
+An engine writes all chunks of a stream alike except for their text. Where the bytes before and after the text equal
+those of a parsed chunk, and the bytes between them are a JSON string, only the text differs: the chunk need not be
+parsed, and is passed on as it is, or with the served name of the model in place of the replica's.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _FINISHED = ("usage", "metrics", "error")
 
 @dataclass(frozen=True, slots=True)
 class PlainChunks:
-    """Chunks like one that was parsed."""
+    """The bytes around the text in chunks like one that was parsed."""
 
     before: bytes
-    """Of an event, up to its text."""
+    """The bytes of an event up to its text."""
     after: bytes
     """From the end of its text to the end of the event."""
     sent_before: bytes
-    """Sent in place of `before`: with our name of the model."""
+    """Sent in place of `before`: with the served name of the model."""
 
     def passed(self, data: bytes) -> bytes | None:
-        """What the client is sent where all of these are such chunks, and whole; None otherwise."""
+        """The bytes for the client where `data` is only complete chunks of this kind; None otherwise."""
         if not data.endswith(self.after):
             return None
         first, last = len(self.before), len(self.after) - 2
@@ -53,9 +53,9 @@ class PlainChunks:
 
 
 def plain_chunks(data: str, value: dict[str, Any], name: str) -> PlainChunks | None:
-    """Those like this one; None where it is not plain: more or less than text, or its end.
+    """The chunks like this one; None where it is not plain: it has no text, more than text, or ends its choice.
 
-    data: of its event, and value: its JSON. name: what clients call the model.
+    data: the data of its event. value: that data, parsed. name: what clients call the model.
     """
     if _text_of(value) is None or (found := _TEXT.search(data)) is None:
         return None
@@ -66,7 +66,7 @@ def plain_chunks(data: str, value: dict[str, Any], name: str) -> PlainChunks | N
         if model is None:
             return None
         ours = f"{before[: model.start(1)]}{json.dumps(name)[1:-1]}{before[model.end(1) :]}"
-    # the judge of all that: with another text, and our name, the JSON is the same but for those
+    # check the result: with another text and the served name, the JSON must differ only in these
     other = json.loads(f"{ours}\\u0000{after}")
     if _text_of(other) != "\0" or other != _with_text(value, "\0") | ({"model": name} if ours != before else {}):
         return None
@@ -74,7 +74,7 @@ def plain_chunks(data: str, value: dict[str, Any], name: str) -> PlainChunks | N
 
 
 def _text_of(value: dict[str, Any]) -> str | None:
-    """The text of a chunk that has one choice, not ended, and nothing of a response's end."""
+    """The text of a chunk with one choice, not ended, and no usage, metrics or error; None for any other chunk."""
     choices = value.get("choices")
     if not isinstance(choices, list) or len(choices) != 1 or any(value.get(key) for key in _FINISHED):
         return None

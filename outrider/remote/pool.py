@@ -1,4 +1,4 @@
-"""The replicas, polled: who is ready, and what they say of themselves."""
+"""Polling the replicas: which are ready, and what they serve."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from outrider.server.ops.logs import log_event
 
 POLL_SECONDS = 0.25
 ANSWER_SECONDS = 0.7
-"""How long /health may take; with the poll before it, a replica that hangs is left out within a second."""
+"""How long /health may take; with POLL_SECONDS, a replica that hangs is left out within a second."""
 CARD_SECONDS = 5.0
 LOST_SECONDS = 10.0
-"""Open streams of a replica that could not be reached for so long are ended."""
+"""Open streams of a replica that has not answered for this long are ended."""
 
 
 class ReplicaPool:
     """Polls /health of every replica, and chooses one for each request. Used in one event loop."""
 
     def __init__(self, replicas: Seq[Replica], on_change: Callable[[], None]) -> None:
-        """on_change: called whenever a replica becomes usable or stops being so."""
+        """on_change: called whenever the state of a replica, or the reason for it, changes."""
         self.replicas = list(replicas)
         self.table = PrefixTable()
         self._on_change = on_change
@@ -43,7 +43,7 @@ class ReplicaPool:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def usable(self) -> list[Replica]:
-        """Those that are ready; where none is, those that were until a moment ago."""
+        """The replicas that are ready; where none is, those that have been slow for less than SLOW_SECONDS."""
         now = time.perf_counter()
         usable = [replica for replica in self.replicas if replica.usable(now)]
         return [replica for replica in usable if replica.state == "ready"] or usable
@@ -54,16 +54,16 @@ class ReplicaPool:
 
     @property
     def kind(self) -> EngineKind:
-        """The engine that decides what can be asked: vLLM where any replica is one, since each must serve all."""
+        """The engine whose limits apply to requests: vLLM where any replica is one, since each must serve all."""
         return "vllm" if any(card.kind == "vllm" for card in self.cards) else "outrider"
 
     def choose(self, hashes: Seq[bytes], tried: Seq[Replica]) -> Replica | None:
-        """The replica for a request, and none of those that were tried; None where there is no other."""
+        """The replica for a request, other than those already tried; None where there is no other."""
         usable = [replica for replica in self.usable() if replica not in tried]
         return choose(usable, hashes, self.table) if usable else None
 
     def note_failure(self, replica: Replica, error: ReplicaError) -> None:
-        """A request failed there. It is left out until /health is well again, unless it was able to say why."""
+        """A request failed at the replica. Unless it sent the error itself, it is left out until /health says 200."""
         replica.failures += 1
         if not isinstance(error, ReplicaRefusedError):
             self.set_state(replica, "dead", str(error))

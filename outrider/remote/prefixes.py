@@ -1,4 +1,4 @@
-"""Which replica has read the beginning of a prompt: pages of text, by hash, and who was given them last."""
+"""Which replica has read the beginning of a prompt: hashes of pages of text, and the replica each was last sent to."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 PAGE_CHARS = 256
-"""Characters of a page, about 64 tokens; engines keep pages of 16 to 64 tokens."""
+"""Characters of a page of text, about 64 tokens; engines' cache pages hold 16 to 64 tokens."""
 MAX_PAGES = 64
-"""Pages of one prompt that are looked at; what comes behind follows them."""
+"""Pages of one prompt that are looked at; the text behind them is ignored."""
 MAX_KNOWN_PAGES = 1 << 17
 
 
 def page_hashes(salt: str, text: str) -> tuple[bytes, ...]:
-    """A hash for each full page, of all text up to its end and the salt; of the whole text where it has none."""
+    """A hash for each full page, of the salt and all text up to its end; without a full page, one of the whole text."""
     digest, hashes = hashlib.sha256(salt.encode() + b"\0"), []
     for start in range(0, min(len(text) - PAGE_CHARS + 1, MAX_PAGES * PAGE_CHARS), PAGE_CHARS):
         digest.update(text[start : start + PAGE_CHARS].encode())
@@ -28,13 +28,13 @@ def page_hashes(salt: str, text: str) -> tuple[bytes, ...]:
 
 
 def prompt_text(body: dict[str, Any]) -> str:
-    """What a request's prompt begins with, as text: equal beginnings of prompts have equal beginnings here.
+    """The beginning of a request's prompt, as text: prompts that begin alike have texts that begin alike.
 
-    Not much more than the pages that are looked at.
+    Of messages and token ids, not many more are taken than the pages that are looked at.
     """
     prompt = body.get("prompt")
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
-        prompt = prompt[0]  # of several, the first decides
+        prompt = prompt[0]  # of several prompts, the first decides
     if isinstance(prompt, str):
         return prompt
     parts = body.get("messages") or body.get("input") or prompt or []
@@ -51,14 +51,14 @@ def prompt_text(body: dict[str, Any]) -> str:
 
 
 class PrefixTable:
-    """Who was given each page last. The pages used longest ago are forgotten."""
+    """The replica that each page was last sent to. The least recently used pages are forgotten."""
 
     def __init__(self, max_pages: int = MAX_KNOWN_PAGES) -> None:
         self._owners: OrderedDict[bytes, str] = OrderedDict()
         self._max_pages = max_pages
 
     def owners(self, hashes: Seq[bytes]) -> list[str]:
-        """Who has pages of this beginning, those with most of it first."""
+        """The replicas that were last sent pages of this beginning, those with the longest part of it first."""
         return list(dict.fromkeys(self._owners[each] for each in reversed(hashes) if each in self._owners))
 
     def note(self, hashes: Seq[bytes], owner: str) -> None:
@@ -70,6 +70,6 @@ class PrefixTable:
             self._owners.popitem(last=False)
 
     def forget(self, owner: str) -> None:
-        """Its cache is gone."""
+        """Forget the pages of a replica: its cache is gone."""
         for each in [page for page, name in self._owners.items() if name == owner]:
             del self._owners[each]

@@ -1,4 +1,4 @@
-"""The events of one stream on their way from a replica to the client: read, renamed, counted, and bytes again."""
+"""Relays the events of one stream from a replica to the client: figures are read, and the model is renamed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from outrider.server.openai.responses_request import ResponsesRequest
 
 DONE = "[DONE]"
 MAX_TEMPLATES = 4
-"""Times that a stream's plain chunks are learnt; one whose chunks differ in more than their text is parsed."""
+"""Times that a stream's `PlainChunks` are made anew; from then on, chunks that do not match them are parsed."""
 _LAST_TYPES = ("response.completed", "response.incomplete", "response.failed", "error")
 _EMPTY_TYPES = (
     "response.created",
@@ -28,7 +28,7 @@ _EMPTY_TYPES = (
 
 
 class Relay:
-    """Fed with the bytes of one response. Plain chunks are passed on unparsed, once something was generated."""
+    """Relays the bytes of one response. Plain chunks are passed on unparsed, once something was generated."""
 
     def __init__(
         self, body: CompletionFields, served_name: str, figures: Figures, max_templates: int = MAX_TEMPLATES
@@ -36,14 +36,14 @@ class Relay:
         """max_templates: 0 parses every chunk."""
         options = body.stream_options
         self.named = isinstance(body, ResponsesRequest)
-        """Whether the events have names, and the last says that it is the last."""
+        """Whether the events have names, and the type of the last event ends the stream, not [DONE]."""
         self.served_name, self.figures = served_name, figures
         self.shows = False
         """Whether the replica has generated something."""
         self.ended = False
         """Whether the last event has come."""
         self.error: Exception | None = None
-        """What is wrong after what was returned. ReplicaError, or APIError where the replica says so itself."""
+        """The error behind the bytes that were returned: ReplicaError, or APIError where the request was refused."""
         self._usage = bool(options and options.include_usage)
         self._obfuscate = bool(options and options.include_obfuscation)
         self._sent = 0
@@ -52,7 +52,7 @@ class Relay:
         self._templates = 0 if self.named or self._obfuscate else max_templates
 
     def feed(self, data: bytes) -> bytes:
-        """What the client is sent of these bytes, up to an error or the last event."""
+        """The bytes to send to the client for these, up to an error or the last event."""
         if self._plain is not None and not self._reader.rest:
             passed = self._plain.passed(data)
             if passed is not None:
@@ -80,7 +80,7 @@ class Relay:
         return out
 
     def _event(self, event: ServerEvent) -> bytes:
-        """Read an event; what the client is sent of it: nothing of a usage that it did not ask for."""
+        """Read an event; returns its bytes for the client: none for a usage that it did not ask for."""
         if event.data == DONE:
             self.shows = self.ended = True
             return b"" if self.named else DONE_EVENT
@@ -112,7 +112,7 @@ class Relay:
 
 
 def renamed(value: dict[str, Any], name: str) -> bool:
-    """Write our name of the model where the replica has another; whether it had."""
+    """Write the served name of the model in place of another one; returns whether there was another one."""
     response = value.get("response")
     inner = response if isinstance(response, dict) else value
     if inner.get("model") in (None, name):
@@ -122,7 +122,7 @@ def renamed(value: dict[str, Any], name: str) -> bool:
 
 
 def _shows(value: dict[str, Any]) -> bool:
-    """Whether a chunk has more than the frame of a response: part of a text, a call, or its end."""
+    """Whether a chunk has output, not only the frame of a response: part of a text or a call, or the end."""
     if "type" in value:
         return value["type"] not in _EMPTY_TYPES
     choices: list[dict[str, Any]] = value.get("choices") or [{"finish_reason": "none"}]

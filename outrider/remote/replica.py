@@ -11,10 +11,10 @@ from outrider.core.errors import ConfigError
 
 EngineKind = Literal["vllm", "outrider"]
 ReplicaState = Literal["loading", "ready", "slow", "draining", "dead"]
-"""`loading`: not ready so far; `slow`: connects, and does not answer /health in time; `draining`: answers that it takes
-nothing; `dead`: cannot be reached."""
+"""`loading`: never ready so far; `slow`: does not answer /health in time; `draining`: /health does not answer 200;
+`dead`: cannot be reached or used."""
 SLOW_SECONDS = 5.0
-"""How long a replica that is slow may still be given requests, where no other is ready."""
+"""How long a slow replica may still be given requests, where none is ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class ReplicaCard:
     version: str
     max_model_len: int
     facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """The rest of what an Outrider tells of its model."""
+    """The other fields that an Outrider server tells of its model."""
 
 
 class OpenResponse(Protocol):
@@ -40,7 +40,7 @@ class OpenResponse(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """Changed in the event loop alone."""
+    """A server's address and state. Changed only in the event loop."""
 
     url: str
     """Scheme, host and port, and a path where the server is under one; no slash at the end."""
@@ -48,13 +48,13 @@ class Replica:
     problem: str = ""
     """Why it is not ready."""
     card: ReplicaCard | None = None
-    """None until it was ready once."""
+    """None until it is first ready."""
     load: int = 0
     """Sequences given to it that have not ended."""
     requests: int = 0
     """Requests given to it so far."""
     failures: int = 0
-    """Requests that it broke off or never answered."""
+    """Requests that it broke off, did not answer or refused."""
     changed: float = 0.0
     """When its state last changed, by time.perf_counter."""
     open: set[OpenResponse] = field(default_factory=set[OpenResponse])
@@ -73,7 +73,7 @@ class Replica:
 
 
 def check_url(url: str) -> str:
-    """An address as `--engine-url` takes it: with or without /v1 at its end. ConfigError for anything else."""
+    """The server's address from an `--engine-url`, without /v1 at its end. ConfigError if it is no http(s) address."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or parts.username:
         raise ConfigError(f"--engine-url takes an address such as http://127.0.0.1:8001, got {url!r}")

@@ -14,7 +14,7 @@ from outrider.server.queue.jobs import QueueFull
 
 
 class Ticket:
-    """A request's place: it waits until `turn` is done, and then runs until it is released."""
+    """A request's place in the queue: it waits until `turn` is done, and then runs until it is released."""
 
     def __init__(self, client: str, count: int) -> None:
         self.client, self.count = client, count
@@ -24,10 +24,10 @@ class Ticket:
 
 
 class RequestQueue:
-    """Lets sequences pass up to the capacity of the replicas; clients take turns."""
+    """Admits requests while their sequences fit into the capacity of the replicas; clients take turns."""
 
     def __init__(self, max_queue: int, capacity: Callable[[], int]) -> None:
-        """max_queue: max sequences that wait. capacity: those that may run at once, as it is now."""
+        """max_queue: max sequences that wait. capacity: returns the max sequences that may run now."""
         self.max_queue, self.capacity = max_queue, capacity
         self.running = self.waiting = 0
         self._of_client: Counter[str] = Counter()
@@ -36,7 +36,7 @@ class RequestQueue:
         self._mean_seconds = 1.0
 
     def submit(self, client: str, count: int) -> Ticket:
-        """Queue a request of so many sequences. QueueFull where they do not fit now, RequestError where never."""
+        """Queue a request of `count` sequences. QueueFull if they do not fit now, RequestError if they never do."""
         room, taken = self.max_queue + self.capacity(), self.running + self.waiting
         if count > room:
             raise RequestError(f"{count} texts at once; this server takes {room}: ask for fewer")
@@ -52,7 +52,7 @@ class RequestQueue:
         return ticket
 
     def release(self, ticket: Ticket) -> None:
-        """The request has ended, wherever it was. Called once."""
+        """The request has ended, whether it waited or ran. Called once."""
         self._of_client -= Counter({ticket.client: ticket.count})
         if ticket.admitted is None:
             self.waiting -= ticket.count
@@ -65,7 +65,7 @@ class RequestQueue:
         self.wake()
 
     def wake(self) -> None:
-        """Let pass what there is room for; a request larger than the capacity passes alone."""
+        """Admit the requests that there is room for; one larger than the capacity is admitted when none runs."""
         while not self.running or self.running < self.capacity():
             ticket = self._first or self._queue.pop()
             if ticket is None:
@@ -80,7 +80,7 @@ class RequestQueue:
             ticket.turn.set_result(None)
 
     def fail_waiting(self, error: Exception) -> None:
-        """End all that wait with this error."""
+        """End all waiting requests with this error."""
         waiting = [self._first] if self._first else []
         while (ticket := self._queue.pop()) is not None:
             waiting.append(ticket)
@@ -89,6 +89,6 @@ class RequestQueue:
             ticket.turn.set_exception(error)
 
     def _retry_after(self) -> int:
-        """Seconds until about half of what waits should have finished."""
+        """Seconds until about half of the sequences, running and waiting, should have finished."""
         rounds = (self.running + self.waiting) / max(1, self.capacity())
         return max(1, min(60, math.ceil(self._mean_seconds * rounds / 2)))

@@ -1,4 +1,4 @@
-"""The routes of a server that replicas answer: those of the API, with the same request schemas."""
+"""The API's routes where replicas answer them, with the same request schemas."""
 
 from __future__ import annotations
 

@@ -10,17 +10,17 @@ from outrider.remote.prefixes import PrefixTable
 from outrider.remote.replica import Replica
 
 LOAD_FACTOR = 1.25
-"""How many times the mean load a replica may have and still be given what it has cached (bounded loads)."""
+"""A replica with this many times the mean load is given no further request (consistent hashing with bounded loads)."""
 
 
 def choose(replicas: Seq[Replica], hashes: Seq[bytes], table: PrefixTable) -> Replica:
-    """One of the replicas, which are one or more and all take requests; the table notes it.
+    """Choose one of the replicas, at least one and all usable, and note it in the table.
 
-    The first below the load limit: of those that have most of the prompt's beginning, then in the order of
-    rendezvous hashing, which a replica that comes or goes changes only for its own requests.
+    Of the replicas below the load limit: the one that was sent most of the prompt's beginning; if none was, the one
+    that rendezvous hashing ranks first. A replica that comes or goes changes that only for its own requests.
     """
     limit = math.ceil(LOAD_FACTOR * (sum(replica.load for replica in replicas) + 1) / len(replicas))
-    free = {replica.name: replica for replica in replicas if replica.load < limit}  # some load is below the mean
+    free = {replica.name: replica for replica in replicas if replica.load < limit}  # never empty
     known = next((free[name] for name in table.owners(hashes) if name in free), None)
     chosen = known or max(free.values(), key=lambda replica: _weight(hashes[0], replica.name))
     table.note(hashes, chosen.name)

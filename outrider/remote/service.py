@@ -50,11 +50,11 @@ class RemoteService(RequestChecks):
         return await self._answer("/v1/completions", body, request, count_sequences(body))
 
     async def create_response(self, body: ResponsesRequest, request: Request) -> Response:
-        chat_request(body)  # APIError where it is none
+        chat_request(body)  # only for its checks
         return await self._answer("/v1/responses", body, request, 1)
 
     async def relay(self, path: str, body: TokenizeRequest | DetokenizeRequest, request: Request) -> Response:
-        """A request that takes no place in the queue: a replica's tokenizer answers it."""
+        """Have a replica's tokenizer answer a request. It takes no place in the queue."""
         headers = self.check_body(body)
         self.front.check_ready()
         made = body.model_dump(exclude_none=True, exclude={"model", *(body.model_extra or ())})
@@ -96,7 +96,7 @@ class RemoteService(RequestChecks):
         headers, context = self.check_body(body), self.context(request)
         self.front.check_ready()
         check_supported(body, self.front.pool.kind, drafts=self.drafts)
-        # a client chooses its id, and may send one twice: vLLM knows its requests by theirs
+        # vLLM identifies requests by this id: a client may send the same one twice, so a random suffix is added
         sent = {"X-Request-Id": f"{request.state.request_id}-{secrets.token_hex(4)}"}
         ask = Ask(path, body, self.salt(body, request), count, self.settings.served_name, context.owner, sent)
         exchange = Exchange(self.front, ask, Guard(request.receive))
@@ -135,5 +135,5 @@ class RelayResponse(Response):
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         except (ClientDisconnected, OSError):
             return  # nobody is left to answer
-        finally:  # not in the stream itself: one that is dropped before its first chunk never runs
+        finally:  # not in the generator: dropped before its first chunk, it never runs
             self.exchange.close()

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 MAX_EVENT_BYTES = 64 << 20
-"""A longer event is no event: a whole response with all log-probabilities is shorter."""
+"""A longer event is malformed: a whole response with all log-probabilities is shorter."""
 
 
 class MalformedEventError(ValueError):
-    """The bytes are no stream of events."""
+    """The bytes are not a stream of server-sent events."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +27,10 @@ class EventReader:
 
     def __init__(self) -> None:
         self.rest = b""
-        """Of an event that is not complete."""
+        """The bytes of an event that is not complete."""
 
     def feed(self, data: bytes) -> Iterator[ServerEvent]:
-        """The events that these bytes complete. MalformedEventError, after those before it, for what is none."""
+        """The events that these bytes complete. MalformedEventError for malformed ones, after the events before."""
         *blocks, self.rest = (self.rest + data).replace(b"\r\n", b"\n").split(b"\n\n")
         for block in blocks:
             if (event := _parse(block)) is not None:

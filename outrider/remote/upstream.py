@@ -15,11 +15,11 @@ MAX_ERROR_BYTES = 1 << 16
 
 
 class ReplicaError(Exception):
-    """A replica could not be reached, broke off, or answered what is no answer. Another may do better."""
+    """A replica could not be reached, broke off, or sent an invalid response. Another replica may do better."""
 
 
 class ReplicaRefusedError(ReplicaError):
-    """It answered that it cannot: its queue is full, it is being shut down, or it failed on this request."""
+    """The replica answered with an error: its queue is full, it is shutting down, or it failed on this request."""
 
     def __init__(self, message: str, error: APIError) -> None:
         super().__init__(message)
@@ -37,12 +37,12 @@ class Upstream:
         replica.open.add(self)
 
     def cut(self, error: Exception) -> None:
-        """End it with this error, which whoever reads it gets."""
+        """End the response with this error, which `read` then raises."""
         self.error = error
         self.connection.abort()
 
     def close(self, *, ended: bool = False) -> None:
-        """Give the connection back; one whose response was not read to its end is closed, and the request with it.
+        """Give the connection back. If the response has not ended, close it instead: the replica then ends the request.
 
         ended: all that matters of the response has been read.
         """
@@ -108,7 +108,7 @@ def refusal(status: int, raw: bytes) -> Exception:
     code = code if isinstance(code, str) else None  # vLLM repeats the status there
     if code is None and "maximum context length" in message:
         code, param = "context_length_exceeded", None
-    if status < 400 or status in (401, 403, 404, 405):  # of this server's own doing, not the client's
+    if status < 400 or status in (401, 403, 404, 405):  # this server's fault, not the client's
         return APIError(502, f"the engine answers {status}: {message}", code="engine_error")
     error = APIError(status, message, code=code or "engine_error", param=param if isinstance(param, str) else None)
     if status in (429, 503):
@@ -119,7 +119,7 @@ def refusal(status: int, raw: bytes) -> Exception:
 
 
 async def get(client: HttpClient, url: str, path: str, seconds: float) -> tuple[int, bytes]:
-    """Status and body. TimeoutError after so many seconds, another OSError where they cannot be had."""
+    """Status and body. TimeoutError after `seconds`, another OSError where the server cannot be reached."""
     async with asyncio.timeout(seconds):
         connection = await client.get(url, path)
         try:

@@ -1,4 +1,4 @@
-"""Pages that answer a question: one self-contained HTML file, with tables and plots drawn by hand.
+"""Pages that answer a question: one self-contained HTML file, with tables, and plots drawn without a library.
 
 A page makes no outside request, runs no script, and reads well in light and dark. All text that is given is escaped;
 what is `Html` already is taken as it is, so text from a model or a file can only get in escaped.

@@ -55,7 +55,7 @@ class Section:
 
 
 def page(title: str, sections: Seq[Section]) -> str:
-    """The whole file. title: of the page, and the first thing on it."""
+    """The whole file. title: of the page, also shown as its heading."""
     body = [f"<h1>{html.escape(title)}</h1>"]
     for section in sections:
         body += [f"<h2>{html.escape(section.title)}</h2>"] if section.title else []
@@ -109,9 +109,9 @@ def details(summary: str, parts: Seq[Html], *, is_open: bool = False) -> Html:
 
 
 def table(head: Seq[str], rows: Seq[Seq[str]], *, text: bool = False, told: bool = False) -> Html:
-    """A table; its first column to the left, the others to the right: numbers. text: all to the left.
+    """A table: the first column is left-aligned, the others, for numbers, right-aligned. text: all are left-aligned.
 
-    told: the last column holds explanations, and stands to the left too.
+    told: the last column holds explanations, and is left-aligned too.
     """
     kinds = [""] * (len(head) - told) + [' class="told"'] * told
     cells = "".join(f"<th>{escaped(each)}</th>" for each in head)

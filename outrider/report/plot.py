@@ -15,8 +15,8 @@ from outrider.report.page import Html
 COLORS = ("#3b82f6", "#1f9d3a", "#b8860b", "#c2410c", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f")
 WIDTH, HEIGHT = 680, 240
 LEFT, RIGHT, ROW = 52, 16, 17
-LETTER = 6.8  # width of a letter, rather too much
-MAX_POINTS = 60  # of a line whose points are marked
+LETTER = 6.8  # width of a letter, rounded up
+MAX_POINTS = 60  # a line with more points has no dots
 MAX_LETTERS = 40
 
 Format = Callable[[float], str]
@@ -41,7 +41,7 @@ class Bars:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A named line across the plot, at a place of one of its axes."""
+    """A named line across the plot, at a value of one of its axes."""
 
     name: str
     x: float | None = None
@@ -74,7 +74,7 @@ class _Frame:
 def line_plot(
     title: str, lines: Seq[Line], *, across: str, marks: Seq[Mark] = (), log: bool = False, zero: bool = False
 ) -> Html:
-    """Series over a common axis. across: what that axis says. log: it doubles from step to step; its values are above
+    """Series over a common axis. across: the name of that axis. log: it doubles at every step; its values are above
     0. zero: the upward axis begins at 0. Series without points are left out; without any the plot is empty."""
     lines = [line for line in lines if line.points]
     across_values = [x for line in lines for x, _ in line.points] or [1.0, 2.0]

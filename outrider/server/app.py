@@ -33,7 +33,7 @@ Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 
 def create_app(engine_thread: EngineThread, settings: Settings) -> FastAPI:
-    """The application over an engine of this process. The caller starts the engine's thread."""
+    """The application for an engine of this process. The caller starts the engine's thread."""
     metrics = MetricsCollector(engine_thread)
     exporter = PrometheusExporter(engine_thread, metrics, settings.served_name)
 
@@ -55,7 +55,7 @@ def assemble_app(
     settings: Settings,
     lifespan: Lifespan | None = None,
 ) -> FastAPI:
-    """The application around the API's routes: errors, the page, /metrics with this text, and the middleware."""
+    """The application around the API's routes: error handlers, the page, /metrics with `text`, and the middleware."""
     # no redirects: behind a proxy they would point at http, and a client would send its key unencrypted
     app = FastAPI(
         title="Outrider",
@@ -81,7 +81,7 @@ def http_limits(settings: Settings) -> HttpLimits:
 
 
 def _add_middleware(app: FastAPI, metrics: MetricsCollector, settings: Settings, paths: list[str]) -> None:
-    """paths: those of the OpenAPI document. The middleware added last sees a request first."""
+    """paths: the paths in the OpenAPI document. The middleware added last sees a request first."""
     limits = http_limits(settings)
     tracer = connect_tracer(settings.otlp_endpoint, settings.served_name) if settings.otlp_endpoint else None
     app.add_middleware(BodyLimit, limits=limits, on_body=record_body if settings.log_prompts else None)
@@ -118,9 +118,9 @@ def _add_metrics_route(app: FastAPI, make_text: MetricsText) -> None:
 
 
 def make_openapi(app: FastAPI, settings: Settings, vocab_size: int | None) -> dict[str, Any]:
-    """The OpenAPI document of this server: its one model, its vocabulary, and 400 where FastAPI would write 422.
+    """The OpenAPI document of this server: it names the one model, bounds token ids, and leaves out FastAPI's 422.
 
-    It is kept once the vocabulary is known.
+    The document is cached once the vocabulary is known.
     """
     if app.openapi_schema is not None:
         return app.openapi_schema

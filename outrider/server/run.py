@@ -1,4 +1,4 @@
-"""Running a server: uvicorn and what answers behind it, and a shutdown that finishes open requests."""
+"""Running a server: uvicorn, the backend behind it, and a shutdown that finishes open requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from outrider.server.settings import Settings
 BACKLOG = 1024  # connections the system keeps until they are accepted
 ACCEPTED_AT_ONCE = 64  # in one iteration of the event loop, so that a burst does not hold up everything else
 MIN_OPEN_FILES = 4096  # twice the max number of connections
-MAKING_SECONDS = 0.1  # from a connection's acceptance to its protocol
+MAKING_SECONDS = 0.1  # from accepting a connection to creating its protocol
 CLOSING_SECONDS = 5  # how long clients may take to read the end of their responses
 
 
@@ -49,14 +49,15 @@ class DrainingServer(uvicorn.Server):
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal drains; the next one, or Ctrl-C, ends the wait. None is raised again: the exit code is 0."""
+        """The first signal drains; the next one, or Ctrl-C, ends the wait. No signal is raised again: exit code 0."""
         at_once = self._exiting or sig == signal.SIGINT
         self._exiting = True
         self._drain_seconds = 0 if at_once else self.drain_timeout
         self.backend.drain(self._drain_seconds)
 
     async def on_tick(self, counter: int) -> bool:
-        """Called ten times a second. Exits when the backend has stopped, or was never ready and should end."""
+        """Called ten times a second. Exits if the backend stopped before it was ready; after a signal, if it stopped or
+        was never ready."""
         if self.backend.state == "draining" and not self._drain_logged:
             self._drain_logged = True
             log_event("drain", seconds=self._drain_seconds)
@@ -67,7 +68,7 @@ class DrainingServer(uvicorn.Server):
 
 
 def listen(settings: Settings) -> socket.socket:
-    """The socket to serve on; with port 0 its name has the port. ConfigError where it cannot be opened."""
+    """The socket to serve on; with port 0 `getsockname` tells the port. ConfigError where it cannot be opened."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
         listening = socket.create_server((settings.host.strip("[]"), settings.port), family=family, backlog=BACKLOG)

@@ -68,7 +68,7 @@ class RequestContext:
     receive: Receive
 
     async def run(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-        """Await the work; cancel it and raise ClientDisconnected or DeadlineExceeded when nobody waits any more."""
+        """Await the work; when the client leaves or time is up, cancel it: ClientDisconnected or DeadlineExceeded."""
         try:
             async with asyncio.timeout(self.owner.deadline - time.perf_counter()):
                 return await cancel_on_disconnect(self.receive, work)
@@ -77,7 +77,7 @@ class RequestContext:
 
 
 class RequestChecks:
-    """What is checked of every request, and known of its client."""
+    """The checks of every request, and what is known of its client."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -101,7 +101,7 @@ class RequestChecks:
         return {"x-outrider-ignored": _header(names)} if names else {}
 
     def client(self, request: Request) -> str:
-        """The client's name: of its key, or else its address."""
+        """The client's name: derived from its API key, or else its address."""
         peer = request.client.host if request.client else "unknown"
         return getattr(request.state, "client", None) or peer
 
@@ -180,7 +180,7 @@ class Service(RequestChecks):
     async def _translate(
         self, body: ChatRequest, context: RequestContext, salt: str
     ) -> tuple[StructuredOutput, TranslatedRequest]:
-        """The request with its constraint, once there is room for it in the queue."""
+        """The request and its constraint, made while its room in the queue is reserved; raises what `reserve` does."""
         client = context.owner.client
         with self.engine_thread.reserve(body.n or 1, client):
             return await context.run(self._compile_and_translate(body, client, salt))

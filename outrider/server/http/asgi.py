@@ -32,7 +32,7 @@ def has_body(scope: Scope) -> bool:
 async def send_error(
     scope: Scope, receive: Receive, send: Send, error: APIError, *, unread: bool | None = None
 ) -> None:
-    """Send an error response, and close the connection where a body stays unread (None: where one is announced).
+    """Send an error response. unread: a part of the body is unread, so close the connection; None: if one is announced.
 
     What the client still sends is discarded for a moment before the connection closes: closing on unread data
     resets it, and many clients would see the reset instead of the response.

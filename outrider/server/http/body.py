@@ -23,7 +23,7 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def parse_json(raw: bytes) -> Any:
-    """The value: finite numbers and whole characters only. APIError for anything else."""
+    """The parsed value. APIError for anything but strict JSON, or for too many, too deep or too large values."""
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -41,7 +41,7 @@ def parse_json(raw: bytes) -> Any:
 
 
 def _check_values(value: Any, *, surrogates: bool) -> None:
-    """Check depth, count and leaves, without recursion: the depth is not known to be safe."""
+    """Check the depth, the number of values, and each leaf. Not recursive: the depth is not known to be safe."""
     level, values = [value], 0
     for _ in range(MAX_JSON_DEPTH + 1):
         below: list[Any] = []

@@ -16,7 +16,7 @@ class ClientDisconnected(Exception):  # noqa: N818 - clients may leave: no error
 
 
 async def cancel_on_disconnect(receive: Receive, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """Await the work; cancel it and raise ClientDisconnected as soon as the client leaves. The body has been read."""
+    """Await the work; cancel it and raise ClientDisconnected if the client leaves. The body must have been read."""
     task, watch = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
     try:
         await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)

@@ -94,8 +94,8 @@ def _validation_error(error: RequestValidationError) -> APIError:
     """The first field pydantic rejects, as `field: message`, with the index in a list where one entry is wrong."""
     found = error.errors() or [{"loc": ("body",), "msg": "the request is malformed", "type": ""}]
     same = [each for each in found if _place(each)[:1] == _place(found[0])[:1]]
-    # a field of several types fails as each of them: one whose type fits and whose value does not says most,
-    # and next one that is a list, of which an entry does not fit
+    # a field of several types has an error for each type: prefer an error about the value, where the type fits,
+    # then an error about one entry of a list
     useful = [each for each in same if not str(each["type"]).endswith("_type")]
     useful = useful or [each for each in same if _index(each)] or same
     fields = {_field(each) for each in useful}
@@ -116,9 +116,9 @@ def _index(found: Mapping[str, Any]) -> list[int]:
 
 
 def _field(found: Mapping[str, Any]) -> str:
-    """The request's field, with the index in a list, or the name inside an object of our own."""
+    """The request's field, with the index in a list, or the inner name in `speculation` and `stream_options`."""
     place = _place(found)
-    named = place[:1] in (["speculation"], ["stream_options"])  # elsewhere names are a client's, or pydantic's own
+    named = place[:1] in (["speculation"], ["stream_options"])  # elsewhere a client or pydantic chose the name
     return ".".join(str(part) for part in (*place[:1], *(place[1:2] if named else _index(found))))
 
 

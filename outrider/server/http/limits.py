@@ -30,7 +30,7 @@ class HttpLimits:
     max_body: int = 8 << 20
     """Bytes of body."""
     max_depth: int = 64
-    """JSON arrays and objects inside one another."""
+    """How deep JSON arrays and objects may be nested."""
     max_headers: int = 100
     max_header_bytes: int = 32 << 10
     """The request line and all headers together."""
@@ -39,11 +39,11 @@ class HttpLimits:
     body_seconds: float = 30.0
     """Time for the whole body to arrive."""
     stall_seconds: float = 60.0
-    """A client that reads nothing of its response for so long is disconnected."""
+    """A client that reads nothing of its response for this long is disconnected."""
     max_concurrent: int = 1024
     """Requests served at once; as many more connections may be idle."""
     max_buffered: int = 256 << 20
-    """Bytes of all large bodies together, from the first byte read to the end of the response."""
+    """Bytes of all large bodies together; a body counts from its first byte read to the end of the response."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -52,7 +52,7 @@ class HttpLimits:
 
 
 def check_origins(origins: Iterable[str]) -> list[str]:
-    """The origins whose pages may call; ConfigError for anything but exact ones."""
+    """The origins that CORS allows. ConfigError for one that is not exact, such as a pattern."""
     for origin in origins:
         if not ORIGIN.fullmatch(origin):
             raise ConfigError(
@@ -80,8 +80,8 @@ class HostCheck:
         if match is None:
             return APIError(400, "the Host header is missing, doubled or malformed", code="bad_host")
         host = match[1].decode().lower().strip("[]")
-        # the address the client connected to is ours too: a server on all addresses cannot list it, and a page's
-        # own name never looks like it
+        # the address the client connected to is accepted too: a server on all addresses cannot list it, and a page
+        # that rebinds DNS sends its own name instead
         reached = (scope.get("server") or ("",))[0]
         if host in self.hosts or host == reached:
             return None
@@ -210,13 +210,13 @@ class BodyLimit:
 
 
 class BodyBudget:
-    """What one body takes of max_buffered. A small one takes nothing, so that large ones never keep it out."""
+    """One body's part of max_buffered. A small body takes nothing, so that large ones never keep it out."""
 
     def __init__(self, limit: BodyLimit) -> None:
         self.limit, self.size = limit, 0
 
     def grow(self, size: int) -> bool:
-        """Whether the body may grow to this size."""
+        """Count the body with this size; False, and not counted, where max_buffered would be exceeded."""
         more = size - self.size if size > SMALL_BODY else 0
         if self.limit.buffered + more > self.limit.limits.max_buffered:
             return False
@@ -226,7 +226,7 @@ class BodyBudget:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Receive the body once, then the connection's own messages: a disconnect."""
+    """A receive function that returns the body once, then the connection's own messages, such as a disconnect."""
     sent = False
 
     async def replayed() -> Message:

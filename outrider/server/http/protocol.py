@@ -53,7 +53,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     idle: ClassVar[OrderedDict[BoundedHttpProtocol, None]] = OrderedDict()
     """The server's connections that are serving no request, the longest idle one first."""
     evicted: ClassVar[set[BoundedHttpProtocol]] = set()
-    """Those closed to make room whose sockets are still open."""
+    """Connections that were closed to make room and whose sockets are still open."""
     idle_since: float | None = None
     """When the connection was made or its last response ended; None: a request is being served."""
     _timer: asyncio.TimerHandle | None = None
@@ -63,7 +63,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _served: RequestResponseCycle | None = None
     _unparsed: bytes = b""
     _silent = True
-    _muted = False  # a parser is given a head that has been reported already
+    _muted = False  # a new parser is reading headers that have been handled already
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Register the connection, or close it where twice max_concurrent are open. Constant work either way."""
@@ -83,7 +83,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.idle.pop(self, None)
         self.evicted.discard(self)
         self._unparsed = b""
-        if self._served is not None:  # uvicorn tells the newest request alone, which may be queued
+        if self._served is not None:  # uvicorn tells only the newest request, which may be queued
             self._served.disconnected = True
             self._served.message_event.set()
         super().connection_lost(exc)
@@ -164,7 +164,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _make_room(self) -> None:
         """Before a connection is added to max_concurrent others, close the one that has been idle longest.
 
-        Where all are in use the new one stays, to be refused by ConcurrencyLimit, up to twice as many.
+        Where all are in use the new one stays, up to twice max_concurrent: ConcurrencyLimit refuses its requests.
         """
         if len(self.connections) - len(self.evicted) < self.limits.max_concurrent:
             return
@@ -186,7 +186,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             start += self._parse_piece(data[start : start + PIECE_BYTES])
         self._unparsed = bytes(data[start:])
         self._flow.full = len(self._unparsed) > PIECE_BYTES
-        if self.pipeline:  # queued, uvicorn reads nothing; a disconnect would go unnoticed
+        if self.pipeline:  # uvicorn has paused reading, which would hide a disconnect
             self.flow.resume_reading()
 
     def _parse_piece(self, piece: memoryview) -> int:
@@ -201,7 +201,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.logger.warning(INVALID_HTTP)
             self.send_400_response(INVALID_HTTP)
             return len(piece)
-        if self._in_head and not self._began:  # an incomplete header is in the parser alone
+        if self._in_head and not self._began:  # the parser holds an incomplete header, not counted yet
             self._unfinished += len(piece)
             if self._unfinished > 2 * self.limits.max_header_bytes:
                 self._give_up(headers_too_large(self.limits))
@@ -261,7 +261,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Headers and trailers count together."""
         self._bytes += size
         self._headers += headers
-        # one beyond the limit passes, for the app to refuse with the request's id
+        # slightly more than the limit passes: HeaderLimit refuses it, with the request's id
         if self._headers > self.limits.max_headers + 1 or self._bytes > 2 * self.limits.max_header_bytes:
             self._error = headers_too_large(self.limits)
             raise HeadTooLargeError
@@ -270,7 +270,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._timer = None
         if self._silent:  # browsers connect in advance; nothing was requested
             self.transport.close()
-        elif self.idle_since is not None and not self.transport.is_closing():  # else the next headers may have to wait
+        elif self.idle_since is not None and not self.transport.is_closing():  # else a request is being served
             seconds = self.limits.header_seconds
             self._give_up(APIError(408, f"the headers did not arrive within {seconds:g} seconds", code="head_timeout"))
 

@@ -32,7 +32,7 @@ SECURITY_HEADERS = {
 class RequestMiddleware:
     """Gives every response its id and security headers, and counts, logs and traces it once.
 
-    Every exception further in ends here, so that nothing else writes it to a log.
+    Exceptions of the inner app are caught and logged here, so that nothing else logs them.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class RequestMiddleware:
         tracer: RequestTracer | None = None,
         start_fields: Mapping[str, Any] | None = None,
     ) -> None:
-        """start_fields: what the log says of the server when it starts."""
+        """start_fields: the fields of the log's `start` line."""
         self.app, self.routes, self.start_fields = app, frozenset(routes), dict(start_fields or {})
         self.metrics, self.tracer = metrics, tracer
         self.open: dict[RequestRecord, None] = {}
@@ -72,7 +72,7 @@ class RequestMiddleware:
             record.end(response.status or CLIENT_CLOSED_REQUEST)
 
     def _route(self, scope: Scope) -> str:
-        """The route that matched, or would have: one of the app's own, or `other`."""
+        """The route that matched; without a match, the path where it is one of the app's routes, else `other`."""
         matched: str | None = getattr(scope.get("route"), "path", None)
         return matched or (scope["path"] if scope["path"] in self.routes else "other")
 
@@ -101,11 +101,11 @@ class RequestMiddleware:
 
 
 class ResponseAbortedError(Exception):
-    """A response broke off. Says nothing: the cause has been logged."""
+    """A response broke off. It has no message: the cause has been logged."""
 
 
 class ResponseTracker:
-    """Sends a response with its id and security headers, and remembers how far it came."""
+    """Sends a response with its id and security headers, and notes its status and whether it is complete."""
 
     def __init__(self, request_id: str, send: Send) -> None:
         self.status, self.complete = 0, False

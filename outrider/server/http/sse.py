@@ -19,7 +19,7 @@ _FIELD = ', "obfuscation": ""}'
 
 
 def encode_event(chunk: dict[str, Any], *, obfuscate: bool = False) -> bytes:
-    """One event. Obfuscated, its size reveals the length of a round's text only in steps of PADDED_BYTES."""
+    """The bytes of one event. obfuscate: pad it, so that its size tells a text's length in steps of PADDED_BYTES."""
     body = json.dumps(chunk, ensure_ascii=False, allow_nan=False)
     if not obfuscate:
         return f"data: {body}\n\n".encode()
@@ -43,7 +43,7 @@ class EventStreamResponse(Response):
             await cancel_on_disconnect(receive, self._send(send))
         except (ClientDisconnected, OSError):
             return  # nobody is left to answer
-        finally:  # not in the stream itself: one that is dropped before its first chunk never runs
+        finally:  # not in the generator: dropped before its first chunk, it never runs
             self.close()
 
     async def _send(self, send: Send) -> None:

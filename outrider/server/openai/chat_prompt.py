@@ -1,4 +1,4 @@
-"""From a client's messages to the prompt, as the model's chat template writes it."""
+"""From a client's messages to the prompt, rendered by the model's chat template."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def chat_prompt(
     *,
     allow_special_tokens: bool,
 ) -> RenderedChat:
-    """The messages as the template writes them. RequestError or APIError where it does not take them."""
+    """The prompt that the template renders from the messages. RequestError or APIError where it does not take them."""
     options = {"tools": tools, "allow_special_tokens": allow_special_tokens}
     messages = [template_message(message) for message in body.messages or ()]
     if not body.continue_final_message:
         return tokenizer.render_chat(messages, add_generation_prompt=body.add_generation_prompt is not False, **options)
     if body.add_generation_prompt:
         raise _cannot_continue("with add_generation_prompt a new message begins; send one of the two")
-    mark = secrets.token_hex(16)  # the template's own text after it is cut off, whatever the template does around it
+    mark = secrets.token_hex(16)  # the prompt is cut here, whatever the template adds after the text
     messages[-1] = _with_mark(messages[-1], mark)
     rendered = tokenizer.render_chat(messages, add_generation_prompt=False, **options)
     end = rendered.text.rfind(mark)
@@ -62,7 +62,7 @@ def template_message(message: MessageParam) -> dict[str, Any]:
 
 
 def _as_object(arguments: str) -> Any:
-    """A call's arguments as an object, which templates write out as JSON themselves; unchanged where it is none."""
+    """A call's arguments as an object, which templates write out as JSON themselves; unchanged if they are not one."""
     try:
         value = parse_json(arguments.encode())
     except APIError:

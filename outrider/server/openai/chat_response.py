@@ -19,7 +19,7 @@ from outrider.server.openai.translate import TranslatedRequest
 
 
 class ChatResponseBuilder(ResponseBuilder):
-    """Builds a message, with tool calls apart from its text."""
+    """Builds messages, with tool calls separated from the text."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class ChatResponseBuilder(ResponseBuilder):
         self._parsers = [ToolParser(tool_format) for _ in request.requests] if tool_format else []
 
     def first_chunks(self) -> Iterator[dict[str, Any]]:
-        """Each choice's role."""
+        """A chunk with the role, for each choice."""
         for index in range(len(self.buffers)):
             yield self._chunk(index, {"delta": {"role": "assistant", "content": "", "refusal": None}})
 

@@ -53,7 +53,7 @@ def stream_response(
 
 
 async def _events(job: Job | None, builder: ResponseBuilder, obfuscate: bool) -> AsyncGenerator[bytes, None]:
-    """The events up to the last, or up to the error that ends the stream early."""
+    """The stream's bytes, event by event, to the last event or to the error that ends the stream early."""
 
     def encode(chunk: dict[str, Any], *, padded: bool = obfuscate) -> bytes:
         name = f"event: {chunk['type']}\n".encode() if builder.named_events else b""
@@ -73,7 +73,7 @@ async def _events(job: Job | None, builder: ResponseBuilder, obfuscate: bool) ->
             yield encode(chunk)
         if not builder.named_events:
             yield DONE_EVENT
-    except Exception as error:  # the status is sent: whatever it is, the stream must say so
+    except Exception as error:  # the status has been sent: the stream must tell any error
         yield encode(builder.error_chunk(to_api_error(error)), padded=False)
 
 

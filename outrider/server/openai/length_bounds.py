@@ -47,7 +47,7 @@ def _flat_steps(step: dict[str, Any] | None, inner: str) -> list[dict[str, Any]]
 
 
 def _max_shrink(normalizer: dict[str, Any] | None) -> int:
-    """How many times fewer bytes a normalized text can have; 0 where there is no bound."""
+    """The factor by which normalization can reduce the bytes of a text, at most; 0 where there is no bound."""
     times = 1
     for step in _flat_steps(normalizer, "normalizers"):
         if step["type"] == "NFC":
@@ -67,7 +67,7 @@ def _is_lossless(pre_tokenizer: dict[str, Any] | None) -> bool:
 
 
 def _bytes_without_token(spec: dict[str, Any]) -> bytes | None:
-    """The bytes without a token, any number of which may be one token or none; None: unknown."""
+    """The bytes without a token: any number of them may become one token, or none. None: these bytes are not known."""
     model = spec["model"]
     if model["type"] != "BPE" or model["continuing_subword_prefix"] or model["end_of_word_suffix"]:
         return None

@@ -29,7 +29,7 @@ class ResponseOptions:
     """Alternatives at each token; None: no log-probabilities."""
     provenance: bool = False
     usage: bool = False
-    """Of a stream: a last chunk with the usage and the metrics of the request."""
+    """Whether a stream ends with a chunk of the request's usage and metrics."""
 
 
 @dataclass(slots=True)
@@ -92,7 +92,7 @@ class ResponseBuilder(ABC):
     """Builds the response of one request from its events."""
 
     named_events = False
-    """Whether the events of a stream have their chunk's type as their name, and the last says that it is the last."""
+    """Whether each event of a stream is named by its chunk's type. If so, the last event's type ends it, not [DONE]."""
 
     def __init__(
         self, meta: ResponseMeta, request: TranslatedRequest, options: ResponseOptions, texts: TokenTexts
@@ -146,7 +146,7 @@ class ResponseBuilder(ABC):
     ) -> dict[str, Any]:
         """The chunk that ends a choice, with its metrics unless the usage chunk has those of the whole request.
 
-        One chunk has them: aiperf drops a request where several do.
+        Never both: aiperf drops a request where several chunks have metrics.
         """
         chunk = self._chunk(index, content, finish_reason=reason, stop_reason=stop)
         return chunk if self.options.usage else chunk | {"metrics": speculation_metrics([self.buffers[index].stats])}

@@ -39,7 +39,7 @@ class ResponsesBuilder(ResponseBuilder):
         self._output = OutputItems(texts, tool_format)
         self._repeated = repeated_fields(body)
         self._new: list[dict[str, Any]] = []
-        """The stream's events of the event added last."""
+        """The stream events for the engine event that was added last."""
         self._sent = 0
 
     def add(self, index: int, event: Event) -> None:

@@ -1,4 +1,4 @@
-"""From generated text to the output items of /v1/responses, and the events that a stream sends of them."""
+"""From generated text to the output items of /v1/responses, and the events that a stream sends for them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class OutputItems:
         self._texts = texts
         self._parser = ToolParser(tool_format) if tool_format else None
         self._pieces: list[str] = []
-        """Of the open item, the last: a message's text or a call's arguments."""
+        """The text of the open item, which is the last one: a message's text or a call's arguments."""
         self._logprobs: list[dict[str, Any]] = []
-        """Of tokens whose text is still to come."""
+        """The log-probabilities of tokens whose text is still to come."""
         self._open = False
 
     def push(self, event: Event) -> Iterator[dict[str, Any]]:
-        """The stream's events of what the engine generated; with its last, the open item is complete."""
+        """The stream events for an event of the engine; its last event completes the open item."""
         self._logprobs += [
             self._texts.top(each.token, each.logprob) | {"top_logprobs": [self._texts.top(*top) for top in each.top]}
             for each in event.logprobs
@@ -44,7 +44,7 @@ class OutputItems:
             yield from self._end("incomplete" if event.finish == "length" else "completed")
 
     def _parts(self, event: Event) -> list[list[Any]]:
-        """[call index or None, call id, name, text or arguments] in order, those of one item in one."""
+        """[call index or None, call id, name, text or arguments] in order; adjacent parts of one item are joined."""
         if self._parser is None:
             return [[None, "", "", event.text]] if event.text else []
         out: list[list[Any]] = []
@@ -108,7 +108,7 @@ class OutputItems:
         yield {"type": "response.output_item.done", "output_index": len(self.items) - 1, "item": item}
 
     def _take_logprobs(self) -> list[dict[str, Any]]:
-        """The log-probabilities for a message's next text."""
+        """Take the log-probabilities for a message's next text, and add them to its item."""
         taken, self._logprobs = self._logprobs, []
         self.items[-1]["content"][0]["logprobs"] += taken
         return taken

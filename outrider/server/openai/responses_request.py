@@ -1,4 +1,4 @@
-"""The requests of /v1/responses, and the chat that each of them is. The client keeps previous turns and sends them."""
+"""The requests of /v1/responses, and their translation to chat requests. The client sends all previous turns."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class ResponsesRequest(CompletionFields):
 
 
 def chat_request(body: ResponsesRequest) -> ChatRequest:
-    """The same request as a chat. APIError where it is none."""
+    """The same request as a chat request. APIError where it cannot be one."""
     if body.n not in (None, 1):
         raise APIError(400, f"a response has one output: n ({body.n}) must be 1", param="n", code="invalid_value")
     same = {*CompletionFields.model_fields, "parallel_tool_calls", "top_logprobs", "prediction"}
@@ -152,13 +152,13 @@ def chat_request(body: ResponsesRequest) -> ChatRequest:
 
 
 def renamed_error(error: APIError) -> APIError:
-    """An error of the chat, with the names that the fields have here."""
+    """An error of the chat request, with the field's name in /v1/responses."""
     error.param = {"messages": "input", "response_format": "text"}.get(error.param or "", error.param)
     return error
 
 
 def _messages(body: ResponsesRequest) -> list[dict[str, Any]]:
-    """The items as messages; calls that follow one another, or an assistant's text, are of one message."""
+    """The items as messages. A function call is added to the assistant's message right before it, if there is one."""
     out: list[dict[str, Any]] = []
     if body.instructions is not None:
         out.append({"role": "system", "content": body.instructions})
@@ -187,7 +187,7 @@ def _response_format(wanted: TextFormat) -> dict[str, Any]:
 
 
 def _named(function: dict[str, Any]) -> dict[str, Any]:
-    """A function with its type beside its name, as a chat has it: its name inside."""
+    """A function as a chat request has it: {"type", "function": {"name", ...}} instead of {"type", "name", ...}."""
     kind = function.pop("type")
     return {"type": kind, "function": function}
 

@@ -40,7 +40,7 @@ def compile_structured_output(body: ChatRequest, tokenizer: Any, salt: str = "")
     """Compile what a request asks for, within the grammar package's bounds; call it off the event loop.
 
     A grammar compiled before is used again for the same salt only. RequestError or APIError where
-    it cannot be compiled, Unavailable where it cannot be now.
+    it cannot be compiled, Unavailable where the compiler cannot be used now.
     """
     try:
         return _compile(body, tokenizer, salt)

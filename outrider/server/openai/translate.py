@@ -67,7 +67,8 @@ def translate_chat(
     constraint: Constraint | None = None,
     allow_special_tokens: bool = False,
 ) -> TranslatedRequest:
-    """RequestError or APIError where it cannot be served. Special tokens in messages are text unless allowed."""
+    """The engine's request for a chat. Special tokens in messages are text unless allowed. RequestError or APIError
+    where it cannot be served."""
     if body.top_logprobs is not None and not body.logprobs:
         raise APIError(400, "top_logprobs needs logprobs: true", param="top_logprobs", code="invalid_value")
     tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
@@ -83,7 +84,7 @@ def translate_chat(
 
 
 def callable_tools(body: ChatRequest) -> ChatRequest:
-    """The request with those of its tools that `allowed_tools` names, for its constraint: the prompt lists all."""
+    """The request with only the tools that `allowed_tools` names, for its constraint; the prompt still lists all."""
     choice = body.tool_choice
     if not isinstance(choice, AllowedToolsChoice):
         return body
@@ -101,7 +102,7 @@ def callable_tools(body: ChatRequest) -> ChatRequest:
 
 
 def count_sequences(body: CompletionRequest) -> int:
-    """The choices of all prompts. APIError where they are too many for any server."""
+    """The number of choices of all prompts. APIError where it is above MAX_REQUEST_SEQUENCES."""
     n, several = body.n or 1, isinstance(body.prompt, list) and not isinstance(body.prompt[0], int)
     prompts = len(body.prompt) if several else 1
     if prompts * n > MAX_REQUEST_SEQUENCES:
@@ -112,7 +113,8 @@ def count_sequences(body: CompletionRequest) -> int:
 def translate_completion(
     body: CompletionRequest, engine: EngineClient, salt: str, allow_special_tokens: bool = True
 ) -> TranslatedRequest:
-    """RequestError or APIError where it cannot be served. With max_tokens 0 there are no requests."""
+    """The engine's requests for a completion; with max_tokens 0 nothing is generated. RequestError or APIError where it
+    cannot be served."""
     check_completion(body)
     n = body.n or 1
     max_tokens = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
@@ -127,7 +129,7 @@ def translate_completion(
 
 
 def check_completion(body: CompletionRequest) -> None:
-    """APIError for what no completion can ask here, whatever the model."""
+    """APIError where the request asks for something that is not offered, whatever the model."""
     n = body.n or 1
     if body.best_of not in (None, n):
         raise APIError(400, f"best_of is not offered; leave it out or let it equal n ({n})", param="best_of")
@@ -230,7 +232,7 @@ def _base_request(
 
 
 def _validated(base: Request, prompts: Seq[tuple[Token, ...]], engine: EngineClient) -> TranslatedRequest:
-    """The request of each prompt, validated once, and of each of its choices."""
+    """Each prompt's request, validated once, and a request with its own seed for each of its choices."""
     params = base.params
     checked = tuple(engine.validate(replace(base, prompt=prompt)) for prompt in prompts)
     requests = [

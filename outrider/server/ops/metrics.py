@@ -1,4 +1,4 @@
-"""The server's metrics, gathered from what the engine's thread reports. prometheus.py writes them out."""
+"""The server's metrics, gathered from what its backend reports. prometheus.py writes them out."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class ServerMetrics:
     corrupted: int = 0
     """Sequences that failed because the model's logits were NaN or infinite."""
     stats: Stats = field(default_factory=Stats)
-    """Summed over finished sequences; in a copy, running ones too."""
+    """Summed over finished sequences; in a copy from `values`, over running ones too."""
     queue: Histogram = field(default_factory=lambda: Histogram(LATENCIES))
     """Seconds from a request's arrival to its sequence joining the batch."""
     first_token: Histogram = field(default_factory=lambda: Histogram(LATENCIES))
@@ -94,7 +94,7 @@ class MetricsCollector:
         backend.observers.append(self.observe)
 
     def observe(self, report: SequenceFinished | RoundFinished) -> None:
-        """Called on the engine's thread for each finished sequence and each round."""
+        """Called for each finished sequence and each round: on the engine's thread, or the event loop (replicas)."""
         now = time.perf_counter()
         with self._lock:
             if isinstance(report, SequenceFinished):

@@ -44,7 +44,7 @@ class PrometheusExporter:
 
 
 def state_metrics(now: QueueSnapshot) -> Iterator[Metric]:
-    """The state, and the sequences that run and wait."""
+    """The state, and the numbers of running and waiting sequences."""
     state = GaugeMetricFamily("outrider_state", "1 for the state the server is in.", labels=["state"])
     for name in ENGINE_STATES:
         state.add_metric([name], name == now.state)

@@ -47,11 +47,11 @@ class RequestRecord:
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
 
     def expect_sequences(self, count: int) -> None:
-        """So many more sequences will finish."""
+        """Expect `count` more sequences to finish."""
         self._sequences += count
 
     def sequence_finished(self, event: Event, arrived: float, admitted: float | None) -> None:
-        """Called on the engine's thread: one of its sequences has finished."""
+        """One of its sequences has finished. Any thread may call it."""
         try:
             self._loop.call_soon_threadsafe(self._add, event, arrived, admitted)
         except RuntimeError:  # the event loop is closed, and every record with it

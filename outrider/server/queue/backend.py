@@ -1,4 +1,4 @@
-"""What the server around the routes needs of whatever answers them: an engine's thread, or other servers."""
+"""What the server needs of its backend, which answers requests: an engine's thread, or other servers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from outrider.server.queue.observers import EngineObserver, EngineState, QueueSn
 
 
 class Backend(Protocol):
-    """Loaded, asked for its state, drained and stopped by the server; any thread may call it."""
+    """Started, asked for its state, drained and stopped by the server. Any thread may call all but `stats_of`."""
 
     observers: list[EngineObserver]
-    """Told of every sequence that ends; filled before `start`."""
+    """Called for every finished sequence, and by an engine's thread for every round; filled before `start`."""
     stopped: threading.Event
     """Set when nothing more will be answered."""
     was_ready: bool
@@ -25,10 +25,10 @@ class Backend(Protocol):
     def state(self) -> EngineState: ...
     def start(self) -> None: ...
     def drain(self, timeout: float) -> None:
-        """Take nothing new; stop when everything taken has finished, or after `timeout` seconds."""
+        """Accept nothing new; stop when everything accepted has finished, or after `timeout` seconds."""
         ...
 
     def snapshot(self) -> QueueSnapshot: ...
     def stats_of(self, seq_id: int) -> Stats | None:
-        """The figures of a running sequence so far; None where they are not known."""
+        """The figures of a running sequence so far; None where they are not known. Called by observers."""
         ...

@@ -45,7 +45,7 @@ class EngineThread:
     ) -> None:
         """load: makes the engine, on this thread, while the server already answers /health.
 
-        max_queue: max sequences that wait. announce: called on this thread once requests are taken.
+        max_queue: max sequences that wait. announce: called on this thread once requests are accepted.
         """
         self.max_queue = max_queue
         self.observers: list[EngineObserver] = []
@@ -88,7 +88,7 @@ class EngineThread:
 
     @contextmanager
     def reserve(self, count: int, client: str) -> Iterator[None]:
-        """Reserve room in the queue while sequences are prepared, to submit after; raises what `submit` would."""
+        """Reserve room in the queue for sequences while they are prepared. Raises what `submit` would for them."""
         with self._changed:
             self._check_room(count, client)
             self._reserved[client] += count
@@ -101,7 +101,7 @@ class EngineThread:
     def submit(self, requests: Seq[JobRequest], owner: JobOwner | None = None) -> Job:
         """Queue sequences to generate or score. Called in an event loop, which then owns the job.
 
-        QueueFull where they do not fit now, RequestError where they never would, Unavailable while nothing is taken.
+        QueueFull where they do not fit now, RequestError where they never would, Unavailable unless ready.
         """
         owner = owner or JobOwner()
         with self._changed:
@@ -114,7 +114,7 @@ class EngineThread:
         return job
 
     def drain(self, timeout: float) -> None:
-        """Take nothing new; stop when everything taken has finished, or after `timeout` seconds."""
+        """Accept nothing new; stop when everything accepted has finished, or after `timeout` seconds."""
         with self._changed:
             self._drain_until = min(self._drain_until, time.perf_counter() + timeout)
             if self._state != "dead":
@@ -150,7 +150,7 @@ class EngineThread:
             raise QueueFull(self._retry_after())
 
     def _within_share(self, count: int, client: str, room: int, taken: int) -> bool:
-        """Whether a full queue still takes these."""
+        """Whether a full queue still accepts these, since the client is within its share."""
         clients = {client, *self._reserved, *(job.client for job in self._jobs)}
         own = self._reserved[client] + sum(job.unfinished for job in self._jobs if job.client == client)
         return within_share(count, own, room // len(clients), taken, room)
@@ -165,7 +165,7 @@ class EngineThread:
                 self._changed.notify()
 
     def _retry_after(self) -> int:
-        """Seconds until about half of what waits should have finished."""
+        """Seconds until about half of the unfinished sequences should have finished."""
         batch = self._engine.facts.max_batch if self._engine else 1
         return max(1, min(60, math.ceil(self._mean_seconds * self._unfinished() / batch / 2)))
 
@@ -191,7 +191,7 @@ class EngineThread:
             self._announce_ready(engine)
             while self._await_work():
                 self._round(engine)
-        except BaseException as error:  # whatever it is, those who wait must hear of it
+        except BaseException as error:  # any error: `_fail_all` then fails the jobs that wait
             self.failure = error
             if isinstance(error, ConfigError):  # from loading: it says what and where, and quotes no prompt
                 LOGGER.critical("the model cannot be loaded: %s", error)
@@ -212,7 +212,7 @@ class EngineThread:
             LOGGER.exception("the server is ready, and could not say so")
 
     def _await_work(self) -> bool:
-        """Wait for something to do. False: drained."""
+        """Wait for a job. False: drained, or the time to drain is up."""
         with self._changed:
             self._changed.wait_for(lambda: self._jobs or self._state == "draining")
             return bool(self._jobs) and time.perf_counter() < self._drain_until
@@ -279,7 +279,7 @@ class EngineThread:
                 self._drop(engine, sequence.job)
 
     def _score(self, engine: EngineClient) -> None:
-        """Score the next tokens of the first prompt to score; where no page is free, a sequence must end first."""
+        """Score the next tokens of the first prompt to score. Without a free page it waits for a sequence to end."""
         if not self._scoring:
             return
         sequence, scoring = self._scoring[0]
@@ -321,7 +321,7 @@ class EngineThread:
                 LOGGER.exception("an observer failed")
 
     def _fail_all(self) -> None:
-        """Tell everyone who still waits that nothing more will come."""
+        """Fail every job that has not finished."""
         with self._changed:
             jobs, self._jobs, self._queue = list(self._jobs), {}, FairQueue()
         self._running.clear()

@@ -14,9 +14,9 @@ ResultT = TypeVar("ResultT")
 
 
 def within_share(count: int, own: int, share: int, taken: int, room: int) -> bool:
-    """Whether a full queue still takes `count` sequences of a client that has `own` in it.
+    """Whether a full queue of `taken` sequences still accepts `count` from a client that has `own` in it.
 
-    A client is never kept out of its share by others. All shares together are bounded by twice the room.
+    Other clients never keep a client out of its `share`, unless more than twice the `room` would be taken.
     """
     return own + count <= share and taken + count <= 2 * room
 
@@ -36,7 +36,7 @@ class FairQueue(Generic[ItemT]):
         self._count += 1
 
     def pop(self, may: Callable[[str], bool] = lambda _: True) -> ItemT | None:
-        """The first item of the client whose turn it is, of those that may; that client then goes last."""
+        """Remove and return the first item of the next client for which `may` is true; that client then goes last."""
         client = next(filter(may, self._clients), None)
         if client is None:
             return None
@@ -65,21 +65,21 @@ class FairQueue(Generic[ItemT]):
 class FairThreadPool:
     """A few threads for work before the queue, such as tokenizing; clients take turns.
 
-    No client has all of several threads, so that another never waits for its tasks to end. Belongs
-    to one event loop. The caller bounds how many tasks may wait.
+    Of several threads no client has all, so that its tasks alone never make another client wait. Belongs
+    to one event loop. The caller bounds the number of tasks that wait.
     """
 
     def __init__(self, name: str, threads: int) -> None:
         self._pool, self._free = ThreadPoolExecutor(threads, name), threads
         self._max_of_client = max(1, threads - 1)
         self._running: Counter[str] = Counter()
-        """Threads of each client."""
+        """The number of threads that each client occupies."""
         self._waiting: FairQueue[tuple[str, asyncio.Future[None]]] = FairQueue()
 
     async def run(self, client: str, task: Callable[[], ResultT]) -> ResultT:
         """Run the task in a thread when it is this client's turn, and return its result.
 
-        Cancelled before its turn, the task does not run.
+        If cancelled before its turn, the task does not run.
         """
         loop = asyncio.get_running_loop()
         await self._acquire(client)
@@ -89,7 +89,7 @@ class FairThreadPool:
             with suppress(RuntimeError):  # the event loop is closed: nobody waits
                 loop.call_soon_threadsafe(self._release, client)
 
-        running.add_done_callback(done)  # not when the wait ends: a task nobody waits for still occupies its thread
+        running.add_done_callback(done)  # not when the wait ends: an abandoned task still occupies its thread
         return await asyncio.wrap_future(running)
 
     async def _acquire(self, client: str) -> None:

@@ -1,4 +1,4 @@
-"""A job: the sequences of one request, and what the engine's thread delivers of them."""
+"""A job: the sequences of one request, and what the engine's thread delivers for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from outrider.engine.request import CheckedRequest
 
 
 class Unavailable(OutriderError):  # noqa: N818 - named for the state it reports
-    """The server takes no requests, or a request will get nothing more. Says why and when to retry."""
+    """The server accepts no requests, or cannot finish this one. Says why and when to retry."""
 
     def __init__(self, message: str, code: str, retry_after: int) -> None:
         super().__init__(message)
@@ -49,18 +49,18 @@ class ScoreRequest:
 JobRequest = CheckedRequest | ScoreRequest
 """A sequence to generate, with n = 1, or a prompt to score."""
 JobOutput = Event | tuple[TokenLogprob, ...]
-"""An event of a sequence, or the scores of a prompt's tokens but the first."""
+"""An event of a sequence, or the log-probabilities of all tokens of a scored prompt but the first."""
 
 
 class JobRecord(Protocol):
     """Counts the sequences of one HTTP request, for its log line and trace."""
 
     def expect_sequences(self, count: int) -> None:
-        """So many sequences will finish. Called in the event loop."""
+        """Expect `count` more sequences to finish. Called in the event loop."""
         ...
 
     def sequence_finished(self, event: Event, arrived: float, admitted: float | None) -> None:
-        """One of them has finished. Called on the engine's thread; the times are of time.perf_counter."""
+        """One of them has finished. Called from any thread; the times are by time.perf_counter."""
         ...
 
 
@@ -70,7 +70,7 @@ class JobOwner:
 
     client: str = ""
     deadline: float = float("inf")
-    """When the job is given up, by time.perf_counter."""
+    """When the job fails with DeadlineExceeded, by time.perf_counter."""
     record: JobRecord | None = None
 
 
@@ -115,7 +115,7 @@ class Job:
                 yield index, output
 
     def cancel(self) -> None:
-        """Free everything it holds within a round. Does nothing where it has finished."""
+        """Free everything the job holds, within one round. Does nothing for a job that has finished."""
         self._cancel(self)
 
     def deliver(self, outputs: list[tuple[int, JobOutput]]) -> None:
@@ -123,7 +123,7 @@ class Job:
         self._post(outputs)
 
     def fail(self, error: Exception) -> None:
-        """Called on the engine's thread: nothing more will come."""
+        """Called on the engine's thread: iterating over the job raises this error."""
         self._post(error)
 
     def _post(self, outputs: list[tuple[int, JobOutput]] | Exception) -> None:

@@ -1,4 +1,4 @@
-"""The engine of this process behind the protocol that the server uses."""
+"""The engine of this process as the `EngineClient` that the server uses."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class SequenceFinished:
     event: Event
     """Its last event, with its stats; a sequence that never reached the engine has no stats."""
     arrived: float
-    """By time.perf_counter."""
+    """When it was submitted, by time.perf_counter."""
     admitted: float | None
     """When it joined the batch; None: never."""
 
