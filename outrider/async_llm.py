@@ -49,7 +49,7 @@ class AsyncLLM:
     def __init__(self, model: str | os.PathLike[str] | LoadedModel, **options: Any) -> None:
         """Loads the model before it returns. `options` are those of `LLM`."""
         self.llm = LLM(model, **options)
-        """What it runs. Its tokenizer may be used; its calls belong to the thread."""
+        """The LLM that runs on the engine's thread. Other threads may use its tokenizer, but not call it."""
         self._thread = EngineThread(lambda: LocalEngine(self.llm), max_queue=sys.maxsize)
         self._jobs: set[Job] = set()
         self._thread.start()
@@ -78,7 +78,7 @@ class AsyncLLM:
     async def astream(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Any
     ) -> AsyncGenerator[Event, None]:
-        """The events of one text as they come. Closing the generator cancels it."""
+        """The events of one text as they come. Closing the generator cancels the text."""
         request = await self._request(prompt, params, options)
         if request.params.n != 1:
             raise RequestError(f"astream gives one text, got n={request.params.n}; use agenerate for several")
@@ -93,7 +93,7 @@ class AsyncLLM:
 
     def close(self) -> None:
         """Cancel what runs, end the thread and free the model. Nothing can be asked afterwards."""
-        self._thread.drain(math.inf)  # takes nothing new
+        self._thread.drain(math.inf)  # refuses new requests
         for job in list(self._jobs):
             job.cancel()
             job.fail(OutriderError(CLOSED))
@@ -132,18 +132,18 @@ class AsyncLLM:
         return firsts[0] if single else firsts
 
     async def _request(self, prompt: Prompt, params: Any, options: dict[str, Any]) -> Request:
-        """The request; tokenizing and compiling grammars would hold up the event loop."""
+        """Make the request in another thread: tokenizing and compiling grammars would block the event loop."""
         return await asyncio.to_thread(self.llm.request, prompt, params, **options)
 
     def _sequences(self, request: Request) -> list[CheckedRequest]:
-        """A request for each of its n texts, with its seed."""
+        """One checked request with n = 1 for each of the request's n texts, with that text's seed."""
         target = self.llm.engine.target
         each = [replace(request.params, n=1, seed=seed) for seed in derive_seeds(request.params)]
         return [validate_request(replace(request, params=params), target) for params in each]
 
     @asynccontextmanager
     async def _submit(self, sequences: list[CheckedRequest]) -> AsyncIterator[Job]:
-        """A job for the sequences, cancelled at the end of the block. OutriderError where the thread has ended."""
+        """Submit the sequences as a job, cancelled when the block ends. OutriderError where the thread has ended."""
         job = None
         try:
             job = self._thread.submit(sequences)

@@ -51,7 +51,7 @@ from outrider.verify.base import make_verifier
 
 
 def _read_drafter(drafter: str | DrafterConfig) -> DrafterConfig:
-    """A drafter's configuration, given as one or by name. ConfigError for anything else."""
+    """The configuration of a drafter that is given as a configuration or by name. ConfigError for anything else."""
     if isinstance(drafter, str):
         return parse_drafter(drafter)
     if isinstance(drafter, type):
@@ -64,7 +64,7 @@ def _read_drafter(drafter: str | DrafterConfig) -> DrafterConfig:
 
 
 def _models_loaded(drafter: DrafterConfig, target: str, revision: str | None) -> list[ModelLoaded]:
-    """What a drafter loads, by names; where that is part of the target's checkpoint, by the target's."""
+    """The models that a drafter loads. What is part of the target's checkpoint gets the target's name and revision."""
     own = target if revision is None else f"{target.partition('@')[0]}@{revision}"
     return [each._replace(model=each.model or own) for each in drafter.traits.loads]
 
@@ -72,7 +72,7 @@ def _models_loaded(drafter: DrafterConfig, target: str, revision: str | None) ->
 def _draft_needs(
     drafter: DrafterConfig, target: str, revision: str | None, device: str, folder: Path
 ) -> tuple[int, ReservedMemory]:
-    """The longest drafts for the target, which lies in `folder`, and the memory that making them takes."""
+    """The max length of a draft and the memory that the drafter's models take. folder: the target's files."""
     drafter = for_target(drafter, folder)
     return drafter.traits.max_tokens, memory_for_drafts(_models_loaded(drafter, target, revision), device)
 
@@ -260,14 +260,14 @@ class LLM:
     def _constraint(
         self, response_format: Mapping[str, Any] | None, constraint: GrammarSpec | Constraint | None, salt: str
     ) -> Constraint | None:
-        """The one of the two that was given, compiled."""
+        """The constraint, compiled, from whichever of the two is given; None for neither. RequestError for both."""
         if response_format is not None and constraint is not None:
             raise RequestError("response_format and constraint both say what the answer may be; give one of them")
         wanted = read_response_format(response_format) if constraint is None else constraint
         return compile_constraint(wanted, self.tokenizer, salt) if isinstance(wanted, GrammarSpec) else wanted
 
     def score_prompt(self, prompt: Prompt, top: int = 0) -> tuple[TokenLogprob, ...]:
-        """How likely the model finds each token of a text but the first, with the `top` likeliest at its place."""
+        """The log-probability of each token of a text but the first, with the `top` most likely tokens at its place."""
         scoring = self.scoring(tuple(encode_prompt(self.tokenizer, prompt)), top)
         try:
             while not scoring.done:
@@ -278,7 +278,7 @@ class LLM:
         return tuple(scoring.logprobs)
 
     def scoring(self, tokens: tuple[Token, ...], top: int = 0, salt: str = "") -> Scoring:
-        """The same piece by piece, with rounds in between. RequestError if it cannot be done at all."""
+        """As `score_prompt`, but piece by piece, with rounds in between. RequestError for an invalid text."""
         self._check_open()
         validate_request(Request(prompt=tokens, params=SamplingParams(logprobs=top)), self.engine.target)
         return Scoring(self.engine.target, tokens, top, salt)
@@ -327,7 +327,7 @@ class LLM:
             raise OutriderError("this LLM is closed; make a new one")
 
     def _expected(self, prediction: str) -> tuple[Token, ...]:
-        """As ids, no more than a text can hold."""
+        """The token ids of a prediction, cut to the target's context."""
         encode = partial(self.tokenizer.encode, special=False)
         return encode_prediction(prediction, encode, self.loaded.target.context)
 
@@ -353,5 +353,5 @@ class LLM:
                 threads=self._threads,
                 max_batch=self.max_batch,
                 max_round_tokens=self.max_round_tokens,
-                max_draft=1,  # of a decoding sequence it reads at most the last two tokens
+                max_draft=1,  # in a round a draft model reads at most the last two tokens of a decoding sequence
             )

@@ -1,1 +1,1 @@
-"""Which drafter to use for a target, at which length, up to which load; or none, and why."""
+"""Advice for a target: which drafter to use, with which draft length, up to which batch; or none, and why."""

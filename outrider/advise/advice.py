@@ -1,4 +1,4 @@
-"""The advice: candidates measured, the best few verified by running them, one chosen, or none and why."""
+"""The advice: measures all candidates, verifies the best few by running them, and chooses one, or none and says why."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from outrider.core.errors import ConfigError
 from outrider.llm import LLM
 
 VERIFIED = 2
-"""Candidates that are verified by running them."""
+"""The number of candidates that are verified by running them."""
 MIN_GAIN = 1.03
-"""A smaller measured speed-up is not worth a second model to keep."""
+"""The smallest measured speed-up that counts as a gain: less is not worth keeping a second model."""
 MIN_ALPHA = 0.5
 SHORT_ANSWER = 16
 MAX_ROW_PRICE = 0.25
-"""A further row that costs more of a pass than this makes a load one that arithmetic bounds."""
+"""If a further row costs more than this share of a pass, the load is bound by arithmetic, not by memory."""
 
 Tell = Callable[[str, str], None]
-"""Called with the drafter and what is being done."""
+"""Called with the drafter's name and what is being done with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,22 +34,22 @@ class Verified:
 
     drafter: str
     length: int | None
-    """None: as the controller chooses."""
+    """Tokens of each draft; None: the controller chose the lengths."""
     temperature: float
     batch: int
     predicted: float | None
     measured: float
     error: float
-    """Of what was measured: two standard errors over the repetitions, as a share."""
+    """The error of `measured`: two standard errors over the repetitions, as a share of it."""
     tau: float
     identical: bool
-    """All texts are those of plain decoding."""
+    """Whether all texts equal those of plain decoding."""
     repetitions: int
-    """Runs with drafts, and as many without."""
+    """The number of runs with drafts, and of runs without."""
 
     @property
     def gain(self) -> float:
-        """The speed-up to count on: a round with drafts takes at least as long as a plain one, so no more than τ."""
+        """The measured speed-up, at most τ: a round with drafts takes at least as long as a plain one."""
         return min(self.measured, self.tau)
 
     @property
@@ -68,17 +68,17 @@ class Advice:
 
     target: str
     facts: dict[str, str]
-    """Of the machine and the load."""
+    """Facts of the machine and the load, by name."""
     measured: list[Measured] = field(default_factory=list[Measured])
     unfit: dict[str, str] = field(default_factory=dict[str, str])
-    """Candidates that do not fit, and why."""
+    """Why candidates do not fit the target, by drafter."""
     verified: list[Verified] = field(default_factory=list[Verified])
     chosen: Verified | None = None
     reasons: list[str] = field(default_factory=list[str])
     memory: int = 0
     """Bytes of the chosen drafter's weights."""
     shipped: str = ""
-    """Folder of the head that is shipped for the target."""
+    """Folder of the head that is shipped for the target; "" for none."""
 
     def of(self, drafter: str) -> Measured:
         return next(each for each in self.measured if each.drafter == drafter)
@@ -99,17 +99,17 @@ class Advice:
 
 
 class Adviser:
-    """Measures candidates for one target. What is measured is told to `keep`, and what was before is not measured
-    again."""
+    """Measures candidates for one target. Each result is passed to `keep`; results known from an earlier run are not
+    measured again."""
 
     def __init__(
         self, target: str, scope: Scope, options: dict[str, Any], tell: Tell, keep: Callable[[Measured], None]
     ) -> None:
-        """options: of LLM."""
+        """options: further options of LLM."""
         self.target, self.scope, self._options, self._tell, self._keep = target, scope, options, tell, keep
 
     def run(self, candidates: Seq[Candidate], known: Seq[Measured], advice: Advice) -> Advice:
-        """Fills in the advice."""
+        """Measure the candidates that are not in `known`, verify the best few, and fill in `advice`."""
         for candidate in candidates:
             before = next((each for each in known if each.drafter == candidate.drafter), None)
             try:
@@ -134,12 +134,12 @@ class Adviser:
         return found
 
     def _best(self, measured: Seq[Measured]) -> list[Measured]:
-        """Those with the highest predictions in the first cell."""
+        """The VERIFIED drafters with the highest predicted speed-ups in the first cell."""
         temperature, batch = self.scope.first
         return sorted(measured, key=lambda each: -each.best_speedup(temperature, batch))[:VERIFIED]
 
     def _verify_first(self, found: Measured, lengths: dict[Cell, int]) -> list[Verified]:
-        """The first cell with its length, and as the controller drafts. All cells are measured again before."""
+        """Measure all cells again, then run the first cell twice: with its best length and with the controller."""
         rows: list[Verified] = []
         for adaptive in (False, True):
             with make_llm(self.target, found.drafter, self.scope, self._options, adaptive=adaptive) as llm:
@@ -152,7 +152,7 @@ class Adviser:
         return rows
 
     def _verify_others(self, found: Measured, lengths: dict[Cell, int]) -> list[Verified]:
-        """The largest batch and the other temperatures, each with its length."""
+        """Run the cells of the largest batch and of the other temperatures, each with its best length."""
         temperature, batch = self.scope.first
         cells = [(temperature, self.scope.batches[-1]), *((other, batch) for other in self.scope.temperatures[1:])]
         self._tell(found.drafter, "verified in other cells")
@@ -161,7 +161,7 @@ class Adviser:
             return [self._run_beside_plain(llm, found, lengths[cell], cell) for cell in others]
 
     def _run_beside_plain(self, llm: LLM, found: Measured, length: int | None, cell: Cell) -> Verified:
-        """Both in turn, so that a machine that slows down does so for both."""
+        """Run plain decoding and the drafter in turn, so that a change of the machine's speed affects both."""
         temperature, batch = cell
         runs = Runs(llm, self.scope.groups(batch), temperature, self.scope.max_tokens)
         runs.repeat((0, length), MAX_REPEATS)
@@ -172,7 +172,10 @@ class Adviser:
 
 
 def decide(advice: Advice, scope: Scope) -> None:
-    """Choose the drafter that was fastest in the first cell, if it clearly gains; say why, or why none."""
+    """Choose the drafter that was fastest in the first cell, of those with a clear gain and equal texts, or none.
+
+    Fills in `chosen`, `memory` and `reasons` of the advice.
+    """
     first = [each for each in advice.verified if (each.temperature, each.batch) == scope.first]
     sound = [each for each in first if each.identical]
     best = max((each for each in sound if each.gains), key=lambda each: each.gain, default=None)
@@ -194,7 +197,7 @@ def decide(advice: Advice, scope: Scope) -> None:
 
 
 def why_not(advice: Advice, scope: Scope) -> list[str]:
-    """Why no drafter gains: of the one that comes nearest to it."""
+    """Why no drafter gains, in sentences about the drafter with the highest predicted speed-up."""
     temperature, batch = scope.first
     if not advice.measured:
         return ["no drafter fits this target"]
@@ -227,13 +230,13 @@ def _different(rows: Seq[Verified]) -> list[str]:
 
 
 def _not_clear(rows: Seq[Verified]) -> list[str]:
-    """What the best came to when it was run."""
+    """A sentence on the highest speed-up of the runs; nothing where there are none."""
     best = max(rows, key=lambda each: each.gain, default=None)
     return [] if best is None else [f"run beside plain decoding, {best.drafter} came to {best.told}: no clear gain"]
 
 
 def _disturbed(rows: Seq[Verified]) -> list[str]:
-    """Whether times were measured that drafts cannot bring."""
+    """A warning where a measured speed-up is above τ, more than drafts can bring; else nothing."""
     beyond = [each for each in rows if each.measured * (1 - each.error) > each.tau]
     if not beyond:
         return []
@@ -241,7 +244,7 @@ def _disturbed(rows: Seq[Verified]) -> list[str]:
 
 
 def drafter_bytes(choice: Choice) -> int:
-    """What the files of a drafter's model take; 0 where it has none, or they are not here."""
+    """Bytes of the weight files of a drafter's model; 0 where it has no model, or the files are not on this machine."""
     model = Path(choice.model)
     if model.is_file():
         return model.stat().st_size

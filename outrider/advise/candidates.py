@@ -1,4 +1,4 @@
-"""Which drafters could serve a target: those that need nothing, a shipped head, and what the user names."""
+"""The drafters to try for a target: those that need no model, a shipped head, and the models and heads a user names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outrider.models.heads.config import HeadKind
 from outrider.models.heads.files import open_head
 
 TREE = 24
-"""Nodes of the tree that is tried with a head."""
+"""Nodes of the trees that a head is tried with."""
 DRAFTERS_OF_HEADS: dict[HeadKind, str] = {
     "eagle": "eagle", "eagle3": "eagle", "block": "block", "medusa": "medusa", "mtp": "mtp",
 }  # fmt: skip
@@ -27,17 +27,20 @@ class Candidate:
     drafter: str
     """As `--drafter` takes it."""
     tree: bool = False
-    """It drafts trees, whose size is fixed."""
+    """Whether it drafts trees, whose size is fixed."""
 
 
 def candidates(target: Path, drafts: Seq[str]) -> Iterator[Candidate]:
-    """target: its folder. drafts: draft models and heads, by name or folder. Not all need fit: see `measure`."""
+    """The candidates for a target, which need not fit it: loading one that does not fit raises ConfigError.
+
+    target: its folder. drafts: draft models and heads, by name or folder.
+    """
     yield Candidate("suffix")
     yield Candidate("prompt-lookup")
     shipped = shipped_for(target)
     named = [_head(name) for name in drafts]
     if shipped is not None:
-        named.insert(0, (shipped.drafter, ""))  # which takes it by itself
+        named.insert(0, (shipped.drafter, ""))  # without a model named, this drafter loads the shipped head
     for kind, name in named:
         model = f"model={name}" if name else ""
         yield Candidate(f"{kind}:{model}" if model else kind)
@@ -48,7 +51,7 @@ def candidates(target: Path, drafts: Seq[str]) -> Iterator[Candidate]:
 
 
 def _head(name: str) -> tuple[str, str]:
-    """The drafter that runs what a name stands for: a head by its kind, everything else as a draft model."""
+    """(drafter, name): the drafter of the head's kind where the name is that of a head, else `draft-model`."""
     try:
         return DRAFTERS_OF_HEADS[kind_of(open_head(name))], name
     except (ConfigError, KeyError):

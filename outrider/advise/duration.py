@@ -1,4 +1,4 @@
-"""About how long an advice will take: from two short plain runs, before anything is measured."""
+"""Estimates how long `outrider advise` will take, from two short plain runs of each batch before it measures."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from outrider.llm import LLM
 
 PROBE_TOKENS = 8
 TREE_LENGTHS = 2
-"""A tree is timed beside plain decoding alone."""
+"""The number of lengths that a drafter of trees is timed with: its own, and 0, plain decoding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Of plain decoding, in one batch."""
+    """The times of plain decoding at one batch size."""
 
     prompt: float
-    """Seconds until its prompts are read."""
+    """Seconds of reading the batch's prompts."""
     round: float
     """Seconds of a round."""
 
@@ -29,8 +29,8 @@ class Pace:
 
 
 def probe(llm: LLM, scope: Scope) -> dict[int, Pace]:
-    """The pace of each batch, of a few tokens: the faster of two runs, since the first may pay for what later ones find
-    ready, and a stall is no pace."""
+    """The pace of each batch size, by runs of a few tokens: the faster of two, since the first may include warm-up
+    and either may be disturbed."""
     return {batch: min((_pace(llm, scope, batch) for _ in range(2)), key=_whole) for batch in scope.batches}
 
 
@@ -48,21 +48,21 @@ def _whole(pace: Pace) -> float:
 def expected_seconds(
     scope: Scope, paces: dict[int, Pace], loading: float, wanted: Seq[Candidate], verified: int
 ) -> float:
-    """Of measuring these candidates, and verifying so many. loading: seconds of opening the target once.
+    """Seconds of measuring the candidates `wanted` and verifying `verified` of them. loading: of opening the target.
 
-    Rounds with drafts are taken to bring as many tokens a second as plain ones do.
+    Assumes that decoding with drafts brings as many tokens a second as plain decoding.
     """
     cells = [len(scope.groups(batch)) * paces[batch].seconds(scope.max_tokens) for _, batch in scope.cells]
     first = paces[scope.batches[0]]
     reading = first.prompt / mean(map(len, scope.prompts))
     behind = sum(context * reading + TIMED_TOKENS * first.round for context in scope.contexts)
     lengths = sum(TREE_LENGTHS if each.tree else len(TIMED_LENGTHS) for each in wanted)
-    # the best: all cells again, the first with its length and as the controller drafts; the fastest in the others
+    # each verified drafter: all cells again, the first also with its length and the controller; the fastest: the others
     again = verified * (sum(map(_repeated, cells)) + 2 * _repeated(cells[0])) + sum(map(_repeated, cells[1:]))
     return lengths * (sum(cells) + behind) + again + loading * (len(wanted) + 2 * verified + 1)
 
 
 def _repeated(cell: float) -> float:
-    """Of a cell that is timed with and without drafts until its times are known well."""
+    """Seconds of a cell that is repeated with and without drafts, as `Runs.repeat` does. cell: seconds of one run."""
     once = 2 * cell
     return max(MIN_REPEATS * once, min(MAX_REPEATS * once, MAX_SECONDS))

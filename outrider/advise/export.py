@@ -1,4 +1,4 @@
-"""A choice of drafter as other engines take it: a configuration, a command, and notes on what differs there."""
+"""Writes a choice of drafter for other engines: a configuration, a command, and notes on what differs there."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from outrider.models.heads.files import open_head
 from outrider.models.heads.vllm import head_for_vllm
 
 LOOKUP_MATCH = 4
-"""Tokens that an n-gram lookup of another engine matches at most, where the choice does not say."""
+"""Max tokens that an n-gram lookup of another engine matches, where the choice does not say."""
 TREE_TOP_K = 4
-"""Children that SGLang gives a node of a tree."""
+"""`speculative-eagle-topk` for trees in SGLang: the children of a node."""
 SEEDED = (
     "mode seeded has no counterpart: an answer to a request with a seed is another text there, of the same distribution"
 )
@@ -27,7 +27,7 @@ Arguments = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A drafter and a length, for a target."""
+    """A drafter and a draft length, chosen for a target."""
 
     target: str
     drafter: str
@@ -35,18 +35,18 @@ class Choice:
     length: int
     """Tokens of a draft."""
     shipped: str = ""
-    """Folder of the head that is shipped for the target, which a drafter takes that names none; "" for none."""
+    """Folder of the head that is shipped for the target, used where the drafter names none; "" for none."""
     adaptive: bool = False
-    """The controller chose the lengths when it was measured; `length` is the best single one."""
+    """Whether Outrider's controller is to choose each draft's length; `length` is then the best fixed one."""
     draft: str = ""
-    """Where the engine finds the draft model or head; "": where it is here."""
+    """Where the other engine finds the draft model or head; "": at `model`, as on this machine."""
 
     @property
     def name(self) -> str:
         return self.drafter.partition(":")[0]
 
     def option(self, name: str) -> str:
-        """One of the drafter's options, "" where it is not given."""
+        """The value of one of the drafter's options; "" where it is not given."""
         options = dict(part.split("=", 1) for part in self.drafter.partition(":")[2].split(",") if "=" in part)
         return options.get(name, "")
 
@@ -60,17 +60,17 @@ class Choice:
 
     @property
     def chain(self) -> int:
-        """Tokens of a chain. A tree of n nodes is about as deep as a chain of n / 4 tokens."""
+        """Tokens of a chain in place of the draft: `length`, or for a tree of n nodes its typical depth, n / 4."""
         return max(1, self.tree // 4) if self.tree else self.length
 
     @property
     def match(self) -> int:
-        """Tokens that a lookup matches at most."""
+        """Max tokens that an n-gram lookup matches."""
         return int(self.option("max_match") or LOOKUP_MATCH)
 
     @property
     def head(self) -> str:
-        """What the head is, as its checkpoint says: eagle, eagle3, medusa, mtp, dflash or dspark."""
+        """The kind of head, read from its checkpoint: eagle, eagle3, medusa, mtp, dflash or dspark."""
         files = open_head(self.model)
         kind = kind_of(files)
         return kind if kind != "block" else "dspark" if parse_head_config(files).markov_rank else "dflash"
@@ -78,36 +78,39 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """What one engine takes."""
+    """A choice, written for one engine."""
 
     engine: str
     arguments: Arguments
-    """What it is told of speculation, by its own names; {}: nothing, it decodes plainly."""
+    """The engine's options for speculation, by its own names; {}: it decodes plainly."""
     command: str
     config: str
-    """Text of the file that holds the arguments, "" where they are all in the command."""
+    """Text of the configuration file that holds the arguments; "" where the command holds them all."""
     notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """How one engine is told."""
+    """How a choice is written for one engine."""
 
     arguments: Callable[[Choice], Arguments]
-    """ConfigError for what it has no counterpart of."""
+    """The engine's options for a choice. ConfigError where it has no counterpart of the drafter."""
     command: Callable[[str, Arguments, str], list[str]]
-    """Words, of the target, the arguments, and the name of the file that holds them, "" for none."""
+    """The words of the command, from the target, the arguments, and the file that holds the arguments ("" for none)."""
     config: Callable[[Arguments], str]
     needs_file: bool = False
 
 
 def serve_command(choice: Choice) -> str:
-    """For this package. The controller, which is on by default, drafts less where less pays."""
+    """The command for this package. It names no length: the controller, on by default, chooses it in each round."""
     return f"outrider serve {choice.target} --drafter {choice.drafter}"
 
 
 def export_to(name: str, choice: Choice, file: str = "") -> Export:
-    """file: the configuration is to be in. ConfigError where the engine has no such drafter."""
+    """The choice as the named engine takes it. ConfigError where the engine has no such drafter.
+
+    file: where the configuration is to be written; "": the command holds it, unless the engine needs a file.
+    """
     engine = ENGINES[name]
     if "+" in choice.drafter:
         raise ConfigError(
@@ -121,14 +124,14 @@ def export_to(name: str, choice: Choice, file: str = "") -> Export:
 
 
 def with_vllm_head(choice: Choice) -> Choice:
-    """The choice with its head as vLLM reads it, where it has one here: see `head_for_vllm`."""
+    """The choice with its head in the form that vLLM reads (`head_for_vllm`); unchanged where no head is given here."""
     if choice.draft or choice.name not in ("eagle", "block") or not choice.model:
         return choice
     return replace(choice, draft=str(head_for_vllm(choice.model, choice.target)))
 
 
 def vllm_config(choice: Choice) -> Arguments | None:
-    """vLLM's `speculative_config`; None where it has no such method. It drafts chains: of a tree it gets the depth."""
+    """vLLM's `speculative_config`; None where vLLM has no such method. vLLM drafts chains: a tree becomes a chain."""
     made: dict[str, Callable[[], Arguments]] = {
         "suffix": lambda: {"method": "suffix"} | _suffix_options(choice),
         "prompt-lookup": lambda: {"method": "ngram", "prompt_lookup_max": choice.match, "prompt_lookup_min": 2},
@@ -180,14 +183,14 @@ def _sglang(choice: Choice) -> Arguments:
         return {"speculative-algorithm": name, "speculative-draft-model-path": _draft(choice)} | steps
     if choice.name == "block":
         name = choice.head
-        block = {"dflash": chain + 1, "dspark": chain}[name]  # the one counts the token before the drafts
+        block = {"dflash": chain + 1, "dspark": chain}[name]  # DFlash also counts the token before the draft
         size = {f"speculative-{name}-block-size": block}
         return {"speculative-algorithm": name.upper(), "speculative-draft-model-path": _draft(choice)} | size
     return _refuse("SGLang", choice, "NGRAM (prompt-lookup), STANDALONE (draft-model), EAGLE, NEXTN, DFLASH, DSPARK")
 
 
 def _tensorrt(choice: Choice) -> Arguments:
-    """`speculative_config` and what must stand beside it in the file, by TensorRT-LLM's PyTorch backend."""
+    """`speculative_config` of TensorRT-LLM's PyTorch backend, and the options that must go with it in the file."""
     plain = {"max_draft_len": choice.chain}
     if choice.name == "mtp":
         return {"speculative_config": {"decoding_type": "MTP"} | plain}
@@ -265,7 +268,7 @@ def _notes(engine: str, choice: Choice) -> tuple[str, ...]:
 
 
 def _lines(values: Arguments, indent: str = "") -> str:
-    """YAML: a key a line, values as JSON, which YAML includes."""
+    """The values as YAML, one key a line; values that are not mappings are written as JSON, which is valid YAML."""
     found = ""
     for key, value in values.items():
         under = f"\n{_lines(value, indent + '  ')}" if isinstance(value, dict) else f" {json.dumps(value)}\n"

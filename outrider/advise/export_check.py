@@ -1,4 +1,4 @@
-"""Whether an engine takes exported arguments: asked of the installed one, else by what was recorded of one."""
+"""Checks whether an engine takes exported arguments: the installed engine, else a recorded schema of its options."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from outrider.core.errors import ConfigError
 
 FOLDER = Path(__file__).parent
 TIMEOUT = 300
-"""Seconds that an engine may take to be imported."""
+"""Max seconds of one question to an engine, its import included."""
 TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,),
     "string": (str,),
@@ -28,19 +28,19 @@ TYPES: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What the arguments were held against."""
+    """What the arguments were checked against."""
 
     installed: bool
     version: str
     note: str = ""
-    """Why an engine that is installed was not asked."""
+    """Why an installed engine could not be asked; "" where there is nothing to say."""
 
     def __str__(self) -> str:
         return f"{'taken by the installed' if self.installed else 'as recorded of'} {self.version}{self.note}"
 
 
 def check_export(export: Export, python: str = "") -> Checked:
-    """ConfigError where the engine refuses them. python: the interpreter of its environment; "": this one."""
+    """ConfigError where the engine refuses the export's arguments. python: the engine's interpreter; "": this one."""
     if not export.arguments:
         return Checked(False, f"{export.engine}, told nothing")
     version, fault, note = _ask(export, python or sys.executable)
@@ -57,7 +57,7 @@ def check_export(export: Export, python: str = "") -> Checked:
 
 
 def schema_faults(value: Any, schema: dict[str, Any], where: str = "it") -> list[str]:
-    """What is wrong by a JSON schema, of the part of that language in `schemas/`."""
+    """What violates a JSON schema, one sentence each. Supports the part of JSON Schema that `schemas/` uses."""
     right = TYPES[schema["type"]]
     if not isinstance(value, right) or (isinstance(value, bool) and bool not in right):
         return [f"{where} must be of type {schema['type']}, got {value!r}"]
@@ -76,7 +76,8 @@ def schema_faults(value: Any, schema: dict[str, Any], where: str = "it") -> list
 
 
 def _ask(export: Export, python: str) -> tuple[str | None, str, str]:
-    """The version of the installed engine, None where there is none to ask; what it says against it; why none."""
+    """(version, error, note): the installed engine's version, None where none could be asked; its complaint about the
+    arguments, or ""; why an installed engine could not be asked, or ""."""
     if export.engine == "llama.cpp":
         return _ask_llama(export.arguments)
     words = [python, str(FOLDER / "engine_probe.py"), export.engine, json.dumps(export.arguments)]
@@ -92,7 +93,7 @@ def _ask(export: Export, python: str) -> tuple[str | None, str, str]:
 
 
 def _ask_llama(arguments: Arguments) -> tuple[str | None, str, str]:
-    """By `llama-server --help` and `--version`, which load no model."""
+    """As `_ask`, by the output of `llama-server --help` and `--version`, which load no model."""
     found = shutil.which("llama-server")
     if found is None:
         return None, "", ""

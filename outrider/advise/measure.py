@@ -1,4 +1,4 @@
-"""Runs a drafter on prompts: how far its drafts are accepted, and what rounds cost by length and batch."""
+"""Runs a drafter on prompts: measures acceptance by position, and the time of rounds by draft length and batch."""
 
 from __future__ import annotations
 
@@ -23,39 +23,39 @@ MAX_LENGTH = 16
 """Longer drafts are not tried."""
 TIMED_LENGTHS = (0, 1, 3, 7, MAX_LENGTH)
 TIMED_TOKENS = 24
-"""Of a text whose rounds are timed behind a long prompt."""
+"""Tokens of each text that is generated to time rounds after a long prompt."""
 MAX_ERROR = 0.05
-"""Ratios of times are measured again until they are known to this share."""
+"""Measurements are repeated until ratios of times are known to this relative error."""
 MIN_REPEATS, MAX_REPEATS = 3, 8
 MAX_SECONDS = 8.0
-"""No further repetition is begun after so long."""
+"""After this time, no repetition beyond MIN_REPEATS begins."""
 Tell = Callable[[str], None]
 Cell = tuple[float, int]
 """Temperature and batch."""
 _CALLS = itertools.count()
-"""Every call has a salt of its own: a drafter that remembers answers must not have seen these."""
+"""Numbers the runs, so that each has its own salt: a drafter that remembers answers must not know those of others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What to measure on."""
+    """The prompts to measure on, and the cells."""
 
     prompts: tuple[tuple[int, ...], ...]
-    """As token ids."""
+    """The prompts, as token ids."""
     temperatures: tuple[float, ...]
     batches: tuple[int, ...]
     contexts: tuple[int, ...]
-    """Prompts are also repeated to so many tokens, at batch 1."""
+    """Rounds are also timed at batch 1 after a prompt that is repeated to each of these numbers of tokens."""
     max_tokens: int
 
     @property
     def first(self) -> Cell:
-        """The cell that decides."""
+        """The cell by which the drafter is chosen."""
         return self.temperatures[0], self.batches[0]
 
     @property
     def cells(self) -> list[Cell]:
-        """Those that are measured: the first, other batches, other temperatures."""
+        """The cells that are measured: the first one, then the other batches, then the other temperatures."""
         temperature, batch = self.first
         others = [(temperature, other) for other in self.batches[1:]]
         return [self.first, *others, *((other, batch) for other in self.temperatures[1:])]
@@ -72,7 +72,7 @@ def make_llm(target: str, drafter: str, scope: Scope, options: dict[str, Any], *
 
 
 def measure(llm: LLM, candidate: Candidate, scope: Scope, tell: Tell) -> Measured:
-    """Every cell, once. llm: with the candidate, and without a controller."""
+    """Measure every cell once, with each draft length. llm: with the candidate as its drafter and no controller."""
     longest = min(MAX_LENGTH, llm.drafter.traits.max_tokens)
     if candidate.tree:
         longest = llm.drafter.traits.max_tokens
@@ -95,10 +95,10 @@ def measure(llm: LLM, candidate: Candidate, scope: Scope, tell: Tell) -> Measure
 
 
 def measure_again(llm: LLM, found: Measured, scope: Scope, lengths: Mapping[Cell, int], tell: Tell) -> None:
-    """Every cell with its length, until its times are known well.
+    """Time every cell again, plain and with its length, until the ratio of the times is known to MAX_ERROR.
 
-    lengths: chosen before. The length that looked best is the one that noise favoured most, too: what is measured now
-    knows nothing of that choice, and so predicts without that bias.
+    lengths: the best by earlier times. The length that looked best is also the one that noise favoured most; new
+    times are independent of that choice, so that predictions from them do not have that bias.
     """
     _warm_up(llm, scope, found.max_tokens)
     for cell, length in lengths.items():
@@ -108,7 +108,7 @@ def measure_again(llm: LLM, found: Measured, scope: Scope, lengths: Mapping[Cell
 
 
 def _measure_cell(llm: LLM, found: Measured, scope: Scope, cell: Cell, lengths: Seq[int], repeats: int) -> Runs:
-    """Runs of these lengths; acceptance where it is not known yet."""
+    """Run a cell with these lengths. Adds their acceptance to `found` where it is not known yet."""
     temperature, batch = cell
     runs = Runs(llm, scope.groups(batch), temperature, scope.max_tokens)
     runs.repeat(lengths, repeats)
@@ -119,11 +119,11 @@ def _measure_cell(llm: LLM, found: Measured, scope: Scope, cell: Cell, lengths: 
 
 
 class Runs:
-    """Groups of prompts that are answered with drafts of several lengths, in turn, so that a machine that slows down
-    does so for all of them.
+    """Answers groups of prompts with drafts of several lengths in turn, so that a change of the machine's speed affects
+    all lengths.
 
-    Times are of the rounds in which a whole group decodes; tokens a round are those of whole texts. So a batch whose
-    texts end at different times counts as one that is kept full.
+    Times are those of rounds in which a whole group decodes; tokens a round are those of whole texts. So the figures
+    are those of a batch that is kept full, although the texts of a group end at different times.
     """
 
     def __init__(
@@ -132,12 +132,13 @@ class Runs:
         self.llm, self.groups = llm, groups
         self.params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=0, ignore_eos=ignore_eos)
         self.done: dict[int | None, list[list[Measurement]]] = {}
-        """By length, the repetitions: a measurement of each group."""
+        """For each length, the repetitions, each with one measurement for each group."""
 
     def repeat(self, lengths: Seq[int | None], most: int) -> None:
-        """So often at most, and until the times of all lengths over those of the first are known to MAX_ERROR.
+        """Run all groups with all lengths, at most `most` times. From MIN_REPEATS on, stop once the ratios of all times
+        to those of the first length are known to MAX_ERROR, or MAX_SECONDS have passed.
 
-        A length of None: as the drafter drafts.
+        A length of None: as the drafter or its controller chooses.
         """
         end = time.perf_counter() + MAX_SECONDS
         self.done = {length: [] for length in lengths}
@@ -153,7 +154,7 @@ class Runs:
                 break
 
     def times(self, length: int | None) -> RoundTimes:
-        """Of a round: the mean over the groups, of each its repetition of median time."""
+        """The mean times of a round, over the groups; for each group, those of its repetition with the median time."""
         chosen = [
             median_low(sorted((_round_ms(each), i, each) for i, each in enumerate(own)))[2]
             for own in zip(*self.done[length], strict=True)
@@ -163,12 +164,12 @@ class Runs:
         return RoundTimes(*(sum(part) / rounds for part in parts))
 
     def speedup(self, length: int | None) -> float:
-        """Over the first length."""
+        """Tokens a second with this length, over those with the first length."""
         first = next(iter(self.done))
         return self.tau(length) * self.times(first).total / (self.tau(first) * self.times(length).total)
 
     def error(self, length: int | None) -> float:
-        """Of its time over that of the first length: two standard errors, as a share; 0 of one repetition."""
+        """Two standard errors of the ratio of this length's times to the first's, as a share; 0 for one repetition."""
         first = next(iter(self.done))
         ratios = [
             sum(map(_round_ms, own)) / sum(map(_round_ms, base))
@@ -191,7 +192,7 @@ class Runs:
         return mean(len(text) for text in self.texts(next(iter(self.done)))[0])
 
     def texts(self, length: int | None) -> list[list[tuple[Token, ...]]]:
-        """Of each repetition."""
+        """The texts of each repetition, in the order of the groups."""
         return [[text for each in repetition for text in each.texts] for repetition in self.done[length]]
 
     def _stats(self, length: int | None) -> Stats:
@@ -203,7 +204,8 @@ class Runs:
 
 
 def _split(found: Measurement) -> tuple[float, float, float]:
-    """Seconds of drafts, passes and the rest, in all its rounds; in a mean one where texts never decode together."""
+    """Seconds of drafting, passes and the rest in all rounds of the window; where its texts never decode together, the
+    means of one round."""
     if found.rounds:
         draft, verify, host = (each * found.rounds / 1000 for each in found.split_ms())
         return draft, verify, host
@@ -216,10 +218,10 @@ def _round_ms(found: Measurement) -> float:
 
 
 def _warm_up(llm: LLM, scope: Scope, length: int) -> None:
-    """The first rounds pay for what later ones find ready."""
+    """Run a few rounds whose times are not used: the first rounds include one-time costs."""
     Runs(llm, scope.groups(scope.batches[0])[:1], scope.temperatures[0], 8).repeat((length,), 1)
 
 
 def _repeated(prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """A prompt repeated to so many tokens."""
+    """The prompt repeated, and cut to `count` tokens."""
     return (prompt * -(-count // len(prompt)))[:count]

@@ -1,4 +1,4 @@
-"""What was measured of one drafter, and the speed-up that follows from it."""
+"""The measurements of one drafter, and the speed-up that they predict."""
 
 from __future__ import annotations
 
@@ -26,40 +26,41 @@ class RoundTimes:
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """At one temperature, over all rounds: the share in which a draft reached each position, and was accepted there."""
+    """By position in the draft, the shares of all rounds that drafted a token there, and that accepted it."""
 
     drafted: tuple[float, ...]
     accepted: tuple[float, ...]
 
     def tau(self, length: int) -> float:
-        """Tokens a round, where drafts are cut to this length."""
+        """Tokens a round if drafts are cut to this length."""
         return 1 + sum(self.accepted[:length])
 
     @property
     def conditional(self) -> list[float]:
-        """The chance that each position is accepted, given that it was drafted and those before it were accepted."""
+        """For each position, the chance that its token is accepted, given that it was drafted and all before it were
+        accepted."""
         before = (1.0, *self.accepted)
         reached = [min(d, b) for d, b in zip(self.drafted, before, strict=False)]
         return [a / r if r else 0.0 for a, r in zip(self.accepted, reached, strict=True)]
 
 
 Place = tuple[float, int, int, int]
-"""Temperature, batch, context and length. Context 0: as long as the prompts are."""
+"""Temperature, batch, context and draft length. Context 0: that of the prompts as they are."""
 
 
 @dataclass(slots=True)
 class Measured:
-    """One drafter on the user's prompts."""
+    """The measurements of one drafter on the user's prompts."""
 
     drafter: str
     max_tokens: int
     lengths: tuple[int, ...]
-    """Those that are run in every cell, 0 among them: plain decoding in the same run."""
+    """The draft lengths that are run in every cell. They include 0: plain decoding in the same run."""
     acceptance: dict[tuple[float, int], Acceptance] = field(default_factory=dict[tuple[float, int], Acceptance])
     """By temperature and length."""
     rounds: dict[Place, RoundTimes] = field(default_factory=dict[Place, RoundTimes])
     fixed_length: bool = False
-    """Drafts have the length they have: trees and the like."""
+    """Whether `max_tokens` is the only length to choose from, as for trees."""
     answer_tokens: float = 0.0
     """Mean length of the answers."""
 
@@ -77,14 +78,14 @@ class Measured:
         return sorted({context for _, _, context, _ in self.rounds})
 
     def longest(self, temperature: float) -> Acceptance:
-        """Of the longest drafts."""
+        """The acceptance of the longest drafts."""
         return self.acceptance[temperature, self.max_tokens]
 
     def tau(self, temperature: float, length: int) -> float:
-        """Tokens a round with drafts of this length: measured, or cut from the next longer that was run.
+        """Tokens a round with drafts of this length: measured, or estimated from the next longer length that was run.
 
-        A cut draft has as many tokens accepted as the longer one among its first, but its rounds begin elsewhere in the
-        text. How much that brings is known of the next shorter that was run, and is less the nearer the longer is.
+        A cut draft keeps the acceptance of the longer draft's first tokens, but its rounds begin elsewhere in the text.
+        The effect of that is measured at the next shorter length that was run, and shrinks towards the longer one.
         """
         short, long = _neighbours([0, *sorted(n for t, n in self.acceptance if t == temperature)], length)
         longer = self.acceptance[temperature, long]
@@ -95,10 +96,10 @@ class Measured:
         return cut * (1 + excess * (long - length) / (long - short))
 
     def round_seconds(self, temperature: float, batch: int, length: int, context: int = 0) -> float:
-        """Seconds of a round with drafts of this length: measured, or between the two nearest that were.
+        """Seconds of a round with drafts of this length: measured, or interpolated between the two nearest lengths.
 
-        At a temperature at which this batch or context was not timed, as much more than at the first one as it is in
-        the first batch.
+        Where this batch or context was not timed at this temperature, its time at the first temperature is scaled by
+        the ratio of the two temperatures' times in the first batch.
         """
         first, own = next(iter(self.rounds))[:2]
         if (temperature, batch, context, 0) in self.rounds:
@@ -113,7 +114,7 @@ class Measured:
         return start if short == long else start + (end - start) * (length - short) / (long - short)
 
     def time_again(self, temperature: float, batch: int, times: Mapping[int, RoundTimes]) -> None:
-        """Take new times of some lengths, 0 among them. The others keep theirs over that of plain decoding."""
+        """Replace the times of some lengths, 0 included. The others are scaled as plain decoding's time changed."""
         slower = times[0].total / self.rounds[temperature, batch, 0, 0].total
         for place, known in self.rounds.items():
             if place[:3] == (temperature, batch, 0):
@@ -121,12 +122,12 @@ class Measured:
         self.rounds |= {(temperature, batch, 0, length): each for length, each in times.items()}
 
     def speedup(self, temperature: float, batch: int, length: int, context: int = 0) -> float:
-        """Over plain decoding, predicted: the tokens of a round, and how much longer it takes."""
+        """The predicted speed-up over plain decoding: tokens a round, times the time of a plain round over its own."""
         plain, drafted = (self.round_seconds(temperature, batch, n, context) for n in (0, length))
         return self.tau(temperature, length) * plain / drafted
 
     def choices(self) -> Seq[int]:
-        """Lengths to choose from, none excluded."""
+        """The draft lengths to choose from, without 0."""
         return (self.max_tokens,) if self.fixed_length else range(1, self.max_tokens + 1)
 
     def best_length(self, temperature: float, batch: int, context: int = 0) -> int:
@@ -136,7 +137,7 @@ class Measured:
         return self.speedup(temperature, batch, self.best_length(temperature, batch, context), context)
 
     def break_even(self, temperature: float) -> int | None:
-        """The largest timed batch up to which some length gains; None where not even the smallest does."""
+        """The largest timed batch up to which some length is predicted to gain; None where the smallest batch loses."""
         found = None
         for batch in self.batches:
             if self.best_speedup(temperature, batch) < 1:
@@ -183,6 +184,6 @@ class Measured:
 
 
 def _neighbours(known: Seq[int], at: int) -> tuple[int, int]:
-    """The nearest of these sorted numbers below and above, or the number itself twice; outside of them, the nearest."""
+    """The nearest of the sorted numbers at most and at least `at`; outside their range, the nearest one twice."""
     below, above = [n for n in known if n <= at], [n for n in known if n >= at]
     return (below or above)[-1 if below else 0], (above or below)[0 if above else -1]

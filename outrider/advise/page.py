@@ -42,12 +42,12 @@ def chosen(advice: Advice) -> Choice | None:
 
 
 def configurations(choice: Choice) -> list[tuple[str, str]]:
-    """By engine: what it takes, or why it has no such drafter."""
+    """(engine, text) for each engine: its command and configuration, or why it has no such drafter."""
     return [("Outrider", serve(choice)), *((name, _exported(name, choice)[0]) for name in ENGINES)]
 
 
 def _exported(name: str, choice: Choice) -> tuple[str, bool]:
-    """What the engine takes, or why it has no such drafter; and whether it is the former."""
+    """(text, taken): the engine's command and configuration, or why it has no such drafter; whether it has one."""
     try:
         made = export_to(name, choice)
     except ConfigError as error:
@@ -68,7 +68,7 @@ def verified_rows(advice: Advice) -> list[list[str]]:
 
 
 def samples(advice: Advice) -> str:
-    """Of how many runs the measured speeds are."""
+    """A sentence on the number of runs behind the measured speeds."""
     counts = sorted({each.repetitions for each in advice.verified})
     runs = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1])))) if counts else "no"
     return f"Measured: {runs} runs of all prompts with drafts, and as many without."
@@ -97,7 +97,7 @@ def advice_page(advice: Advice) -> str:
 
 
 def remote_page(counters: Counters, lines: Seq[str], url: str) -> str:
-    """Advice for a running server. lines: as `advise_remote` has them."""
+    """The page of an advice for a running server. lines: from `advise_remote`."""
     head, *rest = lines
     chances = Line("accepted", [(i + 1, each) for i, each in enumerate(counters.survival)])
     plot = [line_plot("Accepted by position", [chances], across="position in the draft", zero=True)]
@@ -144,13 +144,13 @@ def _plots(advice: Advice) -> list[Html]:
 
 
 def _timed(each: Measured, temperature: float, batch: int) -> int:
-    """The timed length nearest to the best one."""
+    """The timed draft length nearest to the best one."""
     best = each.best_length(temperature, batch)
     return min((length for length in each.lengths if length), key=lambda length: abs(length - best))
 
 
 def _predictions(each: Measured) -> Html:
-    """By temperature: a column for each batch and context."""
+    """The table of one drafter's predictions: a row for each temperature, a column for each batch and context."""
     places = [(batch, 0) for batch in each.batches] + [(1, context) for context in each.contexts if context]
     head = [each.drafter, "first accepted", *(f"batch {b}" + (f", {c} tokens" if c else "") for b, c in places)]
     rows = [

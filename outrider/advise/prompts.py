@@ -1,4 +1,4 @@
-"""Prompts to measure on: the user's, or one of each built-in suite in turn."""
+"""Prompts to measure on: the user's, or those of the built-in suites, one of each in turn."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ SUITES = Path(bench_file).parent / "suites"
 
 
 def read_prompt_ids(tokenizer: Tokenizer, file: Path | None, limit: int, room: int) -> tuple[tuple[int, ...], ...]:
-    """At most `limit` prompts as token ids, by the chat template where there is one; those longer than `room` are left
-    out."""
+    """At most `limit` prompts as token ids, written by the chat template where there is one, without those longer than
+    `room`. ConfigError where none is left."""
     if file is not None:
         prompts = read_prompts(file, limit)
     else:

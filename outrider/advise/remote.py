@@ -1,4 +1,4 @@
-"""Advice for a running server, from its own counters: vLLM's, which this package's server has too."""
+"""Advice for a running server, from its own counters. They have vLLM's names, in this package's server too."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
 AT = "vllm:spec_decode_num_accepted_tokens_per_pos"
 RUNNING = "vllm:num_requests_running"
 MIN_DRAFTS = 200
-"""Fewer say little."""
+"""The fewest drafts that advice is based on."""
 PRICES = {"a head": 0.05, "a draft model": 0.15}
-"""What one more draft token costs of a target pass, about, where memory bounds it."""
+"""About what one more draft token costs, as a share of a target pass that is bound by memory."""
 _LINE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?\s+(\S+)")
 _POSITION = re.compile(r'position="(\d+)"')
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What a server counted since it started, over all its models."""
+    """A server's counters since it started, summed over its models."""
 
     drafts: int
     drafted: int
@@ -42,7 +42,7 @@ class Counters:
 
     @property
     def survival(self) -> list[float]:
-        """The share of drafts of which each position was accepted."""
+        """For each position, the share of all drafts whose token there was accepted."""
         return [each / self.drafts for each in self.accepted_at] if self.drafts else []
 
     @property
@@ -52,8 +52,8 @@ class Counters:
 
 
 def read_counters(url: str, key: str = "") -> Counters:
-    """url: of the server, with or without /v1. key: sent where there is one. ConfigError where it cannot be read or
-    counts no drafts."""
+    """The counters of the server at `url`, which may end in /v1. ConfigError where they cannot be read, or none counts
+    drafts. key: sent as a bearer token unless empty."""
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"--url takes an address such as http://127.0.0.1:8000; got {url!r}")
     address = f"{url.rstrip('/').removesuffix('/v1')}/metrics"
@@ -73,7 +73,7 @@ def read_counters(url: str, key: str = "") -> Counters:
 
 
 def parse_counters(text: str, address: str) -> Counters:
-    """text: in Prometheus' format."""
+    """The counters in a text of Prometheus' format. ConfigError where none counts drafts. address: for the message."""
     sums: dict[str, float] = {}
     at: dict[int, float] = {}
     for line in text.splitlines():
@@ -92,7 +92,7 @@ def parse_counters(text: str, address: str) -> Counters:
 
 
 def best_length(counters: Counters, price: float) -> int:
-    """Tokens of a draft that promise the most tokens a second, where each costs `price` of a pass; 0: none pays."""
+    """The draft length with the most tokens a second, where a draft token costs `price` of a pass; 0: no draft pays."""
     best, tokens, chosen = 1.0, 1.0, 0
     for k, survival in enumerate(counters.survival, 1):
         tokens += survival
@@ -102,7 +102,7 @@ def best_length(counters: Counters, price: float) -> int:
 
 
 def advise_remote(counters: Counters) -> list[str]:
-    """What the counters say, in sentences; the first is the verdict."""
+    """The advice in sentences; the first is the verdict."""
     if counters.drafts < MIN_DRAFTS:
         return [f"too little to go by: {counters.drafts} drafts so far; ask again after at least {MIN_DRAFTS}"]
     chosen = {name: best_length(counters, price) for name, price in PRICES.items()}

@@ -13,9 +13,9 @@ from outrider.core.errors import ConfigError
 
 
 def read_choice(file: Path, drafter: str = "") -> Choice:
-    """The drafter that was chosen, and its length; "none" where the advice is not to speculate.
+    """The chosen drafter with its length; drafter "none" where the advice is not to speculate.
 
-    drafter: another one, with the length that promised most for it, where it was measured.
+    drafter: another one to take instead, with its own best length where it was measured, else that of the advice.
     """
     data = _read(file)
     if "chosen" not in data:

@@ -1,1 +1,1 @@
-"""The compatibility doctor: whether a draft model or a drafting head can draft for a target, and what it takes."""
+"""Compatibility checks: whether a draft model or a drafting head can draft for a target, and which options it needs."""

@@ -1,4 +1,4 @@
-"""From two names to a report."""
+"""Checks a pair of models, given by names, and makes a report."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from outrider.report.numbers import memory
 
 
 def check_pair(target: str, draft: str, options: RunOptions, *, smoke: bool = True, progress: Any = None) -> Report:
-    """Whether a draft model or a drafting head can draft for a target. FetchError where one cannot be fetched.
+    """Report whether a draft model or a drafting head can draft for a target. FetchError where one cannot be fetched.
 
-    smoke: load both and let them draft for a few seconds, unless they are refused before.
+    smoke: also load both and let them draft for a few seconds, unless an earlier finding refuses the pair.
     """
     report, context = _compare(target, draft, progress)
     if context:
@@ -40,7 +40,7 @@ def check_pair(target: str, draft: str, options: RunOptions, *, smoke: bool = Tr
 
 
 def _compare(target: str, draft: str, progress: Any) -> tuple[Report, int]:
-    """All findings before anything is loaded, and the context the pair needs; 0: the target's own."""
+    """The report before anything is loaded, and the context that the pair needs; 0: the target's own."""
     report = Report(target=target, draft=draft, kind="draft-model", drafter=f"draft-model:model={draft}", findings=[])
     try:
         facts, folder = _open(target, progress)
@@ -68,7 +68,7 @@ def _compare_models(report: Report, target: Side, draft: Side) -> tuple[Report, 
     findings, context = check_model(target, draft)
     report = replace(report, findings=findings)
     if report.has("cross"):
-        return replace(report, drafter=f"cross-model:model={draft.name}"), 0  # which reads as far as it can
+        return replace(report, drafter=f"cross-model:model={draft.name}"), 0  # it reads what its context holds
     return report, context
 
 
@@ -79,7 +79,8 @@ def _open(name: str, progress: Any) -> tuple[ModelFacts, Path]:
 
 
 def _head_of(facts: ModelFacts, folder: Path, *, same: bool) -> HeadSide | None:
-    """The head in a checkpoint; an MTP module where it lies there alone, or in the target's own checkpoint."""
+    """The head in a checkpoint; None where it holds none. An MTP module counts where the checkpoint holds no whole
+    model, or is the target's own. same: whether it is that."""
     if gguf_of(folder) is not None:
         return None
     files = open_head(str(folder))
@@ -91,7 +92,7 @@ def _head_of(facts: ModelFacts, folder: Path, *, same: bool) -> HeadSide | None:
 def _unreadable(which: str, error: ConfigError) -> Finding:
     part = "tokenizer" if "tokenizer" in str(error) else "files"
     code = part if which == "draft" else f"{which}-{part}"
-    what, _, fix = str(error).rpartition("; ")  # errors end with what would work
+    what, _, fix = str(error).rpartition("; ")  # messages end with a fix
     consequence = f"the {which} cannot be loaded"
     if not what:
         return Finding(code, "refuse", fix, consequence, "mend it, or download it again")
@@ -99,7 +100,7 @@ def _unreadable(which: str, error: ConfigError) -> Finding:
 
 
 def _memory(report: Report, options: RunOptions) -> Report:
-    """The report with whether both fit on the device, and the options they need for that."""
+    """The report with a finding on whether both models fit on the device, and the options that they need to fit."""
     asked = PlanOptions(device=options.device, dtype=options.dtype, quantize=options.quantize, context=options.context)
     plan = make_forecast(report.target, report.drafter, asked)
     needed: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""What is found about a pair, and the verdict that follows. Data only."""
+"""The findings about a target and a draft, and the verdict that follows from them. Data only."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 Level = Literal["ok", "note", "caution", "padding", "option", "cross", "refuse"]
-"""ok: checked and sound. note: worth knowing. caution: it works and gains less. padding: it works, and the vocabularies
-are of different lengths. option: it works with an option that the fix names. cross: only as cross-model."""
+"""ok: nothing wrong. note: worth knowing. caution: the pair works and gains less. padding: it works, with vocabularies
+that differ in length. option: it works with an option that `fix` names. cross: it works only through cross-model.
+refuse: it does not work."""
 Verdict = Literal["use", "use with padding", "needs cross-vocabulary", "refuse"]
 CODES = {"refuse": 2, "cross": 1, "option": 1}
 """Exit codes by the worst level; 0 for others."""
@@ -16,7 +17,7 @@ CODES = {"refuse": 2, "cross": 1, "option": 1}
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was checked."""
+    """The result of one check."""
 
     code: str
     """Short and stable, such as `token-ids`."""
@@ -28,15 +29,15 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Smoke:
-    """What a few seconds of drafting gave."""
+    """The figures of a few seconds of drafting."""
 
     tokens: int
     rounds: int
     drafted: int
     by_position: tuple[float, ...]
-    """Share of drafts that were accepted up to each position."""
+    """For each position, the share of drafts that were accepted up to it."""
     tau: float
-    """Tokens for each pass of the target, its own included."""
+    """Tokens for each pass of the target, its own token included."""
     failures: int
     seconds: float
 
@@ -48,7 +49,7 @@ class Report:
     target: str
     draft: str
     kind: str
-    """draft-model, or the kind of head."""
+    """draft-model, or the kind of the head."""
     drafter: str
     """As `--drafter` takes it."""
     findings: Seq[Finding]
@@ -74,7 +75,7 @@ class Report:
 
     @property
     def command(self) -> str:
-        """What to run next; empty where the pair is refused."""
+        """The command to run next; empty where the pair is refused."""
         if self.verdict == "refuse":
             return ""
         return " ".join(["outrider serve", self.target, "--drafter", self.drafter, *self.options])

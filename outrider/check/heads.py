@@ -1,4 +1,4 @@
-"""A drafting head beside its target: its kind by name and by content, its sizes, its tensors, its draft vocabulary."""
+"""Checks a drafting head against its target: its kind by name and by content, sizes, tensors and draft vocabulary."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NAMES: tuple[tuple[str, HeadKind], ...] = (
     ("medusa", "medusa"),
     ("dflash|dspark", "block"),
 )
-"""How a configuration's names tell the kind, the first that matches."""
+"""Patterns of the names in a configuration, with the kind of head that each means; the first match counts."""
 ANOTHER = "name the target it was trained for, or a head trained for this one (`outrider train`)"
 
 
@@ -42,7 +42,7 @@ class HeadSide:
     name: str
     files: HeadFiles
     held: HeadKind
-    """By its tensors."""
+    """The kind of head, by its tensors."""
 
     @property
     def drafter(self) -> str:
@@ -51,7 +51,7 @@ class HeadSide:
 
 
 def open_head_side(name: str, files: HeadFiles) -> HeadSide | None:
-    """The head; None where the checkpoint holds none."""
+    """The head in a checkpoint, with its kind by its tensors alone; None where the checkpoint holds none."""
     bare = {key: value for key, value in files.config_json.items() if key != "speculators_model_type"}
     try:
         return HeadSide(name, files, kind_of(replace(files, config_json=bare)))
@@ -60,7 +60,7 @@ def open_head_side(name: str, files: HeadFiles) -> HeadSide | None:
 
 
 def check_head(target: Side, head: HeadSide) -> list[Finding]:
-    """All that is known of the pair before it runs."""
+    """All findings about a target and a head that need no run."""
     if target.config is None:
         return [
             Finding(
@@ -87,7 +87,7 @@ def check_head(target: Side, head: HeadSide) -> list[Finding]:
 
 
 def _named_kind(head: HeadSide) -> tuple[str, HeadKind] | None:
-    """What its configuration calls it, and the kind that means."""
+    """The name that the head's configuration gives it, and the kind which that means; None without a known name."""
     given = head.files.config_json
     for words in (given.get("speculators_model_type"), *(given.get("architectures") or ())):
         for pattern, kind in NAMES:
@@ -141,7 +141,7 @@ def _sizes(head: HeadSide, config: HeadConfig, target: DecoderConfig) -> list[Fi
 
 
 def _meta_decoder(config: DecoderConfig) -> Decoder:
-    """A decoder without weights, for the shapes of heads."""
+    """A decoder without weights, to build heads on the meta device for the shapes of their tensors."""
     table = torch.empty(config.vocab_size, config.hidden_size, device="meta")
     norm = Norm(torch.empty(config.hidden_size, device="meta"), config.norm_eps)
     return Decoder(config, Weights(table, [], norm, Linear(table)), torch.float32)
@@ -157,9 +157,9 @@ MAKERS: dict[HeadKind, Callable[[HeadConfig, Decoder], nn.Module]] = {
 
 
 def _tensors(head: HeadSide, config: HeadConfig, target: DecoderConfig) -> list[Finding]:
-    """Whether the checkpoint holds what such a head needs."""
+    """Check that the checkpoint holds the tensors that a head of this configuration needs."""
     if config.kind == "eagle":
-        config = replace(config, own_head=False)  # some store a copy of the target's
+        config = replace(config, own_head=False)  # some checkpoints store a copy of the target's output head
     decoder = _meta_decoder(target)
     try:
         with torch.device("meta"):
@@ -170,7 +170,7 @@ def _tensors(head: HeadSide, config: HeadConfig, target: DecoderConfig) -> list[
 
 
 def _draft_vocabulary(head: HeadSide, config: HeadConfig) -> list[Finding]:
-    """A reduced vocabulary: each of its columns is one token of the target."""
+    """Check a reduced vocabulary, if there is one: each column must be another token of the target."""
     if not config.draft_vocab_size:
         return []
     offsets = head.files.read("d2t").long()
@@ -186,7 +186,7 @@ def _draft_vocabulary(head: HeadSide, config: HeadConfig) -> list[Finding]:
 
 
 def _made_for(head: HeadSide, target: Side) -> list[Finding]:
-    """The model that its configuration identifies or names."""
+    """Compare the target with the model that the head's configuration identifies or names."""
     given = head.files.config_json
     identity = given.get(IDENTITY)
     if isinstance(identity, dict):

@@ -1,4 +1,4 @@
-"""A draft model beside its target: tensors, context and RoPE, size, how it runs, licence."""
+"""Checks a draft model against its target: tensors, vocabulary, context and RoPE, size, how it runs, licence."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from outrider.plan.facts import ModelFacts
 CPU = torch.device("cpu")
 AGAIN = "download or save the draft again"
 MAX_SHARE = 0.5
-"""Of the target's parameters; a draft with more hardly pays."""
+"""The share of the target's parameters from which on a draft hardly pays."""
 SMALLER = "take a draft of a tenth of the target's size, or less"
 
 
 def check_model(target: Side, draft: Side) -> tuple[list[Finding], int]:
-    """All that is known of the pair before it runs, and the context it needs; 0: the target's own."""
+    """All findings that need no run, and the context that the pair needs; 0: the target's own."""
     found = [*_weights(draft), *_way(draft)]
     words = check_vocabularies(Vocabulary(target.tokenizer, target.rows), Vocabulary(draft.tokenizer, draft.rows))
     found += words
@@ -35,7 +35,7 @@ def check_model(target: Side, draft: Side) -> tuple[list[Finding], int]:
 
 
 def _weights(draft: Side) -> list[Finding]:
-    """Whether its tensors are those that its configuration describes."""
+    """Check that the draft's tensors are those that its configuration describes, and hold no NaN or infinity."""
     if draft.config is None:
         return []
     with open_tensors(draft.folder) as tensors:
@@ -43,7 +43,7 @@ def _weights(draft: Side) -> list[Finding]:
             check_tensors(draft.config, tensors, draft.folder)
         except ConfigError as error:
             return [Finding("weights", "refuse", str(error), "it cannot be loaded", AGAIN)]
-        # norms and biases, which are read in no time; what overflows anywhere in training reaches them
+        # only norms and biases are read, which is fast; an overflow anywhere in training reaches them
         small = (name for name, tensor in draft.facts.tensors.items() if len(tensor.shape) == 1)
         broken = [name for name in small if not tensors.read(name, CPU, torch.float32).isfinite().all()]
     if broken:
@@ -53,7 +53,7 @@ def _weights(draft: Side) -> list[Finding]:
 
 
 def _way(draft: Side) -> list[Finding]:
-    """How it runs: natively, or on Transformers' code."""
+    """Check how the draft runs: natively, or on Transformers' code. Recurrent models are refused."""
     if draft.recurrent:
         return [
             Finding(
@@ -94,7 +94,7 @@ def _context(target: Side, draft: Side) -> tuple[list[Finding], int]:
 
 
 def _rope(target: Side, draft: Side) -> list[Finding]:
-    """Positions that one was trained on and the other only stretched to, or the other way round."""
+    """Caution where the target was trained on positions that the draft only reaches by stretching its RoPE."""
     if target.config is None or draft.config is None:
         return []
     trained = [_trained_positions(side.config) for side in (target, draft) if side.config is not None]
@@ -125,14 +125,14 @@ def _size(target: Side, draft: Side) -> list[Finding]:
     what = f"the draft has {100 * share:.0f} % of the target's parameters"
     if share < MAX_SHARE:
         return [Finding("size", "ok", what)]
-    if share >= 1 and draft.facts.size >= target.facts.size:  # one in fewer bits may still be faster
+    if share >= 1 and draft.facts.size >= target.facts.size:  # a draft in fewer bits may still be faster
         return [_no_gain(what, target)]
     costs = "a draft token costs about as much as one of the target: little or nothing is saved"
     return [Finding("size", "caution", what, costs, SMALLER)]
 
 
 def _no_gain(what: str, target: Side) -> Finding:
-    """It works all the same, so that the verdict stays."""
+    """A draft that cannot gain. The level is caution, since the pair works."""
     costs = "each draft token takes as long as one of the target: nothing can be saved"
     fix = f"{SMALLER}; `outrider advise {target.name}` measures the drafters that need no model"
     return Finding("size", "caution", what, costs, fix)
@@ -147,7 +147,7 @@ def _dtype(target: Side, draft: Side) -> list[Finding]:
 
 
 def check_licences(target: ModelFacts, draft: ModelFacts) -> list[Finding]:
-    """What the files of both say of their licences; nothing where they say nothing."""
+    """Compare the licences that the files of both models name; no finding where they name too little."""
     ours, theirs = licence_of(target), licence_of(draft)
     if not theirs or ours == theirs:
         return [Finding("licence", "ok", f"both name the licence {ours}")] if ours and theirs else []

@@ -8,7 +8,7 @@ from outrider.report.page import Html, Section, Tone, code, join, note, page, st
 from outrider.report.plot import Bars, bar_plot
 
 ORDER = ("refuse", "cross", "option", "padding", "caution", "note", "ok")
-"""Levels, the gravest first."""
+"""The levels, most serious first."""
 TONES: dict[str, Tone] = {"use": "good", "use with padding": "good", "needs cross-vocabulary": "fair", "refuse": "bad"}
 MEANINGS = {
     "use": "The draft can be used as it is.",
@@ -19,7 +19,7 @@ MEANINGS = {
 
 
 def ranked(report: Report) -> list[Finding]:
-    """The findings, the gravest first."""
+    """The findings, most serious first."""
     return sorted(report.findings, key=lambda finding: ORDER.index(finding.level))
 
 

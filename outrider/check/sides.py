@@ -1,4 +1,4 @@
-"""A model of the pair, opened without its weights; and what its files say of its licence."""
+"""One model of a pair, opened without its weights, and the licence that its files name."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ README_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A whole model: its headers, its configuration, its tokenizer."""
+    """One whole model of a pair: its headers, configuration and tokenizer."""
 
     name: str
     folder: Path
     facts: ModelFacts
     config: DecoderConfig | None
-    """None: it runs on Transformers' code."""
+    """The native decoder's configuration; None: the model runs on Transformers' code."""
     tokenizer: Tokenizer
 
     @property
@@ -50,7 +50,7 @@ class Side:
 
     @property
     def context(self) -> int:
-        """Max tokens of a text; 0 where nobody says."""
+        """Max tokens of a text; 0 where the configuration does not say."""
         if self.config is not None:
             return self.config.max_positions
         values = text_values(self.facts.config_json)
@@ -58,7 +58,7 @@ class Side:
 
     @property
     def recurrent(self) -> bool:
-        """Whether it keeps a state that cannot be rolled back, by the keys of its configuration."""
+        """Whether the model keeps a state that cannot be rolled back, by the keys of its configuration."""
         values = text_values(self.facts.config_json)
         layers = values.get("layer_types") or values.get("layers_block_type") or []
         kinds = [str(each) for each in layers] if isinstance(layers, list) else []
@@ -68,18 +68,18 @@ class Side:
 
 
 def text_values(config_json: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration with that of its language model taken in."""
+    """A configuration, merged with the `text_config` in it, if any, which takes precedence."""
     inner = config_json.get("text_config")
     return {**config_json, **inner} if isinstance(inner, dict) else dict(config_json)
 
 
 def open_side(facts: ModelFacts, folder: Path) -> Side:
-    """ConfigError where its configuration or its tokenizer cannot be read."""
+    """Open one model of a pair. ConfigError where its configuration or its tokenizer cannot be read."""
     return Side(facts.name, folder, facts, facts.decoder(), Tokenizer.from_folder(folder))
 
 
 def licence_of(facts: ModelFacts) -> str:
-    """What its files say: config.json, the head of README.md, or a GGUF file's metadata. Empty where nothing does."""
+    """The licence named in config.json, a GGUF file's metadata, or the head of README.md; empty where none is."""
     folder = facts.folder
     named = facts.config_json.get("license")
     if isinstance(named, str) and named:

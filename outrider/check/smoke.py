@@ -1,4 +1,4 @@
-"""A few seconds of drafting: how much of what the draft proposes does the target accept?"""
+"""The smoke test: lets a pair draft for a few seconds and judges how many draft tokens the target accepts."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from outrider.llm import LLM
 
 SECONDS = 10.0
 CHUNK = 24
-"""Tokens of an answer."""
+"""Tokens of each answer."""
 MIN_DRAFTS = 8
 MIN_FIRST, FAIR_FIRST = 0.1, 0.5
-"""Of first draft tokens accepted: below the one the pair does not belong together, below the other it may not pay."""
+"""Shares of first draft tokens accepted: below MIN_FIRST the pair is refused, below FAIR_FIRST it may not pay."""
 PROMPTS = (
     "Explain in two sentences why the sky is blue.",
     "Write a Python function that returns the n-th Fibonacci number.",
@@ -29,7 +29,7 @@ PROMPTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """Where and how the pair is tried; as the options of `LLM`."""
+    """How the pair is loaded, as options of `LLM`, and for how many seconds it drafts."""
 
     device: str = "auto"
     dtype: str = "auto"
@@ -44,7 +44,7 @@ class RunOptions:
 def smoke_test(
     target: str, drafter: str, options: RunOptions, progress: Any = None
 ) -> tuple[list[Finding], Smoke | None]:
-    """Load the pair and let it draft for a while, greedily and in every round. Loading is not counted."""
+    """Load the pair and let it draft for `options.seconds`, greedily and in every round. Loading is not counted."""
     try:
         llm = LLM(target, drafter=drafter, max_batch=1, adaptive=False, progress=progress, **options.engine())
     except ConfigError as error:

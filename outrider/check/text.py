@@ -1,4 +1,4 @@
-"""How text becomes tokens in both models: normaliser, pre-tokeniser, chat template, thinking."""
+"""Compares how text becomes tokens in two models: normaliser, pre-tokeniser, merges, chat template, thinking mode."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROBES = (
     "  leading and trailing   spaces \r\n and CRLF  ",
     "ALL CAPS, MixedCase, https://example.org/a?b=c&d=e",
 )
-"""Text that normalisers and pre-tokenisers treat differently."""
+"""Texts that different normalisers and pre-tokenisers split differently."""
 CHAT: list[dict[str, Any]] = [
     {"role": "system", "content": "You are brief."},
     {"role": "user", "content": "What is 2 + 2?"},
@@ -29,7 +29,7 @@ UNSEEN = "the draft reads the target's tokens, in pieces it was not trained on: 
 
 
 def check_pipelines(target: Tokenizer, draft: Tokenizer) -> list[Finding]:
-    """Where the same text becomes other tokens. For vocabularies whose ids are the same."""
+    """Find where the same text becomes other tokens. For vocabularies whose ids are the same."""
     ours, theirs = (_parts(tokenizer) for tokenizer in (target, draft))
     found: list[Finding] = []
     split = [probe for probe in PROBES if target.encode(probe, special=False) != draft.encode(probe, special=False)]
@@ -65,7 +65,7 @@ def _short(part: Any) -> str:
 
 
 def check_templates(target: Tokenizer, draft: Tokenizer) -> list[Finding]:
-    """Chat is written by the target's template; whether the draft was trained on the same."""
+    """Check whether the draft has the chat template of the target, by which conversations are written."""
     ours, theirs = target.template_text(), draft.template_text()
     if not ours:
         return [Finding("chat-template", "ok", "the target has no chat template: there is nothing to compare")]
@@ -109,7 +109,7 @@ def _rendered(target: Tokenizer, draft: Tokenizer) -> Finding:
 
 
 def _render(tokenizer: Tokenizer) -> str:
-    """A conversation; without the system's message where the template takes none."""
+    """CHAT as the template writes it, without the system message where the template takes none; else its error."""
     for messages in (CHAT, CHAT[1:]):
         try:
             return tokenizer.chat(messages)

@@ -1,4 +1,4 @@
-"""Two vocabularies, token by token: the same ids, padding, special tokens; and how much two different ones share."""
+"""Compares two vocabularies token by token: ids, padding, special tokens; and how much two different ones share."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Vocabulary:
 
 
 def check_vocabularies(target: Vocabulary, draft: Vocabulary) -> list[Finding]:
-    """What differs. Where anything that must be equal is not, whether cross-model could map between the two."""
-    # where ids differ, so do those of special tokens: cross-model knows them by their names
+    """Findings on what differs. Where ids or special tokens do, one more: whether cross-model can map between them."""
+    # where ids differ, so may those of special tokens: cross-model matches these by name
     found = _ids(target, draft) or _special(target.tokenizer, draft.tokenizer) or _refused(target, draft)
     if found:
         return [*found, _mapping(target, draft)]
@@ -99,7 +99,7 @@ def _named(tokenizer: Tokenizer, token: int | None) -> str:
 
 
 def _refused(target: Vocabulary, draft: Vocabulary) -> list[Finding]:
-    """What the engine would refuse, where nothing above found it."""
+    """A finding where the engine would refuse the draft model although `_ids` and `_special` found nothing."""
     try:
         check_same_vocabulary(target.tokenizer, draft.tokenizer, target.rows, draft.rows)
     except ConfigError as error:
@@ -108,7 +108,7 @@ def _refused(target: Vocabulary, draft: Vocabulary) -> list[Finding]:
 
 
 def _lengths(target: Vocabulary, draft: Vocabulary) -> list[Finding]:
-    """Vocabularies that are equal as far as both go."""
+    """Findings on tokens and padding beyond the part that both vocabularies have."""
     found: list[Finding] = []
     extra = [token for token in draft.tokenizer.tokens[len(target.tokenizer.tokens) :] if token is not None]
     if extra:
@@ -135,7 +135,7 @@ def _lengths(target: Vocabulary, draft: Vocabulary) -> list[Finding]:
 
 
 def _mapping(target: Vocabulary, draft: Vocabulary) -> Finding:
-    """Whether cross-model can draft with it."""
+    """The finding on whether cross-model can draft with this pair of vocabularies."""
     mapped = VocabMap(target.tokenizer, draft.tokenizer, target.rows, draft.rows)
     shared, needed = len(mapped.shared), min(MIN_SHARED, target.rows // 2)
     if shared < needed:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How much is measured."""
+    """How much to measure."""
 
     limit: int
     temperatures: str
@@ -37,7 +37,7 @@ class Extent:
 
 USUAL = Extent(6, "0,1", "1,4", "1024")
 DEMO = Extent(3, "0", "1", "")
-"""An answer in a minute or two on a CPU."""
+"""The extent for the model `demo`, with which an advice takes a minute or two on a CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class AdviseOptions:
 
     @property
     def extent(self) -> Extent:
-        """As given, and where nothing is, as usual for the target."""
+        """The extent that the options give; what they leave out has the usual value for the target."""
         asked = {name: getattr(self, name) for name in Extent.__slots__}
         given = {name: value for name, value in asked.items() if value is not None}
         return replace(DEMO if self.target == "demo" else USUAL, **given)
@@ -115,7 +115,7 @@ def _advise(given: AdviseOptions, options: dict[str, Any], screen: Screen, progr
         scope, folder = _scope(given, llm), llm.loaded.folder
         facts, paces = _facts(llm, given, scope), probe(llm, scope)
     wanted = list(candidates(folder, given.draft))
-    # the threads of a CPU are measured anew each time
+    # without the number of CPU threads, which is measured anew each time
     kept = Kept(given.out, facts | {"device": facts["device"].partition(",")[0], "scope": repr(scope)})
     if kept.known:
         screen.note(f"continuing: {given.out} holds {', '.join(each.drafter for each in kept.known)}")
@@ -141,7 +141,7 @@ def _advise(given: AdviseOptions, options: dict[str, Any], screen: Screen, progr
 
 
 class Kept:
-    """What was measured, in a file from which an interrupted run continues."""
+    """Keeps the measurements in a file, from which an interrupted run continues."""
 
     def __init__(self, file: Path | None, subject: dict[str, str]) -> None:
         from outrider.advise.measured import Measured

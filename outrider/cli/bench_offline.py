@@ -30,7 +30,7 @@ INTERRUPTED = 130  # 128 + SIGINT, as in shells
 MIN_WORDS = 10
 LIMIT = 3
 DEMO_SUITES, DEMO_LIMIT = "chat,code,edit", 2
-"""What the demo answers unless options say otherwise: a minute or two on a CPU, where all suites take many."""
+"""The suites and the limit for the model `demo` unless options say otherwise: they take a minute or two on a CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class OfflineOptions:
         check_ranges(self, max_tokens=(2, 1 << 20), repeats=(1, 1000))
 
     def axes(self) -> Axes:
-        """Checked."""
+        """The axes of the measurement. ConfigError for values out of range."""
         from outrider.bench.offline import Axes
 
         return Axes(
@@ -125,9 +125,9 @@ def offline(options: OfflineOptions, runtime: RuntimeOptions) -> None:
 
 
 def measure_until_interrupted(measure: Callable[[Any], None], run: RunFile, screen: Screen) -> int:
-    """Measure with a line that says how far it is. Ctrl-C ends it; without any measurement, the command too.
+    """Measure, with a line of progress. Ctrl-C ends the measuring; before the first measurement, it ends the command.
 
-    Returns the exit code of the command that reports it: INTERRUPTED where it was.
+    Returns the exit code of the command: 0, or INTERRUPTED after Ctrl-C.
     """
     if run.continued:
         screen.note(f"continuing: {run.path} holds {len(run.of('measure'))} measurements")
@@ -159,7 +159,7 @@ def _tell_duration(screen: Screen, bench: OfflineBench, options: OfflineOptions)
 
 
 def gather_prompts(suites: str | None, files: Seq[Path], limit: int | None) -> list[BenchPrompt]:
-    """From suites and files; from all suites where neither is named."""
+    """The prompts of the named suites and files; those of all suites where neither is named. limit 0: all prompts."""
     from outrider.bench.prompts import SUITES, read_prompt_file, read_suite, select
 
     named = suites or ("" if files else "all")
@@ -170,7 +170,7 @@ def gather_prompts(suites: str | None, files: Seq[Path], limit: int | None) -> l
 
 
 def digest_prompts(prompts: Seq[BenchPrompt]) -> dict[str, Any]:
-    """By which a run knows that its prompts are the same."""
+    """The number and the digest of prompts, by which a continued run recognises that its prompts are the same."""
     from hashlib import sha256
 
     text = json.dumps([asdict(prompt) for prompt in prompts])
@@ -186,7 +186,7 @@ def facts_of(device: Any) -> dict[str, Any]:
 
 
 def numbers(name: str, text: str, kind: Callable[[str], Any], low: float, high: float) -> tuple[Any, ...]:
-    """Numbers with commas between them, each from low to high."""
+    """The numbers in a text with commas between them. ConfigError unless each is from low to high. name: the option."""
     try:
         found = tuple(kind(part) for part in text.split(",") if part.strip())
     except ValueError as error:
@@ -197,7 +197,7 @@ def numbers(name: str, text: str, kind: Callable[[str], Any], low: float, high: 
 
 
 def short_table(columns: Seq[str], shown: Seq[str], rows: Seq[Seq[str]]) -> Table:
-    """The columns that fit a terminal; a report has all of them. The first two are words."""
+    """A table of the columns `shown`, which fit a terminal; reports have all. The first two of `columns` are words."""
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
     for heading in shown:
         if heading in columns[:2]:
@@ -211,7 +211,7 @@ def short_table(columns: Seq[str], shown: Seq[str], rows: Seq[Seq[str]]) -> Tabl
 
 
 def _print_notes(screen: Screen, run: RunFile, rows: Seq[RowSummary]) -> None:
-    """Which drafter is the fastest, what does not hold, and what to do next."""
+    """Print which drafter is the fastest, which texts or τ differ between runs, and what to do next."""
     from outrider.bench.tables import fastest
 
     for told, _ in fastest(rows):

@@ -105,7 +105,7 @@ def peers(options: PeersOptions, runtime: RuntimeOptions) -> None:
 
 
 def remarks(tried: Collection[str], formats: Mapping[str, str]) -> list[str]:
-    """What to know of a comparison: engines that were not tried, and formats that are not the same. By engine."""
+    """Warnings on a comparison: engines that were not tried, and number formats that differ. formats: by engine."""
     found: list[str] = []
     missing = [name for name in ("transformers", "vllm", "llama.cpp") if name not in tried]
     if missing:
@@ -118,7 +118,7 @@ def remarks(tried: Collection[str], formats: Mapping[str, str]) -> list[str]:
 
 
 def peer_plans(options: PeersOptions, loaded: LoadedModel, threads: int | None) -> list[PeerPlan]:
-    """A worker for each engine that some Python has. ConfigError where a Python named has none."""
+    """The worker processes for each engine that some Python has. ConfigError for a named Python that has none."""
     from outrider.bench.peers import PeerPlan, installed
     from outrider.checkpoints.folder import gguf_of
 

@@ -1,4 +1,4 @@
-"""`outrider bench report`: runs as one page, and as tables to paste."""
+"""`outrider bench report`: runs as one HTML page, and as tables in Markdown."""
 
 from __future__ import annotations
 

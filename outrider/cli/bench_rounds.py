@@ -109,7 +109,7 @@ def _synthetic(options: RoundsOptions, drafting: DraftingOptions, model: ModelOp
 
 
 def _measure_both(llm: LLM, prompts: list[list[int]], max_tokens: int) -> tuple[Measurement, Measurement]:
-    """The prompts completed without drafts, then with; each after a warm-up. ConfigError for too few max_tokens."""
+    """Complete the prompts without drafts, then with, each after a warm-up. ConfigError for too few max_tokens."""
     from outrider.bench.measure import measure
     from outrider.core.sampling import SamplingParams
 
@@ -150,7 +150,8 @@ def _profile(llm: LLM, prompts: list[list[int]], rounds: int) -> Profile:
 def _start_decoding(
     llm: LLM, prompts: list[list[int]], params: SamplingParams, salt: str, rounds: int, *, keep: bool = False
 ) -> list[int]:
-    """Prefill the prompts and run a few more rounds. keep: do not cancel the sequences."""
+    """Prefill the prompts and run WARM_UP_ROUNDS + `rounds` rounds. Returns the sequences' ids. keep: leave them
+    running; otherwise they are cancelled."""
     engine = llm.engine
     ids = [engine.submit(llm.request(prompt, params, salt=f"{salt} {i}"))[0] for i, prompt in enumerate(prompts)]
     waiting = set(ids)
@@ -203,7 +204,7 @@ ROWS = {
 
 
 def _rounded(figures: dict[str, float]) -> dict[str, float]:
-    """To two decimals, such that the parts of a round still add up."""
+    """The figures rounded to two decimals, such that the parts of a round still add up."""
     out = {name: round(value, 2) for name, value in figures.items()}
     return out | {"host_ms": out["round_ms"] - out["draft_ms"] - out["verify_ms"]}
 

@@ -84,7 +84,7 @@ class Chat:
         self.system = [] if system is None else [{"role": "system", "content": system}]
         self.messages = list(self.system)
         self.stats: Stats | None = None
-        """Of the last answer that was completed."""
+        """The statistics of the last answer that was completed."""
 
     def answer(self, text: str) -> None:
         """Send one user message and print the answer. RequestError leaves the conversation unchanged."""
@@ -152,7 +152,7 @@ def chat(options: ChatOptions, drafting: DraftingOptions, model: ModelOptions, s
 
 
 def _run_command(conversation: Chat, line: str, engine: dict[str, Any]) -> bool:
-    """Run a line that starts with a slash. False: leave."""
+    """Run a line that starts with a slash. Returns False to leave the chat."""
     word, _, rest = line.partition(" ")
     if word == "/quit":
         return False
@@ -171,7 +171,7 @@ def _run_command(conversation: Chat, line: str, engine: dict[str, Any]) -> bool:
 
 
 def _read_lines(screen: Screen) -> Iterator[str]:
-    """The lines the user types, to the end of input, without blank ones."""
+    """The lines that the user types or pipes in, stripped, without blank ones."""
     if not sys.stdin.isatty():
         yield from filter(None, (line.strip() for line in read_stdin()))
         return

@@ -1,4 +1,4 @@
-"""`outrider check`: whether a draft can draft for a target, and what it takes."""
+"""`outrider check`: whether a draft model or a head can draft for a target, and which options it needs."""
 
 from __future__ import annotations
 

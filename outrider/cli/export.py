@@ -1,4 +1,4 @@
-"""`outrider export`: what was advised, as another engine takes it."""
+"""`outrider export`: writes an advice as a configuration and a command for another engine."""
 
 from __future__ import annotations
 

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def default_sigint() -> Iterator[None]:
-    """Within, Ctrl-C ends the process without a traceback; torch's import would swallow it. Main thread only."""
+    """Inside the `with` block, Ctrl-C ends the process without a traceback; torch's import would swallow it. No effect
+    outside the main thread."""
     if threading.current_thread() is not threading.main_thread():  # signals reach the main thread only
         yield
         return

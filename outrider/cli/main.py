@@ -68,11 +68,11 @@ def root(
 
 
 def main(given: Seq[str] | None = None) -> NoReturn:
-    """Run the command line and exit: 0, 1 for what failed while it ran, 2 for bad input."""
+    """Run the command line and exit with 0, the command's own code, 1 for a failure at run time, or 2 for bad input."""
     words = list(sys.argv[1:] if given is None else given)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # for terminals that lack a character
+            stream.reconfigure(errors="replace")  # for terminals whose encoding lacks a character
     try:
         code = typer.main.get_command(app).main(words, prog_name="outrider", standalone_mode=False) or 0
         sys.stdout.flush()
@@ -104,7 +104,7 @@ def _fail(message: str, code: int) -> NoReturn:
 
 
 def _exit_without_output() -> NoReturn:
-    """Exit after a broken pipe, without the interpreter's message about it."""
+    """Exit with 1 after a broken pipe, without the interpreter's message about it."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(1)
 

@@ -56,8 +56,8 @@ class _OptionInfo:
             return Annotated[hint, typer.Argument(help=self.text, metavar=self.metavar, show_default=False)]
         has_default = isinstance(f.default, str | int | float) and hint is not bool
         text = f"{self.text} ({f.default})" if has_default else self.text
-        # Naming a switch keeps typer from adding a --no- form.
-        name = f.name.rstrip("_").replace("_", "-")  # `from_`: a word of Python
+        # The explicit name of a switch keeps typer from adding a --no- form.
+        name = f.name.rstrip("_").replace("_", "-")  # rstrip: `from_` cannot be `from`, a keyword of Python
         decl, metavar = f"--{name}", "" if hint is bool else self.metavar
         shown = typer.Option(decl, help=text, metavar=metavar, rich_help_panel=panel, show_default=False)
         return Annotated[hint, shown]
@@ -65,7 +65,7 @@ class _OptionInfo:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Which options the command line names, whatever their values."""
+    """A parameter of a command: the options that the command line names, whatever their values."""
 
     command_line: typer.Context
 
@@ -76,13 +76,13 @@ class Given:
 
 
 def flatten_options(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose parameters are option dataclasses, as the flat function that typer takes."""
+    """The flat function for typer of a command whose parameters are option dataclasses."""
     groups = {name: hint for name, hint in get_type_hints(command).items() if name != "return"}
     parameters = [parameter for group in groups.values() for parameter in _parameters(group)]
 
     def flat(**given: Any) -> None:
         with default_sigint():
-            importlib.import_module("torch")  # all of these need it
+            importlib.import_module("torch")  # every such command needs it
         parts = {name: group(**{f.name: given[f.name] for f in fields(group)}) for name, group in groups.items()}
         command(**parts)
 
@@ -93,7 +93,7 @@ def flatten_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _parameters(group: Any) -> list[inspect.Parameter]:
-    if group is Given:  # typer fills in its own type
+    if group is Given:  # typer passes its own context for this type
         return [inspect.Parameter("command_line", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
     hints, panel = get_type_hints(group), (inspect.getdoc(group) or "").split(".")[0]
     return [
@@ -246,7 +246,7 @@ def read_stdin() -> Iterator[str]:
     """The lines piped into stdin; none where it is a terminal. Raises ConfigError where they are not UTF-8."""
     if sys.stdin is None or sys.stdin.isatty():
         return
-    if isinstance(sys.stdin, io.TextIOWrapper):  # by the locale it would take bytes it cannot decode
+    if isinstance(sys.stdin, io.TextIOWrapper):  # the locale's settings would let bytes pass that are not UTF-8
         sys.stdin.reconfigure(encoding="utf-8", errors="strict")
     try:
         yield from sys.stdin

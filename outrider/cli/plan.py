@@ -70,7 +70,7 @@ def plan(given: PlanCommand, fleet: FleetOptions) -> None:
 
 
 def _plan_fleet(given: PlanCommand, fleet: FleetOptions) -> None:
-    """The exit code is 1 where no number of replicas holds."""
+    """Run `outrider plan --fleet`. The exit code is 1 where no number of replicas holds the goals."""
     from outrider.fleet.page import fleet_page
 
     screen = Screen()
@@ -86,7 +86,7 @@ def _plan_fleet(given: PlanCommand, fleet: FleetOptions) -> None:
 
 
 def _engine_options(given: PlanCommand) -> dict[str, Any]:
-    """Those of LLM."""
+    """The options of LLM that costs are measured with. ConfigError where --memory is given."""
     if given.memory is not None:
         raise ConfigError("--memory is of a plan without --fleet: costs are measured on the device that is here")
     names = ("drafter", "device", "dtype", "quantize", "context", "max_batch", "cache_tokens", "max_round_tokens")
@@ -105,7 +105,7 @@ def parse_size(text: str | None) -> int | None:
 
 
 def write_page(name: str, text: str) -> None:
-    """Write a page. ConfigError where that is impossible."""
+    """Write an HTML page to a file. ConfigError where it cannot be written."""
     file = Path(name).expanduser()
     try:
         file.write_text(text, encoding="utf-8")

@@ -44,15 +44,15 @@ class FleetOptions:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What a replica runs; costs are measured on it."""
+    """The model that a replica runs, on which costs are measured."""
 
     target: str
     options: dict[str, Any]
-    """Of LLM."""
+    """The options of LLM."""
 
 
 def plan_fleet(given: FleetOptions, model: ServedModel, screen: Screen) -> FleetPlan:
-    """Replay the arrivals against given costs, or those measured on the model."""
+    """Replay the arrivals against the given costs, or against costs that are measured on the model."""
     from outrider.fleet.size import Goals, make_plan, parse_replicas
     from outrider.fleet.trace import read_trace
 

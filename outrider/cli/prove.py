@@ -61,7 +61,7 @@ class ProveDraftingOptions:
     rule: str = option("block", "Of distribution: block or token")
 
     def drafting(self) -> DraftingOptions:
-        """The options that other commands have; checked."""
+        """These options as the checked ones that other commands have. Without --mode the mode is `distribution`."""
         mode, rule = self.mode or "distribution", self.rule if self.mode != "seeded" else None
         return DraftingOptions(drafter=self.drafter, speculative_config=self.speculative_config, mode=mode, rule=rule)
 
@@ -177,7 +177,7 @@ def _prove_url(options: ProveOptions, drafting: ProveDraftingOptions, screen: Sc
 
 
 def _folder(options: ProveOptions, identity: dict[str, Any]) -> Path:
-    """Where the report goes: the given folder, or one of this very proof."""
+    """The folder of the report: the given one, or one whose name is unique to this proof."""
     from hashlib import sha256
 
     from outrider.checkpoints.storage import outrider_home
@@ -196,7 +196,7 @@ def _journal(folder: Path, identity: dict[str, Any]) -> Journal:
 
 
 def _run(tasks: list[Any], journal: Journal, subject: dict[str, Any], screen: Screen) -> Proof:
-    """All tasks, with a line that says how far they are."""
+    """Run all tasks, with a line of progress, and delete the journal at the end."""
     from outrider.prove.checks import Proof
     from outrider.prove.journal import run_tasks
 
@@ -223,7 +223,7 @@ def _write_reports(proof: Proof, folder: Path) -> None:
 
 
 def _print_proof(screen: Screen, proof: Proof, folder: Path) -> None:
-    """The groups with their counts, whatever does not hold, the verdict with the power, and what to do next."""
+    """Print the counts of each group, the checks that do not hold, the verdict, and what to do next."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for heading in ("", "checks", "hold", "ties", "fail", "not checked"):
         table.add_column(heading, justify="left" if not heading else "right")

@@ -109,7 +109,7 @@ class RunRequest:
     params: SamplingParams
     options: dict[str, Any]
     drawn: int | None = None
-    """The seed, where one was drawn."""
+    """The seed that was drawn; None where none was needed."""
 
     @property
     def prompt_format(self) -> Literal["chat", "raw"]:

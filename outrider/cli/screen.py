@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 # Of medium brightness, readable on dark and on light screens.
 STYLES: dict[str, str] = {"accepted": "#1f9d3a", "recovered": "#b8860b", "bonus": "#3b82f6", "plain": ""}
 MEANINGS = {"accepted": "accepted draft", "recovered": "recovered by the target", "bonus": "bonus", "plain": "plain"}
-TELL_SECONDS = 15.0  # between two lines where nothing can be drawn
-MAX_HELD_CELLS = 24  # a longer word is not held back
+TELL_SECONDS = 15.0  # between two lines of progress where stderr is no terminal
+MAX_HELD_CELLS = 24  # longer words are printed before they are complete
 
 # Control characters: C0 except newline and tab, DEL, and C1.
 _CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
@@ -114,8 +114,8 @@ class WordWrapper:
 class Screen:
     """Prints generated text, statistics and notes.
 
-    On a terminal with colours all but notes go to stdout. Otherwise stdout gets the plain
-    text alone, and statistics go to stderr with the notes.
+    On a terminal with colours, everything but notes goes to stdout. Otherwise stdout gets the
+    plain text alone, and statistics go to stderr with the notes.
     """
 
     def __init__(self, *, no_color: bool = False) -> None:
@@ -128,7 +128,7 @@ class Screen:
         self._open = self._transient = self._legend_shown = False
 
     def event(self, event: Event) -> None:
-        """Print the text of an event; the first one of a text begins it."""
+        """Print the text of an event. The first one, and the first after `end`, begins a new text."""
         self._draw(event.pieces, event.provenance, event.text)
 
     def result(self, result: Result) -> None:
@@ -137,7 +137,7 @@ class Screen:
         self.end()
 
     def end(self) -> None:
-        """End the text's last line; what is printed next is another text."""
+        """End the last line of the text. What is printed next is another text."""
         if self.coloured:
             self.out.print(self._wrapper.flush(), soft_wrap=True)
         elif not (self.pieces and self.pieces[-1][0].endswith("\n")):
@@ -226,17 +226,17 @@ class _RichProgress:
 
 
 def about(seconds: float) -> str:
-    """A guess in words: no more digits than it is worth."""
+    """An estimate of a time in words, rounded to 10 s or to minutes."""
     if seconds < 90:
         return f"about {max(1, round(seconds / 10)) * 10} s"
     return f"about {round(seconds / 60)} min"
 
 
 def progress_line(screen: Screen, verb: str) -> Callable[[str, int, int], None]:
-    """A function (what is next, parts done, parts in all) that says how far work is, and about how long the rest takes.
+    """A function (next part, parts done, parts in all) that shows the progress and about how long the rest takes.
     verb: "done" or the like."""
     began, show = time.monotonic(), passing_line(screen)
-    before: int | None = None  # done by an earlier run, in a time that nobody knows
+    before: int | None = None  # parts done by an earlier run, whose time is unknown
 
     def tell(what: str, done: int, total: int) -> None:
         nonlocal before
@@ -249,7 +249,8 @@ def progress_line(screen: Screen, verb: str) -> Callable[[str, int, int], None]:
 
 
 def passing_line(screen: Screen) -> Callable[[str], None]:
-    """A function that shows a line: on a terminal it replaces the one before; elsewhere there is one now and then."""
+    """A function that shows a line of progress: on a terminal each replaces the last; elsewhere at most one
+    is printed every TELL_SECONDS."""
     told = -TELL_SECONDS
 
     def show(line: str) -> None:

@@ -1,4 +1,4 @@
-"""`outrider serve`: the engine behind OpenAI's protocol."""
+"""`outrider serve`: a server with OpenAI's protocol."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def serve(
     screen.note(f"listening on {settings.address}, loading {model.model}")
     try:
         run_server(create_app(engine_thread, settings), engine_thread, settings, listening)
-    except ConfigError as error:  # from loading: the log has told it
+    except ConfigError as error:  # from loading, and already in the log
         raise typer.Exit(2) from error
     if not engine_thread.stopped.is_set():  # stopped while loading, which cannot be interrupted
         screen.notes.show_cursor()
@@ -117,8 +117,8 @@ def serve(
 
 
 def _check_loading(model: ModelOptions, drafting: DraftingOptions) -> None:
-    """ConfigError for options out of range, an unknown drafter, and models that cannot be there: all that can be
-    known before the server listens."""
+    """ConfigError for options out of range, an unknown drafter, or names that cannot be models: all that can be checked
+    before the server listens."""
     from outrider.checkpoints.resolve import check_name
     from outrider.drafters.registry import parse_drafter
     from outrider.loading.load import LoadOptions, choose_device, choose_dtype
@@ -158,7 +158,7 @@ def _check_installed() -> None:
 
 
 def _say_model(screen: Screen, facts: EngineFacts, settings: Settings) -> None:
-    """Print what is served, where, and the memory it takes."""
+    """Print the model, drafter, device, memory and limits of the server, and its address."""
     tokens = facts.page_count * facts.page_size
     stored = f" (stored as {facts.stored_format})" if facts.stored_format not in ("", facts.number_format) else ""
     lines = {

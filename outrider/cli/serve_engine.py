@@ -80,15 +80,15 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True)
 class VllmStart:
-    """How vLLM is started."""
+    """How to start vLLM."""
 
     command: tuple[str, ...]
     speculative_config: dict[str, Any]
-    """{}: it drafts nothing."""
+    """vLLM's speculative_config; {}: it drafts nothing."""
 
     @property
     def drafting(self) -> dict[str, Any]:
-        """What /v1/models says of it."""
+        """What /v1/models reports about drafting."""
         config = self.speculative_config
         if not config:
             return {"drafter": "none", "max_draft_tokens": 0}
@@ -98,7 +98,7 @@ class VllmStart:
 
 
 def serve_remote(engine: EngineOptions, drafting: DraftingOptions, model: ModelOptions, settings: Settings) -> None:
-    """Serve what other engines generate, until stopped. settings: its name is empty where the replicas know it."""
+    """Serve the texts of other engines until stopped. settings: without a served name, the first replica's is used."""
     from outrider.remote.app import create_remote_app
     from outrider.remote.child import EngineChild
     from outrider.remote.front import MAX_RUNNING, Front, FrontOptions
@@ -118,7 +118,7 @@ def serve_remote(engine: EngineOptions, drafting: DraftingOptions, model: ModelO
     else:
         start = vllm_start(engine, drafting, model, settings.served_name, screen)
         replicas = [Replica("http://127.0.0.1")]
-        key = secrets.token_hex(16)  # so that nobody on this machine asks vLLM past this server
+        key = secrets.token_hex(16)  # so that nobody on this machine can ask vLLM directly
         child = EngineChild(start.command, replicas[0], {"VLLM_API_KEY": key})
     listening = listen(settings)
     settings = replace(settings, port=listening.getsockname()[1])
@@ -134,7 +134,7 @@ def serve_remote(engine: EngineOptions, drafting: DraftingOptions, model: ModelO
 
 
 def refuse_named(engine: EngineOptions, names: Collection[str]) -> None:
-    """ConfigError for an option of this package's engine that the command line names, be it with its default."""
+    """ConfigError for a named option that has no effect with other engines, even where its value is the default."""
     where, taken = ("--engine-url", ("model",)) if engine.engine_url else ("--engine vllm", VLLM_OPTIONS)
     instead = dict.fromkeys(INSTEAD, "the server there decides") if engine.engine_url else INSTEAD
     for name in (f.name for group in (DraftingOptions, ModelOptions) for f in fields(group)):
@@ -145,7 +145,7 @@ def refuse_named(engine: EngineOptions, names: Collection[str]) -> None:
 def vllm_start(
     engine: EngineOptions, drafting: DraftingOptions, model: ModelOptions, name: str, screen: Screen
 ) -> VllmStart:
-    """The command that starts vLLM, once model and drafter are here and checked."""
+    """Fetch and check the model and the drafter. Returns the command that starts vLLM with them."""
     from outrider.checkpoints.resolve import resolve
 
     refuse_named(engine, [*_changed(drafting), *_changed(model)])
@@ -197,7 +197,7 @@ def speculative_config(drafting: DraftingOptions, target: str) -> dict[str, Any]
 
 
 def _tell_plan(screen: Screen, target: str, config: dict[str, Any], dtype: str) -> None:
-    """Say what the model takes, and whether its draft fits it. ConfigError where it does not."""
+    """Print the model's memory and what `outrider check` finds about its draft. ConfigError where that is refused."""
     from outrider.plan.forecast import PlanOptions, make_forecast
     from outrider.report.numbers import memory
 
@@ -218,7 +218,7 @@ def _tell_plan(screen: Screen, target: str, config: dict[str, Any], dtype: str) 
 
 
 def _changed(options: Any) -> list[str]:
-    """The fields that differ from their defaults."""
+    """The names of the fields that differ from their defaults."""
     return [
         f.name for f in fields(options) if f.default is not MISSING and _differs(getattr(options, f.name), f.default)
     ]
@@ -233,7 +233,7 @@ def _flag(name: str) -> str:
 
 
 def _name_of(urls: Seq[str], key: str) -> str:
-    """What the first server that answers calls its model. ConfigError where none does."""
+    """The model's name at the first server that answers. ConfigError where none does."""
     from urllib.error import URLError
     from urllib.request import Request, urlopen
 
@@ -266,7 +266,7 @@ def _say_engines(screen: Screen, front: Front, settings: Settings, *, drafts: bo
 
 
 def say_ready(screen: Screen, lines: dict[str, str], settings: Settings) -> None:
-    """Print what is served, by name, and where."""
+    """Print the given lines, each with its name in front, and the server's address."""
     keys = f"{len(settings.api_keys)} API keys" if settings.api_keys else "no API key"
     for name, text in {**lines, "address": f"{settings.address}/v1, page at /, {keys}"}.items():
         screen.note(f"{name:<8} {text}", "default")

@@ -52,7 +52,7 @@ def _speed_row(name: str, stats: Stats) -> Row:
 
 
 def _draft_rows(stats: Stats) -> list[Row]:
-    """How many draft tokens were accepted."""
+    """The rows on acceptance: α, γ, τ, the share of accepted tokens, and α of each drafter."""
     from outrider.engine.stats import meaning  # brings torch, which --help can do without
 
     tally = stats.all
@@ -78,7 +78,7 @@ def _accepted_row(tally: Tally) -> Row:
 
 
 def _per_drafter(stats: Stats) -> list[Row]:
-    """A row for each drafter, where several are used."""
+    """A row for each drafter, where several were used."""
     if len(stats.drafters) < 2:
         return []
     return [
@@ -88,7 +88,7 @@ def _per_drafter(stats: Stats) -> list[Row]:
 
 
 def _time_rows(stats: Stats) -> list[Row]:
-    """The time of each part of a round, on average."""
+    """The row of the mean times of a round's parts."""
     times = stats.times
     draft, verify, host = (1000 * each / max(1, times.rounds) for each in (times.draft, times.verify, times.host))
     note = f"draft {draft:.2f}, verify {verify:.1f}, host {host:.2f}; prefill took {times.read:.2f} s"

@@ -280,7 +280,7 @@ def parse_taps(text: str | None) -> tuple[int, ...]:
 
 
 def _say_done(screen: Screen, data: ReportData | None, out: Path) -> None:
-    if data is None:  # the first of several processes tells
+    if data is None:  # of several processes, only the first one reports
         return
     screen.say(
         "expected τ on held-out answers",

@@ -1,4 +1,4 @@
-"""How training looks in the terminal: progress, and curves of the loss and of held-out acceptance while it runs."""
+"""Terminal output of training: progress, and curves of the loss and of acceptance on held-out answers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BAR_CELLS = 30
 
 
 def curve(values: Seq[float], cells: int = CURVE_CELLS) -> str:
-    """Values as a line of bars, each the mean of its share of them."""
+    """Values as a line of bars, each of which shows the mean of an equal part of them."""
     if not values:
         return ""
     count = min(cells, len(values))
@@ -46,7 +46,7 @@ def minutes(seconds: float) -> str:
 
 
 class _LiveScreen:
-    """Draws in a terminal, and tells a line now and then elsewhere."""
+    """Draws in a terminal; elsewhere prints a line from time to time."""
 
     def __init__(self, console: Console) -> None:
         self._console, self._live, self._told = console, Live(console=console, refresh_per_second=4), 0.0
@@ -72,7 +72,7 @@ class CollectScreen(_LiveScreen):
     """The progress of a collection."""
 
     def start(self, total: int, done: int) -> None:
-        """done: answered in earlier runs."""
+        """Begin. total: all prompts. done: those answered in earlier runs."""
         self._total, self._done, self._before, self._tokens, self._began = total, done, done, 0, time.monotonic()
         self._tell(now=True)
 

@@ -11,7 +11,7 @@ import typer
 
 from outrider.core.errors import ConfigError, ModelError, OutriderError, RequestError
 
-# The base of click's errors. typer contains click or depends on it, by its version.
+# The base class of click's usage errors. By its version, typer contains click or depends on it.
 UsageError: type[Exception] = typer.BadParameter.__mro__[2]
 
 _MODEL, _COUNT, _METHOD = "--drafter draft-model:model={}", "--drafter NAME:k={}", "--drafter {}"
@@ -50,7 +50,7 @@ OTHER_ENGINES = {
 
 
 def exit_code(error: OutriderError) -> int:
-    """2 for bad input, 1 for what failed while it ran."""
+    """The exit code for an error: 2 for bad input, 1 for a failure at run time."""
     return 2 if isinstance(error, ConfigError | RequestError) and not isinstance(error, ModelError) else 1
 
 
@@ -74,7 +74,7 @@ def usage_message(error: Any, given: Seq[str]) -> str:
     if message.startswith("No such command") and verbs:
         word = next((word for word in given if not word.startswith("-")), "")
         return f"no such command: {word}; {did_you_mean(word, verbs)}see `{program} --help`"
-    if not message:  # of a group without a command, whose help click has printed
+    if not message:  # a group without a command, whose help click has printed already
         return f"name one of its commands; see `{program} --help`"
     return f"{message[:1].lower()}{message[1:]}; see `{program} --help`"
 

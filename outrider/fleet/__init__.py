@@ -1,1 +1,1 @@
-"""How many replicas hold a latency: arrivals replayed against measured costs."""
+"""How many replicas hold a latency, found by replaying arrivals against measured costs."""

@@ -1,4 +1,4 @@
-"""What serving costs one replica: seconds of rounds and tokens they bring by batch, and seconds of reading prompts."""
+"""What serving costs one replica: seconds and tokens of a round by batch size, and seconds of reading prompts."""
 
 from __future__ import annotations
 
@@ -19,47 +19,49 @@ EXAMPLE = (
 
 @dataclass(frozen=True, slots=True)
 class RoundCost:
-    """Rounds of one batch."""
+    """The cost of a round at one batch size."""
 
     batch: int
     seconds: float
     tokens: float
-    """That a sequence gains in a round: 1 without drafts."""
+    """Mean tokens that each sequence gains in a round: 1 without drafts."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServingCosts:
-    """Of one replica."""
+    """The costs of serving with one replica."""
 
     plain: tuple[RoundCost, ...]
-    """By batch, from 1 up."""
+    """Rounds without drafts, by batch, from 1 up."""
     speculative: tuple[RoundCost, ...]
-    """With drafts, as the controller makes them; empty where there is no drafter."""
+    """Rounds with drafts as the controller plans them, by batch; empty where there is no drafter."""
     prompts: tuple[tuple[int, float], ...]
-    """(tokens, seconds) of rounds that read so many prompt tokens and nothing else."""
+    """(tokens, seconds) of rounds that read `tokens` prompt tokens and nothing else."""
     context: float
-    """Mean tokens before the rounds that were timed."""
+    """Mean number of tokens of context of a sequence in the timed rounds."""
     context_seconds: float
-    """What each further token of context adds to a round, for each sequence."""
+    """Seconds that each further token of a sequence's context adds to a round."""
     prompt_context_seconds: float
-    """What each token of context adds to reading a token of a prompt."""
+    """Seconds that each token of context adds to reading one prompt token."""
     max_batch: int
     max_round_tokens: int
     cache_tokens: int
     what: str = ""
     """Model, device and drafter, in words."""
     draft_tokens: int = 0
-    """Room that a round keeps for the draft of each decoding sequence, of at most half of what prompts would have."""
+    """Tokens of a round that are kept for each decoding sequence's draft; for all together, at most half of the tokens
+    that prompts could have otherwise."""
 
     def round_cost(self, batch: int, speculate: bool) -> tuple[float, float]:
-        """Seconds of a round and tokens for each sequence: between the timed batches, or beyond the last."""
+        """(seconds of a round, tokens it brings each sequence), interpolated between the timed batches; beyond the last
+        one, seconds are extrapolated and tokens are the last one's."""
         known = self.speculative if speculate else self.plain
         seconds = interpolate([(each.batch, each.seconds) for each in known], batch)
         tokens = interpolate([(each.batch, each.tokens) for each in known], min(batch, known[-1].batch))
         return seconds, max(1.0, tokens)
 
     def prompt_seconds(self, tokens: int) -> float:
-        """Of a round that reads so many prompt tokens and nothing else."""
+        """Seconds of a round that reads so many prompt tokens and nothing else."""
         return interpolate(self.prompts, tokens)
 
     def as_json(self) -> dict[str, Any]:
@@ -93,7 +95,7 @@ class ServingCosts:
 
 
 def read_costs(file: Path) -> ServingCosts:
-    """Of a file, or of the JSON of an earlier plan, which holds them."""
+    """The costs in a file of their own, or in the JSON of an earlier plan. ConfigError where it cannot be read."""
     try:
         data = json.loads(file.expanduser().read_text(encoding="utf-8"))
     except OSError as error:
@@ -106,8 +108,8 @@ def read_costs(file: Path) -> ServingCosts:
 
 
 def interpolate(known: Seq[tuple[float, float]], at: float) -> float:
-    """A value on the line between the two nearest known points; beyond the last, on the line through the last two,
-    never falling."""
+    """The value at `at`, interpolated linearly between the known (position, value) pairs. Before the first pair, that
+    one's value; beyond the last, extrapolated from the last two, but never falling."""
     if at <= known[0][0] or len(known) == 1:
         return known[0][1]
     above = next((i for i, (x, _) in enumerate(known) if x >= at), len(known) - 1)

@@ -1,4 +1,4 @@
-"""Measures what serving costs a replica by running the engine: rounds by batch, with and without drafts; prompts."""
+"""Measures the costs of serving by running the engine: rounds by batch, with and without drafts, and prompts."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from outrider.llm import LLM
 from outrider.loading.machine import speed_facts
 
 PLAIN_TOKENS, DRAFTED_TOKENS = 16, 64
-"""Of each answer while rounds are timed. With drafts they are longer: what is accepted changes as a text grows."""
+"""Tokens of each answer while rounds are timed. With drafts there are more: acceptance changes along a text."""
 PLAIN_PROMPTS, WAVES = 12, 3
-"""Without drafts a batch answers the first so many prompts, which differ in length alone; with them all, which are
-accepted differently. In either case so many times its own number, at least."""
+"""Without drafts a batch answers the first PLAIN_PROMPTS prompts, of which only the length matters; with drafts all of
+them, since acceptance differs. In either case it answers at least WAVES prompts per sequence."""
 REPEATS = 2
 LONG = 512
-"""Tokens of context at which what context costs is measured, where the model takes as many."""
+"""Tokens of context at which the cost of context is measured, or as many as the model's context allows."""
 PROMPT_SHARES = (16, 4, 2, 1)
-"""Prompts are timed at a round's tokens divided by these."""
+"""Prompts are timed at the max tokens of a round divided by each of these."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What is generated while rounds are timed."""
+    """How answers are generated while rounds are timed."""
 
     tokens: int
     max_draft: int | None
-    """Tokens drafted in a round; None: as the controller drafts. Without drafts no answer ends early."""
+    """Max tokens drafted a round; None: as the controller plans. With 0, answers ignore the end-of-text token."""
 
 
 PLAIN, DRAFTED = Answers(PLAIN_TOKENS, 0), Answers(DRAFTED_TOKENS, None)
@@ -47,7 +47,7 @@ _CALLS = itertools.count()
 
 
 def measure_costs(llm: LLM, prompts: Seq[Seq[int]], tell: Tell, clock: Clock = time.perf_counter) -> ServingCosts:
-    """prompts: token ids of those that are served. clock: seconds, as they pass or of the processor.
+    """Measure the costs of serving with this LLM. prompts: token ids of typical ones. clock: wall or processor seconds.
 
     Every batch answers prompts as a server does: of different lengths at once, and each with its own drafts.
     """
@@ -55,7 +55,7 @@ def measure_costs(llm: LLM, prompts: Seq[Seq[int]], tell: Tell, clock: Clock = t
     between = [3 * each for each in powers]  # 3, 6, 12: kernels take rows in groups, and a line would miss the step
     batches = sorted({min(each, llm.max_batch) for each in (*powers, *between)})
     texts = [list(each) for each in prompts]
-    time_rounds(llm, texts[:1], 1, PLAIN, clock)  # the first rounds pay for what later ones find ready
+    time_rounds(llm, texts[:1], 1, PLAIN, clock)  # warm-up: the first rounds include one-time costs
     plain: list[TimedRounds] = []
     drafted: list[TimedRounds] = []
     for batch in batches:
@@ -87,14 +87,14 @@ def measure_costs(llm: LLM, prompts: Seq[Seq[int]], tell: Tell, clock: Clock = t
 
 
 def kept_costs(llm: LLM, prompts: Seq[Seq[int]], folder: Path, tell: Tell) -> ServingCosts:
-    """Those of an earlier start with the same model, machine, drafter and prompts; measured where there are none."""
+    """The costs kept from an earlier run with the same model, machine, drafter, batch and prompts; else measured."""
     drafter = llm.drafter.traits
     facts = (*speed_facts(llm.loaded), drafter.name, drafter.loads, llm.max_batch, prompts, PLAIN, DRAFTED)
     file = folder / f"serving-{sha256(repr(facts).encode()).hexdigest()[:32]}.json"
     with suppress(OSError, ValueError):
         return ServingCosts.from_json(json.loads(file.read_text(encoding="utf-8")))
     found = measure_costs(llm, prompts, tell)
-    with suppress(OSError):  # where it cannot be written, they are measured again
+    with suppress(OSError):  # where the file cannot be written, a later run measures again
         folder.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(found.as_json()), encoding="utf-8")
     return found
@@ -102,22 +102,22 @@ def kept_costs(llm: LLM, prompts: Seq[Seq[int]], folder: Path, tell: Tell) -> Se
 
 @dataclass(frozen=True, slots=True)
 class TimedRounds:
-    """Means over the rounds of one batch."""
+    """Means over the timed rounds of one batch size."""
 
     batch: int
     seconds: float
     tokens: float
-    """That a sequence gained."""
+    """Tokens that each sequence gained in a round."""
     context: float
-    """Tokens before it."""
+    """Tokens of each sequence before a round."""
 
     def at(self, context: float, per_token: float) -> RoundCost:
-        """As they would be with so much context."""
+        """The cost of these rounds at this context. per_token: seconds that each token of context adds."""
         return RoundCost(self.batch, self.seconds + self.batch * per_token * (context - self.context), self.tokens)
 
 
 def time_rounds(llm: LLM, prompts: Seq[list[int]], batch: int, answers: Answers, clock: Clock) -> TimedRounds:
-    """Answer the prompts, `batch` at a time, and time the rounds in which so many decode and none is read."""
+    """Answer the prompts, `batch` at a time, and time the rounds in which so many decode and none prefills."""
     seconds, rounds, gained, context = 0.0, 0, 0, 0.0
     count = len(prompts) if answers.max_draft is None else min(PLAIN_PROMPTS, len(prompts))
     given = [prompts[i % len(prompts)] for i in range(max(count, WAVES * batch))]
@@ -134,7 +134,7 @@ def time_rounds(llm: LLM, prompts: Seq[list[int]], batch: int, answers: Answers,
 
 
 def time_reading(llm: LLM, prompts: Seq[list[int]], tokens: int, clock: Clock) -> float:
-    """Seconds of reading a prompt of so many tokens, up to its first one; the mean of a few."""
+    """Seconds of reading a prompt of so many tokens, up to the answer's first token; the mean of REPEATS runs."""
     seconds = 0.0
     for repeat in range(REPEATS):
         prompt = _repeated(prompts[repeat % len(prompts)], tokens)
@@ -147,20 +147,20 @@ def time_reading(llm: LLM, prompts: Seq[list[int]], tokens: int, clock: Clock) -
 
 
 class AnswerLoop:
-    """Prompts that are answered so many at a time, the next as one ends."""
+    """Answers prompts, `batch` at a time: as one answer ends, the next prompt is submitted."""
 
     def __init__(self, llm: LLM, prompts: Seq[list[int]], batch: int, answers: Answers) -> None:
         self.llm, self.answers, self.waiting = llm, answers, deque(prompts)
-        self.salt = f"fleet {next(_CALLS)}"  # a drafter that remembers answers has not seen these
+        self.salt = f"fleet {next(_CALLS)}"  # so that a drafter that remembers answers does not know these
         self.live: dict[int, list[int]] = {}
-        """By sequence: its prompt's tokens, and those of its answer."""
+        """For each running sequence, the numbers of tokens of its prompt and of its answer so far."""
         self.reading: set[int] = set()
-        """Sequences without a token so far."""
+        """The sequences without a token of their answer so far."""
         for _ in range(batch):
             self._submit()
 
     def step(self) -> int:
-        """Run a round; the tokens it brought."""
+        """Run a round. Returns the number of tokens it brought."""
         tokens = 0
         for event in self.llm.engine.step():
             tokens += len(event.tokens)
@@ -188,7 +188,7 @@ class AnswerLoop:
 
 @contextmanager
 def _running(llm: LLM, prompts: Seq[list[int]], batch: int, answers: Answers) -> Iterator[AnswerLoop]:
-    """Within, these prompts are answered; what is left is cancelled."""
+    """A loop over these prompts. At the end of the block, sequences that still run are cancelled."""
     loop = AnswerLoop(llm, prompts, batch, answers)
     try:
         yield loop
@@ -203,7 +203,8 @@ def _chunk_sizes(llm: LLM, most: int) -> list[int]:
 
 
 def _per_read_token(whole: float, reads: Seq[tuple[int, float]], tokens: int) -> float:
-    """What a token of context adds to reading one: a long prompt against its chunks without context."""
+    """Seconds that each token of context adds to reading a prompt token, from the time of a long prompt beyond that of
+    its chunks without context. whole: seconds of the long prompt. tokens: its length."""
     size, alone = reads[-1]
     starts = range(0, tokens, size)
     pairs = sum(min(size, tokens - start) * start for start in starts)
@@ -211,5 +212,5 @@ def _per_read_token(whole: float, reads: Seq[tuple[int, float]], tokens: int) ->
 
 
 def _repeated(prompt: Seq[int], count: int) -> list[int]:
-    """A prompt repeated to so many tokens."""
+    """The prompt repeated, and cut to `count` tokens."""
     return (list(prompt) * -(-count // len(prompt)))[:count]

@@ -10,7 +10,7 @@ from outrider.report.plot import Line, Mark, line_plot
 HEAD = ("replicas", "drafts", "tok/s", "computing", "batch", "wait p99", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99")
 HEAD = (*HEAD, "p50", "p99", "holds")  # p50 and p99 alone are of whole requests
 LONG = ("computing", "TTFT p50", "TPOT p50", "p50")
-"""Those that a terminal has no room for."""
+"""The columns that a terminal has no room for."""
 COMPUTING = (
     "Computing: the share of the time in which a replica has a round under way; in the rest it has no request. Near "
     "100 % is usual and neither good nor bad: further requests join the rounds. Far below it, fewer replicas may do."
@@ -49,7 +49,7 @@ def summary(plan: FleetPlan) -> str:
 
 
 def how_full(plan: FleetPlan) -> str:
-    """What the figures of a replica's load mean."""
+    """An explanation of the columns that show how busy replicas are."""
     return (
         f"Batch: sequences that a replica has at once, the mean, of at most {count(plan.costs.max_batch)}. Wait: "
         "before it begins with a request. A wait far above a round's time says that replicas are full: add one."
@@ -57,7 +57,7 @@ def how_full(plan: FleetPlan) -> str:
 
 
 def columns_of(plan: FleetPlan) -> tuple[list[str], list[list[str]]]:
-    """The head of the table and its rows; without goals there is nothing to hold."""
+    """The headings and the rows of the table; without goals, the column `holds` is left out."""
     width = len(HEAD) if plan.goals.any else len(HEAD) - 1
     return list(HEAD[:width]), [_row(each)[:width] for each in plan.rows]
 

@@ -1,11 +1,11 @@
-"""Replays arrivals on replicas that batch continuously, as `engine/scheduler.py` does.
+"""Replays arrivals on replicas with continuous batching, as in `engine/scheduler.py`.
 
-Every round each decoding sequence gains the tokens that the costs say; prompts are read in chunks of what a round has
-room for; whoever waits joins as soon as batch and cache have room. A request goes to the replica with the fewest under
-way, as with nginx's least_conn. Rounds that are alike are taken in one step: until a sequence ends, or a request
-arrives that there is room for. `step=1` takes them one by one, and is what the steps are tested against.
+In each round every decoding sequence gains the tokens that the costs state, and prompts are read in chunks of what the
+round has room for. A waiting request joins as soon as batch and cache have room. A request goes to the replica with the
+fewest requests under way, as with nginx's least_conn. Equal rounds are simulated in one step, up to the end of a
+sequence, or the arrival of a request that can join. `step=1` simulates them one by one; tests compare the two.
 
-Replicas have machines of their own, unless `SharedMachine` says what they share.
+Replicas have a machine each, unless a `SharedMachine` is given.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ALMOST = 1e-9
 
 @dataclass(slots=True)
 class Served:
-    """A request and when it was answered."""
+    """A request, its progress, and the times of its answer, in seconds."""
 
     arrival: float
     prompt: int
@@ -31,11 +31,11 @@ class Served:
     read: int = 0
     """Prompt tokens read."""
     done: float = 0.0
-    """Output tokens, 0 until the prompt is read."""
+    """Output tokens so far; 0 until the prompt is read."""
     joined: float = 0.0
-    """When a replica began with it."""
+    """When a replica admitted it."""
     first: float = 0.0
-    """When its first token came."""
+    """When its first output token came."""
     end: float = 0.0
 
     @property
@@ -52,64 +52,64 @@ class Served:
 
     @property
     def tpot(self) -> float | None:
-        """Seconds a token after the first; None where there is none."""
+        """Mean seconds of an output token after the first; None where there is only one."""
         return (self.end - self.first) / (self.output - 1) if self.output > 1 else None
 
 
 @dataclass(frozen=True, slots=True)
 class SharedMachine:
-    """One machine for all replicas. Where they ask for more than its cores, each round takes so much longer."""
+    """One machine for all replicas. Where they need more cores than it has, each round takes longer in proportion."""
 
     cores: int
     chunk_seconds: float
-    """Processor time of a chunk outside the engine: of the server, and of clients that run there too. A sequence's
-    tokens of a round are one chunk, however many."""
+    """Processor seconds of a chunk outside the engine: in the server, and in clients on the same machine. All tokens
+    of a sequence in a round are one chunk."""
     threads: int = 1
-    """That an engine keeps busy."""
+    """The number of threads that an engine keeps busy."""
 
     def slowdown(self, busy: int, chunks: int, seconds: float) -> float:
-        """Of a round that would take so many seconds for so many chunks, while so many replicas have one."""
+        """The factor by which a round takes longer. busy: replicas that run a round. chunks, seconds: of the round."""
         return max(1.0, busy * (self.threads + self.chunk_seconds * chunks / seconds) / self.cores)
 
 
 class Prices:
-    """The costs as tables, by batch and by prompt tokens of a round."""
+    """The costs as tables: by batch, and by the number of prompt tokens in a round."""
 
     def __init__(self, costs: ServingCosts, speculate: bool) -> None:
         self.costs = costs
         made = [costs.round_cost(max(1, batch), speculate) for batch in range(costs.max_batch + 1)]
         self.seconds, self.tokens = [seconds for seconds, _ in made], [tokens for _, tokens in made]
         self.alone = [costs.prompt_seconds(max(1, tokens)) for tokens in range(costs.max_round_tokens + 1)]
-        """Of rounds that read so many prompt tokens and nothing else."""
+        """Seconds of a round that only reads prompts, by the number of prompt tokens."""
         self.beside = [max(0.0, each - costs.plain[0].seconds) for each in self.alone]
-        """What they add to a round of decoding sequences: weights are read once for both."""
+        """Seconds that prompt tokens add to a round in which sequences decode. The weights are read once for both."""
         self.draft_tokens = costs.draft_tokens if speculate else 0
 
 
 @dataclass(slots=True)
 class Replica:
-    """One engine: what it decodes, reads and has waiting, and the rounds under way."""
+    """One engine: its decoding, prefilling and waiting requests, and the rounds under way."""
 
     prices: Prices
     step: int
-    """Rounds that are taken at once, at most."""
+    """Max rounds that are simulated in one step."""
     waiting: deque[Served] = field(default_factory=deque[Served])
     reading: list[Served] = field(default_factory=list[Served])
     decoding: list[Served] = field(default_factory=list[Served])
     chunks: list[int] = field(default_factory=list[int])
-    """Prompt tokens that the round under way reads, of the first in `reading`."""
+    """Prompt tokens that the round under way reads of each of the first requests in `reading`."""
     began: float = 0.0
     rounds: int = 0
-    """Under way from `began` on; 0: idle."""
+    """The number of rounds under way, since `began`; 0: the replica is idle."""
     context: float = 0.0
-    """Tokens before all that decode."""
+    """Tokens of context of all decoding sequences together."""
     held: int = 0
-    """Tokens of cache that are promised to those that run."""
+    """Tokens of cache reserved for the admitted requests."""
     busy: float = 0.0
     sequence_seconds: float = 0.0
-    """`busy`, counted for every sequence that took part."""
+    """`busy` times the number of sequences in the rounds, summed."""
     version: int = 0
-    """Of the rounds under way, which an arrival may cut short."""
+    """Changes whenever rounds start or are cut short, so that an outdated end is recognised."""
     machine: SharedMachine | None = None
 
     @property
@@ -117,7 +117,7 @@ class Replica:
         return len(self.decoding) + len(self.reading) + len(self.waiting)
 
     def start(self, now: float, busy: int) -> float:
-        """Begin the next rounds; when they end. busy: replicas that have rounds under way, with this one."""
+        """Start the next rounds. Returns when they end. busy: replicas with rounds under way, this one included."""
         self._admit(now)
         self.began, self.version, self.rounds = now, self.version + 1, 1
         if not self.chunks:
@@ -130,7 +130,7 @@ class Replica:
         return now + seconds
 
     def seconds(self, rounds: int) -> float:
-        """Of the next so many rounds, without any change of who takes part."""
+        """Seconds of the next `rounds` rounds, if no sequence joins or ends between them."""
         prices, costs, batch = self.prices, self.prices.costs, len(self.decoding)
         base, growth = prices.seconds[batch] if batch else 0.0, 0.0
         if self.chunks:
@@ -143,7 +143,8 @@ class Replica:
         return rounds * base + costs.context_seconds * (rounds * (self.context - batch * costs.context) + growth)
 
     def cut(self, now: float) -> float | None:
-        """A request has arrived: end the rounds under way with the one that is, if it can join; when, or None."""
+        """Cut the rounds under way to the current one, for a request that has just arrived. Returns when they end now;
+        None: nothing changes, since at most one round is under way or the batch is full."""
         if self.rounds < 2 or len(self.decoding) >= self.prices.costs.max_batch:
             return None
         low, high = 1, self.rounds
@@ -154,7 +155,7 @@ class Replica:
         return self.began + self.seconds(low)
 
     def finish(self, now: float) -> list[Served]:
-        """Complete the rounds under way; those that ended."""
+        """Complete the rounds under way. Returns the requests whose answers ended."""
         self.busy += now - self.began
         self.sequence_seconds += (now - self.began) * (len(self.decoding) + len(self.reading))
         gained = self.rounds * self.prices.tokens[len(self.decoding)]
@@ -179,7 +180,8 @@ class Replica:
         return ended
 
     def _admit(self, now: float) -> None:
-        """Choose what of prompts is read: those begun first, then waiting ones as far as batch and cache have room."""
+        """Choose the prompt tokens that the next round reads: of the requests in `reading` first, then of waiting ones,
+        which are admitted while batch and cache have room."""
         costs = self.prices.costs
         spare = max(1, costs.max_round_tokens - len(self.decoding))
         spare -= min(spare // 2, len(self.decoding) * self.prices.draft_tokens)
@@ -200,19 +202,19 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a trace comes to on so many replicas."""
+    """The outcome of replaying a trace on a number of replicas."""
 
     replicas: int
     speculate: bool
     served: tuple[Served, ...]
     busy: float
-    """Seconds of rounds, of all replicas together."""
+    """Seconds in which replicas ran rounds, summed over all replicas."""
     sequence_seconds: float
-    """The same, of each round as often as it has sequences."""
+    """The same sum, with the seconds of each round multiplied by the number of its sequences."""
 
     @property
     def batch(self) -> float:
-        """Sequences in a round, the mean over the time that rounds take."""
+        """The mean number of sequences in a round, weighted by the rounds' time."""
         return self.sequence_seconds / self.busy
 
     @property
@@ -229,11 +231,11 @@ def simulate(
     step: int = 1 << 30,
     machine: SharedMachine | None = None,
 ) -> Run:
-    """Replay a trace. step: rounds that are taken at once, at most; one on a shared machine."""
+    """Replay a trace. step: max rounds simulated in one step; on a shared machine always 1."""
     prices = Prices(costs, speculate)
     step = step if machine is None else 1
     fleet = [Replica(prices, step, machine=machine) for _ in range(replicas)]
-    loads = [(0, i) for i in range(replicas)]  # by requests under way; entries that are out of date are skipped
+    loads = [(0, i) for i in range(replicas)]  # (requests under way, replica); outdated entries are skipped
     ends: list[tuple[float, int, int]] = []  # (when, replica, version)
     served: list[Served] = []
     coming = deque(trace.arrivals)
@@ -271,7 +273,7 @@ def simulate(
             heappush(loads, (replica.load, at))
         if replica.load:
             heappush(ends, (start(replica, now), at, replica.version))
-        for _ in range(min(len(ended), len(coming))):  # of clients that ask one after another
+        for _ in range(min(len(ended), len(coming))):  # each client sends its next request once one is answered
             arrive(coming.popleft(), now)
     busy, sequences = sum(each.busy for each in fleet), sum(each.sequence_seconds for each in fleet)
     return Run(replicas, speculate, tuple(served), busy, sequences)

@@ -1,4 +1,4 @@
-"""Figures of replayed traces, and how many replicas hold given latencies."""
+"""Figures of replayed traces, and the fewest replicas that keep latencies within given goals."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ PERCENTILES = (50, 90, 99)
 
 @dataclass(frozen=True, slots=True)
 class Goals:
-    """Milliseconds that 99 of 100 requests must not exceed; None: no bound."""
+    """Bounds, in milliseconds, that 99 of 100 requests must not exceed; None: no bound."""
 
     latency_ms: float | None = None
-    """Of a whole request."""
+    """Time of a whole request."""
     ttft_ms: float | None = None
-    """To the first token."""
+    """Time to the first token."""
     tpot_ms: float | None = None
-    """Of a token after the first, the mean over a request."""
+    """Time of a token after the first, the mean over a request."""
 
     @property
     def any(self) -> bool:
@@ -35,24 +35,24 @@ class Goals:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one run; times in milliseconds, by percentile."""
+    """The figures of one replay. Times are in milliseconds, by percentile."""
 
     replicas: int
     speculate: bool
     output_throughput: float
-    """Output tokens a second, of all replicas."""
+    """Output tokens a second, of all replicas together."""
     request_throughput: float
     utilisation: float
     """Share of the time in which a replica has a round under way."""
     batch: float
-    """Sequences in a round, the mean over the time that rounds take."""
+    """The mean number of sequences in a round, weighted by the rounds' time."""
     wait_ms: dict[int, float]
-    """Before a replica begins with a request."""
+    """Time until a replica admits a request."""
     ttft_ms: dict[int, float]
     tpot_ms: dict[int, float]
     latency_ms: dict[int, float]
     holds: bool | None
-    """The goals; None where there are none."""
+    """Whether all goals hold; None where there are none."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -66,9 +66,9 @@ class FleetPlan:
     costs: ServingCosts
     goals: Goals
     rows: tuple[Figures, ...]
-    """Without drafts, then with, by replicas."""
+    """The replays without drafts, then those with, each by number of replicas."""
     needed: dict[bool, int | None]
-    """Replicas that hold the goals, without and with drafts; None: no number does. Empty without goals."""
+    """The fewest replicas that hold the goals, without and with drafts; None: no number does. Empty without goals."""
 
     def as_json(self) -> dict[str, Any]:
         lengths = [(each.prompt, each.output) for each in self.trace.arrivals]
@@ -87,7 +87,10 @@ class FleetPlan:
 
 
 def make_plan(trace: Trace, costs: ServingCosts, goals: Goals, replicas: Seq[int] = ()) -> FleetPlan:
-    """replicas: numbers to replay; empty: those by which the goals' is found, or 1 without goals."""
+    """Replay a trace and find the fewest replicas that hold the goals.
+
+    replicas: the numbers of replicas to show; empty: those replayed in the search, or 1 without goals.
+    """
     rows: list[Figures] = []
     needed: dict[bool, int | None] = {}
     for speculate in (False, True) if costs.speculative else (False,):
@@ -99,7 +102,7 @@ def make_plan(trace: Trace, costs: ServingCosts, goals: Goals, replicas: Seq[int
             return known[count]
 
         if goals.any:
-            most = min(MAX_REPLICAS, len(trace.arrivals))  # with one for each request nobody waits for another
+            most = min(MAX_REPLICAS, len(trace.arrivals))  # with one replica for each request, no request waits
             first = likely_replicas(trace, costs)
             needed[speculate] = fewest(lambda count, of=figures: bool(of(count).holds), first, most)
         for count in replicas or (() if goals.any else (1,)):
@@ -109,7 +112,7 @@ def make_plan(trace: Trace, costs: ServingCosts, goals: Goals, replicas: Seq[int
 
 
 def fewest(holds: Callable[[int], bool], likely: int, most: int) -> int | None:
-    """The fewest replicas that hold, `most` at most. None where no number does. likely: where to begin."""
+    """The fewest replicas, up to `most`, that hold the goals; None where `most` do not. likely: the first guess."""
     low, count = 0, min(likely, most)  # `low` does not hold
     while not holds(count):
         if count == most:
@@ -122,7 +125,7 @@ def fewest(holds: Callable[[int], bool], likely: int, most: int) -> int | None:
 
 
 def likely_replicas(trace: Trace, costs: ServingCosts) -> int:
-    """As many as the trace's tokens keep about half busy at the best rate of any batch; 1 of clients in turn."""
+    """A first guess: the replicas that a trace keeps busy at the best rate of any batch; 1 if all arrive at once."""
     span = trace.arrivals[-1].seconds - trace.arrivals[0].seconds
     if not span:
         return 1
@@ -154,7 +157,7 @@ def figures_of(run: Run, goals: Goals) -> Figures:
 
 
 def parse_replicas(text: str | None) -> list[int]:
-    """`1,2,4`: numbers with commas between them. None: none."""
+    """The numbers in a text such as `1,2,4`, sorted; [] for None. ConfigError for anything else."""
     if text is None:
         return []
     try:

@@ -1,4 +1,4 @@
-"""When requests arrive and how long they are: from files of known layouts, or generated."""
+"""Traces: when requests arrive and how long they are, read from files of known layouts or generated."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Requests in the order they arrive."""
+    """Requests in the order of their arrival."""
 
     name: str
     arrivals: tuple[Arrival, ...]
     clients: int = 0
-    """So many ask one after another: the next request is sent when one is answered. 0: at the given times."""
+    """The number of clients, each of which sends its next request when one is answered. 0: requests have set times."""
 
     @property
     def rate(self) -> float:
@@ -46,7 +46,7 @@ class Trace:
 
 
 def read_trace(name: str) -> Trace:
-    """Of a file in one of LAYOUTS, or one of GENERATORS. ConfigError for anything else."""
+    """The trace of a file in one of LAYOUTS, or from one of GENERATORS. ConfigError for anything else."""
     kind, _, options = name.partition(":")
     if kind in ("poisson", "closed"):
         return _generate(name, kind, options)
@@ -80,7 +80,7 @@ def _read(suffix: str, text: str) -> list[Arrival]:
 
 
 def _record(number: int, text: str) -> Arrival:
-    """One line of a file. ValueError with its number where it is none."""
+    """The request in one line of a file. ValueError, with the line's number, where the line holds none."""
     try:
         line: dict[str, Any] = json.loads(text)
         if "input_length" in line:
@@ -91,7 +91,7 @@ def _record(number: int, text: str) -> Arrival:
 
 
 def _fault(error: Exception) -> str:
-    """What is wrong with a trace, in words of the file and not of Python."""
+    """What is wrong with a trace, in terms of the file rather than of Python."""
     if isinstance(error, json.JSONDecodeError):
         return f"not JSON: {error.msg} at line {error.lineno}, column {error.colno}"
     if isinstance(error, KeyError):
@@ -122,7 +122,7 @@ def _generate(name: str, kind: str, options: str) -> Trace:
 
 
 def _range(text: str) -> tuple[int, int]:
-    """`200`, or `50-400`: any length between them is as likely."""
+    """(lowest, highest) of a text such as `200` or `50-400`; lengths are drawn uniformly between them."""
     low, _, high = text.partition("-")
     found = int(low), int(high or low)
     if not 1 <= found[0] <= found[1]:

@@ -1,4 +1,4 @@
-"""What a model takes of a device's memory, by what for. In bytes; computed from its configuration, nothing is loaded.
+"""The memory that a model takes on a device, by purpose. In bytes, computed from its configuration; nothing is loaded.
 
 Weights, caches, tables and buffers are counted as the engine allocates them. What libraries, captured graphs and the
 allocator add on CUDA cannot be counted: their figures were measured on an H200 with torch 2.11, see docs/plan.md.
@@ -32,66 +32,66 @@ from outrider.runners.cuda_graphs import (
 
 Role = Literal["target", "draft model", "head"]
 DRIVER = 621 << 20
-"""CUDA's own on a device, before anything is allocated."""
+"""Memory that CUDA itself takes on a device, before anything is allocated."""
 BLAS_WORKSPACE, BLAS_STREAMS = 32 << 20, 3
-"""What PyTorch gives cuBLAS on Hopper for each stream it is used on, and those streams: of requests, of warm-ups and of
-captures (`cuda_graphs.capture`), in which prompts are products of that library."""
+"""The workspace that PyTorch gives cuBLAS on Hopper for each stream, and the number of streams that use it: those of
+requests, of warm-ups and of captures (`cuda_graphs.capture`), since captured prompts are read by cuBLAS products."""
 LIBRARIES = (125 << 20) + BLAS_STREAMS * BLAS_WORKSPACE
-"""Of libraries, once for a process: images of their kernels and ours, as measured, and workspaces."""
+"""Memory of libraries, once for a process: the kernels' code, this package's included, as measured; and workspaces."""
 GRAPH = 890 << 10
-"""One captured pass."""
+"""Memory of one captured pass."""
 PLANNED_GRAPH = 1800 << 10
-"""What the engine keeps free for one: it measures a few of the largest."""
+"""Memory that the engine keeps free for one captured pass: it measures a few of the largest and assumes as much."""
 SPLIT_BYTES = 8_600_000
-"""Parts of split products, for all passes of a model (`triton_linear.LinearWorkspace`)."""
+"""Memory for the parts of split products, shared by all passes of a model (`triton_linear.LinearWorkspace`)."""
 ROW_SPLITS = 2048
-"""As `triton_attention.MAX_ROW_SPLITS`."""
+"""The value of `triton_attention.MAX_ROW_SPLITS`."""
 PROMPT_SHARE = 1.31
-"""What the allocator takes for a prompt's activations, for each byte that is alive at once."""
+"""Bytes that the allocator takes for a prompt's activations, for each byte that is alive at the same time."""
 SAMPLED_BYTES, SAMPLED_BATCH_BYTES = 1100, 20
-"""Per token of the vocabulary, and besides for each sequence: what sampling with every option leaves allocated."""
+"""Bytes for each token of the vocabulary that sampling with every option leaves allocated: once, and per sequence."""
 VOCABULARY_BYTES = 430
-"""On the CPU, what a tokenizer and its making leave allocated for a token of the vocabulary."""
+"""On the CPU, bytes for each token of the vocabulary that a tokenizer and its construction leave allocated."""
 CPU_SAMPLED_ROWS, CPU_SAMPLED_BYTES = 8, 20
-"""On the CPU, rows that are sampled at a time, and what that takes of each for a token of the vocabulary."""
+"""On the CPU, the rows sampled at a time, and the bytes that this takes for each row and token of the vocabulary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelMemory:
-    """What one model takes, by what for."""
+    """The memory of one model, by purpose. Bytes."""
 
     name: str
     role: Role
     weights: int
     per_token: int
-    """Of its cache, for a token."""
+    """Bytes of cache for each token."""
     tables: int = 0
-    """Rotations of positions, block tables."""
+    """RoPE tables and block tables."""
     buffers: int = 0
-    """Of captured passes: activations, and logits of all their rows. Each model has its own."""
+    """Buffers of captured passes: activations, and logits of all rows. Models do not share them."""
     graphs: int = 0
     """Captured passes themselves."""
     prompt: int = 0
     """Activations of the longest chunk of a prompt, where no captured pass reads it."""
     logits: int = 0
-    """Logits that are alive at once besides, and what sampling makes of them."""
+    """Other logits that are alive at the same time, and what sampling allocates for them."""
     kept_free: int = 0
-    """On CUDA, what the engine leaves for passes when it sizes the cache: it measures the largest."""
+    """On CUDA, memory that the engine leaves free for passes when it sizes the cache, by measuring the largest ones."""
 
     @property
     def workspace(self) -> int:
-        """All but weights and cache."""
+        """All memory but weights and cache."""
         return self.tables + self.buffers + self.graphs + self.transient
 
     @property
     def transient(self) -> int:
-        """Of passes, of which one runs at a time: given back after each on the CPU, and on CUDA to the allocator, which
-        keeps what the model takes that needs most."""
+        """Memory that a pass uses while it runs; passes run one at a time. On the CPU it is freed after each pass. On
+        CUDA the allocator keeps it, so that all models together take that of the one that needs most."""
         return self.prompt + self.logits
 
 
 def decoder_memory(facts: ModelFacts, role: Role, config: DecoderConfig, form: Format, work: Workload) -> ModelMemory:
-    """A whole model. work: the largest passes it will run."""
+    """The memory of a target or a draft model. work: the largest passes it will run."""
     name, weights, per_token = facts.name, decoder_weights(facts, config, form), config.token_bytes(form.dtype)
     rows = min(work.max_round_tokens, work.context - 1)
     prompt, vocab, size = rows * _row_bytes(config, form.dtype.itemsize), config.vocab_size, form.dtype.itemsize
@@ -129,15 +129,16 @@ def decoder_memory(facts: ModelFacts, role: Role, config: DecoderConfig, form: F
 
 
 def _row_bytes(config: DecoderConfig, size: int) -> int:
-    """Alive at once for a row of a plain pass: in the MLP, or around attention, where some is in float32."""
+    """Bytes of activations alive at once for a row of a pass that is not captured: in the MLP or around attention,
+    whichever is more. Some of attention's are float32. size: bytes of a number in the model's dtype."""
     hidden, wide = config.hidden_size, config.intermediate_size
     qkv = (config.heads + 2 * config.kv_heads) * config.head_dim
     return max(4 * wide * size + hidden * size, qkv * (size + 3 * FLOAT + size) + hidden * size)
 
 
 def captured_row_bytes(config: DecoderConfig, size: int) -> int:
-    """The same for a row of a captured prompt (`graphed_prompt.GraphedPrompt.run`): in the MLP, where gate and up of
-    the layer before are still held, or in attention."""
+    """As `_row_bytes`, for a row of a captured prompt (`graphed_prompt.GraphedPrompt.run`): in the MLP, while gate and
+    up of the layer before are still held, or in attention."""
     hidden, wide, heads = config.hidden_size, config.intermediate_size, config.heads * config.head_dim
     qkv = heads + 2 * config.kv_heads * config.head_dim
     both = max(2 * hidden + heads + 5 * wide, 2 * hidden + qkv + 3 * heads + 3 * wide)
@@ -153,7 +154,7 @@ def _block_tables(context: int) -> int:
 
 
 def buffer_bytes(config: DecoderConfig, rows: int, size: int) -> int:
-    """As `graphed_forward.ActivationBuffers`."""
+    """Bytes of `graphed_forward.ActivationBuffers` for so many rows. size: bytes of a number in the model's dtype."""
     heads, dim = config.heads, config.head_dim
     qkv = (heads + 2 * config.kv_heads) * dim
     row = size * (2 * config.hidden_size + qkv + 2 * heads * dim + 3 * config.intermediate_size)
@@ -162,18 +163,19 @@ def buffer_bytes(config: DecoderConfig, rows: int, size: int) -> int:
 
 
 def _packed_bytes(form: Format) -> float:
-    """What a weight of a head takes beside a packed target: see heads/packed.py."""
+    """Bytes of each weight of a head whose target is packed: see heads/packed.py."""
     if form.blocks:
         return BLOCK_BYTES[Kind.INT8] / BLOCK
     return torch.bfloat16.itemsize if multiplies_bfloat16() else torch.int8.itemsize
 
 
 def head_memory(name: str, head: HeadConfig, numbers: int, form: Format, work: Workload) -> ModelMemory:
-    """A drafting head; its keys and values lie in the target's pages. numbers: of all its tensors."""
+    """The memory of a drafting head, whose keys and values lie in the target's pages. numbers: how many its
+    tensors have in all."""
     size = form.dtype.itemsize
     packed = form.quantize is not None
     held = _packed_bytes(form) if packed else size
-    rows = 0 if head.own_head else head.draft_vocab_size  # of the target's head, copied
+    rows = 0 if head.own_head else head.draft_vocab_size  # rows of the target's output head, which are copied
     weights, per_token = (
         round(numbers * held) + rows * head.hidden_size * (1 if packed else size),
         head_token_bytes(head, size),
@@ -194,10 +196,10 @@ def head_memory(name: str, head: HeadConfig, numbers: int, form: Format, work: W
 
 
 def fused_copies(head: HeadConfig) -> int:
-    """Numbers of the matrices that the fused kernels hold besides the head's own: see `fused_layers.pack_layer`."""
+    """How many numbers the fused kernels' copies of a head's matrices have: see `fused_layers.pack_layer`."""
     keys = 2 * head.kv_heads * head.head_dim
     heads = head.heads * head.head_dim + keys
     if head.kind == "block":
-        heads += keys  # of the target's outputs
-    first = heads * head.hidden_size if head.kind == "eagle3" else 0  # it reads embedding and hidden state side by side
+        heads += keys  # those that read the target's outputs
+    first = heads * head.hidden_size if head.kind == "eagle3" else 0  # the first layer reads the embedding, too
     return head.layers * (heads + 2 * head.intermediate_size) * head.hidden_size + first

@@ -1,5 +1,5 @@
-"""What is known of a checkpoint without reading a weight: its configuration, and the names, shapes and types of its
-tensors. From a folder, a GGUF file, or the metadata of a Hugging Face repository."""
+"""Facts of a checkpoint, read without its weights: its configuration, and the names, shapes and types of its tensors.
+They come from a folder, a GGUF file, or the metadata of a Hugging Face repository."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from outrider.models.heads.files import known_files
 from outrider.models.load import EMBEDDING_NAME
 
 DTYPE_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I64": 8, "I32": 4, "I16": 2}
-"""Of types in safetensors headers; others have one byte."""
+"""Bytes of a number, by its type in a safetensors header; types that are not listed take one byte."""
 FLOATS = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor of a header."""
+    """One tensor, as a file's header describes it."""
 
     shape: tuple[int, ...]
     dtype: str
-    """As safetensors names it; a GGUF file's are dequantized to F32."""
+    """The type by safetensors' name; F32 for all tensors of a GGUF file, to which they are dequantized."""
     size: int
     """Bytes in the file."""
     kind: int | None = None
-    """ggml's number for how a GGUF file stores it."""
+    """ggml's number of the type in which a GGUF file stores it; None outside of GGUF files."""
 
     @property
     def numbers(self) -> int:
@@ -54,11 +54,11 @@ class ModelFacts:
 
     name: str
     folder: Path | None
-    """None: its headers were read from the hub."""
+    """The checkpoint's folder; None: its headers were read from the hub."""
     config_json: Mapping[str, Any]
     tensors: Mapping[str, StoredTensor]
     bits: int = 0
-    """Bits per weight of the source, where it was quantized; 0: it was not, or nobody says."""
+    """Bits per weight of a quantized source; 0: the source was not quantized, or this is unknown."""
 
     @property
     def parameters(self) -> int:
@@ -66,17 +66,20 @@ class ModelFacts:
 
     @property
     def size(self) -> int:
-        """Bytes of all weights as they are stored."""
+        """Bytes of all tensors, as stored."""
         return sum(tensor.size for tensor in self.tensors.values())
 
     @property
     def embedding_dtype(self) -> torch.dtype:
-        """As the embedding is stored."""
+        """The dtype in which the embedding is stored."""
         stored = self.tensors.get(EMBEDDING_NAME)
         return FLOATS.get(stored.dtype, torch.float32) if stored else torch.float32
 
     def decoder(self) -> DecoderConfig | None:
-        """The native decoder it describes; None where it runs on Transformers' code."""
+        """The configuration of the native decoder for this checkpoint; None where it runs on Transformers' code.
+
+        ConfigError where config.json is faulty.
+        """
         try:
             return parse_config(dict(self.config_json))
         except UnsupportedModel:
@@ -85,9 +88,9 @@ class ModelFacts:
             raise ConfigError(f"{self.name}: config.json: {fault}; mend it, or download it again") from fault
 
     def head(self, *, module: bool = False) -> tuple[HeadConfig, int] | None:
-        """The drafting head it holds, and how many numbers that has; None where it is a whole model.
+        """The drafting head in this checkpoint, and the number of its parameters; None for a whole model.
 
-        module: of its MTP module. ConfigError where it has none.
+        module: take the MTP module of a whole model. ConfigError where it has none.
         """
         stored = {name: (Path(self.name), tensor.shape) for name, tensor in self.tensors.items()}
         files = known_files(self.folder or Path(self.name), dict(self.config_json), stored)
@@ -137,7 +140,7 @@ def _local(name: str, folder: Path) -> ModelFacts:
 
 
 def _headers(folder: Path) -> tuple[dict[str, StoredTensor], int]:
-    """The tensors of all safetensors files, and the bits that their metadata tells."""
+    """The tensors of all safetensors files in a folder, and the bits per weight that their metadata states, or 0."""
     from safetensors import SafetensorError, safe_open
 
     found: dict[str, StoredTensor] = {}

@@ -1,4 +1,4 @@
-"""A target and its drafter on a device: what they take at start, how much text fits, and how large a draft may be."""
+"""The memory plan of a target and its drafter on a device: use at start, text that fits, largest draft model."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ from outrider.plan.weights import Format
 from outrider.runners.cuda_graphs import capture_batches
 
 ROUND_TOKENS = {"cpu": 128, "cuda": 2048}
-"""Max tokens of a round by default, as `LLM` has them."""
+"""The default of `max_round_tokens`, as in `LLM`."""
 CPU_CACHE_SHARE = 4
-"""On the CPU a cache takes at most one part in so many of what is left."""
+"""On the CPU a cache takes at most the memory left beside the target's weights, divided by this."""
 DEVICES = ("auto", "cpu", "cuda")
 BATCHES = tuple(1 << i for i in range(9))
-"""For which the longest context is told."""
+"""The batch sizes for which the longest context is computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
-    """What is asked of the plan; as the options of `LLM`."""
+    """The options of a plan: those of `LLM`, and `memory`."""
 
     device: str = "auto"
-    """cpu, cuda or cuda:1; with `memory`, cuda need not be here."""
+    """cpu, cuda or cuda:1; with `memory`, this machine need not have CUDA."""
     memory: int | None = None
-    """Bytes of the device; None: what is free on it."""
+    """Bytes to plan for; None: the memory that is free on the device."""
     dtype: str = "auto"
     quantize: str = "auto"
     context: int | None = None
@@ -75,32 +75,33 @@ class Fit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """The plan. Bytes, where nothing else is said."""
+    """The plan. Sizes are in bytes unless said otherwise."""
 
     target: str
     drafter: str
     device: str
     memory: int
     models: Seq[ModelMemory]
-    """The target first."""
+    """The models on the device, the target first."""
     context: int
     max_batch: int
     tokens: int
-    """That the cache holds."""
+    """The number of tokens that the cache holds."""
     own: int
-    """Of the driver and libraries; on the CPU, of the vocabulary."""
+    """Memory of the driver and libraries; on the CPU, of the vocabulary."""
     fits: bool
     problem: str
-    """Why it does not; else empty."""
+    """Why the plan does not fit; else empty."""
     largest: Seq[Fit]
-    """The longest context for each size of batch."""
+    """The longest context for each batch size."""
     largest_draft: int
-    """Weights of the largest draft model that fits beside the target alone, of the target's proportions."""
+    """Bytes of weights of the largest draft model that fits beside the target alone, if its cache is to its weights as
+    the target's are."""
     notes: Seq[str]
 
     @property
     def own_name(self) -> str:
-        """What `own` is of."""
+        """What `own` is the memory of, in words."""
         return "vocabulary" if self.device == "cpu" else "driver and libraries"
 
     @property
@@ -114,16 +115,16 @@ class Forecast:
 
     @property
     def at_start(self) -> int:
-        """What is in use once the engine is ready."""
+        """Memory in use once the engine is ready."""
         passes = [model.transient for model in self.models]
         passing = sum(passes) - (0 if self.device == "cpu" else max(passes))
         return self.own + self.cache + sum(model.weights + model.workspace for model in self.models) - passing
 
     @property
     def peak(self) -> int:
-        """The most that serving takes, with the longest prompts and the widest drafts of all sequences."""
+        """The most memory that serving takes, with the longest prompts, and the longest drafts for all sequences."""
         if self.device == "cpu":
-            return self.at_start + max(model.transient for model in self.models)  # one runs at a time
+            return self.at_start + max(model.transient for model in self.models)  # one model's pass runs at a time
         return self.at_start + sum(max(0, m.kept_free - LIBRARIES - m.workspace) for m in self.models)
 
     def as_json(self) -> dict[str, Any]:
@@ -153,7 +154,7 @@ class Forecast:
 
 
 def make_forecast(target: str, spec: str, options: PlanOptions) -> Forecast:
-    """The plan for a target and a drafter, from their configurations and headers. spec: as `parse_drafter` reads it.
+    """The plan for a target and a drafter, from their configurations and headers. spec: as for `parse_drafter`.
 
     ConfigError where a model cannot be read, or the device is not here and no memory is given.
     """
@@ -166,14 +167,14 @@ def make_forecast(target: str, spec: str, options: PlanOptions) -> Forecast:
 
 
 class _Planner:
-    """Answers what a pair takes for any batch and context."""
+    """Computes the memory of a target and its drafter for any batch and context."""
 
     def __init__(
         self, target: ModelFacts, drafts: Seq[tuple[ModelLoaded, ModelFacts]], traits: Traits, options: PlanOptions
     ) -> None:
         self.facts, self.max_draft, self.options = target, traits.max_tokens, options
         self.chains = len(chain_lengths(traits.max_tokens)) if traits.drafts_ahead else 0
-        """Lengths of chains that a draft model captures, each for every size of batch."""
+        """The number of chain lengths that a draft model captures, each for every batch size."""
         self.device, self.memory = _memory_of(options)
         self.config = target.decoder()
         self.form = _format(target, self.config, self.device, options.dtype, options.quantize)
@@ -184,7 +185,7 @@ class _Planner:
         self.notes: list[str] = []
         self.heads: list[tuple[str, HeadConfig, int]] = []
         self.drafts: list[tuple[ModelFacts, DecoderConfig | None, Format, int]] = []
-        """Draft models on the target's device, and how many rows of their heads are copied."""
+        """Draft models on the target's device; last, the number of rows of each one's output head that are copied."""
         for load, facts in drafts:
             head = facts.head(module=load.module)
             if head is not None and self.config is not None:
@@ -196,7 +197,7 @@ class _Planner:
                 self.drafts.append((facts, config, form, load.vocab))
 
     def models(self, batch: int, context: int) -> list[ModelMemory]:
-        """All models, for passes of so many sequences of so many tokens."""
+        """The memory of all models, for up to `batch` sequences of up to `context` tokens."""
         work = self._work(batch, context, self.max_draft)
         found = [self._model("target", self.facts, self.config, self.form, work)]
         found += [head_memory(*head, self.form, work) for head in self.heads]
@@ -227,20 +228,20 @@ class _Planner:
         )
 
     def _needed(self, models: Seq[ModelMemory]) -> int:
-        """Besides the caches: what the engine counts before it sizes them."""
+        """The memory that the engine counts before it sizes the caches: all but the caches."""
         fixed = self.own + sum(model.weights for model in models)
         if self.device == "cpu":
             return fixed + sum(model.workspace for model in models)
-        return fixed + models[0].kept_free * min(2, len(models)) + SPARE_BYTES  # as much again for all drafts
+        return fixed + models[0].kept_free * min(2, len(models)) + SPARE_BYTES  # all drafts count as one target
 
     def _room(self, models: Seq[ModelMemory]) -> int:
-        """Tokens that fit."""
+        """The number of tokens whose cache fits beside the models."""
         per_token = sum(model.per_token for model in models)
         left = self.memory - self._needed(models)
         return max(0, left) // per_token - PAGE_TOKENS if per_token else 0
 
     def _tokens(self, models: Seq[ModelMemory]) -> int:
-        """That the engine's cache will hold."""
+        """The number of tokens that the engine's cache will hold, before it is rounded down to whole pages."""
         wanted = max(MIN_CACHE_TOKENS, self.context * self.options.max_batch)
         if self.options.cache_tokens is not None:
             return self.options.cache_tokens
@@ -280,7 +281,7 @@ class _Planner:
         return ""
 
     def _largest(self) -> list[Fit]:
-        """For batches of powers of two, while at least a page fits."""
+        """The longest context for each of BATCHES, up to the first with which less than a page fits."""
         found: list[Fit] = []
         for batch in BATCHES:
             low, high = 0, self.limit
@@ -294,14 +295,14 @@ class _Planner:
         return found
 
     def _largest_draft(self, target: ModelMemory, tokens: int) -> int:
-        """A draft's cache is to its weights as the target's are; its passes are planned like the target's."""
+        """Assumes that a draft model's cache is to its weights as the target's are, and its passes are the target's."""
         left = self.memory - self._needed([target]) - (tokens + PAGE_TOKENS) * target.per_token
         left -= target.kept_free if self.device == "cuda" else target.workspace
         return max(0, round(left / (1 + tokens * target.per_token / max(1, target.weights))))
 
 
 def _memory_of(options: PlanOptions) -> tuple[str, int]:
-    """cpu or cuda, and its bytes: as given, or what is free."""
+    """(cpu or cuda, bytes to plan for): as given, or what is free on the device."""
     kind = options.device.partition(":")[0] or "auto"
     if options.memory is not None:
         if kind not in DEVICES:
@@ -332,7 +333,8 @@ def _limit(facts: ModelFacts, config: DecoderConfig | None) -> int:
 
 
 def _token_numbers(facts: ModelFacts) -> int:
-    """Of one token's keys and values in a model that Transformers runs; 0 where its configuration does not say."""
+    """How many numbers one token's keys and values have in a model that runs on Transformers' code; 0 where its
+    configuration does not say."""
     given: Mapping[str, Any] = facts.config_json
     sizes = [given.get(key) for key in ("num_hidden_layers", "num_attention_heads", "hidden_size")]
     if not all(isinstance(each, int) and each > 0 for each in sizes):

@@ -33,7 +33,7 @@ def summary(plan: Forecast) -> str:
 
 
 def _sharing(plan: Forecast) -> str:
-    """Whose the cache is. A sequence is never longer than the cache."""
+    """The words on how sequences share the cache. A sequence is never longer than the cache."""
     longest = count(min(plan.context, plan.tokens))
     if plan.max_batch == 1:
         return f"for one sequence of up to {longest}"
@@ -68,12 +68,12 @@ def plan_page(plan: Forecast) -> str:
 
 
 def label(model: ModelMemory) -> str:
-    """Its role and name; of a path the last part."""
+    """A model's role and name; for an absolute path, only its last part."""
     return f"{model.role}: {Path(model.name).name if Path(model.name).is_absolute() else model.name}"
 
 
 def largest_draft(plan: Forecast) -> str:
-    """In a sentence, without its full stop."""
+    """The size of the largest draft model that fits, as a sentence without its full stop."""
     if not plan.largest_draft:
         return "none fits beside this target and its cache"
     return f"{memory(plan.largest_draft)} of weights, if its cache is to its weights as the target's are"

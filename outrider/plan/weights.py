@@ -1,4 +1,4 @@
-"""Bytes of a decoder's weights in every form that the loader gives them, from a checkpoint's headers."""
+"""Bytes of a decoder's weights in each format that the loader can give them, from a checkpoint's headers."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ BLOCK_BYTES = {
     Kind.Q4_0: 18, Kind.Q4_1: 20, Kind.Q5_0: 22, Kind.Q5_1: 24, Kind.Q8_0: 34,
     Kind.Q4_K: 18.5, Kind.Q5_K: 22.5, Kind.Q6_K: 26.25, Kind.INT4: 20, Kind.INT8: 34,
 }  # fmt: skip
-"""Of 32 weights in the order of the CPU kernels, see native/src/blocks.h."""
+"""Bytes of 32 weights in the layout of the CPU kernels, see native/src/blocks.h."""
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """Where and how a model's weights are held."""
+    """The device and the number format of a model's weights."""
 
     device: str
     """cpu or cuda."""
     dtype: torch.dtype
     quantize: Quantization | None = None
     blocks: bool = False
-    """Packed weights are in the blocks of the CPU kernels, else in those of PyTorch's operators."""
+    """Whether packed weights are in the blocks of the CPU kernels; otherwise in the format of PyTorch's operators."""
 
 
 def decoder_weights(facts: ModelFacts, config: DecoderConfig, form: Format) -> int:
-    """All weights of the decoder in a checkpoint."""
+    """Bytes of all weights of a checkpoint's decoder, as loaded."""
     in_blocks = _in_blocks(facts, form)
     total = _norm_bytes(config)
     for i in range(len(config.layers)):
@@ -46,25 +46,26 @@ def decoder_weights(facts: ModelFacts, config: DecoderConfig, form: Format) -> i
 
 
 def _in_blocks(facts: ModelFacts, form: Format) -> bool:
-    """Whether weights stay in the blocks of their GGUF file."""
+    """Whether the weights keep the block types of their GGUF file."""
     quantized = form.blocks and form.quantize is not None and 0 < facts.bits <= QUANTIZED_BITS[form.quantize]
     return quantized and all(tensor.kind is not None for tensor in facts.tensors.values())
 
 
 def _vocabulary(facts: ModelFacts, config: DecoderConfig, form: Format, in_blocks: bool) -> int:
-    """The embedding and the output head, which may be one."""
+    """Bytes of the embedding and the output head, which may share one matrix."""
     shape, stored = (config.vocab_size, config.hidden_size), facts.tensors
     if form.quantize is None:
         return (1 if config.tied else 2) * _matrix(*shape, form, None, None)
     if in_blocks:
         names = [name for name in (EMBEDDING_NAME, HEAD_NAME) if name in stored]
         return sum(_matrix(*shape, form, "int8", stored[name].kind) for name in names)
-    # the embedding is looked up, and keeps the checkpoint's own precision
+    # the embedding is only looked up, never multiplied: it keeps the checkpoint's precision
     return shape[0] * shape[1] * facts.embedding_dtype.itemsize + _matrix(*shape, form, "int8", None)
 
 
 def _matrix(rows: int, columns: int, form: Format, quantize: Quantization | None, kind: int | None) -> int:
-    """One matrix. kind: of its blocks in a GGUF file, which it stays in; None: it is packed as `quantize`, or not."""
+    """Bytes of one matrix. quantize: how it is packed; None: not at all. kind: the type of its GGUF blocks, where a
+    packed matrix keeps it; None: it is packed anew."""
     if quantize is None:
         return rows * columns * form.dtype.itemsize
     columns += -columns % COLUMN_MULTIPLE
@@ -72,7 +73,7 @@ def _matrix(rows: int, columns: int, form: Format, quantize: Quantization | None
         return rows * columns + rows * HALF
     rows += -rows % ROW_MULTIPLE
     own = Kind.INT4 if quantize == "int4" else Kind.INT8
-    if kind is not None:  # what has no kernel is held as Q8_0
+    if kind is not None:  # types without a kernel are held as Q8_0
         own = Kind(kind) if kind in set(Kind) else Kind.Q8_0
     return round(rows * columns / BLOCK * BLOCK_BYTES[own])
 
@@ -84,7 +85,7 @@ def _bias_size(form: Format) -> int:
 
 
 def _norm_bytes(config: DecoderConfig) -> int:
-    """In float32 whatever the dtype; those of queries and keys have a row for each head."""
+    """Bytes of all norms. They are float32 whatever the dtype; those of queries and keys have a row for each head."""
     each = (4 if config.sandwich_norms else 2) * config.hidden_size
     each += (config.heads + config.kv_heads) * config.head_dim if config.qk_norm else 0
     return FLOAT * (len(config.layers) * each + config.hidden_size)

@@ -1,1 +1,1 @@
-"""Whether the text is really unchanged: an engine, or a server, is compared with plain decoding of its own target."""
+"""Proof that speculation changes no text: an engine or a server is compared with plain decoding of its own target."""

@@ -1,4 +1,4 @@
-"""A client of OpenAI-compatible servers: completions and log-probabilities, and what each kind lets one switch."""
+"""A client of OpenAI-compatible servers: completions, log-probabilities, and what each kind lets a request switch."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ class ApiError(OutriderError):
 
 @dataclass(frozen=True, slots=True)
 class ServerKind:
-    """What one kind of server lets a request switch, and which options it takes besides OpenAI's."""
+    """What a request to one kind of server can switch, and whether it can have options that OpenAI's API lacks."""
 
     name: str
     off: Body | None = None
-    """Turns speculation off for a request; None: it cannot be."""
+    """The fields that turn speculation off for a request; None: there are none."""
     salt: str = ""
     """The field that separates the caches of requests; empty: there is none."""
     cold: Body | None = None
-    """Keeps a request from using the cache, where there is no salt."""
+    """The fields that keep a request from using the cache, where there is no salt; None: there are none."""
     more: bool = False
-    """Takes top_k and min_p, and states log-probabilities of the raw logits whatever the options are."""
+    """Whether it takes top_k and min_p, and states log-probabilities of the raw logits whatever the options are."""
 
 
 KINDS: Mapping[str, ServerKind] = {
@@ -49,7 +49,7 @@ KINDS: Mapping[str, ServerKind] = {
     "llamacpp": ServerKind("llamacpp", off={"speculative.n_max": 0}, cold={"cache_prompt": False}, more=True),
     "sglang": ServerKind("sglang"),
 }
-"""By what /v1/models says of `owned_by`."""
+"""The kinds, by the field `owned_by` of /v1/models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +59,11 @@ class Completion:
     text: str
     finish: str
     tokens: tuple[str, ...] = ()
-    """As texts; empty where the server states no log-probabilities."""
+    """The texts of the tokens; empty where the server states no log-probabilities."""
     logprobs: tuple[float, ...] = ()
     top: tuple[dict[str, float], ...] = ()
     cached: int = 0
-    """Prompt tokens found in the cache, as far as the server says."""
+    """Prompt tokens found in the cache; 0 where the server does not say."""
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ class Api:
             self.url += "/v1"
 
     def kind(self) -> ServerKind:
-        """Which server this is; also finds the model's name where none was given."""
+        """The kind of this server. Also sets `model` to the first model's name where none was given."""
         cards = self._call("/models").get("data") or [{}]
         own = next((card for card in cards if card.get("id") == self.model), cards[0])
         if self.model is None:
@@ -106,7 +106,7 @@ class Api:
         )
 
     def complete_together(self, bodies: Seq[Body], workers: int) -> list[Completion]:
-        """Several completions, so many at once."""
+        """One completion for each request body, in order, up to `workers` at a time."""
         with ThreadPoolExecutor(workers) as pool:
             return list(pool.map(lambda body: self.complete(**body), bodies))
 

@@ -1,4 +1,4 @@
-"""What a proof finds: checks, each with its status, and whether all of them hold. Data only."""
+"""The results of a proof: checks, each with its status, and whether all of them hold. Data only."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any, Literal
 
 Status = Literal["holds", "tie", "fails", "not checked"]
 EVIDENCE = "evidence"
-"""Of the figures, those that other checks are made of."""
+"""The key of figures that pooled checks are computed from; reports leave them out."""
 POOLED = "pooled_mode"
-"""The figure of tests over all rows of a mode (or a server): which one."""
+"""The key of a figure that pooled tests have: the mode whose rows they pool, or "server"."""
 HOLDS, FAILS, INCOMPLETE = 0, 1, 3  # exit codes; 2 is bad input
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One comparison and what came of it."""
+    """One comparison and its result."""
 
     group: str
-    """rounding, rules, texts or sampled."""
+    """server, rounding, rules, texts or sampled."""
     name: str
     status: Status
-    """tie: the texts differ, where the two best tokens are nearer to each other than rounding moves them."""
+    """tie: the texts differ, and the scores of the two tokens are within the tolerance for rounding."""
     detail: str = ""
     figures: dict[str, Any] = field(default_factory=dict[str, Any])
 
@@ -32,7 +32,7 @@ class Proof:
     """All checks of one model or server."""
 
     subject: dict[str, Any]
-    """What was proved: model or server, drafter, device, number format, options."""
+    """The subject of the proof: model or server, drafter, device, number format, options."""
     checks: list[Check]
     seconds: float
 
@@ -60,12 +60,12 @@ class Proof:
 
     @property
     def headline(self) -> str:
-        """The verdict and, where nothing fails, how much that says."""
+        """The verdict and, where nothing fails, how much was compared and how small a fault would have shown."""
         return " ".join([f"{self.verdict}.", *([] if self.exit_code == FAILS else self.shown)])
 
     @property
     def shown(self) -> list[str]:
-        """What was compared and found the same, and how small a fault would have been seen: a sentence each."""
+        """Sentences on how many texts are equal and, for each mode, how small a fault the sampled tests would show."""
         same = [c.figures["tokens"] for c in self.checks if c.status == "holds" and "tokens" in c.figures]
         sentences = [f"{len(same):,} texts of {sum(same):,} tokens are the same, token by token."] if same else []
         pooled = [check for check in self.checks if POOLED in check.figures and check.status != "fails"]
@@ -84,7 +84,7 @@ class Proof:
 
 
 def _power(mode: str, tests: Seq[Check]) -> str:
-    """How small a fault the pooled tests of a mode would have seen."""
+    """A sentence on how small a fault the pooled tests of a mode would have shown."""
     seen: dict[str, float] = {}
     for check in tests:
         bias, towards = check.figures["visible_bias"], check.figures["towards"]
@@ -99,5 +99,5 @@ def _power(mode: str, tests: Seq[Check]) -> str:
 
 
 def _shown(check: Check) -> dict[str, Any]:
-    """The figures without those that other checks are made of."""
+    """The figures without those that pooled checks are computed from."""
     return {name: value for name, value in check.figures.items() if name != EVIDENCE}

@@ -1,7 +1,7 @@
-"""The verification rules, enumerated in float64: every draft, every draw, against the target's own law.
+"""Enumerates the verification rules in float64: every draft and every random draw, compared with the target's law.
 
-Small vocabularies and the package's own rules. A round's outcome is completed by the target's law, so a correct rule
-gives exactly the target's law of the first tokens. Penalties and truncation are part of it, by `law_after`.
+The package's own rules run on a small vocabulary. A law is a distribution of next tokens after all sampling options
+(`law_after`). A round's tokens are continued by the target's law, so a correct rule gives exactly that law.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ OPTIONS = {
 
 
 class EnumeratedRng:
-    """Draws that follow a script, then take the first possible outcome; records every outcome and its probability."""
+    """Random draws that follow a script of outcomes, and after its end take the first possible outcome, which is added
+    to the script. Records the possible outcomes of each draw, with their probabilities."""
 
     def __init__(self, script: list[int]) -> None:
         self.script = script
@@ -67,7 +68,7 @@ class EnumeratedRng:
 
 
 def outcomes(run: Callable[[EnumeratedRng], T]) -> Iterator[tuple[float, T]]:
-    """Every outcome of `run` with its probability: all options of all the draws it asks for."""
+    """Every result of `run` with its probability, over all outcomes of the random draws that it makes."""
     script: list[int] = []
     while True:
         rng = EnumeratedRng(script)
@@ -92,7 +93,7 @@ class RandomModel:
         return law_after(self._rows[text], params, PROMPT, text, frozenset()).probs.tolist()
 
     def joint(self, params: SamplingParams, start: TokenPath = ()) -> Joint:
-        """The law of the first LENGTH tokens, given that they begin with `start`."""
+        """The probability of each text of LENGTH tokens, given that it begins with `start`."""
         if len(start) >= LENGTH:
             return {start[:LENGTH]: 1.0}
         out: Joint = {}
@@ -102,13 +103,13 @@ class RandomModel:
         return out
 
     def score(self, draft: Draft) -> Tensor:
-        """[1 + len(draft), vocab]."""
+        """The logits before the draft and after each of its nodes: [1 + len(draft), vocab]."""
         paths = [tuple(draft.tokens[i] for i in draft.path(node)) for node in range(-1, len(draft))]
         return torch.stack([self._rows[path] for path in paths])
 
 
 def chains(model: RandomModel, params: SamplingParams) -> Iterator[tuple[float, Draft]]:
-    """Every chain that may be drawn from a model, with its probability and its stated probabilities."""
+    """Every chain that can be drawn from a model, with the probability of drawing it."""
     for tokens in product(range(VOCAB), repeat=DRAFTED):
         rows = [model.probs(tokens[:i], params) for i in range(DRAFTED)]
         chance = math.prod(row[token] for row, token in zip(rows, tokens, strict=True))
@@ -117,12 +118,13 @@ def chains(model: RandomModel, params: SamplingParams) -> Iterator[tuple[float, 
 
 
 def certain_chains() -> list[Drafts]:
-    """Chains without stated probabilities: each by itself must keep the law."""
+    """Chains without stated probabilities, each as the only draft: the law must hold for every one of them alone."""
     return [[(1.0, Draft(tokens))] for tokens in product(range(VOCAB), repeat=DRAFTED)]
 
 
 def forks(model: RandomModel, params: SamplingParams) -> Iterator[tuple[float, Draft]]:
-    """Trees of two children, drawn without replacement, and two children of the first; fewer where a law has one."""
+    """Every tree of two first tokens and two children of the first, with the probability of drawing it. Siblings are
+    drawn without replacement; there is only one where only one token has a probability above 0."""
 
     def drawn(probs: list[float]) -> Iterator[tuple[float, TokenPath]]:
         likely = [token for token, chance in enumerate(probs) if chance > 0]
@@ -140,7 +142,7 @@ def forks(model: RandomModel, params: SamplingParams) -> Iterator[tuple[float, D
 
 
 def rule_error(target: RandomModel, params: SamplingParams, drafts: Drafts, rule: Rule) -> float:
-    """How far the law of the first tokens is from the target's, in total variation."""
+    """The total variation between the law of the first tokens under a rule and the target's law."""
     found: Joint = defaultdict(float)
     for drawn, draft in drafts:
 
@@ -156,7 +158,7 @@ def rule_error(target: RandomModel, params: SamplingParams, drafts: Drafts, rule
 
 
 def seeded_mismatches() -> tuple[int, int]:
-    """Mode `seeded`: every choice of the target at every node, over chains and trees. Texts, and how many are wrong.
+    """(texts, wrong ones) in mode `seeded`: chains and trees, each with every combination of the target's choices.
 
     The verdict must be the path that the choices themselves take, as far as the draft holds it.
     """
@@ -175,7 +177,7 @@ def seeded_mismatches() -> tuple[int, int]:
 
 
 def check_rules(mode: Mode, rule: Rule) -> Iterator[Check]:
-    """Each rule of a mode that this engine may use, by itself."""
+    """Check each verification rule that an engine in this mode may use. rule: that of mode `distribution`."""
     if mode == "seeded":
         texts, wrong = seeded_mismatches()
         yield Check(

@@ -1,9 +1,9 @@
-"""Evidence against a stated law, as e-values: bets that win only if the law is wrong; and which bias they would see.
+"""E-values: evidence that draws do not follow a stated law (a distribution of the next token), and the tests' power.
 
-A bet on each draw pays alternative(y) / law(y), where y was drawn and the alternative is any distribution chosen before
-it was. If the law is right, the expected product of all that is paid so far is at most 1, whatever was drawn, in
-whatever order, and wherever one stops (Ville 1939; Shafer 2021). So an e-value reaches 1 / a with a probability of at
-most a: this holds for any number of draws, and needs no approximation. An average of e-values is one too.
+A bet on a draw y pays alternative(y) / law(y), where the alternative is any distribution chosen before the draw. If the
+law is right, the product of all payoffs so far has an expectation of at most 1, in whatever order draws come and
+wherever one stops (Ville 1939; Shafer 2021). So an e-value reaches 1 / a with a probability of at most a: this holds
+for any number of draws, without approximation. The average of e-values is an e-value too.
 
 The power is simulated along with the test: the same bets, on the same texts, on draws that are biased on purpose.
 """
@@ -20,43 +20,43 @@ import torch
 from torch import Tensor
 
 FALSE_ALARM = 1e-6
-"""The chance that all tests of one proof together find anything in a correct engine, at most."""
+"""The max probability that any test of one proof fails for a correct engine."""
 REPLACED = (0.06, 0.09, 0.13, 0.2, 0.4, 0.8)
-"""Shares of draws that are replaced in simulations."""
+"""The shares of draws that are replaced in simulations."""
 RUNS = 5  # simulations of each share
 WEIGHTS = (4.0, 32.0, 256.0)
 THRESHOLDS = (0.02, 0.1, 0.3)
 FACTORS = (0.4, 2.0)
 SHARES = (0.05, 0.15, 0.4)
-IMPOSSIBLE = 1e3  # the logarithm of what a draw pays that the law rules out
+IMPOSSIBLE = 1e3  # log payoff of a draw to which the law gives no probability
 
 
 class LawTest:
-    """One test: the logarithms of what its bets won, by run and alternative; its e-value is the alternatives' average.
+    """One test: the log product of its payoffs, by run and alternative. Its e-value is the average over alternatives.
 
-    Run 0 is the real draws; then come RUNS simulations of each share of REPLACED.
+    Run 0 has the real draws; then come RUNS simulations for each share of REPLACED.
     """
 
     def __init__(self, alternatives: int) -> None:
         self.draws = 0
         self.logs = torch.zeros(1 + len(REPLACED) * RUNS, alternatives, dtype=torch.float64)
         self.reach = 0.0
-        """The sum over draws of the total variation between the law and what replaces its draws."""
+        """The sum, over draws, of the total variation between the law and the distribution of replaced draws."""
 
     def add(self, payoffs: Tensor, distance: float) -> None:
-        """What one draw pays in each run, as logarithms [runs, alternatives]. distance: see `Simulated`."""
+        """Add one draw. payoffs: log payoffs [runs, alternatives]. distance: see `Simulated`."""
         self.draws += 1
         self.reach += distance
         self.logs += payoffs
 
     def join(self, other: LawTest) -> None:
-        """Take in what the same bets won on other draws."""
+        """Add the results of the same bets on other draws."""
         self.draws += other.draws
         self.reach += other.reach
         self.logs += other.logs
 
     def beside(self, other: LawTest) -> LawTest:
-        """The test whose e-value is the average of both tests' of the same draws."""
+        """A test whose e-value is the average of those of this test and of another one of the same draws."""
         both = LawTest(2)
         both.draws, both.reach = self.draws, self.reach
         both.logs = torch.stack([self._log_e(), other._log_e()], 1)
@@ -67,7 +67,7 @@ class LawTest:
         return float(self._log_e()[0])
 
     def visible_bias(self, limit: float) -> float | None:
-        """The smallest bias that all its simulations show, in total variation a draw; None where none does."""
+        """The smallest bias, in total variation a draw, with which all simulations reach the limit; None: none."""
         shown = (self._log_e()[1:].view(len(REPLACED), RUNS) >= limit).all(-1).tolist()
         return REPLACED[shown.index(True)] * self.reach / self.draws if True in shown else None
 
@@ -89,23 +89,24 @@ class LawTest:
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """The draw of each run: the real one, then biased ones."""
+    """One draw in each run: the real draw, then those of the simulations."""
 
     tokens: Tensor
     """int64 [runs]."""
     distance: float
-    """The total variation between the law and what replaces its draws."""
+    """The total variation between the law and the distribution of replaced draws."""
 
 
 class Simulator:
-    """Biased draws: a share of them is replaced by the law's likeliest token, or by a draw from another law."""
+    """Simulates draws with a bias: some are replaced by the law's most likely token, or by a draw from another law."""
 
     def __init__(self, seed: int) -> None:
         self._random = torch.Generator().manual_seed(seed)
         self._shares = torch.tensor([share for share in REPLACED for _ in range(RUNS)], dtype=torch.float64)
 
     def draw(self, token: int, law: Tensor, lure: Tensor | None = None) -> Simulated:
-        """A token for each run. token: the real one. law, lure [vocab]: each sums to 1."""
+        """A token for each run. token: the real draw. law, lure [vocab]: each sums to 1. lure: the distribution of the
+        replaced draws; None: they become the law's most likely token."""
         count = len(self._shares)
         honest = torch.multinomial(law, count, replacement=True, generator=self._random)
         if lure is None:
@@ -119,7 +120,7 @@ class Simulator:
 
 
 class LearntLaw:
-    """Bets that each context's draws follow a law of their own, learnt from its draws so far: any bias shows in time.
+    """Bets that the draws after each context follow a law learnt from the draws so far, so that any bias shows in time.
 
     Before draw n + 1 of a context the alternative is (w law + counts) / (w + n), for each weight w.
     """
@@ -131,7 +132,7 @@ class LearntLaw:
         self._counts: dict[tuple[Hashable, int, int], int] = defaultdict(int)  # by context, run and token
 
     def payoffs(self, context: Hashable, law: Tensor, tokens: Tensor) -> Tensor:
-        """Logarithms [runs, alternatives] for the draw of each run after the context, whose law is [vocab]."""
+        """Log payoffs [runs, alternatives] of the runs' draws `tokens` [runs] after a context. law [vocab]."""
         before: list[int] = []
         for run, token in enumerate(tokens.tolist()):
             before.append(self._counts[context, run, token])
@@ -144,9 +145,9 @@ class LearntLaw:
 
 
 def likely_payoffs(law: Tensor, tokens: Tensor) -> Tensor:
-    """Bets that the likeliest token comes too often or too rarely, or that tokens of low probability do.
+    """Bets that the most likely token comes too often or too rarely, or that tokens of low probability do.
 
-    law [vocab], tokens [runs]: logarithms [runs, LIKELY_ALTERNATIVES].
+    law [vocab], tokens [runs]. Returns log payoffs [runs, LIKELY_ALTERNATIVES].
     """
     chances, likeliest = law[tokens], int(law.argmax())
     top = float(law[likeliest])
@@ -162,9 +163,10 @@ def likely_payoffs(law: Tensor, tokens: Tensor) -> Tensor:
 
 
 def drafted_payoffs(law: Tensor, draft: Tensor, tokens: Tensor) -> Tensor:
-    """Bets that text leans towards what was drafted, or away from it.
+    """Bets that drafted tokens come too often or too rarely in the text.
 
-    law, draft [vocab]: the probabilities of target and drafter; tokens [runs]: logarithms [runs, DRAFTED_ALTERNATIVES].
+    law, draft [vocab]: the probabilities of target and drafter. tokens [runs]. Returns log payoffs [runs,
+    DRAFTED_ALTERNATIVES].
     """
     shares = torch.tensor(SHARES, dtype=torch.float64)[:, None]
     towards = 1 - shares + shares * (draft / law.clamp(min=1e-300))  # [shares, vocab]
@@ -178,10 +180,10 @@ DRAFTED_ALTERNATIVES = 2 * len(SHARES)
 
 
 def _ruled_out(logs: Tensor, chances: Tensor) -> Tensor:
-    """Logarithms [runs, alternatives], IMPOSSIBLE where the draw has no chance [runs]."""
+    """The log payoffs [runs, alternatives], IMPOSSIBLE for runs whose draw has no probability (chances [runs])."""
     return logs.masked_fill((chances <= 0)[:, None], IMPOSSIBLE)
 
 
 def threshold(tests: int) -> float:
-    """The log e-value at which one of so many tests fails, so that all together keep FALSE_ALARM."""
+    """The log e-value at which each of so many tests fails, so that all of them together keep to FALSE_ALARM."""
     return math.log(max(tests, 1) / FALSE_ALARM)

@@ -1,4 +1,4 @@
-"""What a proof has found so far, on disk: an interrupted one continues where it was."""
+"""Keeps the results of a proof on disk, so that an interrupted proof continues where it was."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ FILE = "journal.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A part of a proof: what it finds depends on the proof's settings alone."""
+    """A part of a proof. Its checks depend on the proof's settings alone."""
 
     key: str
     run: Callable[[], Iterable[Check]]
 
 
 class Journal:
-    """One line for each task that is done. Given to another proof than the one it is of, it begins anew."""
+    """A file with one line for each finished task. A file of a proof with another subject is started anew."""
 
     def __init__(self, folder: Path, subject: dict[str, Any]) -> None:
         self.file = folder / FILE
@@ -39,7 +39,7 @@ class Journal:
             out.write(json.dumps({"key": key, "checks": [asdict(check) for check in checks]}, allow_nan=False) + "\n")
 
     def close(self) -> None:
-        """The proof is complete: the next one begins anew."""
+        """Delete the file, since the proof is complete: a later proof starts anew."""
         self.file.unlink(missing_ok=True)
 
     def _read(self) -> None:
@@ -58,9 +58,9 @@ class Journal:
 
 
 def run_tasks(tasks: Seq[Task], journal: Journal, tell: Callable[[str, int, int], None]) -> list[Check]:
-    """All checks of all tasks, in order; those that are done already are not run again.
+    """The checks of all tasks, in order. Tasks that the journal has are not run again.
 
-    tell: called with each task's key, how many are done before it, and how many there are.
+    tell: called before each task that runs, with its key, the number of tasks before it, and the number of all tasks.
     """
     for at, task in enumerate(tasks):
         if task.key not in journal.done:

@@ -1,6 +1,6 @@
-"""What the next token's probabilities are, by the book: every sampling option in float64, one text at a time.
+"""The reference for the next token's probabilities: every sampling option in float64, one text at a time.
 
-The judge of what `verify/probs.py` does for many rows at once, and written apart from it.
+Written independently of `verify/probs.py`, which computes them for many rows at once and is checked against this.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from outrider.core.sampling import SamplingParams, Token
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """The target's law after one text."""
+    """The target's law after one text: the distribution of the next token."""
 
     probs: Tensor
     """float64 [vocab]."""
     scores: Tensor
     """Logits after every option but truncation, float64 [vocab]; divided by the temperature where there is one."""
     margin: float
-    """How far the options that leave tokens out are from leaving out another set: in scores, or in mass."""
+    """How close the truncating options are to leaving out other tokens: the smallest distance, in score or in mass."""
 
 
 def law_after(
     logits: Tensor, params: SamplingParams, prompt: Seq[Token], output: Seq[Token], stop_ids: frozenset[Token]
 ) -> Law:
-    """logits: the target's own [vocab] after prompt and output. Greedy has the best token as certain."""
+    """The law of the token after prompt and output. logits: the target's own there, [vocab]. Greedy decoding
+    gives the best token a probability of 1."""
     x = logits.detach().double().cpu().clone()
     for token, bias in params.logit_bias.items():
         x[token] += bias
@@ -62,7 +63,7 @@ def _penalise(x: Tensor, params: SamplingParams, prompt: Seq[Token], output: Seq
 
 
 def _truncated(probs: Tensor, params: SamplingParams) -> tuple[Tensor, float]:
-    """Top-k, top-p, min-p, typical-p, in this order, each of what the one before it leaves."""
+    """(probs, margin) after top-k, top-p, min-p and typical-p, in this order, each on what the one before it leaves."""
     margins = [math.inf]
     if params.top_k:
         probs = _keep(probs, -probs.log(), params.top_k, margins)
@@ -82,7 +83,7 @@ def _truncated(probs: Tensor, params: SamplingParams) -> tuple[Tensor, float]:
 
 
 def _reaching(probs: Tensor, order: Tensor, mass: float, margins: list[float]) -> int:
-    """How many tokens, by rising `order`, first reach this mass."""
+    """The smallest number of tokens, by rising `order`, that together reach this mass."""
     reached = probs[order.argsort()].cumsum(-1)
     margins.append(float((reached - mass).abs().min()))
     return int((reached < mass).sum()) + 1

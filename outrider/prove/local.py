@@ -30,7 +30,7 @@ MAX_SAMPLED_PROMPT = 49
 MIN_DRAWS = 16  # of a row
 SEED = 20_000
 ENGINE_OPTIONS: dict[str, Any] = {"adaptive": False, "max_round_tokens": 2048}
-"""Of each LLM: drafts are always made, and a draft model reads the prompts of a whole batch before the first one."""
+"""Options of each LLM: drafts are always made, and a draft model reads the whole batch's prompts before it drafts."""
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}},
@@ -41,23 +41,23 @@ SCHEMA: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProofSettings:
-    """What is proved, and how thoroughly."""
+    """What to prove, and how thoroughly."""
 
     drafter: str | DrafterConfig
     modes: tuple[Mode, ...] = ("seeded", "distribution")
     rule: Rule = "block"
     draws: int = 1536
-    """Texts drawn for the sampled tests; in mode `seeded`, which texts prove token by token, half as many."""
+    """Texts drawn for the sampled tests. Mode `seeded` takes half as many: it also compares sampled texts by token."""
     max_tokens: int = 24
-    """Of each text that is compared token by token."""
+    """Max tokens of each text that is compared token by token."""
     prompts: tuple[Text, ...] = field(default=())
 
 
 class LocalProof:
-    """The tasks of a proof. One engine is open at a time: drafters of some kinds set the target up for themselves."""
+    """The tasks of a proof. Only one engine is open at a time, since some drafters change how the target runs."""
 
     def __init__(self, llm: LLM, settings: ProofSettings, journal: Journal) -> None:
-        """llm: the model with its drafter in the first mode, drafting always. The proof closes it."""
+        """llm: the model with its drafter, in the first mode and with ENGINE_OPTIONS. The proof closes it."""
         self.settings, self.journal, self.loaded = settings, journal, llm.loaded
         if self.loaded.target.vocab_size < MIN_VOCAB:
             raise ConfigError(f"prove needs a vocabulary of at least {MIN_VOCAB} tokens")
@@ -71,7 +71,7 @@ class LocalProof:
         self.limit = threshold(len(settings.modes) * (len(names) + pooled_tests(names)))
 
     def tasks(self) -> Iterator[Task]:
-        """In order: one that needs what another found comes after it."""
+        """The tasks, in an order in which each comes after those whose results it needs."""
         yield Task("rounding", self._rounding)
         for mode in self.settings.modes:
             yield Task(f"rules, {mode}", lambda mode=mode: check_rules(mode, self.settings.rule))
@@ -115,19 +115,20 @@ class LocalProof:
         return option_rows(option_values(logits.topk(LIKELY).indices.tolist()))
 
     def _cases(self, mode: Mode) -> list[TextCase]:
-        """In mode `distribution` only greedy texts are the same token by token."""
+        """The texts to compare. In mode `distribution` only greedy ones: others may differ from plain decoding's."""
         prompts = self.settings.prompts
         cases = text_cases(prompts, self._rows(self.sampled_prompts[0]), self.settings.max_tokens, SEED)
         return [case for case in cases if mode == "seeded" or case.params.greedy]
 
     def _stops(self, mode: Mode, llm: LLM) -> list[TextCase]:
-        """Of the first greedy text and, in mode `seeded`, the first sampled one."""
+        """Texts with stops, made from the first greedy text and, in mode `seeded`, the first sampled one."""
         base = [case for case in self._cases(mode) if case.name in ("greedy, prompt 1", "temperature 0.8, prompt 1")]
         found = [(case, self.plain.of(llm, case)) for case in base]
         return stop_cases({case.name: (case, text.text, text.tokens) for case, text in found})
 
     def _special(self) -> Iterator[TextCase]:
-        """Texts with options besides sampling: a prediction, and a schema where its library is installed."""
+        """Texts with other options than those of sampling: a prediction, where the drafter uses one, and a JSON schema,
+        where the library for it is installed."""
         prompt, tokens = self.settings.prompts[0], self.settings.max_tokens
         params = SamplingParams(max_tokens=2 * tokens, seed=SEED - 1)
         if self._llm.drafter.traits.uses_prediction:
@@ -138,7 +139,7 @@ class LocalProof:
             yield TextCase(name="greedy, JSON schema", prompt=prompt, params=params, more={"response_format": schema})
 
     def _plans(self, total: int) -> list[DrawPlan]:
-        """The rows of options, in turn over the prompts."""
+        """A plan for each row of options, with the prompts in turn. total: the texts to draw for all plans together."""
         plans: list[DrawPlan] = []
         rows = [self._rows(prompt) for prompt in self.sampled_prompts]
         draws = max(MIN_DRAWS, total // self.row_count)
@@ -152,7 +153,7 @@ class LocalProof:
     # tasks
 
     def _rounding(self) -> Iterator[Check]:
-        """Measured first, since it decides what is a tie."""
+        """Check the size of rounding. It comes first, since it decides which differences are ties."""
         target = self.loaded.target
         found = measure_rounding(target, self.settings.prompts[:MAX_SAMPLED_PROMPTS])
         bound = max_rounding(self.loaded.format)
@@ -176,7 +177,7 @@ class LocalProof:
         return self._text_checks().run(self._engine(mode), cases, mode, names)
 
     def _probes(self, cases: Seq[TextCase]) -> Iterable[Check]:
-        """The same texts, drafted by one who knows them: see `probes.py`."""
+        """Check the same texts with a drafter that knows them in advance: see `probes.py`."""
         mode, own = self.settings.modes[0], self._probe()
         texts = [self.plain.of(own, case) for case in cases]
         for case, text in zip(cases, texts, strict=True):
@@ -185,7 +186,7 @@ class LocalProof:
         return self._text_checks().run(own, cases, f"{mode}, known texts as drafts", FEW_VARIANTS)
 
     def _drafts(self, mode: Mode) -> Iterator[Check]:
-        """Whether anything was drafted: a proof of a drafter that drafts nothing proves nothing."""
+        """Check that anything was drafted in the compared texts: otherwise they say nothing about speculation."""
         checks = [c for key, done in self.journal.done.items() if key.startswith(f"texts, {mode},") for c in done]
         drafted = sum(check.figures["drafted"] for check in checks)
         accepted = sum(check.figures["accepted"] for check in checks)
@@ -225,6 +226,6 @@ def _chunks(cases: Seq[TextCase]) -> Iterator[tuple[int, Seq[TextCase]]]:
 
 
 def _whole_pages(prompt: Text) -> Text:
-    """The prompt's beginning, one token more than whole pages: all but that one are shared by later draws."""
+    """The beginning of the prompt, one token longer than whole pages: later draws share all but that token."""
     length = min(len(prompt), MAX_SAMPLED_PROMPT)
     return prompt[: (length - 1) // 16 * 16 + 1] if length > 16 else prompt

@@ -32,7 +32,7 @@ ANSWERS = {
     FAILS: "Not lossless, speculation changed a text or a distribution",
     INCOMPLETE: "Not proved, nothing speaks against it and not all could be checked",
 }
-"""By exit code, for those who read one line."""
+"""The answer in one line, by exit code."""
 TONES: dict[int, Tone] = {HOLDS: "good", FAILS: "bad", INCOMPLETE: "fair"}
 
 

@@ -1,4 +1,4 @@
-"""The target's own logits after given texts, by passes without drafts; and how far rounding moves them."""
+"""The target's own logits after given texts, from passes without drafts; and how far rounding moves logits."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ PIECE = 128  # tokens read in one pass
 BATCH = 8
 MAX_KEPT_BYTES = 1 << 29
 MAX_ROUNDING = {"bfloat16": 2.0, "float16": 0.5}
-MAX_FINE_ROUNDING = 1e-2  # of all other formats: what is computed between their weights is float32
+MAX_FINE_ROUNDING = 1e-2  # for all other formats, whose activations are float32
 ROUNDING_TOKENS = 24
-_ids = count(-(1 << 40), -1)  # no engine's and no scoring's
+_ids = count(-(1 << 40), -1)  # apart from the ids of engines, and of `Scoring`
 
 Text = tuple[Token, ...]
 
 
 class PlainPasses:
-    """Logits after texts, remembered. The target must be idle: no engine runs on it meanwhile."""
+    """Logits after texts, kept for later calls. No engine may run on the target at the same time."""
 
     def __init__(self, target: Runner) -> None:
         self.target = target
         self._known: OrderedDict[Text, Tensor] = OrderedDict()
 
     def logits_after(self, texts: Seq[Text]) -> list[Tensor]:
-        """[vocab] after each text, float32 on the CPU."""
+        """The logits after each text: float32 [vocab] on the CPU."""
         found = {text: self._known[text] for text in texts if text in self._known}
         missing = list(dict.fromkeys(text for text in texts if text not in found))
         for at in range(0, len(missing), BATCH):
@@ -48,7 +48,7 @@ class PlainPasses:
 
 
 def read_texts(target: Runner, texts: Seq[Text]) -> list[Tensor]:
-    """Read texts together, each to its end without a draft: the logits after each, float32 [vocab] on the CPU."""
+    """Read texts together, without drafts. Returns the logits after the end of each: float32 [vocab] on the CPU."""
     readers = [_Reader(target, text) for text in texts]
     try:
         while open_readers := [reader for reader in readers if reader.logits is None]:
@@ -65,7 +65,7 @@ def read_texts(target: Runner, texts: Seq[Text]) -> list[Tensor]:
 
 
 class _Reader:
-    """One text on its way through the target."""
+    """One text that the target reads piece by piece."""
 
     def __init__(self, target: Runner, text: Text) -> None:
         self.target, self.text, self.id = target, text, next(_ids)
@@ -86,7 +86,8 @@ class _Reader:
 
 
 def measure_rounding(target: Runner, prompts: Seq[Text]) -> float:
-    """The largest difference of a logit between a token read alone, in a batch, and among others of its text."""
+    """The largest difference of any logit between reading a text alone token by token, and reading it in a batch or in
+    one pass."""
     texts = [prompt[:ROUNDING_TOKENS] for prompt in prompts]
     alone = [_token_by_token(target, [text])[0] for text in texts]
     batched = _token_by_token(target, texts)
@@ -96,12 +97,12 @@ def measure_rounding(target: Runner, prompts: Seq[Text]) -> float:
 
 
 def max_rounding(number_format: str) -> float:
-    """More than this between two ways of reading a text is no rounding."""
+    """The largest difference between two ways of reading a text that can be rounding, by number format."""
     return MAX_ROUNDING.get(number_format, MAX_FINE_ROUNDING)
 
 
 def _token_by_token(target: Runner, texts: Seq[Text]) -> list[Tensor]:
-    """Logits after every token of texts that are read together, a token of each a pass: [tokens, vocab] each."""
+    """The logits after every token of each text, [tokens, vocab]; each pass reads one token of every text."""
     ids, rows = [next(_ids) for _ in texts], [[] for _ in texts]
     for seq_id in ids:
         target.pool.open(seq_id, ())
@@ -122,7 +123,8 @@ def _token_by_token(target: Runner, texts: Seq[Text]) -> list[Tensor]:
 
 
 def _at_once(target: Runner, text: Text) -> Tensor:
-    """The same of one text in one pass, as a draft behind its first token: [tokens, vocab]."""
+    """The logits after every token of one text, [tokens, vocab], from one pass that scores all but the first token as a
+    draft."""
     seq_id = next(_ids)
     target.pool.open(seq_id, ())
     try:

@@ -1,7 +1,7 @@
-"""A drafter that knows each text in advance, and drafts what tries the engine hardest.
+"""A drafter that knows each text in advance, and makes the drafts that are hardest for the engine.
 
-Whole accepted blocks, so that stops and limits fall inside them; blocks that go wrong in the middle; trees whose right
-child comes behind a wrong one, both with children of their own; and drafts that are wrong from the start.
+They are blocks that are accepted whole, so that stops and limits fall inside them; blocks with a wrong token in the
+middle; trees in which the right child comes after a wrong one, both with children; and drafts with a wrong first token.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NAME, K = "probe", 7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeConfig:
-    """Draft from texts that are known: by their seeds."""
+    """Drafts from known texts, found by the seeds of their sequences."""
 
     texts: Mapping[int, Seq[Token]]
 
@@ -33,7 +33,7 @@ class ProbeConfig:
 
 
 class Probe(Drafter):
-    """Takes turns between the kinds of draft, by the round."""
+    """Drafts from known texts, with another kind of draft in each round."""
 
     def __init__(self, config: ProbeConfig, vocab_size: int) -> None:
         self.texts, self.vocab_size, self.traits = config.texts, vocab_size, config.traits
@@ -58,12 +58,13 @@ class Probe(Drafter):
         return Draft(tokens, parents, source=NAME).first_nodes(budget)
 
     def _tree(self, right: tuple[Token, ...]) -> tuple[tuple[Token, ...], tuple[int, ...]]:
-        """A wrong and the right child of the text, and of each such a pair again, then the right one on."""
+        """A tree of a wrong and the right next token, the right second token below either, and wrong tokens beside the
+        right second and third ones."""
         a, b, c = (*right, *right[-1:] * 2)[:3]
         other = self._other
         tokens = (other(a), a, b, other(b), b, c, other(c))
         return tokens, (-1, -1, 0, 1, 1, 4, 4)
 
     def _other(self, token: Token) -> Token:
-        """A token that is not this one."""
+        """Any other token."""
         return (token + 1) % self.vocab_size

@@ -1,4 +1,4 @@
-"""The proof of a server: any OpenAI-compatible one, over its API alone."""
+"""The proof of any OpenAI-compatible server, through its API alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from outrider.prove.settings import PromptText, option_rows
 from outrider.prove.stated_law import REST, Law, Stated, stated_law
 from outrider.prove.texts import LOGPROB_TOLERANCE, TIE_FACTOR
 
-LISTED = (20, 5)  # alternatives asked for at each token: the most that a server takes
+LISTED = (20, 5)  # numbers of alternatives to ask for at each token; the first that a server accepts is used
 SEED = 20_000
 MIN_DRAWS = 16
 UNLISTED = "\0unlisted"
@@ -27,14 +27,15 @@ UNLISTED = "\0unlisted"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteSettings:
-    """Which server is proved, and how thoroughly."""
+    """Which server to prove, and how thoroughly."""
 
     url: str
     plain_url: str | None = None
     model: str | None = None
     key: str = ""
     seeded: bool = False
-    """The server promises that a seed fixes a text whatever is drafted: seeded texts are compared too."""
+    """Whether the server promises the same text for the same seed, whatever is drafted: then seeded texts are compared
+    too."""
     draws: int = 1536
     max_tokens: int = 24
     batch: int = 16
@@ -53,7 +54,7 @@ class RemoteProof:
         self.limit = threshold(len(self.rows) + pooled_tests(self.rows))
 
     def tasks(self) -> Iterator[Task]:
-        """In order: rounding is measured with the first texts."""
+        """The tasks, in order: the first texts also measure the rounding, which later tasks need."""
         yield Task("server", self._server)
         yield Task("texts, greedy", lambda: check_texts(self.server, self._greedy()))
         yield Task("texts, options", lambda: check_texts(self.server, self._with_options(), self._rounding))
@@ -112,7 +113,7 @@ class RemoteProof:
         return self.journal.done["texts, greedy"][0].figures["rounding"]
 
     def _draw(self, name: str, options: Body, at: int) -> Check:
-        """Many short texts with one row of options, with speculation, many at once."""
+        """Draw many short texts with one row of options, with speculation and in a batch, and compare their law."""
         draws = max(MIN_DRAWS, self.settings.draws // len(self.rows))
         prompt = self.prompts[at % min(3, len(self.prompts))]
         asked = {"temperature": 1.0, "max_tokens": TOKENS, "logprobs": self.server.listed} | options
@@ -131,18 +132,19 @@ class RemoteProof:
 def compare_draws(
     texts: Seq[Completion], options: dict[str, Any], listed: int, tolerance: float
 ) -> tuple[LawTest, LawTest]:
-    """Bets on tokens after an output that came before, against the law that was stated then."""
+    """(text, likely and rare tokens): bets on every token after an output that came before, against the law that the
+    server stated when that output came first."""
     laws: dict[tuple[str, ...], Law | None] = {}
     bets = LawBets()
     for text in texts:
         for i, token in enumerate(text.tokens):
             output = text.tokens[:i]
-            if output not in laws:  # which alternatives are listed may depend on the token: nothing is bet on this one
+            if output not in laws:  # the listed alternatives may depend on the chosen token: no bet is made on this one
                 laws[output] = stated_law(_likeliest(text.top[i], listed - 1), output, options, tolerance)
                 continue
             law = laws[output]
             if law is not None:
-                known = [*law, UNLISTED]  # which has no chance: the law rules it out
+                known = [*law, UNLISTED]  # tokens outside the law have a probability of 0
                 outcome = token if token in law else REST if REST in law else UNLISTED
                 chances = torch.tensor([*law.values(), 0.0], dtype=torch.float64)
                 bets.add(output, chances, known.index(outcome))
@@ -150,13 +152,13 @@ def compare_draws(
 
 
 def _likeliest(top: dict[str, float], count: int) -> Stated:
-    """The likeliest of what is listed, one less than was asked for: servers list the chosen token besides."""
+    """The `count` most likely of the listed tokens: one less than asked for, since servers list the chosen one too."""
     kept = sorted(top, key=lambda token: -top[token])[:count]
     return Stated({token: top[token] for token in kept}, count)
 
 
 def connect(settings: RemoteSettings) -> Server:
-    """Find out what the server is and can do."""
+    """Find out the server's kind and abilities, and where its plain texts come from."""
     api = Api(settings.url, settings.key, settings.model)
     kind = api.kind()
     plain: Api | None = None
@@ -172,7 +174,7 @@ def connect(settings: RemoteSettings) -> Server:
 
 
 def _states(api: Api, **options: Any) -> bool:
-    """Whether a request is taken, and answered with log-probabilities: of the prompt too, where it is echoed."""
+    """Whether a request with these options is answered with log-probabilities, with echo those of the prompt too."""
     try:
         answer = api.complete("One two three four", max_tokens=1, temperature=0, **options)
     except ApiError as error:
@@ -183,7 +185,7 @@ def _states(api: Api, **options: Any) -> bool:
 
 
 def remote_options(*, more: bool) -> dict[str, Body]:
-    """One value of each option that a law of listed tokens can follow. more: also those that OpenAI's API lacks."""
+    """One value of each option whose law can be computed from listed tokens. more: also those OpenAI's API lacks."""
     options: dict[str, Body] = {
         "top_p": {"top_p": 0.85},
         "presence_penalty": {"presence_penalty": 0.9},
@@ -195,5 +197,5 @@ def remote_options(*, more: bool) -> dict[str, Body]:
 
 
 def _text(prompt: PromptText) -> str:
-    """Messages by the text of the last one: a completion has no roles."""
+    """The text of a prompt; for messages, that of the last one, since a completion has no roles."""
     return prompt if isinstance(prompt, str) else prompt[-1]["content"]

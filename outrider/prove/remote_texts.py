@@ -1,4 +1,4 @@
-"""Greedy texts of a server, token by token: speculation on and off, cache cold and hit, alone and batched."""
+"""Compares a server's texts token by token: speculation on and off, cache cold and hit, alone and batched."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ UNJUDGED = "the server states no log-probabilities that could tell a tie from a 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server under test, where its plain texts come from, and what it can do."""
+    """A server under test, the source of its plain texts, and its abilities."""
 
     api: Api
     plain: Api | None
-    """Without speculation: another server, or the same one with `off`; None where neither exists."""
+    """The server of plain texts: another one, or the same one with `off`; None where neither exists."""
     off: Body
     kind: ServerKind
     listed: int
-    """How many alternatives it states at each token; 0: no log-probabilities."""
+    """The number of alternatives that it lists at each token; 0: it states no log-probabilities."""
     echoes: bool
-    """It states the log-probabilities of a prompt's tokens."""
+    """Whether it states the log-probabilities of a prompt's tokens."""
     batch: int
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteCase:
-    """One text."""
+    """One text to compare."""
 
     name: str
     prompt: str
@@ -44,7 +44,7 @@ class RemoteCase:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One way to ask for the same text."""
+    """One way to generate a text: with speculation or without, with a prefix hit or not, batched or alone."""
 
     on: bool
     hit: bool
@@ -58,7 +58,7 @@ class Variant:
 
 
 def variants(server: Server) -> list[Variant]:
-    """In this order each hit follows the texts that fill the cache."""
+    """The variants that a server allows, in an order in which each prefix hit follows texts that fill the cache."""
     speculation = (False, True) if server.plain is not None else (True,)
     cold = (False, True) if server.kind.salt or server.kind.cold else (True,)
     return [Variant(on, hit, batched) for on in speculation for batched in (False, True) for hit in cold]
@@ -81,7 +81,8 @@ def run_variants(server: Server, cases: list[RemoteCase]) -> dict[Variant, list[
 
 
 def check_texts(server: Server, cases: list[RemoteCase], rounding: float | None = None) -> Iterator[Check]:
-    """Rounding first, where it is not known: how far log-probabilities move where nothing is drafted."""
+    """A check for each case. Where `rounding` is None, a check comes first that measures it: how far log-probabilities
+    move between variants without speculation, or with it where the server cannot turn it off."""
     found = run_variants(server, cases)
     names = list(found)
     reference = names[0]
@@ -136,7 +137,8 @@ def _check(
 def text_difference(
     plain: Completion, other: Completion, options: Mapping[str, float], tolerance: float
 ) -> tuple[Status, str] | None:
-    """None where both are the same text, with the same end and log-probabilities."""
+    """The status and a description of a difference; None where text, end and (within tolerance) log-probabilities are
+    the same."""
     if not plain.tokens:
         same = (plain.text, plain.finish) == (other.text, other.finish)
         return None if same else ("not checked", f"the texts differ, and {UNJUDGED}")
@@ -165,7 +167,8 @@ def text_difference(
 def scored_difference(
     server: Server, case: RemoteCase, plain: Completion, rounding: float
 ) -> tuple[Status, str] | None:
-    """Whether each token of a greedy text is the best one when the text is read as a prompt; None where it is."""
+    """A failure where a token of a greedy text is not the best one when the text is read as a prompt; else None, also
+    where this cannot be judged."""
     if case.options.get("temperature") or any("penalty" in name or name == "stop" for name in case.options):
         return None
     try:
@@ -174,7 +177,7 @@ def scored_difference(
         return None
     first = len(read.tokens) - 1 - len(plain.tokens)
     if first < 1 or read.tokens[first:-1] != plain.tokens:
-        return None  # the text is divided into other tokens when it is read
+        return None  # as a prompt, the text is split into other tokens
     for i, token in enumerate(plain.tokens):
         lag = max(read.top[first + i].values(), default=0.0) - read.logprobs[first + i]
         if lag > TIE_FACTOR * rounding + LOGPROB_TOLERANCE:
@@ -183,7 +186,7 @@ def scored_difference(
 
 
 def _moved(one: Completion, other: Completion) -> float:
-    """The largest difference of a log-probability while the tokens are the same."""
+    """The largest difference of a log-probability before the first differing token."""
     most = 0.0
     for a, b, p, q in zip(one.tokens, other.tokens, one.logprobs, other.logprobs, strict=False):
         if a != b:

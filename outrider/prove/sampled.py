@@ -1,4 +1,4 @@
-"""Sampled texts against the target's law: many draws of short texts, for each option and their pairs."""
+"""Compares sampled texts with the target's law: many draws of short texts, for each option and each pair of options."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ from outrider.verify.base import Verifier
 from outrider.verify.probs import Positions
 
 SALT = "prove draws"
-TOKENS = 4  # of each draw; nothing is drafted for the first one, which the prompt's own pass gives
+TOKENS = 4  # tokens of each draw; the first comes from the prompt's own pass, so that nothing is drafted for it
 TESTS = {
     "text": LearntLaw.ALTERNATIVES,
     "likely and rare tokens": LIKELY_ALTERNATIVES,
     "drafted tokens": DRAFTED_ALTERNATIVES,
     "draws of the draft": LIKELY_ALTERNATIVES,
 }
-"""The tests, and how many alternatives each bets on."""
+"""The tests, with the number of alternatives that each bets on."""
 LIKELIEST = "the likeliest token"
 TOWARDS = {"drafted tokens": "drafted tokens", "draws of the draft": "the likeliest draft token"}
-"""What a bias favours in simulations, by test; in others, the likeliest token."""
+"""What a simulated bias favours, by test; in tests that are not listed, LIKELIEST."""
 
 
 class WatchedVerifier:
-    """A verifier, watched: do its texts lean towards what was drafted, and were drafts drawn as they state?"""
+    """Wraps a verifier and tests whether texts lean towards drafts, and drafts follow the probabilities they state."""
 
     def __init__(self, verifier: Verifier, tolerance: float) -> None:
         self._verifier, self._tolerance, self._simulator = verifier, tolerance, Simulator(1)
@@ -76,7 +76,7 @@ class WatchedVerifier:
         return verdicts
 
     def _note(self, seq: Sequence, draft: Draft, logits: Tensor, token: Token) -> None:
-        """token: the first of the round. What was drafted there is known before it, and so may be bet on."""
+        """Bet on one sequence of a round. token: the round's first. The draft is known before it: the bet is fair."""
         output = seq.tokens[seq.prompt_len :]
         law = law_after(logits, seq.params, seq.tokens[: seq.prompt_len], output, seq.stop_ids)
         if law.margin > self._tolerance:
@@ -89,7 +89,7 @@ class WatchedVerifier:
             return
         parents = [draft.parent(node) for node in range(len(draft))]
         for node, parent in enumerate(parents):
-            if parent not in parents[:node]:  # of siblings, only the first is drawn from the stated law itself
+            if parent not in parents[:node]:  # only the first of siblings is drawn from the stated law as it is
                 stated = draft.probs[node].double().cpu()
                 drawn = self._simulator.draw(draft.tokens[node], stated)
                 self.drawn.add(likely_payoffs(stated, drawn.tokens), drawn.distance)
@@ -97,17 +97,17 @@ class WatchedVerifier:
 
 @dataclass(frozen=True, slots=True)
 class DrawPlan:
-    """One row of options, and how often it is drawn."""
+    """One row of options, and the number of texts to draw with it."""
 
     name: str
     prompt: Text
     params: SamplingParams
-    """The seeds of the draws count up from its seed."""
+    """The options. The seeds of the draws count up from the seed here."""
     draws: int
 
 
 def draw_row(llm: LLM, plan: DrawPlan, passes: PlainPasses, tolerance: float, limit: float) -> Check:
-    """Draw texts of one row of options and compare their law with the target's."""
+    """Draw texts with one row of options and compare their law with the target's. tolerance: a law's least margin."""
     engine = llm.engine
     inner, watched = engine.verifier, WatchedVerifier(engine.verifier, tolerance)
     first = plan.params.seed or 0
@@ -138,7 +138,8 @@ def draw_row(llm: LLM, plan: DrawPlan, passes: PlainPasses, tolerance: float, li
 
 
 def row_check(name: str, found: dict[str, LawTest], limit: float, **figures: Any) -> Check:
-    """The check of one row of options, with what its tests found for `pool_rows`. figures: at least draws, options."""
+    """The check of one row of options. It keeps the results of its tests for `pool_rows`. figures: further figures of
+    the check; `draws` and `options` are required."""
     both = found["text"].beside(found["likely and rare tokens"])
     kept = {EVIDENCE: {test: each.as_dict() for test, each in found.items()}}
     check = _test_check(name, "text", both, limit)
@@ -148,9 +149,9 @@ def row_check(name: str, found: dict[str, LawTest], limit: float, **figures: Any
 def compare_texts(
     plan: DrawPlan, results: Seq[Result], passes: PlainPasses, tolerance: float, eos_ids: frozenset[Token]
 ) -> tuple[LawTest, LawTest]:
-    """Bets on every token after a text that came at least twice: on a law learnt from them, on likely and rare tokens.
+    """(text, likely and rare tokens): bets on every token after a beginning of a text that came at least twice.
 
-    Which texts those are depends on the tokens before them alone, so the bets are fair.
+    Which beginnings those are depends on the tokens before the one that is bet on alone, so the bets are fair.
     """
     stops = frozenset(plan.params.stop_token_ids) | (frozenset() if plan.params.ignore_eos else eos_ids)
     outputs = [result.tokens for result in results]
@@ -170,21 +171,21 @@ def compare_texts(
 
 
 class LawBets:
-    """The two tests of a text's tokens against their laws."""
+    """Two tests of tokens against their laws: by laws learnt from the draws, and by likely and rare tokens."""
 
     def __init__(self) -> None:
         self.text, self.likely = LawTest(TESTS["text"]), LawTest(TESTS["likely and rare tokens"])
         self._learnt, self._simulator = LearntLaw(), Simulator(0)
 
     def add(self, context: Hashable, law: Tensor, token: int) -> None:
-        """law [vocab]: after the context."""
+        """Bet on the token after a context. law [vocab]: the law after that context."""
         drawn = self._simulator.draw(token, law)
         self.text.add(self._learnt.payoffs(context, law, drawn.tokens), drawn.distance)
         self.likely.add(likely_payoffs(law, drawn.tokens), drawn.distance)
 
 
 def pool_rows(mode: str, rows: Seq[Check], limit: float) -> list[Check]:
-    """The tests over all rows of options together, where small biases add up; and over all rows with each option."""
+    """Checks over all rows of options together, where small biases add up, and over all rows with each option."""
     together: list[Check] = []
     for test in TESTS:
         pooled = _pooled(test, rows)
@@ -201,7 +202,7 @@ def pool_rows(mode: str, rows: Seq[Check], limit: float) -> list[Check]:
 
 
 def without_blind(tests: Seq[Check]) -> list[Check]:
-    """The same tests; not checked where none that looks for the same fault would have shown it, however large."""
+    """The same checks, with status "not checked" where no test for the same fault would show a fault of any size."""
     seen = {test.figures["towards"] for test in tests if test.figures["visible_bias"] is not None}
     return [
         replace(test, status="not checked", detail=f"{test.detail}; raise --draws")
@@ -212,7 +213,7 @@ def without_blind(tests: Seq[Check]) -> list[Check]:
 
 
 def pooled_tests(rows: Mapping[str, Any]) -> int:
-    """How many tests `pool_rows` makes of these rows, at most."""
+    """The max number of checks that `pool_rows` makes of these rows."""
     return len(TESTS) + len({option for name in rows for option in options_of(name)})
 
 
@@ -245,14 +246,14 @@ def _test_check(name: str, test: str, found: LawTest, limit: float) -> Check:
 
 
 def describe(test: str, found: LawTest, limit: float) -> str:
-    """What a test found, and what it would have found."""
+    """The result of a test, and the bias that it would show, in words."""
     bias, favoured = found.visible_bias(limit), TOWARDS.get(test, LIKELIEST)
     shown = "too few to show a bias" if bias is None else f"a bias of {bias:.3f} towards {favoured} would show"
     return f"{found.draws} tokens compared; log evidence {found.log_e:.1f}, fails at {limit:.1f}; {shown}"
 
 
 def _first_stated(draft: Draft, vocab: int) -> Tensor:
-    """The probabilities [vocab] that the first draft token was drawn from; of a certain one, all on it."""
+    """The probabilities [vocab] that the first draft token was drawn from; all on that token where none are stated."""
     stated = torch.zeros(vocab, dtype=torch.float64)
     if draft.probs is None:
         stated[draft.tokens[0]] = 1.0

@@ -1,4 +1,4 @@
-"""What a proof asks for: prompts, sampling options one by one and in pairs, and the texts to compare. Data only."""
+"""The inputs of a proof: prompts, sampling options one by one and in pairs, and the texts to compare. Data only."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from outrider.llm import LLM
 from outrider.train.prompts import read_prompts
 
 PromptText = str | tuple[dict[str, str], ...]
-"""Text to go on from, or messages to answer."""
+"""Text to complete, or messages to answer."""
 Options = dict[str, Any]
 """Fields of SamplingParams by name."""
 
 NO_OPTION = "no option"
 BLOCK = 4  # options that are set together in one of the rows that cover all pairs
 MIN_VOCAB = 64  # of a target whose options are proved
-MAX_PROMPTS = 64  # taken of a file
+MAX_PROMPTS = 64  # taken from a file
 PROMPTS: tuple[PromptText, ...] = (
     "Monday: soup and bread. Tuesday: rice and beans. Wednesday: soup and bread. Thursday: rice and beans. "
     "Friday: soup and",
@@ -44,18 +44,18 @@ class TextCase:
     name: str
     prompt: tuple[Token, ...]
     params: SamplingParams
-    """With a seed that no other case has."""
+    """The sampling options, with a seed that no other case has."""
     more: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Other options of LLM.generate."""
 
     @property
     def is_plain(self) -> bool:
-        """No option but temperature."""
+        """Whether no option but temperature changes the logits, and neither `more` nor log-probabilities are used."""
         return self.params.plain_logits and not self.more and self.params.logprobs is None
 
 
 def option_values(likely: Seq[Token]) -> dict[str, Options]:
-    """One value of each option that changes a sampled text. likely: tokens after the prompt, the likeliest first."""
+    """One value of each option that changes sampled texts. likely: next tokens after the prompt, most likely first."""
     return {
         "temperature": {"temperature": 0.7},
         "top_k": {"top_k": 6},
@@ -74,7 +74,7 @@ def option_values(likely: Seq[Token]) -> dict[str, Options]:
 
 
 def cover_pairs(names: Seq[str], size: int = BLOCK) -> list[tuple[str, ...]]:
-    """Blocks of names, so that every two names are in a block together."""
+    """Blocks of up to `size` names, such that each pair of names is together in some block."""
     left = set(combinations(names, 2))
     blocks: list[tuple[str, ...]] = []
     while left:
@@ -88,7 +88,7 @@ def cover_pairs(names: Seq[str], size: int = BLOCK) -> list[tuple[str, ...]]:
 
 
 def option_rows(values: Mapping[str, Options]) -> dict[str, Options]:
-    """No option, each option, and blocks that cover all pairs: name -> options."""
+    """The options of each row, by name: no option, each option alone, and blocks that cover all pairs."""
     rows: dict[str, Options] = {NO_OPTION: {}}
     rows |= {name: dict(options) for name, options in values.items()}
     for block in cover_pairs(list(values)):
@@ -125,7 +125,7 @@ def text_cases(
 
 
 def stop_cases(plain: Mapping[str, tuple[TextCase, str, tuple[Token, ...]]]) -> list[TextCase]:
-    """Texts that stop inside: at a string or a token of their own. plain: name -> case, its text, its tokens."""
+    """Cases that stop early, at a string or a token of their plain text. plain: (case, text, tokens) by name."""
     cases: list[TextCase] = []
     for name, (case, text, tokens) in plain.items():
         middle = len(text) // 2
@@ -142,7 +142,7 @@ def stop_cases(plain: Mapping[str, tuple[TextCase, str, tuple[Token, ...]]]) -> 
 
 
 def no_immediate_repeat(tokens: Seq[Token], logits: Tensor) -> Tensor:
-    """A logits processor that depends on the text: the last token is made unlikely."""
+    """A logits processor that depends on the text: it makes the last token unlikely."""
     out = logits.clone()
     out[tokens[-1]] -= 4.0
     return out

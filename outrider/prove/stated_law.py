@@ -1,4 +1,4 @@
-"""The law of the next token as a server states it: its likeliest tokens by their text, and the rest together."""
+"""The law of the next token as a server states it: the most likely tokens, by their text, and all others together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Options = Mapping[str, float]
 
 
 class UnknownLawError(Exception):
-    """What a server states does not say what the law is here."""
+    """The law cannot be computed from what the server states."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,11 @@ class Stated:
     top: Mapping[str, float]
     """Log-probabilities of the raw logits, by text."""
     listed: int
-    """How many were asked for; fewer texts: two tokens have the same one."""
+    """The number of tokens asked for. `top` has fewer where two tokens have the same text."""
 
 
 def penalised(top: Mapping[str, float], output: Seq[str], options: Options) -> dict[str, float]:
-    """Stated log-probabilities less presence and frequency penalties for the tokens of the output."""
+    """Stated log-probabilities, minus the presence and frequency penalties for tokens of the output."""
     presence, frequency = options.get("presence_penalty", 0.0), options.get("frequency_penalty", 0.0)
     return {
         token: value - presence * (token in output) - frequency * list(output).count(token)
@@ -40,9 +40,9 @@ def penalised(top: Mapping[str, float], output: Seq[str], options: Options) -> d
 
 
 def stated_law(stated: Stated, output: Seq[str], options: Options, tolerance: float) -> Law | None:
-    """The law after an output, by text; None where it does not follow from what is stated.
+    """The law after an output, by the tokens' texts; None where it does not follow from what is stated.
 
-    None too where a token is kept or left out by less than the tolerance, in log-probability or in mass.
+    Also None where some token is kept or left out by less than the tolerance, in log-probability or in mass.
     """
     try:
         law = _listed(stated, output, options)
@@ -55,9 +55,9 @@ def stated_law(stated: Stated, output: Seq[str], options: Options, tolerance: fl
 
 
 def _listed(stated: Stated, output: Seq[str], options: Options) -> Law:
-    """Listed tokens, each at least as likely as any of the rest where that matters."""
+    """The law of the listed tokens after penalties. Tokens that a penalty puts below the lowest one join REST."""
     top = {token: value for token, value in stated.top.items() if UNFINISHED not in token}
-    same_text = len(top) < len(stated.top)  # several tokens that are parts of characters are all written like this
+    same_text = len(top) < len(stated.top)  # tokens that are parts of characters: several have this same text
     rest = max(0.0, 1 - math.fsum(map(math.exp, top.values())))
     changed = options.get("presence_penalty") or options.get("frequency_penalty")
     unlisted = bool(changed) and any(token not in top for token in output)
@@ -76,7 +76,7 @@ def _listed(stated: Stated, output: Seq[str], options: Options) -> Law:
 
 
 def _leaves_out(options: Options) -> bool:
-    """Whether the law depends on how the rest is divided."""
+    """Whether the law depends on how probability is divided among the tokens that are not listed."""
     neutral = {"top_k": 0, "temperature": 1.0, "top_p": 1.0, "min_p": 0.0}
     return any(options.get(name, value) != value for name, value in neutral.items())
 

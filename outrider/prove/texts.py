@@ -1,4 +1,4 @@
-"""Texts with and without speculation, token by token: alone and batched, with cold caches and with prefix hits."""
+"""Compares texts with and without speculation token by token: alone and batched, with cold caches and prefix hits."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from outrider.prove.plain_passes import PlainPasses
 from outrider.prove.settings import TextCase
 from outrider.verify.noise import gumbel
 
-TIE_FACTOR = 4.0  # two logits, each moved by up to twice the rounding that was measured
-MIN_TOLERANCE = 1e-6  # of scores, which are rounded themselves
-LOGPROB_TOLERANCE = 1e-4  # the same, of sums over a vocabulary
+TIE_FACTOR = 4.0  # each of two logits may move by up to twice the rounding that was measured
+MIN_TOLERANCE = 1e-6  # for the rounding of the scores themselves
+LOGPROB_TOLERANCE = 1e-4  # for that of log-probabilities, which contain sums over the vocabulary
 VARIANTS = ("alone, cold", "alone, prefix hit", "batched, cold", "batched, prefix hit")
 FEW_VARIANTS = ("alone, cold", "batched, prefix hit")
 _salts = count()
@@ -29,12 +29,12 @@ _salts = count()
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where two texts that must be equal part."""
+    """A difference between two texts that must be equal."""
 
     status: Status
     detail: str
     gap: float | None = None
-    """Between the scores of the two best tokens there."""
+    """The gap between the scores of the two best tokens there, or between two log-probabilities; None: neither."""
 
 
 class PlainTexts:
@@ -50,7 +50,7 @@ class PlainTexts:
 
 
 def generate(llm: LLM, cases: Seq[TextCase], *, salt: str | None = None, **options: Any) -> list[Result]:
-    """The texts of cases that differ in prompt and parameters alone, together. salt None: with cold caches."""
+    """Generate the texts of cases together. All must have the first case's `more`. salt None: with cold caches."""
     salt = f"prove {next(_salts)}" if salt is None else salt
     more = dict(cases[0].more)
     if "prediction" in more and not llm.drafter.traits.uses_prediction:
@@ -60,9 +60,9 @@ def generate(llm: LLM, cases: Seq[TextCase], *, salt: str | None = None, **optio
 
 
 def speculative_variants(llm: LLM, cases: Seq[TextCase], names: Seq[str]) -> dict[str, list[Result]]:
-    """Each case with speculation, in each of these VARIANTS, which must come in their order.
+    """The texts of all cases with speculation, in each of the named VARIANTS, which must be given in their order.
 
-    The cases' prompts differ, so that the first text of each is generated with cold caches.
+    Each cold variant begins with a new salt: cases whose prompts differ then find nothing in the cache.
     """
     salt, found = "", dict[str, list[Result]]()
     for name in names:
@@ -75,13 +75,13 @@ def speculative_variants(llm: LLM, cases: Seq[TextCase], names: Seq[str]) -> dic
 
 
 class TextChecks:
-    """Compares texts, and judges where they differ."""
+    """Compares texts, and judges whether a difference is a tie or a bug."""
 
     def __init__(self, passes: PlainPasses, plain: PlainTexts, rounding: float, eos_ids: frozenset[Token]) -> None:
         self.passes, self.plain, self.rounding, self.eos_ids = passes, plain, rounding, eos_ids
 
     def run(self, llm: LLM, cases: Seq[TextCase], who: str, names: Seq[str] = VARIANTS) -> Iterator[Check]:
-        """A check of each case, in these variants. who: the mode and the drafter, for names."""
+        """A check for each case, in the named variants. who: the mode and the drafter, for the checks' names."""
         plain = [self.plain.of(llm, case) for case in cases]
         variants = speculative_variants(llm, cases, names)
         for i, case in enumerate(cases):
@@ -110,7 +110,7 @@ class TextChecks:
         )
 
     def difference(self, case: TextCase, plain: Result, other: Result) -> Difference | None:
-        """None where the two are the same text, with the same end and log-probabilities."""
+        """The first difference; None where text and end are the same and log-probabilities are, but for rounding."""
         pairs = zip(plain.tokens, other.tokens, strict=False)
         shorter = min(len(plain.tokens), len(other.tokens))
         at = next((i for i, (one, two) in enumerate(pairs) if one != two), shorter)
@@ -132,7 +132,8 @@ class TextChecks:
         return TIE_FACTOR * self.rounding / temperature + MIN_TOLERANCE
 
     def _token_difference(self, case: TextCase, plain: Result, other: Result, at: int) -> Difference:
-        """A tie where the tokens' scores are no farther apart than rounding moves them, else a bug."""
+        """Judge two tokens that differ: a tie where both scores are within the tolerance of the best one, or a
+        truncation is as close to another result; else a bug."""
         params, output = case.params, plain.tokens[:at]
         stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_ids)
         (logits,) = self.passes.logits_after([(*case.prompt, *output)])
