@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from outrider.control.costs import RoundKind, size_of
 from outrider.control.member import Member
 from outrider.control.plan import Plan
 from outrider.control.prices import Prices
+from outrider.control.running_ratio import RunningRatio
 from outrider.control.trials import TRIAL_ROUNDS, Trials
 
 _PACE_ROUNDS = 128
@@ -59,22 +60,6 @@ class Scored(NamedTuple):
     promise: Promise
 
 
-@dataclass(slots=True)
-class _Ratio:
-    """The ratio of two running sums."""
-
-    above: float = 0.0
-    below: float = 0.0
-
-    def add(self, above: float, below: float, kept: float) -> None:
-        """kept: the part of what was there before that is not forgotten."""
-        self.above, self.below = kept * self.above + above, kept * self.below + below
-
-    @property
-    def value(self) -> float:
-        return self.above / self.below if self.below > 0 else 0.0
-
-
 class Review:
     """Decides once drafts are seen; a `Controller` decides before, by what earlier rounds told."""
 
@@ -86,7 +71,7 @@ class Review:
         self.trials = Trials()
         """When to ask the free drafter."""
         self.calibration = [Calibration() for _ in members]
-        self._pace: dict[int, _Ratio] = {}
+        self._pace: dict[int, RunningRatio] = {}
         """By `size_of` a batch: tokens a second of late."""
 
     def look(self, plan: Plan, seq_ids: Seq[int], budgets: Seq[int], now: int) -> Plan:
@@ -197,7 +182,7 @@ class Review:
 
     def note_round(self, batch: int, tokens: int, seconds: float, rounds: int = 1) -> None:
         """Note the tokens of rounds, and the seconds that such rounds take in all."""
-        self._pace.setdefault(size_of(batch), _Ratio()).add(tokens, seconds, (1 - 1 / _PACE_ROUNDS) ** rounds)
+        self._pace.setdefault(size_of(batch), RunningRatio()).add(tokens, seconds, (1 - 1 / _PACE_ROUNDS) ** rounds)
 
     def note_expected(self, member: int, seq_id: int, expected: float, accepted: int) -> None:
         """Note the number of tokens of a draft that should have been accepted, and of those that were."""
