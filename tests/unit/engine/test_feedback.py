@@ -123,8 +123,8 @@ def test_plain_rounds_behind_drafts_are_not_what_plain_decoding_takes(monkeypatc
     for number in range(5, 200):
         rest(plain.seconds, number)
     world.feedback.tell()
-    plain_sums = world.controller.overheads._sums[size_of(4), PLAIN]
-    assert plain_sums.beside == pytest.approx(0.0, abs=0.02 * plain.seconds * plain_sums.tokens / 4)
+    plain_sums = world.controller.overheads._known[size_of(4), PLAIN]
+    assert plain_sums.above == pytest.approx(0.0, abs=0.02 * plain.seconds * plain_sums.below / 4)
 
 
 def test_what_it_takes_to_begin_is_not_the_overhead_of_a_drafter(monkeypatch: pytest.MonkeyPatch):
@@ -133,10 +133,10 @@ def test_what_it_takes_to_begin_is_not_the_overhead_of_a_drafter(monkeypatch: py
     for asked in (1, 2, 3):
         world.round([0, 0, 0, 0], 0, seconds=0.05, asked=asked)
     world.feedback.tell()
-    assert not world.controller.overheads._sums
+    assert not world.controller.overheads._known
     for asked in range(4, 12):
         world.round([1, 2, 0, 2], 0, seconds=0.0012, asked=asked)
-    assert [*world.controller.overheads._sums] == [(size_of(4), 0)]
+    assert [*world.controller.overheads._known] == [(size_of(4), 0)]
 
 
 @pytest.mark.parametrize("included", [True, False])
