@@ -22,10 +22,10 @@ _PLAIN_ROUNDS, _DRAFTED_ROUNDS = 32, 16
 """Corrections are running means of about this many rounds without drafts, and with drafts, which are fewer."""
 _PRIOR_ROUNDS = 2
 """The expected time is a prior that counts as this many rounds: a single stall must not rule a kind out."""
-_START_ROUNDS = 8
-"""A time of rounds without drafts at start-up counts as this many rounds."""
 _BORROWED_ROUNDS = 1
 """The same where the expected time comes from another size of batch."""
+_START_ROUNDS = 8
+"""A time of rounds without drafts at start-up counts as this many rounds."""
 _HALF_LIFE = 512
 """Rounds after which half of a kind's correction is forgotten, so that it is tried again."""
 _PRICED_ROWS = 8
@@ -234,7 +234,8 @@ class RoundCosts:
         """Take the seconds of rounds at start-up as what rounds of this kind take, until later ones correct it."""
         expected, size = self._measured(kind), size_of(kind.batch)
         if kind.plain:
-            self._levels[size], self._last_size = RunningMean(seconds / expected, _START_ROUNDS, recent=_PLAIN_ROUNDS), size
+            self._levels[size] = RunningMean(seconds / expected, _START_ROUNDS, recent=_PLAIN_ROUNDS)
+            self._last_size = size
         else:
             known = self._asking.setdefault(kind.drafters, {})
             extra = max(0.0, seconds - expected * self._level(kind.batch))
