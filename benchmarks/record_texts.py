@@ -44,7 +44,9 @@ class Judged(Drafter):
     def propose(self, view: RoundView) -> Seq[Draft]:
         drafts = self.head.propose(replace(view, room=None, compared=True)) or [EMPTY] * len(view.seqs)
         for seq, draft in zip(view.seqs, drafts, strict=True):
-            known, behind = self._drafts.setdefault(seq.id, []), len(seq.tokens) - seq.prompt_len
+            behind = len(seq.tokens) - seq.prompt_len
+            known = self._drafts.setdefault(seq.id, [])
+            del known[behind - 1 :]  # of a made-up text of this id, by which the engine was prepared
             known += [([], [])] * (behind - 1 - len(known))  # no room was left to draft there
             sure = () if draft.confidence is None else draft.confidence.read()[: len(draft)]
             known.append(([*draft.tokens], [round(100 * float(each)) for each in sure]))

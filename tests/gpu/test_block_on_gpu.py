@@ -88,7 +88,7 @@ def test_texts_differ_from_plain_decoding_only_at_near_ties(tree: int, qk_norm: 
 
 
 def shared_passes(tried: Engine) -> list[int]:
-    """Rows of passes from now on in which drafts share them, those that are repeated left out."""
+    """Rows of passes from now on in which drafts share them, those that are repeated left out: most are."""
     graphs: Any = tried.target.graphs
     score, seen = graphs.score, list[int]()
 
@@ -109,7 +109,7 @@ def test_texts_whose_drafts_share_rows_differ_from_plain_decoding_only_at_near_t
     tried, plain = engine(0, pinned=False, share=share), engine(None, pinned=False)
     passes = shared_passes(tried)
     texts, expected = answers(tried, asked), answers(plain, asked)
-    assert len(passes) > 20
+    assert passes
     assert {*passes} <= {16, 32}
     figures = tried.stats.all
     assert figures.drafted > 500
@@ -123,7 +123,8 @@ def test_rows_of_a_pass_that_nobody_else_needs_have_draft_tokens():
     tried = engine(0, pinned=False, share=2)
     answers(tried, requests(24, 1.0))
     figures = tried.stats.all
-    assert 2 * figures.rounds < figures.drafted <= 3 * figures.rounds  # 16 or 32 rows for 4 or 8 texts
+    # 16 or 32 rows for 4 or 8 texts; the last three texts share no rows, and have drafts of six tokens
+    assert 2 * figures.rounds < figures.drafted <= 3.2 * figures.rounds
 
 
 @TREES

@@ -57,8 +57,11 @@ def random(*shape: int, seed: int) -> torch.Tensor:
 @pytest.mark.parametrize(("tree", "softcap", "window"), [(False, 0.0, 0), (True, 5.0, 0), (True, 0.0, 40)])
 @pytest.mark.parametrize(("splits", "chunk", "rows_per_program"), SPLITS)
 def test_attention_of_packed_rows(widths, text, tree, softcap, window, splits, chunk, rows_per_program):
-    """As in float64, and to the bit as where rows are not packed; padding that is NaN reaches nobody."""
-    from outrider.kernels.triton_attention import attend_pages
+    """As in float64, and to the bit as unpacked where keys are split alike; padding that is NaN reaches nobody.
+
+    The kernel for few rows splits keys more often where fewer programs have rows.
+    """
+    from outrider.kernels.triton_attention import attend_pages, direct_splits
 
     packed, padded, count = ragged(widths, text, tree=tree, splits=splits)
     packed, padded = (replace(b, chunk=chunk, rows_per_program=rows_per_program) for b in (packed, padded))
@@ -77,8 +80,11 @@ def test_attention_of_packed_rows(widths, text, tree, softcap, window, splits, c
         told.append(out)
     judge = torch.empty_like(q, dtype=torch.float64)
     attention.attend_pages(*(t.double() for t in (q, keys, values)), packed, judge, **options)
-    assert float((told[0][:real].double() - judge[:real]).norm() / judge[:real].norm()) < 1e-2
-    assert torch.equal(told[0][:real], told[1][index[:real]])
+    by_kernel = [direct_splits(rows, keys, batch, PAGE) for batch, rows in ((packed, q), (padded, spread))]
+    if by_kernel[0] == by_kernel[1]:
+        assert torch.equal(told[0][:real], told[1][index[:real]])
+    for out in (told[0][:real], told[1][index[:real]]):
+        assert float((out.double() - judge[:real]).norm() / judge[:real].norm()) < 1e-2
     assert told[0][real:].isnan().all()  # padding is not written
 
 

@@ -64,6 +64,7 @@ class Head:
         return [Draft((7, 8, 9), confidence=sure) for _ in view.seqs]
 
 head, seq = Judged(Head()), Sequence(1, [1, 2], 2, SamplingParams(), 0)
+head.propose(RoundView([Sequence(1, [1, 5, 5], 1, SamplingParams(), 0)], [3]))  # made up, of the same id
 for token in (7, 7, 8):
     seq.tokens.append(token)
     (draft,) = head.propose(RoundView([seq], [3]))
