@@ -18,11 +18,16 @@ _SEEN_ROUNDS = 4
 _SHORT, _LONG, _LOSS = 2, 16, 2.0
 """Where it is known what such rounds take, a probe lasts `_SHORT` to `_LONG` rounds, in which it should lose what
 `_LOSS` rounds bring: a cheap probe is longer and tells more, since catching up costs the same."""
+_DRAFTS = 64
+"""A probe for many sequences is shorter: this many drafts tell enough."""
 _SEQUENCES, _OVERLAPPED_SEQUENCES = 4, 16
 """Max sequences of a probe of a draft model, which may have much text to catch up with; and of every probe where rounds
 overlap: fewer take no less there, since a pass is as wide for all. The sequences take turns."""
 _SHARE, _RESTING_SHARE = 0.01, 0.004
 """The share of the time that probes may cost where others draft, and where nobody does."""
+_INCLUDING = 4
+"""A drafter that drafts all that the plan's drafters do may lose this many times its share: where they have become
+better, so has it, but nothing tells before it is asked."""
 _MIN_REST, _MAX_REST = 16, 4096
 """The fewest and the most rounds between two probes of a drafter."""
 _AT_START, _DRAFTS_AT_START = 3, 12
@@ -79,16 +84,17 @@ class Probes:
 
     def _probe(self, at: int, outlooks: Seq[Outlook], plan: Plan, *, new: bool) -> Plan | None:
         """The best plan of one drafter, if a probe of it is due. new: as `_is_new` says."""
-        tried = self._tried[at]
+        tried, used = self._tried[at], {*plan.drafters} - {-1}
         share = (_SHARE if plan.asks else _RESTING_SHARE) / len(self._tried)
-        rounds = self._round - tried.round
-        if not new and rounds < max(tried.rest, min(tried.lost / share, _MAX_REST)):  # negative: it gained
+        whole = bool(used) and used <= self.includes[at]  # it drafts all that the plan does, and costs little
+        part = any(at in self.includes[i] for i in used)  # it may be what brings the plan's tokens, and draft farther
+        rounds, wait = self._round - tried.round, tried.lost / share  # a wait below 0: it gained
+        wait = max(_MIN_REST, wait / _INCLUDING) if whole else max(tried.rest, wait)
+        if not new and rounds < min(wait, _MAX_REST):
             return None
         asked = replace(outlooks[at], budgets=self._budgets(outlooks[at], tried.times))
         probe = best_plan_of([*outlooks[:at], asked, *outlooks[at + 1 :]], at, self.costs, self.widths)
-        rate, used = _weighted_rate(plan, outlooks), {*plan.drafters} - {-1}
-        whole = bool(used) and used <= self.includes[at]  # it drafts all that the plan does, and costs little
-        part = any(at in self.includes[i] for i in used)  # it may be what brings the plan's tokens, and draft farther
+        rate = _weighted_rate(plan, outlooks)
         promised = max(probe.rate * asked.weight, rate * plan.seconds / probe.seconds if whole or part else 0.0)
         loss = max(0.0, 1 - promised / rate)
         length = self._length(probe, loss)
@@ -109,7 +115,7 @@ class Probes:
             return _SEEN_ROUNDS
         if not self.costs.knows_asking(probe.kind):
             return _ROUNDS
-        return max(_SHORT, int(min(_LONG, _LOSS / max(loss, 1e-9))))
+        return max(_SHORT, int(min(_LONG, _LOSS / max(loss, 1e-9), _DRAFTS / probe.kind.batch)))
 
     def _budgets(self, outlook: Outlook, times: int) -> Ints:
         """The budgets of the sequences that take part, 0 for others. times: how often the drafter was probed before."""

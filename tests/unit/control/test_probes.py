@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from outrider.control.choose import best_plan_of
-from outrider.control.costs import PassTable, RoundCosts
+from outrider.control.costs import PassTable, RoundCosts, RoundKind
 from outrider.control.plan import Outlook, Plan, plain_plan
 from outrider.control.probes import Probes
 
@@ -122,3 +122,31 @@ def test_one_that_drafts_all_that_the_plan_does_is_tried_more_often():
             probes.count_rounds()
         found.append(count)
     assert found[1] > 4 * found[0] > 0
+
+
+def test_what_an_including_one_lost_keeps_it_off_less():
+    """What it lost beside worse drafts says little once those have become better: but it may not lose without end."""
+    known, lost = outlooks(), 4.0
+    known[0] = replace(known[0], survival=np.full((1, 7), 0.9).cumprod(1))
+    plan, found = best_plan_of(known, 0, COSTS, WIDTHS), list[int]()
+    for includes in (ALONE, [frozenset[int](), frozenset({0})]):
+        probes, count = Probes(includes, COSTS, WIDTHS), 0
+        tried(probes, [100, 100], 100)  # by itself it should lose much, so that its next probe is far off
+        for _ in range(20_000):
+            if probes.due(known, plan, [100, 100]) is not None:
+                count += 1
+                probes.charge(0, lost / probes.rate, 1)
+            probes.count_rounds()
+        found.append(count)
+    assert found[0] <= 20_000 / 800  # four tokens are 800 rounds at half a per cent each
+    assert 20_000 / 250 < found[1] <= 20_000 / 200 + 1
+
+
+@pytest.mark.parametrize(("batch", "rounds"), [(1, 16), (4, 16), (16, 4), (64, 2)])
+def test_a_probe_for_many_sequences_is_short(batch: int, rounds: int):
+    costs = RoundCosts(PassTable({(batch, w): 1.0 for w in WIDTHS}, padded=True))
+    costs.observe(RoundKind(batch, 2, 2 * batch, ("lookup",)), 1.0, 100)
+    free = replace(outlooks()[0], survival=np.full((batch, 7), 0.1).cumprod(1), budgets=np.full(batch, 7))
+    plan = Probes(ALONE[:1], costs, WIDTHS).due([free], plain_plan(batch, costs), [0])
+    assert plan is not None
+    assert plan.rounds == rounds
