@@ -2,7 +2,7 @@
 
     python benchmarks/record_texts.py TARGET TEXTS.json.gz [--texts 200] [--tokens 200] [--head block:model=FOLDER]
     python benchmarks/replay.py TEXTS.json.gz [--batches 4 16] [--texts 64] [--cells chat:0 code:1 mixed:0 ...]
-                                              [--drafters model|head]
+                                              [--drafters model|head|cpu]
 
 Texts that a model wrote are served again, the next one beginning where one ends: engine, controller and lookups are the
 real ones, the target says what was recorded, and a block head drafts what was recorded. A draft model, or a head that
@@ -15,9 +15,11 @@ With `--drafters model`, lookups and the draft model (four tokens) are compared 
 With `head`: lookups, the head, and the hybrid of both, whose drafts share rows (SHARE tokens a text on average); `auto`
 chooses between lookups and the hybrid, as with a large target, and how many rows drafts share. The rules of head,
 hybrid and sharing are the real ones too; see replayed_head.py. Lookups by themselves share no rows here.
+With `cpu`: lookups, the head (HEAD_TOKENS) and `auto` where rounds do not overlap, with the times of a small model on
+two cores; see replayed_cpu.py.
 
 For each cell: tokens a second of plain decoding by that clock, the others over it, `auto` over the best of all, and
-what `auto` spent its time with. No text comes twice before all have come.
+whom `auto` asked, by rounds of a text. No text comes twice before all have come.
 """
 
 from __future__ import annotations
@@ -36,11 +38,13 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from auto import KINDS
-from replayed_head import HeadTimes, Known, ReplayedHead
+from replayed_cpu import CPU_TIMES, CpuHead, CpuLookups, CpuTarget, cpu_controller
+from replayed_head import TOKENS, HeadTimes, Known, ReplayedHead
 from replayed_target import CLOCK, WIDTHS, ReplayedDraft, ReplayedTarget, Times
 
 from outrider.control.controller import Controller
 from outrider.control.costs import PassTable, RoundKind
+from outrider.control.decisions import Decisions
 from outrider.control.overlapped_costs import OverlappedCosts
 from outrider.core.sampling import SamplingParams, Token
 from outrider.drafters.base import Drafter, DrafterContext
@@ -66,6 +70,8 @@ HEAD_TIMES = HeadTimes(block={4: 0.13, 16: 0.2})
 RATES = {"chat": 0.55, "code": 0.8, "summary": 0.65, "copy": 0.95, "random": 0.78}
 HEAD_RATES = {"chat": 0.5, "code": 0.62, "summary": 0.53, "copy": 0.72, "random": 0.27}
 """How often the draft model and the head are right, at temperature 0; at 1, nine tenths of that."""
+HEAD_TOKENS = 3
+"""Tokens that the head drafts on a CPU where nobody decides."""
 SHARE = 3
 """Tokens scored for a text on average, where nobody decides how many of a head's are."""
 CELLS = [f"{kind}:{temperature}" for temperature in (0, 1) for kind in KINDS] + ["mixed:0"]
@@ -82,6 +88,7 @@ class Compared(NamedTuple):
 COMPARED = {
     "model": Compared(("plain", "lookups", "model", "auto"), RATES),
     "head": Compared(("plain", "lookups", "head", "hybrid", "auto"), HEAD_RATES),
+    "cpu": Compared(("plain", "lookups", "head", "auto"), HEAD_RATES),
 }
 
 
@@ -133,7 +140,7 @@ class Replay:
     def __init__(self, name: str, drafters: str, batch: int, vocab_size: int) -> None:
         """name, drafters: one of the engines of COMPARED, and its key there."""
         self.batch, self.times, self.known = batch, TIMES, dict[int, Known]()
-        self.target = target = ReplayedTarget(batch, vocab_size, self.times)
+        self.target = target = self._target(vocab_size)
         parts = self._parts(name, drafters)
         drafter = (NoDraft() if not parts else parts[0]) if len(parts) < 2 else Mix(parts, vocab_size)
         tokenizer: Any = SimpleNamespace(
@@ -148,6 +155,9 @@ class Replay:
             limits=EngineLimits(max_batch=batch, max_round_tokens=2048),
             controller=self._controller(parts) if name == "auto" else None,
         )
+
+    def _target(self, vocab_size: int) -> ReplayedTarget:
+        return ReplayedTarget(self.batch, vocab_size, self.times)
 
     def _parts(self, name: str, drafters: str) -> list[Drafter]:
         """Who drafts in an engine of this name."""
@@ -215,22 +225,19 @@ class Replay:
             return self.times.step[self.batch] / 1e3
         return HEAD_TIMES.block[self.batch] / drafter.lengths[0] / 1e3
 
-    def serve(self, texts: Seq[Text]) -> tuple[float, Counter[str]]:
-        """Tokens a second, and the seconds of rounds by who was asked."""
-        asked, began, tokens, spent = iter(texts), CLOCK.now, 0, Counter[str]()
+    def serve(self, texts: Seq[Text]) -> tuple[float, Decisions]:
+        """Tokens a second, and what was decided for these texts."""
+        asked, began, tokens, decisions = iter(texts), CLOCK.now, 0, Decisions()
         self._submit(islice(asked, self.batch))
         while self.engine.busy:
-            before, done = CLOCK.now, self.engine._in_flight[0] if self.engine._in_flight else None
             CLOCK.now += self.times.host / 1e3
             for event in self.engine.step():
                 if event.stats is not None:
                     CLOCK.now += self.times.ending / 1e3
                     tokens += event.stats.tokens
+                    decisions.add(event.stats.decisions or Decisions())
                     self._submit(islice(asked, 1))
-            plan = None if done is None else done.proposal.plan
-            if plan is not None:
-                spent["+".join(plan.kind.drafters) or "none"] += CLOCK.now - before  # type: ignore[assignment]
-        return tokens / (CLOCK.now - began), spent
+        return tokens / (CLOCK.now - began), decisions
 
     def _submit(self, texts: Iterator[Text]) -> None:
         for text in texts:
@@ -239,21 +246,45 @@ class Replay:
             self.target.texts[seq_id], self.known[seq_id] = text.prompt + text.answer, text.known
 
 
+class CpuReplay(Replay):
+    """The same on a CPU."""
+
+    target: CpuTarget
+
+    def _target(self, vocab_size: int) -> CpuTarget:
+        self.times = Times({}, {}, host=CPU_TIMES.host, ending=CPU_TIMES.ending)
+        return CpuTarget(self.batch, vocab_size)
+
+    def _parts(self, name: str, drafters: str) -> list[Drafter]:
+        parts: list[Drafter] = [CpuLookups(self.target)] if name in ("lookups", "auto") else []
+        if name in ("head", "auto"):
+            parts.append(CpuHead(self.target, self.known, HEAD_TOKENS if name == "head" else TOKENS))
+        return parts
+
+    def _controller(self, parts: Seq[Drafter]) -> Controller:
+        return cpu_controller(self.target, parts)
+
+
+def replay_of(name: str, drafters: str, batch: int, vocab_size: int) -> Replay:
+    """As the arguments of `Replay`."""
+    made = CpuReplay if drafters == "cpu" else Replay
+    return made(name, drafters, batch, vocab_size)
+
+
 def run(recorded: Recorded, drafters: str, batch: int, cells: Seq[str], count: int) -> None:
     speeds: dict[tuple[str, str], float] = {}
     told: dict[str, str] = {}
     first, texts = recorded.take(cells[0], batch), {cell: recorded.take(cell, count) for cell in cells}
     base, *others = COMPARED[drafters].engines
     for name in (base, *others):
-        replay = Replay(name, drafters, batch, recorded.vocab_size)
+        replay = replay_of(name, drafters, batch, recorded.vocab_size)
         replay.serve(first)
         for cell in cells:
-            speeds[name, cell], spent = replay.serve(texts[cell])
-            total = sum(spent.values()) or 1.0
-            told[cell] = ", ".join(f"{who} {100 * seconds / total:.0f}%" for who, seconds in spent.most_common(3))
+            speeds[name, cell], decisions = replay.serve(texts[cell])
+            told[cell] = _asked_most(decisions)
     columns = {name: max(6, len(name) + 1) for name in (*others, "best")}
     titles = " ".join(f"{name:>{width}}" for name, width in columns.items())
-    print(f"{'cell':>10} {'batch':>5} {base:>7} {titles}  time of auto")
+    print(f"{'cell':>10} {'batch':>5} {base:>7} {titles}  rounds of auto")
     over_best: list[float] = []
     for cell in cells:
         plain, auto = speeds[base, cell], speeds[others[-1], cell]
@@ -264,16 +295,26 @@ def run(recorded: Recorded, drafters: str, batch: int, cells: Seq[str], count: i
     print(f"auto over the best: {statistics.geometric_mean(over_best):.3f} on average, {min(over_best):.2f} at least")
 
 
+def _asked_most(decisions: Decisions) -> str:
+    """Who was asked most often, in per cent of the rounds of all texts."""
+    rounds = Counter[str]()
+    for (name, _), count in decisions.lengths.items():
+        rounds[name or "none"] += count
+    return ", ".join(f"{name} {100 * count / decisions.rounds:.0f}%" for name, count in rounds.most_common(3))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
-    parser.add_argument("--batches", type=int, nargs="+", default=[4, 16], choices=sorted(TIMES.passes))
+    parser.add_argument("--batches", type=int, nargs="+", default=[4, 16])
     parser.add_argument("--texts", type=int, default=64, help="of a cell")
     parser.add_argument("--drafters", default="model", choices=[*COMPARED], help="who drafts beside lookups")
     parser.add_argument("--cells", nargs="+", default=CELLS, choices=[*CELLS, "mixed:1"])
     given = parser.parse_args()
     if given.texts < 1:
         parser.error(f"--texts {given.texts}: at least 1")
+    if given.drafters != "cpu" and not {*given.batches} <= {*TIMES.passes}:
+        parser.error(f"--batches: times are known of {sorted(TIMES.passes)}")
     with gzip.open(given.file, "rt") as file:
         recorded = Recorded(json.load(file), COMPARED[given.drafters].rates)
     for batch in given.batches:

@@ -109,14 +109,10 @@ class ReplayedHeadRunner(TextRunner["ReplayedBlocks"]):
         """What is drafted behind so many tokens of a text, and how sure of each token the head is."""
         known, text = self.known[seq_id], self.target.texts[seq_id]
         if known.drafts:
-            behind = length - known.prompt - 1
-            right, *hundredths = known.drafts[behind] if 0 <= behind < len(known.drafts) else (0,)
-            chances = ([n / 100 for n in hundredths] + [0.0] * TOKENS)[:TOKENS]  # shorter at an answer's end
-        else:
-            guesses = [self._guess(seq_id, place) for place in range(length, length + TOKENS)]
-            chances = [chance for _, chance in guesses]
-            right = next((n for n, (is_right, _) in enumerate(guesses) if not is_right), TOKENS)
-        return [recorded_token(text, length + n) if n < right else WRONG for n in range(TOKENS)], chances
+            return recorded_draft(known, text, length)
+        guesses = [self._guess(seq_id, place) for place in range(length, length + TOKENS)]
+        right = next((n for n, (is_right, _) in enumerate(guesses) if not is_right), TOKENS)
+        return _draft_of(text, length, right), [chance for _, chance in guesses]
 
     def _guess(self, seq_id: int, place: int) -> tuple[bool, float]:
         """Whether the token drafted at this place of a text is right, the same whenever it is asked, and how sure of it
@@ -125,6 +121,19 @@ class ReplayedHeadRunner(TextRunner["ReplayedBlocks"]):
         chance = min(0.97, max(0.02, self.known[seq_id].rate + (hardness - 0.5) * SPREAD))
         right = random.Random(seq_id << 21 | place).random() < chance
         return right, min(0.98, max(0.03, chance + (SURER if right else -SURER)))
+
+
+def recorded_draft(known: Known, text: Seq[Token], length: int) -> tuple[list[Token], list[float]]:
+    """What a recorded head drafted behind so many tokens of a text, and how sure of each token it was."""
+    behind = length - known.prompt - 1
+    right, *hundredths = known.drafts[behind] if 0 <= behind < len(known.drafts) else (0,)
+    chances = ([n / 100 for n in hundredths] + [0.0] * TOKENS)[:TOKENS]  # shorter at an answer's end
+    return _draft_of(text, length, right), chances
+
+
+def _draft_of(text: Seq[Token], length: int, right: int) -> list[Token]:
+    """A draft of which so many tokens come."""
+    return [recorded_token(text, length + n) if n < right else WRONG for n in range(TOKENS)]
 
 
 class ReplayedBlocks:

@@ -14,7 +14,7 @@ CHECK = """
 import gzip, json, sys
 sys.path.insert(0, sys.argv[1])
 import torch
-from replay import COMPARED, Recorded, Replay
+from replay import COMPARED, Recorded, replay_of
 from replayed_target import find, reference_find
 from outrider.kernels import lookup
 
@@ -29,7 +29,7 @@ with gzip.open(sys.argv[2], "rt") as file:
     recorded = Recorded(json.load(file), COMPARED[drafters].rates)
 texts = recorded.take("mixed:0", 12)
 for name in COMPARED[drafters].engines:
-    replay, heard = Replay(name, drafters, 4, recorded.vocab_size), {}
+    replay, heard = replay_of(name, drafters, 4, recorded.vocab_size), {}
 
     def step(plain_step=replay.engine.step):
         events = plain_step()
@@ -38,9 +38,9 @@ for name in COMPARED[drafters].engines:
         return events
 
     replay.engine.step = step
-    speed, spent = replay.serve(texts)
+    speed, decisions = replay.serve(texts)
     assert [heard[i] for i in sorted(heard)] == [each.answer[: each.tokens] for each in texts], name
-    assert speed > 0 and (name == "auto") == bool(spent)
+    assert speed > 0 and (name == "auto") == bool(decisions.rounds)
 print("as recorded")
 """
 
@@ -91,7 +91,7 @@ def recording(folder: Path, *, drafts: bool = False) -> Path:
     return file
 
 
-@pytest.mark.parametrize(("drafters", "recorded"), [("model", False), ("head", False), ("head", True)])
+@pytest.mark.parametrize(("drafters", "recorded"), [("model", False), ("head", False), ("head", True), ("cpu", True)])
 def test_every_engine_says_what_was_recorded(tmp_path: Path, drafters: str, recorded: bool):
     script = tmp_path / "check.py"
     script.write_text(CHECK)
@@ -108,10 +108,10 @@ def test_a_recorded_head_is_asked_behind_every_token_and_judged_by_the_answer(tm
     assert output_of(str(script), str(ROOT / "benchmarks")) == f"{told}\n"
 
 
-@pytest.mark.parametrize(("drafters", "ratios"), [("model", 4), ("head", 5)])
+@pytest.mark.parametrize(("drafters", "ratios"), [("model", 4), ("head", 5), ("cpu", 4)])
 def test_the_table_is_the_same_again(tmp_path: Path, drafters: str, ratios: int):
-    options = [str(recording(tmp_path)), "--drafters", drafters, "--batches", "4", "--texts", "8"]
-    options += ["--cells", "chat:0", "mixed:1"]
+    texts = recording(tmp_path, drafts=drafters == "cpu")
+    options = [str(texts), "--drafters", drafters, "--batches", "4", "--texts", "8", "--cells", "chat:0", "mixed:1"]
     first, second = (output_of("replay.py", *options) for _ in range(2))
     assert first == second
     rows = [line.split() for line in first.splitlines()[1:3]]
