@@ -69,6 +69,13 @@ class Confidence:
         """The probability of a token that follows a match of this length, corrected."""
         return min(_MAX_PROB, prior * self._ratio[grade(match)])
 
+    def probs(self, match: int, votes: int, seen: int) -> tuple[float, float]:
+        """`prior_prob` of a token, and `prob` of that: one call for both, for every token that is looked at."""
+        g = _GRADES[match] if match < len(_GRADES) else 7
+        prior = votes / seen * _HIT_PROBS[g][seen if seen < _MAX_SEEN else _MAX_SEEN]
+        prob = prior * self._ratio[g]
+        return prior, prob if prob < _MAX_PROB else _MAX_PROB
+
     def expected_accepted(self, continuation: Continuation, min_prob: float) -> tuple[int, float]:
         """The number of first tokens whose survival is at least `min_prob`, and the sum of their survivals."""
         path, expected = 1.0, 0.0

@@ -87,26 +87,25 @@ class NgramIndex:
         are counted up to `longest`.
         """
         found: dict[int, int] = {}
+        text, first, back = self.text, self.first, tail[: -longest - 1 : -1]  # the last token first
         for gram, last, before in zip(GRAMS, self._last, self._before, strict=True):
-            if gram > len(tail) or gram > longest:
+            if gram > len(back):
                 break
             place = last.get(hash(tuple(tail[-gram:])), -1)
             left = scan
-            while place >= self.first and left:
+            while place >= first and left:
                 left -= 1
-                if place not in found and (match := self._match(place, tail, longest)):
-                    found[place] = match
-                place = before[place - self.first]
+                at = place - first
+                if place not in found:
+                    match = 0
+                    for token in back:
+                        if match == at or text[at - 1 - match] != token:
+                            break  # hashes may collide
+                        match += 1
+                    if match:
+                        found[place] = match
+                place = before[at]
         return found
-
-    def _match(self, place: int, tail: Seq[Token], longest: int) -> int:
-        """How many tokens before `place` agree with the last ones of `tail`: hashes may collide."""
-        text, at = self.text, place - self.first
-        most = min(longest, at, len(tail))
-        match = 0
-        while match < most and text[at - 1 - match] == tail[-1 - match]:
-            match += 1
-        return match
 
     def followers(self, places: list[int], path: tuple[Token, ...]) -> dict[Token, list[int]]:
         """The tokens at these places, each with the places that hold it; texts that ended are left out.

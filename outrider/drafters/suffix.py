@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 from outrider.core.draft import EMPTY, Draft
 from outrider.core.sampling import Token
@@ -222,15 +223,17 @@ class Suffix(Drafter):
     def _matches(self, index: NgramIndex, text: list[Token]) -> Iterator[tuple[int, list[int]]]:
         """The lengths of match that occurred, longest first, each with the places that match at least so far."""
         found = index.find(text[-self.config.max_depth :], self.config.max_depth, _MAX_OCCURRENCES)
-        for match in sorted(set(found.values()), reverse=True):
-            yield match, sorted((place for place, m in found.items() if m >= match), reverse=True)[:_MAX_OCCURRENCES]
+        places: list[int] = []
+        for match, alike in groupby(sorted(found, key=found.__getitem__, reverse=True), found.__getitem__):
+            places = sorted((*places, *alike), reverse=True)[:_MAX_OCCURRENCES]
+            yield match, places
 
 
 def _can_expect(confidence: Confidence, match: int, seen: int, depth: int, tokens: float) -> bool:
     """Whether a chain could expect more than `tokens` tokens if all `seen` occurrences of the match agreed."""
     path, left = 1.0, tokens
     for length in range(match, match + depth):
-        path *= confidence.prob(length, prior_prob(length, seen, seen))
+        path *= confidence.probs(length, seen, seen)[1]
         left -= path
         if left < 0:
             return True

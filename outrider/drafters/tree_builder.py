@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from outrider.core.sampling import Token
-from outrider.drafters.confidence import Confidence, Continuation, prior_prob
+from outrider.drafters.confidence import Confidence, Continuation
 from outrider.drafters.ngram_index import END, NgramIndex
 
 
@@ -81,11 +81,10 @@ def build_tree(
         seen = sum(map(len, groups.values()))
         length = match + len(path)
         for token, group in sorted(groups.items(), key=_by_votes)[: limits.width]:
-            prior = prior_prob(length, len(group), seen)
+            prior, own = confidence.probs(length, len(group), seen)
             opened += 1
             beyond = [place + 1 for place in group]
-            minus = -prob * confidence.prob(length, prior)
-            heappush(branches, _Branch(minus, opened, token, parent, prior, (*path, token), beyond))
+            heappush(branches, _Branch(-prob * own, opened, token, parent, prior, (*path, token), beyond))
 
     open_branches(-1, 1.0, (), places)
     while branches and len(tree.tokens) < limits.nodes:
@@ -107,26 +106,33 @@ def build_chain(
 ) -> DraftTree:
     """The tree of width 1, as `build_tree` builds it: at each place the token that followed most often."""
     tree = DraftTree(match, confidence)
-    tokens, path = tree.tokens, 1.0
+    tokens, priors, path, expected = tree.tokens, tree.priors, 1.0, 0.0
     text, first, size = index.text, index.first, len(index.text)
     at = [place - first for place in places]
-    for length in range(match, match + min(limits.nodes, limits.depth)):
-        came = [text[i] if i < size else tokens[i - size] for i in at]
-        token, votes = came[0], came.count(came[0])
-        if votes < len(came) or token == END:
-            came = [each for each in came if each != END]
-            if not came:
+    newest, seen = max(at), len(at)
+    for step in range(min(limits.nodes, limits.depth)):
+        if newest + step < size:
+            came = [text[i + step] for i in at]
+        else:
+            came = [text[i + step] if i + step < size else tokens[i + step - size] for i in at]
+        token = came[0]
+        votes = came.count(token)
+        if votes < seen or token == END:
+            known = [each for each in came if each != END]
+            if not known:
                 break
-            token = max(dict.fromkeys(came), key=came.count)  # of equals, the first
-            votes = came.count(token)
-        prior = prior_prob(length, votes, len(came))
-        path *= confidence.prob(length, prior)
+            token, seen = max(dict.fromkeys(known), key=known.count), len(known)  # of equals, the first
+            votes = known.count(token)
+            at = [i for i, each in zip(at, came, strict=True) if each == token]
+        prior, prob = confidence.probs(match + step, votes, seen)
+        path *= prob
         if path < limits.min_prob and tokens:
             break
-        at = [i + 1 for i in at if (text[i] if i < size else tokens[i - size]) == token]
+        seen = votes
         tokens.append(token)
-        tree.priors.append(prior)
-        tree.expected += path
+        priors.append(prior)
+        expected += path
+    tree.expected = expected
     return tree
 
 
