@@ -2,7 +2,7 @@
 
     python benchmarks/record_texts.py TARGET TEXTS.json.gz [--texts 200] [--tokens 200] [--head block:model=FOLDER]
     python benchmarks/replay.py TEXTS.json.gz [--batches 4 16] [--texts 64] [--cells chat:0 code:1 mixed:0 ...]
-                                              [--drafters model|head|cpu]
+                                              [--drafters model|head|cpu] [--noise .03]
 
 Texts that a model wrote are served again, the next one beginning where one ends: engine, controller and lookups are the
 real ones, the target says what was recorded, and a block head drafts what was recorded. A draft model, or a head that
@@ -16,7 +16,9 @@ With `head`: lookups, the head, and the hybrid of both, whose drafts share rows 
 chooses between lookups and the hybrid, as with a large target, and how many rows drafts share. The rules of head,
 hybrid and sharing are the real ones too; see replayed_head.py. Lookups by themselves share no rows here.
 With `cpu`: lookups, the head (HEAD_TOKENS) and `auto` where rounds do not overlap, with the times of a small model on
-two cores; see replayed_cpu.py.
+two cores; see replayed_cpu.py. `--noise` is how much passes of the same rows differ, as on a busy machine (the standard
+deviation of the logarithm of their times). The engine sees these times, but the figures leave out what passes took
+beyond the table: they tell whether noise made decisions worse, and not who met a slow pass.
 
 For each cell: tokens a second of plain decoding by that clock, the others over it, `auto` over the best of all, and
 whom `auto` asked, by rounds of a text. No text comes twice before all have come.
@@ -74,6 +76,8 @@ HEAD_TOKENS = 3
 """Tokens that the head drafts on a CPU where nobody decides."""
 SHARE = 3
 """Tokens scored for a text on average, where nobody decides how many of a head's are."""
+QUIET = 0.03
+"""The noise of a quiet machine."""
 CELLS = [f"{kind}:{temperature}" for temperature in (0, 1) for kind in KINDS] + ["mixed:0"]
 
 
@@ -98,6 +102,13 @@ class Text(NamedTuple):
     tokens: int
     """How many of the answer are asked for."""
     known: Known
+
+
+class Served(NamedTuple):
+    tokens: int
+    seconds: float
+    decisions: Decisions
+    """What was decided for these texts."""
 
 
 class Recorded:
@@ -225,8 +236,8 @@ class Replay:
             return self.times.step[self.batch] / 1e3
         return HEAD_TIMES.block[self.batch] / drafter.lengths[0] / 1e3
 
-    def serve(self, texts: Seq[Text]) -> tuple[float, Decisions]:
-        """Tokens a second, and what was decided for these texts."""
+    def serve(self, texts: Seq[Text]) -> Served:
+        """Serve texts, each after the first few when another ends."""
         asked, began, tokens, decisions = iter(texts), CLOCK.now, 0, Decisions()
         self._submit(islice(asked, self.batch))
         while self.engine.busy:
@@ -237,7 +248,7 @@ class Replay:
                     tokens += event.stats.tokens
                     decisions.add(event.stats.decisions or Decisions())
                     self._submit(islice(asked, 1))
-        return tokens / (CLOCK.now - began), decisions
+        return Served(tokens, CLOCK.now - began, decisions)
 
     def _submit(self, texts: Iterator[Text]) -> None:
         for text in texts:
@@ -251,9 +262,19 @@ class CpuReplay(Replay):
 
     target: CpuTarget
 
+    def __init__(self, name: str, batch: int, vocab_size: int, noise: float) -> None:
+        """noise: as in `CpuTarget`."""
+        self._noise = noise
+        super().__init__(name, "cpu", batch, vocab_size)
+
+    def serve(self, texts: Seq[Text]) -> Served:
+        before = self.target.disturbed
+        tokens, seconds, decisions = super().serve(texts)
+        return Served(tokens, seconds - (self.target.disturbed - before), decisions)
+
     def _target(self, vocab_size: int) -> CpuTarget:
         self.times = Times({}, {}, host=CPU_TIMES.host, ending=CPU_TIMES.ending)
-        return CpuTarget(self.batch, vocab_size)
+        return CpuTarget(self.batch, vocab_size, self._noise)
 
     def _parts(self, name: str, drafters: str) -> list[Drafter]:
         parts: list[Drafter] = [CpuLookups(self.target)] if name in ("lookups", "auto") else []
@@ -265,23 +286,24 @@ class CpuReplay(Replay):
         return cpu_controller(self.target, parts)
 
 
-def replay_of(name: str, drafters: str, batch: int, vocab_size: int) -> Replay:
-    """As the arguments of `Replay`."""
-    made = CpuReplay if drafters == "cpu" else Replay
-    return made(name, drafters, batch, vocab_size)
+def replay_of(name: str, drafters: str, batch: int, vocab_size: int, noise: float = QUIET) -> Replay:
+    """As the arguments of `Replay`, and of `CpuReplay`."""
+    if drafters == "cpu":
+        return CpuReplay(name, batch, vocab_size, noise)
+    return Replay(name, drafters, batch, vocab_size)
 
 
-def run(recorded: Recorded, drafters: str, batch: int, cells: Seq[str], count: int) -> None:
+def run(recorded: Recorded, drafters: str, batch: int, cells: Seq[str], count: int, noise: float = QUIET) -> None:
     speeds: dict[tuple[str, str], float] = {}
     told: dict[str, str] = {}
     first, texts = recorded.take(cells[0], batch), {cell: recorded.take(cell, count) for cell in cells}
     base, *others = COMPARED[drafters].engines
     for name in (base, *others):
-        replay = replay_of(name, drafters, batch, recorded.vocab_size)
+        replay = replay_of(name, drafters, batch, recorded.vocab_size, noise)
         replay.serve(first)
         for cell in cells:
-            speeds[name, cell], decisions = replay.serve(texts[cell])
-            told[cell] = _asked_most(decisions)
+            served = replay.serve(texts[cell])
+            speeds[name, cell], told[cell] = served.tokens / served.seconds, _asked_most(served.decisions)
     columns = {name: max(6, len(name) + 1) for name in (*others, "best")}
     titles = " ".join(f"{name:>{width}}" for name, width in columns.items())
     print(f"{'cell':>10} {'batch':>5} {base:>7} {titles}  rounds of auto")
@@ -310,7 +332,10 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=64, help="of a cell")
     parser.add_argument("--drafters", default="model", choices=[*COMPARED], help="who drafts beside lookups")
     parser.add_argument("--cells", nargs="+", default=CELLS, choices=[*CELLS, "mixed:1"])
+    parser.add_argument("--noise", type=float, default=QUIET, help="with cpu: how much passes differ (default: 0.03)")
     given = parser.parse_args()
+    if not 0 <= given.noise <= 2:
+        parser.error(f"--noise {given.noise}: between 0 and 2")
     if given.texts < 1:
         parser.error(f"--texts {given.texts}: at least 1")
     if given.drafters != "cpu" and not {*given.batches} <= {*TIMES.passes}:
@@ -318,7 +343,7 @@ def main() -> None:
     with gzip.open(given.file, "rt") as file:
         recorded = Recorded(json.load(file), COMPARED[given.drafters].rates)
     for batch in given.batches:
-        run(recorded, given.drafters, batch, given.cells, given.texts)
+        run(recorded, given.drafters, batch, given.cells, given.texts, given.noise)
 
 
 if __name__ == "__main__":

@@ -50,8 +50,6 @@ class CpuTimes:
     ending: float = 0.5
     """Of the host's work in any round, and where a text ends."""
     prompt_token: float = 0.35
-    noise: float = 0.03
-    """Passes differ by as much."""
     stall: float = 12.0
     stalls: float = 0.01
     """A stall, and how many passes have one."""
@@ -68,9 +66,12 @@ class CpuTarget(ReplayedTarget):
 
     asynchronous = joins = False
 
-    def __init__(self, batch: int, vocab_size: int, times: CpuTimes = CPU_TIMES) -> None:
+    def __init__(self, batch: int, vocab_size: int, noise: float, times: CpuTimes = CPU_TIMES) -> None:
+        """noise: the standard deviation of the logarithm of a pass's time."""
         super().__init__(batch, vocab_size, Times({}, {}, launch=0.0))
-        self.cpu = times
+        self.cpu, self.noise = times, noise
+        self.disturbed = 0.0
+        """Seconds that passes took longer than the table says."""
 
     def pass_seconds(self, rows: int) -> float:
         return float(np.interp(rows, [*self.cpu.rows], [*self.cpu.rows.values()])) / 1e3
@@ -81,7 +82,9 @@ class CpuTarget(ReplayedTarget):
         if decoding:
             seconds += self.pass_seconds(sum(1 + len(span.draft) for span in decoding))
         stall = self.cpu.stall / 1e3 if self._noise.random() < self.cpu.stalls else 0.0
-        CLOCK.now += seconds * (1 + self._noise.gauss(0, self.cpu.noise)) + stall
+        excess = seconds * (self._noise.lognormvariate(0, self.noise) - 1) + stall
+        CLOCK.now += seconds + excess
+        self.disturbed += excess
 
     def pass_shapes(self, batch: int, width: int) -> list[tuple[int, int]]:
         return [(1, rows) for rows in (1, 2, 3, 4, 5, 6, 8, 12, 16)]

@@ -321,9 +321,7 @@ class Controller:
 
     def note_seconds(self, plan: Plan, drafted: Seq[int], seconds: float, rounds: int = 1) -> None:
         """Note the mean seconds of rounds of a plan in which every sequence decodes, less `asking` of `note`."""
-        kind = self.prices.kind_of(plan, drafted)
-        note = self.costs.observe_at_most if kind.plain else self.costs.observe
-        note(kind, seconds, rounds)
+        self.costs.observe(self.prices.kind_of(plan, drafted), seconds, rounds)
 
     def forget(self, seq_id: int) -> Decisions:
         """Drop what is kept of a request; returns what was decided for it."""

@@ -18,16 +18,19 @@ from typing import NamedTuple
 from outrider.control.limits import PassLimits
 from outrider.runners.pass_work import Experts
 
-_PLAIN_ROUNDS, _DRAFTED_ROUNDS = 32, 16
-"""Corrections are running means of about this many rounds without drafts, and with drafts, which are fewer."""
+_ROUNDS = 128
+"""Corrections are running means of about this many rounds: on a busy machine the same round takes half as long again
+now and then, and a mean of few rounds would say more of that than of its kind."""
 _PRIOR_ROUNDS = 2
 """The expected time is a prior that counts as this many rounds: a single stall must not rule a kind out."""
+_KIND_ROUNDS = 64
+"""The prior of one kind of round counts as this many: a change is first taken to hold for all widths."""
 _BORROWED_ROUNDS = 1
 """The same where the expected time comes from another size of batch."""
 _START_ROUNDS = 8
 """A time of rounds without drafts at start-up counts as this many rounds."""
 _HALF_LIFE = 512
-"""Rounds after which half of a kind's correction is forgotten, so that it is tried again."""
+"""Rounds after which half of a correction is forgotten that no round has told of, so that drafters are tried again."""
 _PRICED_ROWS = 8
 """The price of a row is the mean over this many rows."""
 _MAX_KINDS = 4096
@@ -161,13 +164,15 @@ class RunningMean:
     last: int = 0
     """The round in which a value was last added."""
     start: float = 0.0
-    """The prior, or a lower value learned since: the mean returns to it while nothing is added."""
-    recent: int = _DRAFTED_ROUNDS
+    """The prior: the mean returns to it while nothing is added."""
+    recent: int = _ROUNDS
     """The mean is over about this many rounds."""
 
     def at(self, now: int) -> float:
-        """The mean in round `now`: the longer ago a value was last added, the closer to `start`."""
-        return self.start + (self.value - self.start) * 0.5 ** ((now - self.last) / _HALF_LIFE)
+        """The mean in round `now`. After `recent` rounds without a value, the longer ago the last, the nearer `start`:
+        a mean of rounds that come now and then does not."""
+        idle = max(0, now - self.last - self.recent)
+        return self.start + (self.value - self.start) * 0.5 ** (idle / _HALF_LIFE)
 
     def add(self, told: float, now: int, rounds: int = 1) -> None:
         """Add a value. rounds: the number of rounds that it is the mean of."""
@@ -234,7 +239,7 @@ class RoundCosts:
         """Take the seconds of rounds at start-up as what rounds of this kind take, until later ones correct it."""
         expected, size = self._measured(kind), size_of(kind.batch)
         if kind.plain:
-            self._levels[size] = RunningMean(seconds / expected, _START_ROUNDS, recent=_PLAIN_ROUNDS)
+            self._levels[size] = RunningMean(seconds / expected, _START_ROUNDS)
             self._last_size = size
         else:
             known = self._asking.setdefault(kind.drafters, {})
@@ -258,34 +263,22 @@ class RoundCosts:
         known, most = self._levels.get(size), _MAX_STEP
         if known is None:
             prior, most = _BORROWED_ROUNDS if self._levels else _PRIOR_ROUNDS, MAX_RATIO
-            known = self._levels[size] = RunningMean(self._level(kind.batch), prior, recent=_PLAIN_ROUNDS)
+            known = self._levels[size] = RunningMean(self._level(kind.batch), prior)
         known.add(within(seconds / expected, known.value, most), self._now, rounds)
         self._last_size = size
-
-    def observe_at_most(self, kind: RoundKind, seconds: float, rounds: int = 1) -> None:
-        """Note rounds in which a drafter was asked and found nothing: they only lower the time of plain rounds."""
-        known = self._levels.get(size_of(kind.batch))
-        if known is None or seconds < self._measured(kind) * known.value:
-            self.observe(kind, seconds, rounds)
 
     def _observe_drafted(self, kind: RoundKind, seconds: float, passes: float, rounds: int) -> None:
         """As `observe`, for rounds with drafts. passes: the expected seconds of their passes."""
         size = size_of(kind.batch)
-        level = self._levels.get(size)
-        if level is not None and seconds < passes:  # no draft shortens a pass: rounds without were disturbed
-            level.add(level.value * max(seconds / passes, 1 / _MAX_STEP), self._now, rounds)
         known = self._asking.setdefault(kind.drafters, {})
         first = size not in known
         asking = known.setdefault(size, RunningMean(0.0, last=self._now))
-        own = self._kinds.setdefault(kind, RunningMean(1.0, last=self._now, start=1.0))
+        own = self._kinds.setdefault(kind, RunningMean(1.0, _KIND_ROUNDS, self._now, start=1.0))
         asking.value, own.value = asking.at(self._now), own.at(self._now)
         expected = own.value * (passes + max(0.0, asking.value))
         seconds = within(seconds, expected, MAX_RATIO if first else _MAX_STEP)
         asking.add(seconds / own.value - passes, self._now, rounds)
-        asking.start = min(asking.start, asking.value)  # rounds at the start were slower than they had to be
-        told = seconds / (passes + max(0.0, asking.value))  # what `asking` does not explain
-        # a round faster than expected lowers `asking`, for all widths, and not `own`: else this kind alone seems faster
-        own.add(max(told, 1.0) if asking.value > 0 else told, self._now, rounds)
+        own.add(seconds / (passes + max(0.0, asking.value)), self._now, rounds)  # what `asking` does not explain
         self._drop_oldest_kind()
 
     def _drop_oldest_kind(self) -> None:

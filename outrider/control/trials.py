@@ -13,7 +13,7 @@ from outrider.control.costs import size_of
 
 TRIAL_ROUNDS = 3
 """The rounds of a trial of all requests, and those in which the drafter is asked for a new request."""
-_REST = 16
+REST_ROUNDS = 16
 """Rounds between two trials of all requests."""
 _FIRST_CREDIT, _MAX_CREDIT = 3.0, 6.0
 """The credit at first, and at most after gains: what asking may lose before it stops, in rounds without drafts."""
@@ -52,7 +52,7 @@ class Trials:
         chosen = [seq_id not in self._known for seq_id in seq_ids]
         if size.credit > 0 or now >= size.next:
             chosen = [True] * len(seq_ids)
-            size.next = now + _REST
+            size.next = now + REST_ROUNDS
         self._known.update(seq_ids)
         return chosen
 

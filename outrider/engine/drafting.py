@@ -61,7 +61,7 @@ class Drafting:
         self.rows = max(part.rows for part in parts)
         """The number of slots in the target's pages that a draft writes, from the text's last token on."""
         self.host = HostTime()
-        self._watching, self._kept = Allowance(self.host), KeptPlan(self.host)
+        self._watching, self._kept = Allowance(self.host), KeptPlan(self.host, trials=self._free is not None)
         self._rest = self._asked = 0
         """As in the last proposal."""
         self._ended: deque[Sequence] = deque()

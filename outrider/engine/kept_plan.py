@@ -6,6 +6,7 @@ from typing import cast
 
 from outrider.control.costs import size_of
 from outrider.control.plan import Plan
+from outrider.control.trials import REST_ROUNDS
 from outrider.engine.host_time import HostTime, rest_after
 
 ASKING_SHARE = 0.01
@@ -40,8 +41,10 @@ _BRIEF_ROUNDS = 4
 class KeptPlan:
     """A controller's last plan, and for how long it holds."""
 
-    def __init__(self, host: HostTime) -> None:
-        self._host = host
+    def __init__(self, host: HostTime, trials: bool = False) -> None:
+        """trials: plans without drafts are made anew every few rounds, whatever was wasted: the drafter that is asked
+        first is tried then, at next to no cost."""
+        self._host, self._trials = host, trials
         self.seq_ids: list[int] = []
         self.plan: Plan | None = None
         self.is_new = False
@@ -181,6 +184,8 @@ class KeptPlan:
             most = _SHORT_REST if self._worth > 0 else _MAX_REST
             rest = min(rest_after(self._spent, RESTING_SHARE), most * plan.seconds)
             rest = max(rest, min(rest_after(self._spent, _MOST_SHARE), _LONGER * most * plan.seconds))
+            if self._trials:
+                rest = min(rest, max(REST_ROUNDS * plan.seconds, rest_after(self._seconds, RESTING_SHARE)))
             self._hold(now + rest)
             soon = self._worth > 0 or len(self.seq_ids) == 1  # a single request: no other tells anything of its text
             others = min(rest, rest_after(self._seconds, NEWCOMER_SHARE)) if soon else rest

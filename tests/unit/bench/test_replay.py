@@ -38,9 +38,10 @@ for name in COMPARED[drafters].engines:
         return events
 
     replay.engine.step = step
-    speed, decisions = replay.serve(texts)
+    tokens, seconds, decisions = replay.serve(texts)
     assert [heard[i] for i in sorted(heard)] == [each.answer[: each.tokens] for each in texts], name
-    assert speed > 0 and (name == "auto") == bool(decisions.rounds)
+    assert tokens == sum(each.tokens for each in texts) and seconds > 0
+    assert (name == "auto") == bool(decisions.rounds)
 print("as recorded")
 """
 
@@ -117,3 +118,11 @@ def test_the_table_is_the_same_again(tmp_path: Path, drafters: str, ratios: int)
     rows = [line.split() for line in first.splitlines()[1:3]]
     assert [row[:2] for row in rows] == [["chat:0", "4"], ["mixed:1", "4"]]
     assert all(float(figure) > 0 for row in rows for figure in row[2 : 3 + ratios])
+
+
+def test_noise_is_left_out_of_the_figures(tmp_path: Path):
+    """Where nothing is decided, they are those of a quiet machine."""
+    texts = recording(tmp_path, drafts=True)
+    options = [str(texts), "--drafters", "cpu", "--batches", "1", "--texts", "8", "--cells", "chat:0"]
+    quiet, busy = (output_of("replay.py", *options, "--noise", n).splitlines()[1].split() for n in ("0", "0.6"))
+    assert quiet[2:5] == busy[2:5]  # plain, lookups, head

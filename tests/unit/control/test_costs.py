@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from outrider.control.costs import PassTable, RoundCosts, RoundKind
@@ -94,10 +95,10 @@ def test_one_stall_does_not_rule_a_kind_out_and_corrections_fade():
 def test_a_stall_of_a_round_without_drafts_makes_drafts_no_cheaper():
     """Such rounds are what drafts are judged by: one that takes 50 times as long counts as half as long again."""
     costs = RoundCosts(PassTable({(1, 1): 1.0, (1, 8): 2.0}))
-    run(costs, 40, lambda _: 1.0, kinds=(PLAIN,))
+    run(costs, 200, lambda _: 1.0, kinds=(PLAIN,))
     costs.observe(PLAIN, 50.0)
-    assert costs.seconds(PLAIN) == pytest.approx(1 + 0.5 / 32)
-    run(costs, 200, lambda _: 4.0, kinds=(PLAIN,))  # it is slower for good
+    assert costs.seconds(PLAIN) == pytest.approx(1 + 0.5 / 128)
+    run(costs, 800, lambda _: 4.0, kinds=(PLAIN,))  # it is slower for good
     assert costs.seconds(PLAIN) == pytest.approx(4.0, rel=0.05)
 
 
@@ -108,27 +109,16 @@ def test_a_stall_of_a_round_with_drafts_makes_them_little_dearer():
     assert costs.seconds(DRAFTED) < 3.3
 
 
-def test_drafts_make_no_pass_shorter():
-    """Where rounds with drafts take less than their passes should, those without were timed on a busier machine."""
-    costs = RoundCosts(PassTable({(1, 1): 1.0, (1, 8): 2.0}))
-    run(costs, 8, lambda _: 2.0, kinds=(PLAIN,))
-    assert costs.seconds(PLAIN) > 1.7
-    run(costs, 200, lambda _: 2.4, kinds=(DRAFTED,))
-    assert costs.seconds(PLAIN) == pytest.approx(1.2, rel=0.05)
-    run(costs, 200, lambda _: 3.0, kinds=(DRAFTED,))  # slower than their passes: asking is
-    assert costs.seconds(PLAIN) == pytest.approx(1.2, rel=0.05)
-
-
-def test_rounds_that_found_nothing_tell_at_most_what_plain_ones_take():
-    costs = RoundCosts(PassTable({(1, 1): 1.0}))
-    costs.observe_at_most(PLAIN, 1.4)
-    first = costs.seconds(PLAIN)
-    assert first > 1.0  # nothing else is known
-    costs.observe_at_most(PLAIN, 1.5)
-    assert costs.seconds(PLAIN) == first
-    for _ in range(200):
-        costs.observe_at_most(PLAIN, 1.05)
-    assert costs.seconds(PLAIN) == pytest.approx(1.05, rel=0.02)
+def test_a_busy_machine_makes_drafts_neither_dearer_nor_cheaper():
+    """Rounds take up to 1.7 times as long now and then: what drafts add to a round is known all the same."""
+    rng, costs = np.random.default_rng(0), RoundCosts(PassTable({(1, 1): 1.0, (1, 8): 2.0}))
+    found = list[float]()
+    for _ in range(1200):
+        for kind, seconds in ((PLAIN, 1.0), (DRAFTED, 2.5)):
+            costs.observe(kind, seconds * rng.choice([1.0, 1.0, 1.3, 1.7]))
+        found.append(costs.seconds(DRAFTED) / costs.seconds(PLAIN))
+    assert np.mean(found[200:]) == pytest.approx(2.5, rel=0.03)
+    assert 2.2 < min(found[200:]) < max(found[200:]) < 2.8
 
 
 def test_rounds_that_say_nothing_are_ignored():
@@ -142,12 +132,12 @@ def test_kinds_never_seen_are_as_slow_as_others_of_their_drafters():
     costs = RoundCosts(PassTable({(1, 1): 1.0, (1, 4): 1.2, (1, 8): 2.0}))
     run(costs, 60, lambda kind: 1.0 if kind.plain else 5.0)
     other, stranger = RoundKind(1, 4, 4, ("lookup",)), RoundKind(1, 4, 4, ("model",))
-    assert 1.4 * 1.2 < costs.seconds(other) < 2.6 * 1.2
+    assert 1.4 * 1.2 < costs.seconds(other) < 1.2 + 3.0
     assert costs.seconds(stranger) == pytest.approx(1.2, rel=0.02)
 
 
 def test_what_rounds_took_at_the_start_counts_until_others_tell_more():
-    """Asking takes 2 seconds of the host for four sequences, whatever the width; it is never forgotten."""
+    """Asking takes 2 seconds of the host for four sequences, whatever the width; what came later is forgotten."""
     costs = RoundCosts(PassTable({(4, 1): 1.0, (4, 4): 1.5, (4, 8): 2.0}, padded=True))
     plain, asked, wider = RoundKind(4, 1, 4), RoundKind(4, 4, 16, ("lookup",)), RoundKind(4, 8, 32, ("lookup",))
     costs.start_with(plain, 2.0)
@@ -160,13 +150,11 @@ def test_what_rounds_took_at_the_start_counts_until_others_tell_more():
     run(costs, 40, lambda _: 4.0, kinds=(asked,))
     assert costs.knows_asking(wider)
     assert 3.9 < costs.seconds(asked) < 4.1
-    least = costs.shared_seconds(asked)
-    assert least < 4.6
     run(costs, 4000, lambda _: 2.0, kinds=(plain,))
-    assert costs.seconds(asked) == pytest.approx(least, rel=0.01)  # not as slow as at the start again
+    assert costs.seconds(asked) == pytest.approx(5.0, rel=0.01)
     run(costs, 40, lambda _: 8.0, kinds=(asked,))
     run(costs, 4000, lambda _: 2.0, kinds=(plain,))
-    assert costs.seconds(asked) == pytest.approx(least, rel=0.01)  # nor as it was once
+    assert costs.seconds(asked) == pytest.approx(5.0, rel=0.01)
 
 
 def test_what_was_too_slow_at_the_start_is_so_for_no_width():
@@ -174,9 +162,9 @@ def test_what_was_too_slow_at_the_start_is_so_for_no_width():
     costs = RoundCosts(PassTable({(1, w): 1.0 for w in (1, 6, 8)}, padded=True))
     made, wider = RoundKind(1, 6, 6, ("head",)), RoundKind(1, 8, 8, ("head",))
     costs.start_with(made, 1.6)
-    run(costs, 100, lambda _: 1.2, kinds=(made,))
+    run(costs, 400, lambda _: 1.2, kinds=(made,))
     assert costs.seconds(made) == pytest.approx(1.2, rel=0.01)
-    assert costs.seconds(wider) == pytest.approx(1.2, rel=0.01)
+    assert costs.seconds(wider) == pytest.approx(1.2, rel=0.03)
 
 
 def test_asking_for_fewer_sequences_takes_no_longer_at_the_start():

@@ -324,6 +324,19 @@ def test_a_request_alone_is_planned_for_soon_whatever_came_of_others(clock: Cloc
     assert not kept.holds_for([1])
 
 
+@pytest.mark.parametrize(("trials", "planning", "rest"), [(True, 0.0, 16.0), (True, 0.1, 19.9), (False, 0.1, 318.4)])
+def test_what_was_in_vain_delays_no_trial(trials: bool, planning: float, rest: float, clock: Clock):
+    """A probe lost 1.5 rounds of a second. The drafter that is asked first is tried after 16 rounds, unless plans would
+    take more than their share."""
+    kept, controller = KeptPlan(HostTime(), trials=trials), Scripted(drafts=True)
+    kept.note(replace(controller.plan([0, 1], [1, 1]), probe=True), 0, 1.5, 2.0)
+    began = clock.now
+    clock.now += planning
+    kept.begin([0, 1], plain_plan(2, controller.costs), began)
+    kept.use()
+    assert kept._until - clock.now == pytest.approx(rest)
+
+
 @pytest.mark.parametrize(("settled", "share"), [(False, kept_plan.ASKING_SHARE), (True, kept_plan.SETTLED_SHARE)])
 @pytest.mark.parametrize("newcomers", [False, True])
 def test_planning_drafts_takes_its_share_of_the_time(settled: bool, share: float, newcomers: bool, clock: Clock):

@@ -93,7 +93,7 @@ def random_costs(rng: random.Random, batch: int) -> RoundCosts:
         costs.observe(RoundKind(batch, 1, batch), rng.uniform(1, 1.5))
         width, asked = rng.choice(WIDTHS[1:]), rng.choice(((NAMES[0],), (NAMES[1],), NAMES))
         kind = RoundKind(batch, width, batch * width, asked, 7 if "head" in asked else 0)
-        costs.observe(kind, costs.shared_seconds(kind) * rng.uniform(1.01, 1.5))
+        costs.observe(kind, costs.shared_seconds(kind) * rng.uniform(1.01, 2.0))
     return costs
 
 
