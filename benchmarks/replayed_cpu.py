@@ -35,16 +35,16 @@ class CpuTimes:
 
     rows: Mapping[int, float]
     """Of passes, by all their rows."""
-    draft: float = 1.15
+    draft: float = 2.0
     draft_token: float = 0.1
     """Of a head's draft for each sequence, and of each token it is asked for."""
     read: float = 0.3
     read_token: float = 0.03
     """Where a head has missed more than MISSED tokens of a text: once, and for each of them."""
-    lookup: float = 0.1
+    lookup: float = 0.25
     """Of a lookup, for each sequence."""
-    plan: float = 0.25
-    review: float = 0.1
+    plan: float = 0.6
+    review: float = 0.15
     """Of the host's deciding: a plan, and what is decided once drafts are seen, for each time."""
     host: float = 0.35
     ending: float = 0.5
