@@ -55,3 +55,13 @@ def test_what_is_expected_is_the_sum_of_the_probabilities_that_reach_the_least()
     assert Confidence().expected_accepted(continuation, 0.2) == (2, 0.75)
     assert Confidence().expected_accepted(continuation, 0.0) == (3, 0.875)
     assert Confidence().expected_accepted(continuation, 0.6) == (0, 0.0)
+
+
+def test_prior_and_probability_in_one_call():
+    confidence = Confidence(1.2)
+    for match, hit in ((0, False), (2, True), (40, True), (40, False)):
+        confidence.record(match, 0.6, hit)
+    for match in (*range(40), 10_000):
+        for votes, seen in ((1, 1), (3, 3), (2, 7), (9, 30)):
+            prior = prior_prob(match, votes, seen)
+            assert confidence.probs(match, votes, seen) == (prior, confidence.prob(match, prior))
