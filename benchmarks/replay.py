@@ -76,6 +76,7 @@ HEAD_TOKENS = 3
 """Tokens that the head drafts on a CPU where nobody decides."""
 SHARE = 3
 """Tokens scored for a text on average, where nobody decides how many of a head's are."""
+MAX_BATCH = 64
 QUIET = 0.03
 """The noise of a quiet machine."""
 CELLS = [f"{kind}:{temperature}" for temperature in (0, 1) for kind in KINDS] + ["mixed:0"]
@@ -287,7 +288,7 @@ class CpuReplay(Replay):
 
 
 def replay_of(name: str, drafters: str, batch: int, vocab_size: int, noise: float = QUIET) -> Replay:
-    """As the arguments of `Replay`, and of `CpuReplay`."""
+    """As the arguments of `Replay`. noise: as in `CpuTarget`; only a CPU has any."""
     if drafters == "cpu":
         return CpuReplay(name, batch, vocab_size, noise)
     return Replay(name, drafters, batch, vocab_size)
@@ -332,18 +333,23 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=64, help="of a cell")
     parser.add_argument("--drafters", default="model", choices=[*COMPARED], help="who drafts beside lookups")
     parser.add_argument("--cells", nargs="+", default=CELLS, choices=[*CELLS, "mixed:1"])
-    parser.add_argument("--noise", type=float, default=QUIET, help="with cpu: how much passes differ (default: 0.03)")
+    parser.add_argument("--noise", type=float, help=f"with cpu: how much passes differ (default: {QUIET})")
     given = parser.parse_args()
-    if not 0 <= given.noise <= 2:
-        parser.error(f"--noise {given.noise}: between 0 and 2")
+    noise = QUIET if given.noise is None else given.noise
+    if given.noise is not None and given.drafters != "cpu":
+        parser.error("--noise: only with --drafters cpu")
+    if not 0 <= noise <= 2:
+        parser.error(f"--noise {noise}: between 0 and 2")
     if given.texts < 1:
         parser.error(f"--texts {given.texts}: at least 1")
     if given.drafters != "cpu" and not {*given.batches} <= {*TIMES.passes}:
         parser.error(f"--batches: times are known of {sorted(TIMES.passes)}")
+    if not all(1 <= batch <= MAX_BATCH for batch in given.batches):
+        parser.error(f"--batches: between 1 and {MAX_BATCH}")
     with gzip.open(given.file, "rt") as file:
         recorded = Recorded(json.load(file), COMPARED[given.drafters].rates)
     for batch in given.batches:
-        run(recorded, given.drafters, batch, given.cells, given.texts, given.noise)
+        run(recorded, given.drafters, batch, given.cells, given.texts, noise)
 
 
 if __name__ == "__main__":

@@ -18,15 +18,16 @@ from typing import NamedTuple
 from outrider.control.limits import PassLimits
 from outrider.runners.pass_work import Experts
 
-_ROUNDS = 128
+_ROUNDS = 48
 """Corrections are running means of about this many rounds: on a busy machine the same round takes half as long again
 now and then, and a mean of few rounds would say more of that than of its kind."""
 _PRIOR_ROUNDS = 2
 """The expected time is a prior that counts as this many rounds: a single stall must not rule a kind out."""
-_KIND_ROUNDS = 64
-"""The prior of one kind of round counts as this many: a change is first taken to hold for all widths."""
 _BORROWED_ROUNDS = 1
 """The same where the expected time comes from another size of batch."""
+_KIND_ROUNDS = 64
+"""One kind of round gets a correction of its own once its drafters were asked in this many rounds, against a prior that
+counts as many: until then, what they add to a round is taken to be the same at all widths."""
 _START_ROUNDS = 8
 """A time of rounds without drafts at start-up counts as this many rounds."""
 _HALF_LIFE = 512
@@ -164,7 +165,7 @@ class RunningMean:
     last: int = 0
     """The round in which a value was last added."""
     start: float = 0.0
-    """The prior: the mean returns to it while nothing is added."""
+    """The prior, or a lower value learned since: the mean returns to it while nothing is added."""
     recent: int = _ROUNDS
     """The mean is over about this many rounds."""
 
@@ -278,7 +279,10 @@ class RoundCosts:
         expected = own.value * (passes + max(0.0, asking.value))
         seconds = within(seconds, expected, MAX_RATIO if first else _MAX_STEP)
         asking.add(seconds / own.value - passes, self._now, rounds)
-        own.add(seconds / (passes + max(0.0, asking.value)), self._now, rounds)  # what `asking` does not explain
+        asking.start = min(asking.start, asking.value)  # rounds at the start were slower than they had to be
+        own.last = self._now
+        if asking.count > _KIND_ROUNDS:
+            own.add(seconds / (passes + max(0.0, asking.value)), self._now, rounds)  # what `asking` does not explain
         self._drop_oldest_kind()
 
     def _drop_oldest_kind(self) -> None:

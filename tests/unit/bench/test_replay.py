@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -126,3 +128,17 @@ def test_noise_is_left_out_of_the_figures(tmp_path: Path):
     options = [str(texts), "--drafters", "cpu", "--batches", "1", "--texts", "8", "--cells", "chat:0"]
     quiet, busy = (output_of("replay.py", *options, "--noise", n).splitlines()[1].split() for n in ("0", "0.6"))
     assert quiet[2:5] == busy[2:5]  # plain, lookups, head
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--noise", "0.2"], "only with --drafters cpu"),
+        (["--drafters", "cpu", "--noise", "9"], "between 0 and 2"),
+        (["--drafters", "cpu", "--batches", "0"], "between 1 and 64"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(tmp_path: Path, options: list[str], said: str):
+    command = [sys.executable, str(ROOT / "benchmarks/replay.py"), str(tmp_path / "none.json.gz"), *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and said in done.stderr

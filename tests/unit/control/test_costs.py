@@ -95,10 +95,10 @@ def test_one_stall_does_not_rule_a_kind_out_and_corrections_fade():
 def test_a_stall_of_a_round_without_drafts_makes_drafts_no_cheaper():
     """Such rounds are what drafts are judged by: one that takes 50 times as long counts as half as long again."""
     costs = RoundCosts(PassTable({(1, 1): 1.0, (1, 8): 2.0}))
-    run(costs, 200, lambda _: 1.0, kinds=(PLAIN,))
+    run(costs, 40, lambda _: 1.0, kinds=(PLAIN,))
     costs.observe(PLAIN, 50.0)
-    assert costs.seconds(PLAIN) == pytest.approx(1 + 0.5 / 128)
-    run(costs, 800, lambda _: 4.0, kinds=(PLAIN,))  # it is slower for good
+    assert 1 < costs.seconds(PLAIN) <= 1 + 0.5 / 32
+    run(costs, 200, lambda _: 4.0, kinds=(PLAIN,))  # it is slower for good
     assert costs.seconds(PLAIN) == pytest.approx(4.0, rel=0.05)
 
 
@@ -132,12 +132,12 @@ def test_kinds_never_seen_are_as_slow_as_others_of_their_drafters():
     costs = RoundCosts(PassTable({(1, 1): 1.0, (1, 4): 1.2, (1, 8): 2.0}))
     run(costs, 60, lambda kind: 1.0 if kind.plain else 5.0)
     other, stranger = RoundKind(1, 4, 4, ("lookup",)), RoundKind(1, 4, 4, ("model",))
-    assert 1.4 * 1.2 < costs.seconds(other) < 1.2 + 3.0
+    assert costs.seconds(other) == pytest.approx(1.2 + 3.0, rel=0.03)
     assert costs.seconds(stranger) == pytest.approx(1.2, rel=0.02)
 
 
 def test_what_rounds_took_at_the_start_counts_until_others_tell_more():
-    """Asking takes 2 seconds of the host for four sequences, whatever the width; what came later is forgotten."""
+    """Asking takes 2 seconds of the host for four sequences, whatever the width; it is never forgotten."""
     costs = RoundCosts(PassTable({(4, 1): 1.0, (4, 4): 1.5, (4, 8): 2.0}, padded=True))
     plain, asked, wider = RoundKind(4, 1, 4), RoundKind(4, 4, 16, ("lookup",)), RoundKind(4, 8, 32, ("lookup",))
     costs.start_with(plain, 2.0)
@@ -150,11 +150,13 @@ def test_what_rounds_took_at_the_start_counts_until_others_tell_more():
     run(costs, 40, lambda _: 4.0, kinds=(asked,))
     assert costs.knows_asking(wider)
     assert 3.9 < costs.seconds(asked) < 4.1
+    least = costs.shared_seconds(asked)
+    assert least < 4.6
     run(costs, 4000, lambda _: 2.0, kinds=(plain,))
-    assert costs.seconds(asked) == pytest.approx(5.0, rel=0.01)
+    assert costs.seconds(asked) == pytest.approx(least, rel=0.01)  # not as slow as at the start again
     run(costs, 40, lambda _: 8.0, kinds=(asked,))
     run(costs, 4000, lambda _: 2.0, kinds=(plain,))
-    assert costs.seconds(asked) == pytest.approx(5.0, rel=0.01)
+    assert costs.seconds(asked) == pytest.approx(least, rel=0.01)  # nor as it was once
 
 
 def test_what_was_too_slow_at_the_start_is_so_for_no_width():
@@ -162,9 +164,9 @@ def test_what_was_too_slow_at_the_start_is_so_for_no_width():
     costs = RoundCosts(PassTable({(1, w): 1.0 for w in (1, 6, 8)}, padded=True))
     made, wider = RoundKind(1, 6, 6, ("head",)), RoundKind(1, 8, 8, ("head",))
     costs.start_with(made, 1.6)
-    run(costs, 400, lambda _: 1.2, kinds=(made,))
+    run(costs, 100, lambda _: 1.2, kinds=(made,))
     assert costs.seconds(made) == pytest.approx(1.2, rel=0.01)
-    assert costs.seconds(wider) == pytest.approx(1.2, rel=0.03)
+    assert costs.seconds(wider) == pytest.approx(1.2, rel=0.01)
 
 
 def test_asking_for_fewer_sequences_takes_no_longer_at_the_start():
