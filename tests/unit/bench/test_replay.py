@@ -141,4 +141,5 @@ def test_noise_is_left_out_of_the_figures(tmp_path: Path):
 def test_options_that_do_not_fit_are_refused(tmp_path: Path, options: list[str], said: str):
     command = [sys.executable, str(ROOT / "benchmarks/replay.py"), str(tmp_path / "none.json.gz"), *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and said in done.stderr
+    assert done.returncode == 2
+    assert said in done.stderr
