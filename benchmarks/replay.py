@@ -63,12 +63,12 @@ from outrider.verify.base import make_verifier
 
 TIMES = Times(
     passes={
-        4: {4: 1.2, 8: 1.24, 16: 1.35, 24: 1.45, 32: 1.55, 48: 1.7, 64: 1.8},
-        16: {16: 1.55, 32: 1.8, 64: 2.3, 96: 2.9, 128: 3.0, 192: 3.5, 256: 4.0},
+        4: {4: 1.15, 8: 1.18, 16: 1.21, 24: 1.33, 32: 1.37, 48: 1.68, 64: 1.8},
+        16: {16: 1.4, 32: 1.5, 64: 1.71, 96: 1.83, 128: 1.92, 192: 2.4, 256: 2.9},
     },
     step={4: 0.42, 16: 0.5},
 )
-HEAD_TIMES = HeadTimes(block={4: 0.13, 16: 0.2})
+HEAD_TIMES = HeadTimes(block={4: 0.185, 16: 0.24})
 RATES = {"chat": 0.55, "code": 0.8, "summary": 0.65, "copy": 0.95, "random": 0.78}
 HEAD_RATES = {"chat": 0.5, "code": 0.62, "summary": 0.53, "copy": 0.72, "random": 0.27}
 """How often the draft model and the head are right, at temperature 0; at 1, nine tenths of that."""

@@ -27,8 +27,9 @@ _STARTING_GAIN, _STAYING_GAIN, _PATIENCE = 1.05, 0.97, 8.0
 """Where rounds overlap, drafting begins if it promises `_STARTING_GAIN` times the rate of plain decoding: to begin
 takes several rounds. It goes on at `_STAYING_GAIN`, until drafts have lost `_PATIENCE` tokens, times the square root of
 the batch, since they last paid: a good drafter has bad luck now and then."""
-_CHANGE = 1.1
-"""Where rounds overlap and drafts are made, another drafter must promise this many times the rate of the one in use."""
+_CHANGE, _CHANGE_TO_PART = 1.1, 1.03
+"""Where rounds overlap and drafts are made, another drafter must promise this many times the rate of the one in use;
+one that takes part in what that one drafts, and so has nothing to catch up with, only the second."""
 _PLAIN_ROUNDS = 512
 """After this many rounds with drafts come some without, to measure what drafts save."""
 _PLAIN_SPELL = 5
@@ -134,8 +135,9 @@ class Controller:
         """The factor by which a drafter must promise more than the drafters that the last plan asks, since a change
         costs time; 1 for one of those, and for one that includes all of them."""
         asked = self._asked
-        keeps = member in asked or asked <= self.members[member].includes
-        return 1.0 if keeps or not self.widths else _CHANGE
+        if not self.widths or member in asked or asked <= self.members[member].includes:
+            return 1.0
+        return _CHANGE_TO_PART if any(member in self.members[i].includes for i in asked) else _CHANGE
 
     def _least_gain(self, batch: int) -> float:
         """The rate that a plan with drafts must promise, as a multiple of plain decoding's.
@@ -271,24 +273,29 @@ class Controller:
         self.probes.count_rounds(rounds)
         self._since_plain += rounds if drafted else 0
         self._round += rounds
-        rates, own = self._fading.due(self._round, rounds)
-        for i in rates:
+        judged, asked = self._fading.due(self._round, rounds)
+        for i in judged:
             self._rates_of(i).fade(FADE_SHARE)
-        for i in own:
             self._own.fade(i, FADE_SHARE)
+        for i in asked:
             self.overheads.fade(i, FADE_SHARE)
 
     def is_active(self, member: int) -> bool:
         """Whether a plan asked the drafter in the last `_ACTIVE_ROUNDS`, probes left out; True in the first rounds."""
         return self._round - self._fading.asked[member] < _ACTIVE_ROUNDS
 
-    def note_guesses(self, member: int, seq_ids: Seq[int], lengths: Seq[int], accepted: Seq[int]) -> None:
-        """Note drafts that were not scored, and how many of their tokens agree with the text that came."""
+    def note_guesses(
+        self, member: int, seq_ids: Seq[int], lengths: Seq[int], accepted: Seq[int], rounds: Seq[float] = ()
+    ) -> None:
+        """Note drafts that were not scored, and how many of their tokens agree with the text that came.
+
+        rounds: for each, how many rounds it stands for; empty: all for as many.
+        """
         if not seq_ids:
             return
         known = self._rates_of(member)
         self._fading.note_judged(member, self._round)
-        self._own.note_guesses(member, lengths, accepted)
+        self._own.note_guesses(member, lengths, accepted, rounds)
         known.note(seq_ids, [known.max_tokens] * len(lengths) if self.widths else lengths, accepted)
 
     def would_pay(self, member: int, batch: int, accepted: float) -> bool:

@@ -6,6 +6,8 @@ from collections.abc import Sequence as Seq
 from math import ceil
 from typing import NamedTuple
 
+import numpy as np
+
 from outrider.control.costs import RoundCosts, RoundKind
 
 _ROUND_PART = 0.02
@@ -14,11 +16,9 @@ and bring less than its figures say: no plan of it would be trusted, and drafter
 _LATE_PART = 0.12
 """The same for the figures that replace those where drafts have lost too much, and older ones are of other texts: about
 the last eight rounds count."""
-_GUESSES_PART, _BEYOND = 0.05, 2
-"""The weight of guesses that the text judged: they are few, and stand for many rounds. And the number of tokens of a
-guess that count as drafted beyond those that came."""
-_GUESSED = 0.8
-"""The tokens of guesses that came count at this factor: the rows of a pass limit scored drafts, and not guesses."""
+_GUESS_PART, _BEYOND = 0.01, 2
+"""The weight of one guess that the text judged: guesses are few, and stand for many rounds. And the number of tokens of
+a guess that count as drafted beyond those that came."""
 
 
 class OwnDrafts(NamedTuple):
@@ -67,17 +67,24 @@ class OwnFigures:
         """Note rounds in which it was asked. drafted: tokens of each sequence; accepted: [rounds][sequences]."""
         rounds = len(accepted)
         mean = sum(map(sum, accepted)) / rounds
-        self._note(drafter, drafted, mean, 1 - (1 - _ROUND_PART) ** rounds)
-        self._note(drafter, drafted, mean, 1 - (1 - _LATE_PART) ** rounds, self._late)
+        count = len(drafted)
+        if drafter in self._known and count:
+            means = OwnDrafts(sum(n > 0 for n in drafted) / count, sum(drafted) / count, mean / count)
+            self._move(self._known, drafter, means, 1 - (1 - _ROUND_PART) ** rounds)
+            self._move(self._late, drafter, means, 1 - (1 - _LATE_PART) ** rounds)
 
-    def note_guesses(self, drafter: int, lengths: Seq[int], accepted: Seq[int]) -> None:
-        """Note what the drafter would have drafted, as judged by the text that came.
+    def note_guesses(self, drafter: int, lengths: Seq[int], accepted: Seq[int], rounds: Seq[float] = ()) -> None:
+        """Note what the drafter would have drafted, as judged by the text that came. rounds: as of the controller.
 
         A guess of one token that did not come counts as none: it may mean that nothing was found. A drafter that is
         asked learns how far its drafts are right, so of long guesses only `_BEYOND` tokens count beyond the right ones.
         """
         found = [min(n, right + _BEYOND) if n > 1 or right else 0 for n, right in zip(lengths, accepted, strict=True)]
-        self._note(drafter, found, _GUESSED * sum(accepted), _GUESSES_PART)
+        weights = np.array(rounds or [1.0] * len(found))
+        means = np.array([np.sign(found), found, accepted]) @ (weights / weights.sum())  # [3]
+        if drafter in self._known:
+            share, drafted, right = means.tolist()
+            self._move(self._known, drafter, OwnDrafts(share, drafted, right), 1 - (1 - _GUESS_PART) ** len(found))
 
     def fade(self, drafter: int, part: float) -> None:
         """Forget this part of what is known of a drafter, so that one that was bad is asked again."""
@@ -89,16 +96,6 @@ class OwnFigures:
         if drafter in self._known:
             self._known[drafter] = self._late[drafter]
 
-    def _note(
-        self,
-        drafter: int,
-        drafted: Seq[int],
-        accepted: float,
-        part: float,
-        known: dict[int, OwnDrafts] | None = None,
-    ) -> None:
-        """Add a round to the means. drafted: tokens of each sequence. accepted: tokens of all of them."""
-        known, count = self._known if known is None else known, len(drafted)
-        if drafter in known and count:
-            means = OwnDrafts(sum(n > 0 for n in drafted) / count, sum(drafted) / count, accepted / count)
-            known[drafter] = known[drafter].nearer(means, part)
+    @staticmethod
+    def _move(known: dict[int, OwnDrafts], drafter: int, means: OwnDrafts, part: float) -> None:
+        known[drafter] = known[drafter].nearer(means, part)

@@ -128,6 +128,13 @@ class Evidence(NamedTuple):
     """The number of its tokens, at least 1."""
     accepted: int
     """The number of its first tokens that agree with the text."""
+    committed: int = 1
+    """The number of tokens that the text grew by in the round in which it was made."""
+
+    @property
+    def rounds(self) -> float:
+        """The rounds that it stands for, were such guesses scored: those of good guesses are fewer."""
+        return self.committed / (1 + self.accepted)
 
 
 class Drafter(ABC):

@@ -31,7 +31,9 @@ from outrider.runners.base import Runner
 from outrider.runners.text_store import COLUMN, AnswerRing, TextStore
 
 MAX_WATCHED = 4
-"""Max sequences that `watch` looks up in a round, and whose lookups `look_up_all` reports as guesses."""
+"""Max sequences that `watch` looks up in a round."""
+_GUESSED_ROUNDS = 4
+"""`look_up_all` reports guesses in one of this many rounds: to compare them with the text takes the host's time."""
 _SPARE_SLOTS = 16
 """Max slots beyond `max_batch`, so that a freed slot is seldom given to another text before its rounds are judged."""
 MAX_WRITTEN = 4096
@@ -67,6 +69,8 @@ class _LastRound:
     """Columns of the longest text when it was looked up, plus the most that repeated rounds may have added."""
     repeats: int
     """How many more times it may be repeated: repeats use the limits on the device, not what the host learns since."""
+    of_all: bool = False
+    """It was launched by `look_up_all`."""
 
 
 class DeviceLookup(Drafter):
@@ -107,6 +111,8 @@ class DeviceLookup(Drafter):
         self._answers: deque[tuple[str, list[Token]]] = deque()
         """The salts and tokens of finished answers that are not on the device yet."""
         self._guesses = OpenGuesses()
+        self._looked_up = 0
+        """The rounds of `look_up_all`, repeated ones included."""
         self._last: _LastRound | None = None
         """None if the last lookup cannot be repeated."""
 
@@ -138,7 +144,7 @@ class DeviceLookup(Drafter):
         """Look up every text of a round behind one in flight, for a drafter that chooses from the drafts found.
 
         Returns the columns of `kernels.lookup.Found`, valid on the device until the next lookup; None if not all texts
-        are there. The first `MAX_WATCHED` are reported as guesses, since the round may score other drafts.
+        are there. They are reported as guesses now and then, since the round may score other drafts.
         """
         if view.state is None or view.state.origin.tokens is None:
             return None
@@ -148,14 +154,19 @@ class DeviceLookup(Drafter):
             return None
         slots, whole = np.array([each.text.slot for each in ready]), len(ready) == len(view.seqs)
         budgets = Budgets([self.k if whole else 0] * len(ready))
-        judged = [row >= MAX_WATCHED for row in range(len(ready))]
         # even if only some texts are ready: the lookup also appends their new tokens on the device
-        lookup = self._look_up(view, ready, slots, budgets.room, judged)
+        lookup = self._look_up(view, ready, slots, budgets.room, self._not_guessed(len(ready)))
         if not whole:
             return None
         longest = max(each.length + each.text.shift for each in ready)
-        self._last = _LastRound(lookup, budgets, longest, _MAX_REPEATS_OF_ALL)
+        self._last = _LastRound(lookup, budgets, longest, _MAX_REPEATS_OF_ALL, of_all=True)
         return lookup.block
+
+    def _not_guessed(self, texts: int) -> list[bool]:
+        """For a round of `look_up_all`, whether each lookup is left out of the guesses: in all but every
+        `_GUESSED_ROUNDS`-th, whatever the round brings, since guesses stand for the others."""
+        self._looked_up += 1
+        return [self._looked_up % _GUESSED_ROUNDS > 0] * texts
 
     def repeat(self, view: RoundView, drafts: Seq[Draft]) -> HostCopy | None:
         last, state, seqs = self._last, view.state, view.seqs
@@ -171,7 +182,8 @@ class DeviceLookup(Drafter):
             return None
         for text, number in zip(texts, rounds, strict=True):
             text.appended = number + 1
-        self._open.add(Lookup(block, seqs, texts, slots, [number + 2 for number in rounds]))
+        drafted = self._not_guessed(len(seqs)) if last.of_all else None
+        self._open.add(Lookup(block, seqs, texts, slots, [number + 2 for number in rounds], drafted))
         last.repeats -= 1
         self._add_answers()  # for the next lookup: the host has time now
         return block
@@ -356,10 +368,11 @@ class DeviceLookup(Drafter):
         for row, (seq, tokens, (length, right, wrong)) in enumerate(judged):
             if seq.finish is not None:
                 continue
+            came = len(tokens)
             if wrong or right >= length:
-                self._guesses.judge(seq.id, length, min(right, length))
+                self._guesses.judge(seq.id, length, min(right, length), came)
             else:
-                self._guesses.note(seq, len(seq.tokens) - len(tokens), continuations[row, :length].tolist())
+                self._guesses.note(seq, len(seq.tokens) - came, continuations[row, :length].tolist(), came)
 
 
 def _places(view: RoundView) -> list[int]:

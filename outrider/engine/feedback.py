@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from operator import mul
 from typing import cast
 
 from outrider.control.controller import Controller
@@ -252,9 +253,10 @@ class Feedback:
         evidence = [each for each in told if each.seq_id in verdicts]
         if not evidence:
             return
-        accepted = [each.accepted for each in evidence]
-        controller.note_guesses(member, [e.seq_id for e in evidence], [e.length for e in evidence], accepted)
-        if not self._kept.asks and controller.would_pay(member, len(seq_ids), sum(accepted) / len(accepted)):
+        accepted, rounds = [each.accepted for each in evidence], [each.rounds for each in evidence]
+        controller.note_guesses(member, [e.seq_id for e in evidence], [e.length for e in evidence], accepted, rounds)
+        mean = sum(map(mul, accepted, rounds)) / sum(rounds)
+        if not self._kept.asks and controller.would_pay(member, len(seq_ids), mean):
             self._kept.end_rest()
 
     def leave_out(self, seq: Sequence, member: int, draft: Draft) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence as Seq
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,9 +19,10 @@ from test_repeated_rounds import asks
 from test_rounds_behind_rounds import Schedule, at_random
 from testbed import TOKENIZER
 
-from outrider.core.sampling import Token
+from outrider.core.sampling import SamplingParams, Token
 from outrider.drafters import device_lookup
-from outrider.drafters.base import Drafter
+from outrider.drafters.base import Drafter, Evidence
+from outrider.drafters.device_lookup import DeviceLookup
 from outrider.drafters.prompt_lookup import PromptLookupConfig
 from outrider.engine.engine import Engine
 from outrider.engine.request import EngineLimits, Request
@@ -207,6 +209,30 @@ def test_requests_with_limits_of_their_own():
     ]
     check(engine_of(tried, target, 3), asked)
     assert tried.rounds
+
+
+def test_rounds_of_both_tell_what_lookups_alone_would_bring(monkeypatch: pytest.MonkeyPatch):
+    """Guesses, weighted by the rounds that they stand for, against lookups alone over the same texts."""
+    monkeypatch.setattr(device_lookup, "_GUESSED_ROUNDS", 2)
+    params = SamplingParams(max_tokens=150, ignore_eos=True)
+    asked = [Request(prompt=(first, 1 + first % 7), params=params) for first in range(1, 13)]
+    target = ScoredSharing()
+    tried, told = hybrid_of(target, 3), list[Evidence]()
+    observe = tried.observe
+
+    def observed(*given: Any) -> None:
+        observe(*given)
+        told.extend(tried.lookups.take_evidence())
+
+    monkeypatch.setattr(tried, "observe", observed)
+    check(engine_of(tried, target, 3), asked)
+    assert sum(made.repeated for made in tried.rounds) > 10
+    alone = engine_of(DeviceLookup(RULES["suffix"], target := Scored(), 3), target, 3)
+    check(alone, asked)
+    real = alone.stats.all.accepted / alone.stats.all.rounds
+    assert real > 0.5
+    rounds = sum(each.rounds for each in told)
+    assert sum(each.accepted * each.rounds for each in told) / rounds == pytest.approx(real, rel=0.2)
 
 
 @pytest.mark.parametrize("method", ["look_up_all", "repeat"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from outrider.control import own_drafts
 from outrider.control.choose import best_plan_of, choose_plan
 from outrider.control.controller import Controller
 from outrider.control.costs import PassTable, RoundCosts, RoundKind
@@ -110,7 +109,23 @@ def test_guesses_that_the_text_judged_count_as_drafts():
     assert controller.would_pay(0, 2, 3.0)
     plan = controller.plan([0, 1], [15, 15])
     assert plan.own
-    assert plan.tokens == pytest.approx(2 * (1 + 3.0 * own_drafts._GUESSED), rel=0.05)
+    assert plan.tokens == pytest.approx(2 * (1 + 3.0), rel=0.05)
+
+
+def test_a_guess_counts_by_the_rounds_that_it_stands_for():
+    """A guess with one right token stands for three rounds, one with three for one: six tokens in four rounds."""
+    controller = learned(300, drafted=0, accepted=0, every=1)
+    for _ in range(200):
+        controller.note_guesses(0, [0, 1], [1, 3], [1, 3], [3.0, 1.0])
+    assert plan_of(controller).tokens == pytest.approx(2 * (1 + (3 * 1 + 1 * 3) / 4), rel=0.05)
+
+
+def test_many_guesses_at_once_weigh_as_much_as_one_after_the_other():
+    at_once, one_by_one = OwnFigures(frozenset({0})), OwnFigures(frozenset({0}))
+    at_once.note_guesses(0, [3] * 8, [2] * 8)
+    for _ in range(8):
+        one_by_one.note_guesses(0, [3], [2])
+    assert at_once.of(0) == pytest.approx(one_by_one.of(0))
 
 
 def test_of_long_guesses_only_some_tokens_count_beyond_those_that_came():
@@ -120,7 +135,7 @@ def test_of_long_guesses_only_some_tokens_count_beyond_those_that_came():
         controller.note_guesses(0, [0, 1], [15, 15], [2, 2])
     plan = plan_of(controller)
     assert plan.own
-    assert plan.tokens == pytest.approx(2 * (1 + 2 * own_drafts._GUESSED), rel=0.05)
+    assert plan.tokens == pytest.approx(2 * (1 + 2), rel=0.05)
     assert plan.kind == controller.costs.padded_kind(RoundKind(2, 5, 10, ("lookup",)), WIDTHS)
 
 

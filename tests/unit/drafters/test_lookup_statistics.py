@@ -90,12 +90,15 @@ def text(*tokens: int) -> Sequence:
 def test_a_guess_is_judged_once_the_text_decides_it():
     guesses, seq = OpenGuesses(), text(1, 2)
     guesses.note(seq, 2, [5, 6, 7])
-    guesses.note(seq, 2, [9])  # one is open
     assert guesses.take() == []
     seq.tokens += [5, 6]
     assert guesses.take() == []
+    guesses.note(seq, 4, [8, 7], 2)  # another of the same text
     seq.tokens.append(8)
     assert guesses.take() == [Evidence(4, 3, 2)]
+    seq.tokens.append(9)
+    assert guesses.take() == [Evidence(4, 2, 1, 2)]
+    seq.tokens.pop()
     guesses.note(seq, 5, [3, 3])
     seq.tokens += [3, 3]
     assert guesses.take() == [Evidence(4, 2, 2)]
@@ -107,16 +110,28 @@ def test_a_guess_is_judged_once_the_text_decides_it():
     assert guesses.take() == []
 
 
-def test_a_guess_that_is_judged_already_is_told_unless_one_is_open():
+def test_a_guess_that_is_judged_already_is_told_whatever_is_open():
     guesses, seq = OpenGuesses(), text(1, 2)
-    guesses.judge(4, 3, 1)
-    guesses.judge(5, 0, 0)
-    assert guesses.take() == [Evidence(4, 3, 1), Evidence(5, 1, 0)]
     guesses.note(seq, 2, [5, 6])
-    guesses.judge(4, 3, 1)
-    assert guesses.take() == []
+    guesses.judge(4, 3, 1, 2)
+    guesses.judge(5, 0, 0)
+    assert guesses.take() == [Evidence(4, 3, 1, 2), Evidence(5, 1, 0)]
     seq.tokens.append(6)
     assert guesses.take() == [Evidence(4, 2, 0)]
+
+
+def test_guesses_of_a_text_that_stands_still_are_not_kept_without_end():
+    guesses, seq = OpenGuesses(), text(1, 2)
+    for _ in range(100):
+        guesses.note(seq, 2, [5, 6])
+    seq.tokens.append(9)
+    assert 2 <= len(guesses.take()) < 100
+
+
+def test_a_guess_stands_for_the_rounds_that_it_would_leave():
+    """Four tokens came in a round: of guesses of which one token is right each, two rounds would bring them."""
+    assert Evidence(0, 3, 1, 4).rounds == 2
+    assert Evidence(0, 3, 3, 4).rounds == Evidence(0, 1, 0).rounds == 1
 
 
 def test_continuations_are_compared_with_the_tokens_that_came():

@@ -142,17 +142,17 @@ def test_what_it_takes_to_begin_is_not_the_overhead_of_a_drafter(monkeypatch: py
 @pytest.mark.parametrize("included", [True, False])
 def test_guesses_of_a_drafter_that_is_part_of_the_one_asked_are_told(included: bool, monkeypatch: pytest.MonkeyPatch):
     """Lookups that a head's drafts are chosen against: the text judges theirs in every round, at no cost."""
-    world, taken = World(monkeypatch), list[tuple[int, list[int], list[int]]]()
+    world, taken = World(monkeypatch), list[tuple[int, list[int], list[int], list[float]]]()
     traits = SimpleNamespace(watches=True, observes=False, limits_itself=True)
-    lookups: Any = SimpleNamespace(traits=traits, take_evidence=lambda: [Evidence(IDS[0], 3, 2), Evidence(99, 3, 3)])
+    lookups: Any = SimpleNamespace(traits=traits, take_evidence=lambda: [Evidence(IDS[0], 3, 2, 6), Evidence(99, 3, 3)])
     head: Any = SimpleNamespace(traits=SimpleNamespace(watches=False, observes=True, limits_itself=False))
     parts = [frozenset({1}) if included else frozenset[int](), frozenset[int]()]
     world.feedback = Feedback([head, lookups], world.controller, world.kept, HostTime(), parts, overlaps=True)
 
-    def note(member: int, seq_ids: Seq[int], lengths: Seq[int], accepted: Seq[int]) -> None:
-        taken.append((member, [*lengths], [*accepted]))
+    def note(member: int, seq_ids: Seq[int], lengths: Seq[int], accepted: Seq[int], rounds: Seq[float]) -> None:
+        taken.append((member, [*lengths], [*accepted], [*rounds]))
 
     monkeypatch.setattr(world.controller, "note_guesses", note)
     for _ in range(2 * feedback._ASKED):
         world.round([1, 2, 0, 3], 0)
-    assert taken == ([(1, [3], [2])] * 2 if included else [])  # whenever the controller is told of rounds
+    assert taken == ([(1, [3], [2], [2.0])] * 2 if included else [])  # whenever the controller is told of rounds
