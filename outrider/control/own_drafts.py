@@ -16,7 +16,7 @@ and bring less than its figures say: no plan of it would be trusted, and drafter
 _LATE_PART = 0.12
 """The same for the figures that replace those where drafts have lost too much, and older ones are of other texts: about
 the last eight rounds count."""
-_GUESS_PART, _BEYOND = 0.01, 2
+_GUESS_PART, _BEYOND = 0.015, 2
 """The weight of one guess that the text judged: guesses are few, and stand for many rounds. And the number of tokens of
 a guess that count as drafted beyond those that came."""
 

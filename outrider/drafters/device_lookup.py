@@ -32,7 +32,7 @@ from outrider.runners.text_store import COLUMN, AnswerRing, TextStore
 
 MAX_WATCHED = 4
 """Max sequences that `watch` looks up in a round."""
-_GUESSED_ROUNDS = 4
+_GUESSED_ROUNDS = 2
 """`look_up_all` reports guesses in one of this many rounds: to compare them with the text takes the host's time."""
 _SPARE_SLOTS = 16
 """Max slots beyond `max_batch`, so that a freed slot is seldom given to another text before its rounds are judged."""

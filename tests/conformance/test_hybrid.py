@@ -213,7 +213,6 @@ def test_requests_with_limits_of_their_own():
 
 def test_rounds_of_both_tell_what_lookups_alone_would_bring(monkeypatch: pytest.MonkeyPatch):
     """Guesses, weighted by the rounds that they stand for, against lookups alone over the same texts."""
-    monkeypatch.setattr(device_lookup, "_GUESSED_ROUNDS", 2)
     params = SamplingParams(max_tokens=150, ignore_eos=True)
     asked = [Request(prompt=(first, 1 + first % 7), params=params) for first in range(1, 13)]
     target = ScoredSharing()
