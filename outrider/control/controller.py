@@ -295,7 +295,8 @@ class Controller:
             return
         known = self._rates_of(member)
         self._fading.note_judged(member, self._round)
-        self._own.note_guesses(member, lengths, accepted, rounds)
+        watched = not any(member in self.members[i].includes for i in self._asked)
+        self._own.note_guesses(member, lengths, accepted, rounds, rare=watched)
         known.note(seq_ids, [known.max_tokens] * len(lengths) if self.widths else lengths, accepted)
 
     def would_pay(self, member: int, batch: int, accepted: float) -> bool:

@@ -16,9 +16,9 @@ and bring less than its figures say: no plan of it would be trusted, and drafter
 _LATE_PART = 0.12
 """The same for the figures that replace those where drafts have lost too much, and older ones are of other texts: about
 the last eight rounds count."""
-_GUESS_PART, _BEYOND = 0.015, 2
-"""The weight of one guess that the text judged: guesses are few, and stand for many rounds. And the number of tokens of
-a guess that count as drafted beyond those that came."""
+_GUESS_PART, _RARE_PART, _BEYOND = 0.015, 0.05, 2
+"""The weight of each of the guesses that the text judged; the least weight of those told together where guesses are
+rare, and stand for many rounds. And the number of tokens of a guess that count as drafted beyond those that came."""
 
 
 class OwnDrafts(NamedTuple):
@@ -73,18 +73,21 @@ class OwnFigures:
             self._move(self._known, drafter, means, 1 - (1 - _ROUND_PART) ** rounds)
             self._move(self._late, drafter, means, 1 - (1 - _LATE_PART) ** rounds)
 
-    def note_guesses(self, drafter: int, lengths: Seq[int], accepted: Seq[int], rounds: Seq[float] = ()) -> None:
+    def note_guesses(
+        self, drafter: int, lengths: Seq[int], accepted: Seq[int], rounds: Seq[float] = (), *, rare: bool = False
+    ) -> None:
         """Note what the drafter would have drafted, as judged by the text that came. rounds: as of the controller.
 
         A guess of one token that did not come counts as none: it may mean that nothing was found. A drafter that is
         asked learns how far its drafts are right, so of long guesses only `_BEYOND` tokens count beyond the right ones.
         """
+        if drafter not in self._known:
+            return
         found = [min(n, right + _BEYOND) if n > 1 or right else 0 for n, right in zip(lengths, accepted, strict=True)]
         weights = np.array(rounds or [1.0] * len(found))
         means = np.array([np.sign(found), found, accepted]) @ (weights / weights.sum())  # [3]
-        if drafter in self._known:
-            share, drafted, right = means.tolist()
-            self._move(self._known, drafter, OwnDrafts(share, drafted, right), 1 - (1 - _GUESS_PART) ** len(found))
+        part = max(_RARE_PART if rare else 0.0, 1 - (1 - _GUESS_PART) ** len(found))
+        self._move(self._known, drafter, OwnDrafts(*means.tolist()), part)
 
     def fade(self, drafter: int, part: float) -> None:
         """Forget this part of what is known of a drafter, so that one that was bad is asked again."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 import pytest
 
@@ -126,6 +128,14 @@ def test_many_guesses_at_once_weigh_as_much_as_one_after_the_other():
     for _ in range(8):
         one_by_one.note_guesses(0, [3], [2])
     assert at_once.of(0) == pytest.approx(one_by_one.of(0))
+
+
+def test_rare_guesses_weigh_more():
+    rare, often = OwnFigures(frozenset({0})), OwnFigures(frozenset({0}))
+    for _ in range(8):
+        rare.note_guesses(0, [3], [2], rare=True)
+        often.note_guesses(0, [3], [2])
+    assert cast(OwnDrafts, rare.of(0)).accepted > cast(OwnDrafts, often.of(0)).accepted > 0.5
 
 
 def test_of_long_guesses_only_some_tokens_count_beyond_those_that_came():
