@@ -134,7 +134,7 @@ class Evidence(NamedTuple):
     @property
     def rounds(self) -> float:
         """The rounds that it stands for, were such guesses scored: those of good guesses are fewer."""
-        return self.committed / (1 + self.accepted)
+        return max(1, self.committed) / (1 + max(0, self.accepted))
 
 
 class Drafter(ABC):

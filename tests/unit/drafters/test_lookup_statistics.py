@@ -132,6 +132,7 @@ def test_a_guess_stands_for_the_rounds_that_it_would_leave():
     """Four tokens came in a round: of guesses of which one token is right each, two rounds would bring them."""
     assert Evidence(0, 3, 1, 4).rounds == 2
     assert Evidence(0, 3, 3, 4).rounds == Evidence(0, 1, 0).rounds == 1
+    assert Evidence(0, 3, -1, 0).rounds == 1  # what a drafter of somebody else's may say
 
 
 def test_continuations_are_compared_with_the_tokens_that_came():
