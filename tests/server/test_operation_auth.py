@@ -13,7 +13,7 @@ from operation_world import KEY, OTHER_KEY, Running, exchange, post, serving
 from outrider.server.http import auth
 from outrider.server.http.auth import ApiKeys
 
-OPEN = {"/", "/docs", "/health", "/page/{name:path}"}
+OPEN = {"/", "/docs", "/favicon.ico", "/health", "/page/{name:path}"}
 
 
 @pytest.fixture(scope="module")

@@ -145,6 +145,13 @@ def test_routes_methods_and_models_that_do_not_exist(served: Running):
     assert problem(served.http.get(URL), 405)["code"] == "method_not_allowed"
 
 
+def test_browsers_that_open_an_answer_find_an_icon(served: Running):
+    asked, page = served.http.get("/favicon.ico"), served.http.get("/page/icon.svg")
+    assert asked.status_code == 200
+    assert asked.headers["content-type"] == page.headers["content-type"] == "image/svg+xml"
+    assert asked.content == page.content
+
+
 @pytest.mark.parametrize(
     "name", ["../settings.py", "..%2fsettings.py", "%2e%2e/app.py", "__init__.py", ".hidden", "a/b/c.js", "%00.js"]
 )

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from outrider.server.http.asgi import header_values, send_error
 from outrider.server.http.errors import APIError
 
-PUBLIC_PATHS = frozenset({"/", "/docs", "/health"})
+PUBLIC_PATHS = frozenset({"/", "/docs", "/favicon.ico", "/health"})
 PAGE_PREFIX = "/page/"
 
 NO_KEY = "this server needs an API key: send it as 'Authorization: Bearer <key>'"

@@ -44,6 +44,11 @@ def page_routes() -> APIRouter:
     async def docs() -> Response:
         return page_file("docs.html")
 
+    @router.api_route("/favicon.ico", methods=["GET", "HEAD"])
+    async def icon() -> Response:
+        """What browsers ask for where an answer is no page of ours, and names no icon."""
+        return page_file("icon.svg")
+
     @router.api_route("/page/{name:path}", methods=["GET", "HEAD"])
     async def named(name: str) -> Response:
         return page_file(name)
