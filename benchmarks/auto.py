@@ -14,7 +14,8 @@ included, and of each drafter over that. Others draft always; `auto` decides, an
 the others. `best` is `auto` over the fastest of the others, that one left out. `cpu` and `cpu best` are `auto` over
 plain and over the best by the time that the processors worked, which a busy machine changes less than the clock; only
 with `--threads 1` is it free of threads that wait for one another. `predicted` is what the controller believes to have
-gained, over what was measured. The last rows are a load of all kinds together.
+gained, over what was measured. `best in turn` is `best` for each part of a cell: the first parts show what it takes to
+learn of texts that are unlike those before. The last rows are a load of all kinds together.
 """
 
 from __future__ import annotations
@@ -170,7 +171,7 @@ class Table:
         print(
             f"{'kind':>8} {'T':>3} {'batch':>5}"
             + "".join(names)
-            + f"{'best':>8}{'cpu':>6}{'cpu best':>9}{'predicted':>10}  τ of each; chosen",
+            + f"{'best':>8}{'cpu':>6}{'cpu best':>9}{'predicted':>10}  τ of each; chosen; best in turn",
             flush=True,
         )
 
@@ -193,7 +194,12 @@ class Table:
         speed = {name: 1 / statistics.mean(run.seconds for run in runs) for name, runs in found.items()}
         by_work = {name: 1 / statistics.mean(run.processor for run in runs) for name, runs in found.items()}
         plain, auto = speed[PLAIN], speed[AUTO]
-        best, best_by_work = (max(v for k, v in each.items() if k not in (AUTO, CONTROL)) for each in (speed, by_work))
+        fixed = [name for name in self.llms if name not in (AUTO, CONTROL)]
+        best, best_by_work = (max(each[name] for name in fixed) for each in (speed, by_work))
+        fastest = max(fixed, key=speed.__getitem__)
+        in_turn = " ".join(
+            f"{other.seconds / run.seconds:.2f}" for run, other in zip(found[AUTO], found[fastest], strict=True)
+        )
         predicted = statistics.mean(run.believed for run in found[AUTO]) / (auto / plain)
         taus = " ".join(f"{statistics.mean(run.tau for run in runs):.2f}" for runs in found.values())
         shown = "".join(
@@ -206,7 +212,7 @@ class Table:
         label = kinds[0] if len(kinds) == 1 else "mixed"
         print(
             f"{label:>8} {temperature:>3g} {batch:>5}{shown}{auto / best:>8.2f}{self.work_ratios[AUTO][-1]:>6.2f}"
-            f"{by_work[AUTO] / best_by_work:>9.2f}{predicted:>10.2f}  {taus}; {_chosen(found[AUTO])}",
+            f"{by_work[AUTO] / best_by_work:>9.2f}{predicted:>10.2f}  {taus}; {_chosen(found[AUTO])}; {in_turn}",
             flush=True,
         )
 

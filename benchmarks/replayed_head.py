@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 import torch
-from replayed_target import CLOCK, WRONG, ReplayedTarget, even_rows, pass_rows, recorded_token
+from replayed_target import CLOCK, WIDTHS, WRONG, ReplayedTarget, even_rows, pass_rows, recorded_token
 
 from outrider.core.sampling import Token
 from outrider.core.sequence import Span
@@ -88,7 +88,7 @@ class ReplayedHeadRunner(TextRunner["ReplayedBlocks"]):
             tables=SimpleNamespace(width=pages, table_ids=lambda ids: ids),
         )  # fmt: skip
         config = SimpleNamespace(layers=0, heads=1, kv_heads=1, head_dim=1, window=0)
-        reads = HeadReads(target.pool, 1 + TOKENS, last=False)
+        reads = HeadReads(target.pool, WIDTHS[-1], last=False)
         super().__init__(cast(Any, model), cast(Any, config), reads, rows=1 + TOKENS, row_width=1 + TOKENS)
 
     def make_batch(self, size: int) -> ReplayedBlocks:

@@ -25,7 +25,8 @@ class Outlook:
     runs_model: bool = False
     """Every token of the longest draft takes a pass of its model."""
     lengths: tuple[int, ...] = ()
-    """The lengths its model drafts, others being cut from the next longer; empty: any."""
+    """The lengths its model drafts, others being cut from the next longer; empty: any. Drafts that are longer than all
+    of these have their further tokens from drafters that run no model."""
     own: OwnDrafts | None = None
     """The running means of a drafter that limits itself; None: it drafts as many tokens as it is asked for."""
     sharing: Seq[float] | None = None
@@ -37,10 +38,9 @@ class Outlook:
         """Passes of its model for a draft of this length."""
         if not self.runs_model:
             return 0
-        for each in self.lengths:
-            if each >= length:
-                return each
-        return length
+        if not self.lengths:
+            return length
+        return next((each for each in self.lengths if each >= length), self.lengths[-1])
 
 
 @dataclass(frozen=True, slots=True)

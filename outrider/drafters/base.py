@@ -234,6 +234,8 @@ class DrafterContext:
     """The target's checkpoint, for a drafter that finds its weights there."""
     max_batch: int = 8
     """Max sequences it is asked for at once."""
+    longest_draft: int = 0
+    """Where several drafters draft together: max tokens in a row of any of them; 0: this one drafts alone."""
     max_round_tokens: int = 512
     """Max tokens that a drafter's own model reads in one round."""
     row_price: float | None = None

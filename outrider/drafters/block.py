@@ -140,6 +140,7 @@ class Block(HeadDrafter[BlockRunner]):
         pool = None if target.graphs is None else target.graphs.graph_pool
         self.runner = BlockRunner(
             target.model, head, self._draft, tokens=levels, sampled=self.sampled,
+            gained=max(levels, context.longest_draft if shares else 0),
             chains=not self.nodes and not self.sampled, graph_pool=pool,
             tree=TreeSize(self.nodes, TREE_WIDTH) if self.nodes else None,
         )  # fmt: skip
@@ -157,16 +158,17 @@ class Block(HeadDrafter[BlockRunner]):
     def make(self, view: RoundView) -> HeadDraft:
         share = None
         if view.room is not None and self._graphs is not None:
-            share = Share(view.room, self._graphs.shared_tokens(view.budgets, self.lengths[0]))
+            share = Share(view.room, self._graphs.shared_tokens(view.budgets, self._longest))
         if self.overlay is None:
             made = self.runner.draft(view.seqs, view.state, max(view.budgets), share)
         else:
-            made = self.runner.draft(view.seqs, view.state, max(view.budgets))
-            self.overlay(made, share)
+            made = self.overlay.run(self.runner.draft(view.seqs, view.state, max(view.budgets)), share)
         return made if view.compared else made._replace(confidence=None)  # else a confidence is copied to the host
 
     def sharing(self, view: RoundView) -> RoundView:
-        room, longest = view.room, self.lengths[0]
+        room, longest, own = view.room, self._longest, self.lengths[0]
+        if longest > own and room is not None and [*view.budgets] == [*room]:  # nobody decides: as far as the head
+            view = replace(view, budgets=[min(n, own) for n in room])
         if room is None or self._graphs is None or len(room) > self.runner.max_batch:
             return super().sharing(view)
         budgets = [min(n, self._share) for n in view.budgets] if self._share else view.budgets
@@ -175,6 +177,11 @@ class Block(HeadDrafter[BlockRunner]):
         if not shares or not self._graphs.shared_tokens(budgets, longest):
             return super().sharing(view)
         return replace(view, budgets=budgets, room=room)
+
+    @property
+    def _longest(self) -> int:
+        """Max tokens of a draft of this round."""
+        return self.lengths[0] if self.overlay is None else self.overlay.longest
 
     def propose_for(self, view: RoundView, rows: Seq[int]) -> Seq[Draft]:
         drafts, told = super().propose_for(view, rows), self._confidences

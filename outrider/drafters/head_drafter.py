@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from outrider.core.device_row import ConfidenceRow, DeviceRow
 from outrider.core.draft import EMPTY, Draft, Verdict
@@ -22,13 +22,20 @@ from outrider.runners.text_runner import TextRunner
 RunnerT = TypeVar("RunnerT", bound=TextRunner[Any])
 
 
+class Overlay(NamedTuple):
+    """Takes others in place of some drafts of a round, on the device, then cuts all to the rows that they share."""
+
+    longest: int
+    """Max tokens of a draft, whoever made it."""
+    run: Callable[[HeadDraft, Share | None], HeadDraft]
+
+
 class HeadDrafter(Drafter, Generic[RunnerT]):
     """Drafts on the device with a head. When asked, the head first reads what the target has read since."""
 
     runner: RunnerT
-    overlay: Callable[[HeadDraft, Share | None], None] | None = None
-    """Replaces some of the drafts just made by others, on the device, then cuts them to the rows they share. Set by a
-    `Hybrid` for one round; only for heads that state confidences."""
+    overlay: Overlay | None = None
+    """Set by a `Hybrid` for one round; only for heads that state confidences."""
 
     def __init__(self, levels: int) -> None:
         """levels: max tokens on one path of a draft."""
@@ -73,15 +80,8 @@ class HeadDrafter(Drafter, Generic[RunnerT]):
         return [i for i in self.runner.ready(view.seqs, view.state) if self._drafts_for(view, i)]
 
     def repeat(self, view: RoundView, drafts: Seq[Draft]) -> HostCopy | None:
-        made = self.draft_again(view, drafts)
-        return None if made is None else HostCopy(made.tokens)
-
-    def draft_again(self, view: RoundView, drafts: Seq[Draft]) -> HeadDraft | None:
-        """As `repeat`, without copying anything to the host."""
         made = None if view.state is None else self.runner.repeat(view.seqs, view.state)
-        if made is None or made.tokens is not cast(DeviceRow, drafts[0].tokens).block.tokens:
-            return None
-        return made
+        return copy_of_same(made, drafts)
 
     def _drafts_for(self, view: RoundView, row: int) -> bool:
         """Whether to draft for a sequence, even if its draft is not used.
@@ -96,6 +96,13 @@ class HeadDrafter(Drafter, Generic[RunnerT]):
 
     def forget(self, seq: Sequence) -> None:
         self.runner.forget(seq)
+
+
+def copy_of_same(made: HeadDraft | None, drafts: Seq[Draft]) -> HostCopy | None:
+    """A copy of a repeated draft, if it is where the last drafts are: their pass fetches it from there."""
+    if made is None or made.tokens is not cast(DeviceRow, drafts[0].tokens).block.tokens:
+        return None
+    return HostCopy(made.tokens)
 
 
 def drafts_of(
@@ -119,7 +126,7 @@ def drafts_of(
                 None if parents is None else DeviceRow(parents, at, count),
                 None if probs is None or view.seqs[at].params.greedy else probs[at, :count],
                 name,
-                min(expected[at], nodes),
+                min(expected[at], float(nodes)),
                 True,
                 None if confidence is None else ConfidenceRow(confidence, at),
                 min(budget, count) if shares else None,

@@ -15,20 +15,22 @@ from outrider.core.sequence import Sequence
 from outrider.drafters.base import Drafter, RoundView
 from outrider.drafters.block import Block
 from outrider.drafters.device_lookup import DeviceLookup
+from outrider.drafters.head_drafter import Overlay, copy_of_same
 from outrider.runners.overlays import GraphedOverlays, Overlays, PlainOverlays
 
 
 class Hybrid(Drafter):
     """The head drafts; a lookup's draft replaces the head's where it is worth more, before drafts share rows.
 
-    Only in rounds behind one in flight, in mode `seeded`, with all texts on the device: else the head drafts alone. A
-    lookup's draft is cut to the head's length. The lookups remain a drafter of their own: `forget` is not passed on.
+    Only in rounds behind one in flight, in mode `seeded`, with all texts on the device: else the head drafts alone. The
+    lookups remain a drafter of their own: `forget` is not passed on.
     """
 
     def __init__(self, head: Block, lookups: DeviceLookup, overlays: Overlays) -> None:
         self.head, self.lookups, self.overlays = head, lookups, overlays
         self.includes = (lookups,)
-        self.traits = replace(head.traits, name=f"{head.traits.name}+{lookups.traits.name}")
+        self._longest = max(head.traits.max_tokens, lookups.k)
+        self.traits = replace(head.traits, name=f"{head.traits.name}+{lookups.traits.name}", max_tokens=self._longest)
         self.rows, self.lengths = head.rows, head.lengths
         self._overlaid = False
         """Whether the last round's drafts were chosen from both."""
@@ -44,7 +46,7 @@ class Hybrid(Drafter):
         if found is None:
             return self.head.propose_for(view, rows)
         tokens = found.tokens
-        self.head.overlay = lambda made, share: self.overlays.run(made, tokens, share)
+        self.head.overlay = Overlay(self._longest, lambda made, share: self.overlays.run(made, tokens, share))
         try:
             return self.head.propose_for(view, rows)
         finally:
@@ -53,11 +55,10 @@ class Hybrid(Drafter):
     def repeat(self, view: RoundView, drafts: Seq[Draft]) -> HostCopy | None:
         """As `Drafter.repeat`; None also where the head drafted alone: in the next round the lookups may take part."""
         found = self.lookups.repeat(view, drafts) if self._overlaid else None
-        made = None if found is None else self.head.draft_again(view, drafts)
+        made = None if found is None or view.state is None else self.head.runner.repeat(view.seqs, view.state)
         if found is None or made is None:
             return None
-        self.overlays.again(made, found.tokens)
-        return HostCopy(made.tokens)
+        return copy_of_same(self.overlays.again(made, found.tokens), drafts)
 
     def observe(self, seqs: Seq[Sequence], drafts: Seq[Draft], verdicts: Seq[Verdict]) -> None:
         self.head.observe(seqs, drafts, verdicts)

@@ -61,8 +61,10 @@ class MixConfig:
         return True
 
     def build(self, context: DrafterContext) -> Mix:
+        joins = self.joins(context)
+        context = replace(context, longest_draft=self.traits.max_tokens) if joins else context
         members: Seq[Drafter] = [config.build(context) for config in self.of]
-        members = with_hybrid(members, context.max_batch) if self.joins(context) else members
+        members = with_hybrid(members, context.max_batch) if joins else members
         return Mix(members, context.vocab_size, self.traits.name)
 
 

@@ -38,18 +38,20 @@ class BlockRunner(TextRunner["BlockBatch"]):
         draft: BlockFunction,
         *,
         tokens: int,
+        gained: int = 0,
         sampled: bool = False,
         chains: bool = False,
         tree: TreeSize | None = None,
         graph_pool: Any = None,
     ) -> None:
-        """tokens: max tokens of a draft in a row. sampled: mode `distribution`.
+        """tokens: max tokens of a draft in a row. gained: max tokens in a row of all drafts that take turns with it,
+        if more: so many are read in one drafting pass. sampled: mode `distribution`.
 
         chains: `draft` makes chains of mode `seeded`; tree: it makes such trees, of this size. Where the CPU kernels
         support the head, they make both in place of `draft`. graph_pool: the memory pool of captured graphs; None:
         nothing is captured.
         """
-        reads, rows = HeadReads(model.pool, 1 + tokens, last=False), head.config.block_size
+        reads, rows = HeadReads(model.pool, 1 + max(tokens, gained), last=False), head.config.block_size
         super().__init__(model, head.config, reads, rows=rows, row_width=rows, graph_pool=graph_pool)
         self.head, self.draft_function, self.tokens, self.sampled = head, draft, tokens, sampled
         self.fused = None

@@ -155,10 +155,10 @@ class NotedOverlays(PlainOverlays):
 
     given: tuple[Tensor, Tensor, Tensor] | None = None
 
-    def again(self, made: HeadDraft, found: Tensor) -> None:
+    def again(self, made: HeadDraft, found: Tensor) -> HeadDraft:
         assert made.confidence is not None
         self.given = made.tokens.clone(), made.confidence.clone(), found.clone()
-        super().again(made, found)
+        return super().again(made, found)
 
     @property
     def share(self) -> Share | None:

@@ -111,7 +111,7 @@ def test_preemption_in_a_cramped_cache(toy: type[Scored], cache_tokens: int):
     target = toy(cache_tokens)
     tried = hybrid_of(target, 4)
     engine = engine_of(tried, target, 4)
-    check(engine, [*asks(6, 1.0, max_tokens=120), *without_predictions(4)])
+    check(engine, [*asks(12, 1.0, max_tokens=120), *without_predictions(10)])
     assert engine.stats.preemptions > 0
     assert target.repeated > 0
     assert len(tried.rounds) > 15
@@ -130,11 +130,11 @@ def drafts_of(made: Chosen, k: int) -> list[list[Token]]:
     """What a round's drafts should be, text by text and token by token."""
     columns, drafts, chances = Found.of(k), list[list[Token]](), list[list[float]]()
     for found, head, stated in zip(made.found.tolist(), made.head, made.chances, strict=True):
-        tokens, levels = real(found[columns.drafts])[: len(head)], len(head)
+        tokens, levels = real(found[columns.drafts]), max(len(head), k)
         likely = [float(np.float32(found[columns.chance]) / np.float32(MAX_CHANCE))] * len(tokens)
-        better = worth(likely) > worth(stated)
-        drafts.append([*tokens, *[NO_ROW] * (levels - len(tokens))] if better else head)
-        chances.append([*likely, *[0.0] * (levels - len(tokens))] if better else stated)
+        draft, chance = (tokens, likely) if worth(likely) > worth(stated) else (head, stated)
+        drafts.append([*draft, *[NO_ROW] * (levels - len(draft))])
+        chances.append([*chance, *[0.0] * (levels - len(draft))])
     if made.share is None:
         return drafts
     places = [

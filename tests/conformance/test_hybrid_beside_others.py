@@ -146,7 +146,7 @@ def test_at_random_in_a_mix(toy: type[Scored], predicts: bool):
 @pytest.mark.usefixtures("clock")
 def test_members_that_a_controller_asks_in_turn(toy: type[Scored], seed: str):
     tried = Tried(toy(), 4, predicts=seed == "3", controller=seed)
-    tried.check([*without_predictions(6), *asks(6, 1.0, max_tokens=90)])
+    tried.check([*without_predictions(9), *asks(9, 1.0, max_tokens=90)])
     assert isinstance(tried.controller, Choosing)
     lookups, hybrid = (member.name for member in tried.controller.members)
     assert min(tried.controller.asked[who] for who in (lookups, hybrid, "nobody")) > 1

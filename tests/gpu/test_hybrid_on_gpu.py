@@ -33,25 +33,26 @@ class Watched:
     def __init__(self, hybrid: Hybrid) -> None:
         self.own, self.plain = hybrid.overlays, PlainOverlays(hybrid.lookups.k)
         self.replaced = self.kept = 0
+        self.longest = 0
+        """Tokens of the longest draft beyond those that the head drafts."""
         hybrid.overlays = self
 
-    def run(self, made: HeadDraft, found: torch.Tensor, share: Share | None) -> None:
-        self._compare(
-            made, found, lambda: self.own.run(made, found, share), lambda copy: self.plain.run(copy, found, share)
-        )
+    def run(self, made: HeadDraft, found: torch.Tensor, share: Share | None) -> HeadDraft:
+        judge = self.plain.run(made, found, share)
+        return self._compared(made, found, self.own.run(made, found, share), judge)
 
-    def again(self, made: HeadDraft, found: torch.Tensor) -> None:
-        self._compare(made, found, lambda: self.own.again(made, found), lambda copy: self.plain.again(copy, found))
+    def again(self, made: HeadDraft, found: torch.Tensor) -> HeadDraft:
+        judge = self.plain.again(made, found)
+        return self._compared(made, found, self.own.again(made, found), judge)
 
-    def _compare(self, made: HeadDraft, found: torch.Tensor, own: Any, plain: Any) -> None:
-        copy = made.copied()
-        plain(copy)
-        own()
-        assert made.tokens.tolist() == copy.tokens.tolist()
-        drafts, count = found[:, : made.tokens.shape[1]], min(made.tokens.shape[1], found.shape[1])
-        same = ((made.tokens == drafts[:, :count]) | (made.tokens < 0)).all(1) & (drafts[:, 0] >= 0)
+    def _compared(self, made: HeadDraft, found: torch.Tensor, drafts: HeadDraft, judge: HeadDraft) -> HeadDraft:
+        assert drafts.tokens.tolist() == judge.tokens.tolist()
+        tokens, k = drafts.tokens, self.plain.k
+        same = ((tokens[:, :k] == found[:, :k]) | (tokens[:, :k] < 0)).all(1) & (found[:, 0] >= 0)
         self.replaced += int(same.sum())
         self.kept += int((~same).sum())
+        self.longest = max(self.longest, int((tokens >= 0).sum(1).max()) - made.tokens.shape[1])
+        return drafts
 
 
 @temperatures
@@ -76,7 +77,7 @@ def test_captured_overlays_are_the_plain_ones(share: int, temperature: float):
     assert tried.stats.draft_failures == 0
     assert len(repeats) > 5
     assert seen.kept > 20
-    assert temperature or seen.replaced > 20  # sampled from a random model, hardly anything repeats itself
+    assert temperature or (seen.replaced > 20 and seen.longest > 0)  # sampled, a random model hardly repeats itself
 
 
 @temperatures

@@ -1,4 +1,4 @@
-"""What a lookup found in place of a head's chain: against a loop over texts and tokens."""
+"""A head's chain or what a lookup found: against a loop over texts and tokens."""
 
 from __future__ import annotations
 
@@ -41,29 +41,30 @@ def test_what_was_found_takes_the_place_of_a_chain_that_is_worth_less(levels: in
     chances[torch.rand(BATCH, levels, generator=g) < 0.1] = torch.nan
     chances[torch.rand(BATCH, levels, generator=g) < 0.1] = 1.5
     found = found_at_random(g, BATCH, k)
-    new_tokens, new_chances = tokens.clone(), chances.clone()
-    overlay_chains(new_tokens, new_chances, found, k)
-    replaced = 0
+    drafted, drafted_chances = overlay_chains(tokens, chances, found, k)
+    replaced, width = 0, max(levels, k)
     for b in range(BATCH):
-        drafts = [token for token in found[b, :k].tolist() if token >= 0][:levels]
+        drafts = [token for token in found[b, :k].tolist() if token >= 0]
         chance = int(found[b, -1]) / MAX_CHANCE
         of_found, of_head = worth([chance] * len(drafts)), worth(chances[b].tolist())
         if 0 < abs(of_found - of_head) < 1e-4:  # float32 may decide otherwise
             continue
         if of_found <= of_head:
-            assert new_tokens[b].tolist() == tokens[b].tolist()
-            assert torch.equal(new_chances[b].nan_to_num(7.0), chances[b].nan_to_num(7.0))
+            beyond = width - levels
+            assert drafted[b].tolist() == [*tokens[b].tolist(), *[NO_ROW] * beyond]
+            stated = [*chances[b].nan_to_num(7.0).tolist(), *[0.0] * beyond]
+            assert drafted_chances[b].nan_to_num(7.0).tolist() == stated
             continue
         replaced += 1
-        left = levels - len(drafts)
-        assert new_tokens[b].tolist() == [*drafts, *[NO_ROW] * left]
-        assert new_chances[b].tolist() == pytest.approx([*[chance] * len(drafts), *[0.0] * left])
+        left = width - len(drafts)
+        assert drafted[b].tolist() == [*drafts, *[NO_ROW] * left]
+        assert drafted_chances[b].tolist() == pytest.approx([*[chance] * len(drafts), *[0.0] * left])
     assert 0 < replaced < BATCH
 
 
 def test_what_is_worth_no_more_than_the_chain_leaves_it():
     tokens, chances = torch.tensor([[1, 2, 3]]), torch.tensor([[1.0, 1.0, 0.0]])
-    overlay_chains(tokens, chances, found_for_one([8, 9], MAX_CHANCE), 2)
+    tokens, chances = overlay_chains(tokens, chances, found_for_one([8, 9], MAX_CHANCE), 2)
     assert tokens.tolist() == [[1, 2, 3]]
     assert chances.tolist() == [[1.0, 1.0, 0.0]]
 
@@ -71,9 +72,17 @@ def test_what_is_worth_no_more_than_the_chain_leaves_it():
 @pytest.mark.parametrize(("drafts", "chance"), [([NO_TOKEN] * 3, MAX_CHANCE), ([8, 9, 8], 0)])
 def test_a_chain_worth_nothing_stays_where_no_chance_is_found(drafts: list[int], chance: int):
     tokens, chances = torch.tensor([[1, 2]]), torch.tensor([[torch.nan, 0.9]])
-    overlay_chains(tokens, chances, found_for_one(drafts, chance), 3)
-    assert tokens.tolist() == [[1, 2]]
-    assert chances.isnan().tolist() == [[True, False]]
-    overlay_chains(tokens, chances, found_for_one([8, NO_TOKEN, NO_TOKEN], 1), 3)
-    assert tokens.tolist() == [[8, NO_ROW]]
-    assert chances.tolist() == [[pytest.approx(1 / MAX_CHANCE), 0.0]]
+    drafted, drafted_chances = overlay_chains(tokens, chances, found_for_one(drafts, chance), 3)
+    assert drafted.tolist() == [[1, 2, NO_ROW]]
+    assert drafted_chances.isnan().tolist() == [[True, False, False]]
+    drafted, drafted_chances = overlay_chains(tokens, chances, found_for_one([8, NO_TOKEN, NO_TOKEN], 1), 3)
+    assert drafted.tolist() == [[8, NO_ROW, NO_ROW]]
+    assert drafted_chances.tolist() == [[pytest.approx(1 / MAX_CHANCE), 0.0, 0.0]]
+
+
+def test_a_lookup_may_be_longer_than_the_heads_chain():
+    """Its tokens beyond the chain count in what it is worth, too."""
+    tokens, chances = torch.tensor([[1, 2]]), torch.tensor([[0.9, 0.9]])  # worth 1.71
+    half = MAX_CHANCE * 2 // 3
+    assert overlay_chains(tokens, chances, found_for_one([5, 6, 7], half), 3)[0].tolist() == [[1, 2, NO_ROW]]
+    assert overlay_chains(tokens, chances, found_for_one([5] * 8, half), 8)[0].tolist() == [[5] * 8]
