@@ -229,6 +229,7 @@ class Controller:
             self.note_plain(plan, [seq_ids[row] for row in rows], [0.0] * len(accepted))
             return
         self._decisions.end_rest()
+        asking += self._vain_seconds(plan, drafted)
         streak = self._log.streak_of(seq_ids, rows, plan, drafted, asking, self._round)
         streak.shared = shared
         if plan.own:
@@ -251,7 +252,10 @@ class Controller:
     def usual_seconds(self, plan: Plan, drafted: Seq[int]) -> float:
         """The expected seconds of a round of this plan, from rounds of its kind: a single one may be a stall."""
         price = self._price(self.prices.kind_of(plan, drafted))
-        return price.plain + price.extra
+        return price.plain + price.extra + self._vain_seconds(plan, drafted)
+
+    def _vain_seconds(self, plan: Plan, drafted: Seq[int]) -> float:
+        return 0.0 if self.review is None else self.review.vain_seconds(plan, drafted)
 
     def _price(self, kind: RoundKind) -> Price:
         return self.prices.of(kind, self._round)
@@ -329,7 +333,11 @@ class Controller:
 
     def note_seconds(self, plan: Plan, drafted: Seq[int], seconds: float, rounds: int = 1) -> None:
         """Note the mean seconds of rounds of a plan in which every sequence decodes, less `asking` of `note`."""
-        self.costs.observe(self.prices.kind_of(plan, drafted), seconds, rounds)
+        kind = self.prices.kind_of(plan, drafted)
+        if self.review is not None and kind.plain and plan.asks:  # it takes longer than a round that nobody is asked in
+            self.review.note_vain(kind.batch, seconds, rounds)
+        else:
+            self.costs.observe(kind, seconds, rounds)
 
     def forget(self, seq_id: int) -> Decisions:
         """Drop what is kept of a request; returns what was decided for it."""

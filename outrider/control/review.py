@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from outrider.control.acceptance import Acceptance, Calibration, Floats
 from outrider.control.choose import MIN_GAIN
-from outrider.control.costs import RoundKind, size_of
+from outrider.control.costs import RoundKind, size_of, within
 from outrider.control.member import Member
 from outrider.control.plan import Plan
 from outrider.control.prices import Prices
@@ -25,6 +25,9 @@ from outrider.control.trials import TRIAL_ROUNDS, Trials
 
 _PACE_ROUNDS = 128
 """The pace, tokens a second of late, is a mean over about this many rounds."""
+_VAIN_ROUNDS, _MAX_STALL = 48, 1.5
+"""What rounds take in which the free drafter finds nothing is a mean over about this many; a round counts as at most so
+many times, and at least such a part of, what is expected of it."""
 _BEYOND = 2
 """Tokens that a head is asked for beyond those planned: drafting many takes time, most of all if they are sampled."""
 
@@ -73,6 +76,9 @@ class Review:
         self.calibration = [Calibration() for _ in members]
         self._pace: dict[int, RunningRatio] = {}
         """By `size_of` a batch: tokens a second of late."""
+        self._vain: dict[int, RunningRatio] = {}
+        """By `size_of` a batch: seconds that a round in which the free drafter finds nothing takes beyond one in which
+        it is not asked, and beyond asking it: deciding, and judging what it would have drafted."""
 
     def look(self, plan: Plan, seq_ids: Seq[int], budgets: Seq[int], now: int) -> Plan:
         """The plan, with the free drafter asked first where `trials` says so. budgets: its max tokens by sequence."""
@@ -175,6 +181,20 @@ class Review:
         known = self._pace.get(size_of(batch))
         pace = other.rate if known is None else max(known.value, other.rate)
         return one.tokens - other.tokens > pace * (one.seconds - other.seconds)
+
+    def note_vain(self, batch: int, seconds: float, rounds: int) -> None:
+        """Note rounds in which the free drafter found nothing. seconds: of each, without asking it."""
+        plain, known = (
+            self.costs.seconds(RoundKind(batch, 1, batch)),
+            self._vain.setdefault(size_of(batch), RunningRatio()),
+        )
+        beyond = within(seconds, plain + known.value, _MAX_STALL) - plain
+        known.add(rounds * beyond, rounds, (1 - 1 / _VAIN_ROUNDS) ** rounds)
+
+    def vain_seconds(self, plan: Plan, drafted: Seq[int]) -> float:
+        """Seconds that such rounds take, as `note_vain` was told; 0 for all others. drafted: tokens of each draft."""
+        known = self._vain.get(size_of(len(drafted))) if plan.settled and not any(drafted) else None
+        return 0.0 if known is None else max(0.0, known.value)
 
     def note_plain(self, batch: int, rounds: int) -> None:
         """Note rounds in which nobody was asked to draft."""

@@ -13,8 +13,11 @@ from outrider.control.costs import size_of
 
 TRIAL_ROUNDS = 3
 """The rounds of a trial of all requests, and those in which the drafter is asked for a new request."""
-REST_ROUNDS = 16
-"""Rounds between two trials of all requests."""
+REST_ROUNDS, _MAX_REST, _SHARE = 16, 64, 0.02
+"""Rounds between two trials of all requests: at least, and at most where trials would take more than this share of the
+time. On a fast machine a lookup that finds nothing takes a fifth of a round."""
+_LOSS_ROUNDS = 16
+"""What a round loses that does is a mean over about this many."""
 _FIRST_CREDIT, _MAX_CREDIT = 3.0, 6.0
 """The credit at first, and at most after gains: what asking may lose before it stops, in rounds without drafts."""
 
@@ -27,6 +30,13 @@ class _Size:
     """What asking may still lose, in rounds without drafts."""
     next: int = 0
     """The round of the next trial."""
+    loss: float = 0.0
+    """What a round that loses loses, in rounds without drafts."""
+
+    @property
+    def rest(self) -> int:
+        """Rounds until the next trial."""
+        return min(max(REST_ROUNDS, int(TRIAL_ROUNDS * self.loss / _SHARE)), _MAX_REST)
 
 
 class Trials:
@@ -45,6 +55,8 @@ class Trials:
         """Note a round. gain: what it gained, in rounds without drafts; negative where it lost."""
         size = self._sizes[size_of(batch)]
         size.credit = min(max(0.0, size.credit + gain), _MAX_CREDIT)
+        if gain < 0:
+            size.loss -= (gain + size.loss) / _LOSS_ROUNDS
 
     def choose(self, seq_ids: Seq[int], now: int) -> list[bool]:
         """The requests to ask the drafter for in round `now`."""
@@ -52,7 +64,7 @@ class Trials:
         chosen = [seq_id not in self._known for seq_id in seq_ids]
         if size.credit > 0 or now >= size.next:
             chosen = [True] * len(seq_ids)
-            size.next = now + REST_ROUNDS
+            size.next = now + size.rest
         self._known.update(seq_ids)
         return chosen
 

@@ -67,6 +67,9 @@ class Engine:
         """Rounds in flight, the oldest first: two at most."""
         self._completed = 0.0
         """When the last round completed."""
+        self._told = self._late = 0.0
+        """When the times of the last round were told; and the seconds of that step from then on. They count as the next
+        round's where rounds do not overlap: else what is done for drafts then would seem to take no time."""
         self._outcomes: list[Outcome] = []
         """Outcomes that are committed, and not yet returned as events."""
         self._ids = count()
@@ -92,9 +95,12 @@ class Engine:
             raise
         if not self._in_flight:
             self._enqueue(self._launch())
-        if not self.target.asynchronous:
-            self._complete()
-        return self._emit()
+        if self.target.asynchronous:
+            return self._emit()
+        self._complete()
+        events = self._emit()
+        self._late = time.perf_counter() - self._told
+        return events
 
     def _launch_behind(self, first: InFlightRound) -> None:
         try:
@@ -126,7 +132,8 @@ class Engine:
         scoring = time.perf_counter()
         times = Times(rounds=1)
         if after is None:  # else the device is busy meanwhile
-            times.host, times.draft = proposing - began, scoring - proposing
+            times.host, times.draft = proposing - began + self._late, scoring - proposing
+            self._late = 0.0
         spans = spans_of(scheduled, proposal.drafts)
         scores = self._score(scheduled, spans, state)
         launched = InFlightRound(scheduled, proposal, spans, scores, scoring, times, behind=after is not None)
@@ -285,7 +292,8 @@ class Engine:
             observe(self.drafting, done, outcomes)
             behind = self._in_flight[0] if self._in_flight else None
             if behind is None:  # else the device works meanwhile
-                done.times.host += time.perf_counter() - self._completed
+                self._told = time.perf_counter()
+                done.times.host += self._told - self._completed
             tell_controller(self.drafting, done, outcomes, behind)
             count_round(done, self._live)
             if behind is not None and behind.repeats and any(o.live.seq.finish is not None for o in outcomes):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from outrider.control.controller import Controller
@@ -27,6 +29,17 @@ def test_who_is_asked_for():
     assert trials.choose([1, 3], 100) == [False, True]
     trials.note(2, 0.5)
     assert trials.choose([1, 2], 101) == [True, True]
+
+
+@pytest.mark.parametrize(("loss", "rest"), [(0.05, 16), (0.2, 29), (0.9, 64)])
+def test_trials_are_rarer_where_they_take_longer(loss: float, rest: int):
+    """A fiftieth of the time, three rounds at a time; at most 64 rounds pass."""
+    trials = Trials()
+    trials.choose([1], 0)
+    for _ in range(200):
+        trials.note(1, -loss)
+    asked = [now for now in range(1, 400) if any(trials.choose([1], now))]
+    assert {later - now for now, later in pairwise(asked[1:])} == {rest}
 
 
 def test_asking_stops_when_it_lost_three_rounds_and_at_most_six_of_what_it_gained():
@@ -93,3 +106,18 @@ def test_asking_for_drafts_that_rarely_come_has_its_price(asking: float, share: 
         asked += plan.asks
     assert asked / 2000 == pytest.approx(share, abs=0.1)
     assert TRIAL_ROUNDS > 1
+
+
+def test_a_round_in_which_nothing_is_found_is_no_round_without_drafts():
+    """Asking takes .1 s of it, and .2 more are the host's: neither makes rounds without drafts slower."""
+    control = Controller([Member("lookup", 7)], RoundCosts(PassTable({(1, 1): 1.0, (1, 8): 1.7})))
+    plan = control.plan([0], [7])
+    assert plan.settled
+    for _ in range(200):
+        control.note([0], [0], plan, [0], [[0]], 0.1)
+        control.note_seconds(plan, [0], 1.2)
+    assert control.plain_rate(1) == pytest.approx(1.0, rel=0.01)
+    assert control.usual_seconds(plan, [0]) == pytest.approx(1.2, rel=0.01)
+    control.note_seconds(plan, [0], 60.0)  # a stall
+    assert control.usual_seconds(plan, [0]) == pytest.approx(1.2, rel=0.02)
+    assert control.forget(0).saved == pytest.approx(-200 * 0.3, rel=0.1)  # the first rounds do not know of the .2

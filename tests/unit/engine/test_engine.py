@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,9 +10,11 @@ from outrider.core.draft import EMPTY, Draft, Verdict
 from outrider.core.errors import ConfigError, OutriderError, RequestError
 from outrider.core.sampling import SamplingParams
 from outrider.core.sequence import Sequence, Span
+from outrider.engine import engine as engine_module
 from outrider.engine.engine import Engine
 from outrider.engine.events import Event
 from outrider.engine.request import EngineLimits, Request
+from outrider.engine.round import InFlightRound
 from outrider.runners.base import Scores
 from outrider.runners.device_state import DeviceState
 from outrider.testing.drafters import ScriptedDrafter, random_trees
@@ -302,6 +305,23 @@ def test_only_the_last_event_carries_figures_and_the_engine_sums_them():
     assert [event.finish is not None for event in events] == [event.stats is not None for event in events]
     assert tried.stats.tokens == 12 == sum(stats.tokens for stats in ended)
     assert tried.stats.prompt_tokens == 4
+
+
+def test_what_is_done_once_a_round_was_told_counts_as_the_next_rounds(monkeypatch: pytest.MonkeyPatch):
+    """The host's work for drafts would seem to take no time if it came after the times were told."""
+    now = [0.0]
+    monkeypatch.setattr(engine_module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    told: list[float] = []
+
+    def tell(drafting: object, done: InFlightRound, *others: object) -> None:
+        told.append(done.times.total)
+        now[0] += len(told)
+
+    monkeypatch.setattr(engine_module, "tell_controller", tell)
+    tried = engine()
+    tried.submit(ask(max_tokens=4, ignore_eos=True))
+    finish(tried)
+    assert told == [0.0, 1.0, 2.0, 3.0]
 
 
 def test_check_notices_a_page_that_leaked():
