@@ -22,12 +22,12 @@ from outrider.drafters.base import Drafter, RoundView, TargetPass
 from outrider.engine.accounting import count_round, observe, tell_controller
 from outrider.engine.drafting import Drafting
 from outrider.engine.events import Event, Live, Outcome, describe, extend, logprobs_of
-from outrider.engine.logprobs import RoundLogprobs
 from outrider.engine.proposal import Proposal
 from outrider.engine.request import CheckedRequest, EngineLimits, Request, sequences_of, validate_request
 from outrider.engine.round import InFlightRound, spans_of
 from outrider.engine.scheduler import ScheduledSequence, Scheduler
 from outrider.engine.stats import Stats, Times
+from outrider.engine.target_passes import TargetPasses
 from outrider.engine.text import Detokenizer, TextStream
 from outrider.runners.base import Runner, Scores
 from outrider.runners.device_state import DeviceState
@@ -52,6 +52,7 @@ class Engine:
         limits = limits or EngineLimits()
         self.target, self.drafter, self.verifier, self.tokenizer = target, drafter, verifier, tokenizer
         self.drafting = Drafting(drafter, target, controller)
+        self._passes = TargetPasses(target, self.drafting)
         self._limits = None if controller is None else controller.costs.limits
         self.eos_ids = frozenset(eos_ids)
         self.scheduler = Scheduler(
@@ -135,12 +136,12 @@ class Engine:
             times.host, times.draft = proposing - began + self._late, scoring - proposing
             self._late = 0.0
         spans = spans_of(scheduled, proposal.drafts)
-        scores = self._score(scheduled, spans, state)
+        scores = self._passes.score(self.verifier, scheduled, spans, state)
         launched = InFlightRound(scheduled, proposal, spans, scores, scoring, times, behind=after is not None)
         if self.target.asynchronous:
             for each, draft in zip(scheduled, launched.drafts, strict=True):
                 each.budget = len(draft.tokens)  # so that the round behind it knows how much room is left for sure
-            self._decide(launched, spans)
+            self._passes.decide(self.verifier, launched, spans)
             if launched.can_be_followed and launched.logprobs is None and not self.drafting.traits.taps:
                 launched.repeats = self.scheduler.repeats(scheduled, self.drafting.rows)
                 launched.version = self._version
@@ -236,37 +237,6 @@ class Engine:
         """A draft for each scheduled sequence; None where the round in flight must complete first."""
         budgets = [each.budget for each in scheduled]
         return self.drafting.propose(RoundView([each.seq for each in scheduled], budgets, state))
-
-    def _score(self, scheduled: list[ScheduledSequence], spans: list[Span], state: DeviceState | None) -> Scores:
-        """The target's pass; with the target's choices where all sequences decode and the target alone decides."""
-        if all(each.decodes for each in scheduled):
-            draws = self.verifier.draws([each.seq for each in scheduled])
-            if draws is not None:
-                if self.drafting.reads_scores:
-                    draws = replace(draws, logits=True)
-                return self.target.score_and_choose(spans, state, draws)
-        return self.target.score(spans, state)
-
-    def _decide(self, launched: InFlightRound, spans: list[Span]) -> None:
-        """Launch the choices of a round where the target alone decides, and the device state that follows from them."""
-        seqs, drafts = launched.decoding
-        scores = launched.scores
-        if scores.choices is not None:
-            launched.choices = HostCopy(scores.choices)
-        elif seqs:
-            launched.choices = self.verifier.decide(seqs, drafts, scores.logits, scores.positions)
-        if launched.choices is not None and len(seqs) == len(spans):
-            state = self.target.advance(scores, launched.choices.tokens)
-            if state is not None:
-                launched.state = state.with_drafted(tuple([len(draft.tokens) for draft in drafts]))
-        if launched.choices is not None and any(seq.params.logprobs is not None for seq in seqs):
-            launched.logprobs = RoundLogprobs(seqs, drafts, scores.logits, launched.choices.tokens)
-        traits = self.drafting.traits
-        if traits.follows_target and (launched.state is not None or not traits.taps):
-            self.drafting.process(TargetPass([each.seq for each in launched.scheduled], spans, scores, launched.state))
-            launched.processed = True
-        elif scores.features is not None:  # read when the round completes; another pass may come before
-            launched.scores = replace(scores, features=[each.clone() for each in scores.features])
 
     def _complete(self) -> None:
         """Verify and commit the oldest round in flight. Sequences cancelled meanwhile are left out."""
