@@ -68,9 +68,11 @@ class Engine:
         """Rounds in flight, the oldest first: two at most."""
         self._completed = 0.0
         """When the last round completed."""
-        self._told = self._late = 0.0
-        """When the times of the last round were told; and the seconds of that step from then on. They count as the next
-        round's where rounds do not overlap: else what is done for drafts then would seem to take no time."""
+        self._told: float | None = None
+        """When the times of the round that completes in this step were told; None: none has completed."""
+        self._late = 0.0
+        """Seconds of the last round's step from then on, where rounds do not overlap. They count as the next round's:
+        else what is done for drafts then would seem to take no time."""
         self._outcomes: list[Outcome] = []
         """Outcomes that are committed, and not yet returned as events."""
         self._ids = count()
@@ -100,7 +102,8 @@ class Engine:
             return self._emit()
         self._complete()
         events = self._emit()
-        self._late = time.perf_counter() - self._told
+        if self._told is not None:
+            self._late, self._told = time.perf_counter() - self._told, None
         return events
 
     def _launch_behind(self, first: InFlightRound) -> None:

@@ -322,6 +322,11 @@ def test_what_is_done_once_a_round_was_told_counts_as_the_next_rounds(monkeypatc
     tried.submit(ask(max_tokens=4, ignore_eos=True))
     finish(tried)
     assert told == [0.0, 1.0, 2.0, 3.0]
+    now[0] += 1000.0  # nothing was asked of the engine
+    assert tried.step() == []
+    tried.submit(ask(max_tokens=2, ignore_eos=True))
+    finish(tried)
+    assert told[4:] == [4.0, 5.0]
 
 
 def test_check_notices_a_page_that_leaked():
