@@ -184,10 +184,8 @@ class Review:
 
     def note_vain(self, batch: int, seconds: float, rounds: int) -> None:
         """Note rounds in which the free drafter found nothing. seconds: of each, without asking it."""
-        plain, known = (
-            self.costs.seconds(RoundKind(batch, 1, batch)),
-            self._vain.setdefault(size_of(batch), RunningRatio()),
-        )
+        plain = self.costs.seconds(RoundKind(batch, 1, batch))
+        known = self._vain.setdefault(size_of(batch), RunningRatio())
         beyond = within(seconds, plain + known.value, _MAX_STALL) - plain
         known.add(rounds * beyond, rounds, (1 - 1 / _VAIN_ROUNDS) ** rounds)
 

@@ -87,6 +87,7 @@ class Engine:
         """
         if self._outcomes:
             return self._emit()
+        self._told = None
         if len(self._in_flight) == 1:
             self._launch_behind(self._in_flight[0])
         if self._in_flight and self.scheduler.waiting:
@@ -103,7 +104,7 @@ class Engine:
         self._complete()
         events = self._emit()
         if self._told is not None:
-            self._late, self._told = time.perf_counter() - self._told, None
+            self._late = time.perf_counter() - self._told
         return events
 
     def _launch_behind(self, first: InFlightRound) -> None:
