@@ -17,7 +17,7 @@ REST_ROUNDS, _MAX_REST, _SHARE = 16, 64, 0.02
 """Rounds between two trials of all requests: at least, and at most where trials would take more than this share of the
 time. On a fast machine a lookup that finds nothing takes a fifth of a round."""
 _LOSS_ROUNDS = 16
-"""What a round loses that does is a mean over about this many."""
+"""The loss of a round is a mean over about this many rounds that lost."""
 _FIRST_CREDIT, _MAX_CREDIT = 3.0, 6.0
 """The credit at first, and at most after gains: what asking may lose before it stops, in rounds without drafts."""
 
@@ -31,7 +31,7 @@ class _Size:
     next: int = 0
     """The round of the next trial."""
     loss: float = 0.0
-    """What a round that loses loses, in rounds without drafts."""
+    """The mean loss of rounds that lost, in rounds without drafts."""
 
     @property
     def rest(self) -> int:

@@ -140,7 +140,7 @@ class Block(HeadDrafter[BlockRunner]):
         pool = None if target.graphs is None else target.graphs.graph_pool
         self.runner = BlockRunner(
             target.model, head, self._draft, tokens=levels, sampled=self.sampled,
-            gained=max(levels, context.longest_draft if shares else 0),
+            gained=context.longest_draft if shares else 0,
             chains=not self.nodes and not self.sampled, graph_pool=pool,
             tree=TreeSize(self.nodes, TREE_WIDTH) if self.nodes else None,
         )  # fmt: skip
