@@ -81,7 +81,7 @@ class Times:
 
     passes: Mapping[int, Mapping[int, float]]
     step: Mapping[int, float]
-    lookup: float = 0.083
+    lookup: float = 0.016
     host: float = 0.12
     """The host's work in any round; beyond that, where one is launched anew, planned, looked up, or a text ends."""
     launch: float = 0.12

@@ -24,6 +24,8 @@ Floats = NDArray[np.float64]
 
 _REQUEST_DECAY, _DRAFTER_DECAY = 0.9, 0.997
 """Decay for each draft: a request's figures cover about its last ten drafts, a drafter's about its last 333."""
+_DRAFTER_ROUNDS = 100
+"""A drafter's figures cover at most about this many rounds: of a request that is alone, more are of other texts."""
 _DRAFTER_WEIGHT = 30.0
 """The drafter's rates are the prior of each request's rates, and count as this number of drafts. A plan is the best of
 several estimates: from few drafts each, the best one is the luckiest, and promises more than comes."""
@@ -83,19 +85,18 @@ class Acceptance:
         if not drafts:
             return
         self.drafts += drafts
-        self._first_weight *= _DRAFTER_DECAY**drafts
-        self._all *= _DRAFTER_DECAY**drafts
         lengths = [n for part in parts for each in part.lengths for n in each]
         if drafts == 1:
             self._note_one(self._row(parts[0].seq_ids[0]), lengths[0], accepted[0])
             return
         counts = np.minimum(np.asarray(accepted) + _REACHED_BEYOND, lengths)  # [2, drafts]
         told = self._first.take(counts, 0, mode="clip")  # [2, drafts, max_tokens]
-        self._all += _ages(_DRAFTER_DECAY, drafts) @ told  # as if noted one after the other
         at = 0
-        for part in parts:
+        for part in parts:  # as if noted one after the other
             rounds, batch = len(part.accepted), len(part.seq_ids)
-            own = _ages(_REQUEST_DECAY, rounds) @ told[:, at : at + rounds * batch].reshape(2, rounds, -1)
+            of_part = told[:, at : at + rounds * batch]
+            self._all += self._forget(rounds, batch) @ of_part
+            own = _ages(_REQUEST_DECAY, rounds) @ of_part.reshape(2, rounds, -1)
             rows = [self._row(seq_id) for seq_id in part.seq_ids]
             before = self._figures.take(rows, 0) * _REQUEST_DECAY**rounds
             self._figures[rows] = before + own.reshape(2, batch, -1).swapaxes(0, 1)
@@ -104,10 +105,18 @@ class Acceptance:
     def _note_one(self, row: int, length: int, accepted: int) -> None:
         """The rest of `note_rounds` for a single draft, the usual case where one request runs alone."""
         told = self._first.take((min(length, accepted + 1), min(length, accepted)), 0, mode="clip")
+        self._forget(1, 1)
         self._all += told
         own = self._figures[row]
         own *= _REQUEST_DECAY
         own += told
+
+    def _forget(self, rounds: int, batch: int) -> Floats:
+        """Let the drafter's figures decay for the drafts of so many rounds of `batch` each; returns their weights."""
+        drafts, decay = rounds * batch, min(_DRAFTER_DECAY, 1 - 1 / (_DRAFTER_ROUNDS * max(1, batch)))
+        self._first_weight *= decay**drafts
+        self._all *= decay**drafts
+        return _ages(decay, drafts)
 
     def note_stated(self, seq_ids: Seq[int], stated: Floats, lengths: Seq[int], accepted: Seq[int]) -> None:
         """Note the confidences [sequences, max_tokens] of drafts, NaN where none was stated. Called before `note`.

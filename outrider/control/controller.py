@@ -326,6 +326,16 @@ class Controller:
             row[: len(told)] = told[: known.max_tokens]
         known.note_stated(seq_ids, rows, lengths, accepted)
 
+    def note_shared(
+        self, member: int, seq_ids: Seq[int], stated: Seq[Floats], room: Seq[int], length: int, accepted: Seq[int]
+    ) -> None:
+        """Note the drafts of a round that shared rows, by what their drafter stated. Called before `note` of the round.
+
+        room: max tokens of each draft. length: their mean length, as planned.
+        """
+        survival = self._acceptance[member].survival(seq_ids)
+        self._sharing.note_stated(member, length, np.stack(stated), room, accepted, survival.cumsum(1).sum(0))
+
     def forget_stated(self, seq_ids: Seq[int]) -> None:
         """Drop the confidences of these requests' last drafts: the next draft is at another place in the text."""
         for acceptance in self._acceptance:

@@ -85,11 +85,11 @@ class Probes:
     def _probe(self, at: int, outlooks: Seq[Outlook], plan: Plan, *, new: bool) -> Plan | None:
         """The best plan of one drafter, if a probe of it is due. new: as `_is_new` says."""
         tried, used = self._tried[at], {*plan.drafters} - {-1}
-        share = (_SHARE if plan.asks else _RESTING_SHARE) / len(self._tried)
         whole = bool(used) and used <= self.includes[at]  # it drafts all that the plan does, and costs little
+        share = (_SHARE if plan.asks else _RESTING_SHARE) / len(self._tried) * (_INCLUDING if whole else 1)
         part = any(at in self.includes[i] for i in used)  # it may be what brings the plan's tokens, and draft farther
         rounds, wait = self._round - tried.round, tried.lost / share  # a wait below 0: it gained
-        wait = max(_MIN_REST, wait / _INCLUDING) if whole else max(tried.rest, wait)
+        wait = max(_MIN_REST if whole else tried.rest, wait)
         if not new and rounds < min(wait, _MAX_REST):
             return None
         asked = replace(outlooks[at], budgets=self._budgets(outlooks[at], tried.times))

@@ -128,12 +128,11 @@ class RoundLog:
 
         rows: those of this drafter. One streak stands for all that are noted together.
         """
-        known, lengths = self._acceptance[drafter], [streak.drafted[row] for row in rows]
-        by_length = known.survival([streak.seq_ids[row] for row in rows]).cumsum(1)
-        expected = sum(float(by_length[i, n - 1]) for i, n in enumerate(lengths) if n)
+        lengths, rounds = [streak.drafted[row] for row in rows], len(streak.accepted)
+        survival = self._acceptance[drafter].survival([streak.seq_ids[row] for row in rows])
         accepted = sum(each[row] for each in streak.accepted for row in rows)
-        share, rounds = sum(lengths) / len(rows) / known.max_tokens, len(streak.accepted)
-        self._sharing.note(drafter, share, accepted, rounds * expected, rounds * len(rows))
+        expected = rounds * survival.cumsum(1).sum(0)
+        self._sharing.note(drafter, round(sum(lengths) / len(rows)), accepted, expected, rounds * len(rows))
 
     def _lengths(self, streaks: Seq[Streak], rows: Seq[int]) -> list[list[int]]:
         """[rounds][rows]: the lengths with which the drafts in these rows count.

@@ -101,8 +101,8 @@ class Draft:
 
     @property
     def is_fetched(self) -> bool:
-        """Whether this is a chain on a device with nothing stated but its tokens, so that a pass reads them there."""
-        plain = self.parents is None and self.probs is None and self.confidence is None
+        """Whether this is a chain on a device whose tokens count as certain, so that a pass reads them there."""
+        plain = self.parents is None and self.probs is None
         return plain and self.known and isinstance(self.tokens, DeviceRow) and len(self.tokens) > 0
 
     def again(self, block: HostCopy) -> Draft:

@@ -78,6 +78,11 @@ class Drafting:
         return self.traits.follows_target and not self.traits.ignores_scores
 
     @property
+    def _uses_stated(self) -> bool:
+        """Whether what drafts state decides about the next round: it is read in every round then."""
+        return self._reviews or self._kept.is_brief
+
+    @property
     def plans_ahead(self) -> bool:
         """Whether a round, if only one without drafts, can be launched behind one in flight."""
         return self.traits.drafts_ahead or self.controller is not None
@@ -154,6 +159,8 @@ class Drafting:
         """Who made all of these drafts, as `Proposal.by`."""
         if not self.traits.max_tokens:
             return NOBODY
+        if (plan is None or self._uses_stated) and any(draft.confidence is not None for draft in drafts):
+            return None  # a repeated draft states nothing
         own = {*range(len(self.members))} if plan is None else {*plan.drafters}
         blocks = {draft.tokens.block for draft in drafts if isinstance(draft.tokens, DeviceRow) and draft.is_fetched}
         return own.pop() if len(own) == len(blocks) == 1 and all(draft.is_fetched for draft in drafts) else None
@@ -343,7 +350,7 @@ class Drafting:
                 members.append(i)
             if view.state is not None and plan is not None and not member.traits.drafts_ahead:
                 return None
-            compared = self._compares if plan is None else self._reviews or self._kept.is_brief
+            compared = self._compares if plan is None else self._uses_stated or member.traits.shares
             asked = RoundView(view.seqs, budgets, view.state, compared, view.budgets if self._shares else None)
             if member.traits.watches or view.state is not None:  # taking rows of tensors costs more than all
                 rows = list(range(len(budgets)))

@@ -316,15 +316,21 @@ class Feedback:
         by: Seq[int],
     ) -> None:
         """Tell the controller the confidences of drafts that have been judged."""
-        if not self._kept.is_brief:  # too old when the next plan is made
+        brief = self._kept.is_brief  # else they are too old when the next plan is made
+        if not brief:
             controller.forget_stated([seq.id for seq in seqs])
-            return
         for member in range(len(self.members)):
             rows = [i for i, draft in enumerate(drafts) if by[i] == member and draft.confidence is not None and draft]
-            if rows:
-                stated = [cast(ConfidenceRow, drafts[i].confidence).read() for i in rows]
-                lengths, accepted = [len(drafts[i]) for i in rows], [verdicts[i].accepted for i in rows]
-                controller.note_stated(member, [seqs[i].id for i in rows], stated, lengths, accepted)
+            shared = bool(rows) and drafts[rows[0]].share is not None
+            if not rows or not (brief or shared):
+                continue
+            stated = [cast(ConfidenceRow, drafts[i].confidence).read() for i in rows]
+            ids, accepted = [seqs[i].id for i in rows], [verdicts[i].accepted for i in rows]
+            if shared and len(rows) == len(drafts):
+                length = round(sum(draft.scored for draft in drafts) / len(drafts))
+                controller.note_shared(member, ids, stated, [*map(len, drafts)], length, accepted)
+            if brief:
+                controller.note_stated(member, ids, stated, [len(drafts[i]) for i in rows], accepted)
 
 
 def _accepted(seq_ids: Seq[int], drafted: Seq[int], verdicts: Mapping[int, Verdict]) -> tuple[Seq[int], list[int]]:

@@ -146,7 +146,7 @@ def test_at_random_in_a_mix(toy: type[Scored], predicts: bool):
 @pytest.mark.usefixtures("clock")
 def test_members_that_a_controller_asks_in_turn(toy: type[Scored], seed: str):
     tried = Tried(toy(), 4, predicts=seed == "3", controller=seed)
-    tried.check([*without_predictions(9), *asks(9, 1.0, max_tokens=90)])
+    tried.check([*without_predictions(12), *asks(12, 1.0, max_tokens=90)])
     assert isinstance(tried.controller, Choosing)
     lookups, hybrid = (member.name for member in tried.controller.members)
     assert min(tried.controller.asked[who] for who in (lookups, hybrid, "nobody")) > 1
@@ -167,8 +167,19 @@ def test_at_random_by_a_controller(seed: int):
 
 @targets
 @pytest.mark.usefixtures("clock")
-def test_by_costs(toy: type[Scored]):
-    """The controller that engines have: nothing fails, and every text is plain decoding's."""
+def test_by_costs(toy: type[Scored], monkeypatch: pytest.MonkeyPatch):
+    """The controller that engines have: nothing fails, and every text is plain decoding's. Of drafts that share rows it
+    learns what shorter ones would have brought, though plans last and rounds are repeated."""
+    told, note = list[tuple[int, Seq[int]]](), Controller.note_shared
+
+    def noted(self: Controller, *given: Any) -> None:
+        told.append((given[4], given[5]))
+        note(self, *given)
+
+    monkeypatch.setattr(Controller, "note_shared", noted)
     tried = Tried(toy(), 4, controller="costs")
     tried.check([*without_predictions(8), *asks(8, 1.0, max_tokens=90)])
     assert tried.hybrid.rounds
+    assert tried.target.repeated > 0
+    assert (len(told) > 5) == (toy is ScoredSharing)
+    assert all(length >= 1 and min(accepted) >= 0 for length, accepted in told)

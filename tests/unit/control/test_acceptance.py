@@ -67,8 +67,17 @@ def test_drafts_of_requests_one_by_one_count_as_those_noted_together():
             alone.note([seq_id], [length], [right])
     assert together.drafts == alone.drafts == 150
     assert alone._figures == pytest.approx(together._figures)
-    assert alone._all == pytest.approx(together._all)
-    assert alone.survival([1, 2, 3, 4]) == pytest.approx(together.survival([1, 2, 3, 4]))
+
+
+@pytest.mark.parametrize(("batch", "memory"), [(1, 100), (2, 200), (4, 333.3), (16, 333.3)])
+def test_a_drafter_is_judged_by_its_last_drafts_and_rounds(batch: int, memory: float):
+    """By at most 333 drafts, and at most 100 rounds; a request that is new is judged by these alone."""
+    acceptance, rounds = Acceptance(1), 1000
+    ids = [*range(batch)]
+    for came in [1] * rounds + [0] * 40:
+        acceptance.note(ids, [1] * batch, [came] * batch)
+    left = (1 - 1 / memory) ** (40 * batch)
+    assert acceptance.survival([99])[0, 0] == pytest.approx(max(left, 0.005), rel=0.01)
 
 
 def test_forgotten_rows_are_used_again_and_hold_nothing():
