@@ -162,6 +162,8 @@ class Feedback:
         if self._asked is None or not self._asked.goes_on_with(proposal, seq_ids, rows):
             self.tell()
             self._asked = _AskedRounds(proposal, plan, seq_ids, rows)
+        if proposal.shared:
+            self._note_shared(controller, proposal, seq_ids, verdicts)
         self._asked.add(accepted, seconds, seconds if steady and self._tells(proposal, rest) else 0.0)
         at_once = plan.probe or plan.rounds or proposal.by is None or not (plan.asks and self.overlaps)
         watched = [i for i in self.watchers if i in proposal.members and i != proposal.by]  # that one is asked for all
@@ -316,21 +318,27 @@ class Feedback:
         by: Seq[int],
     ) -> None:
         """Tell the controller the confidences of drafts that have been judged."""
-        brief = self._kept.is_brief  # else they are too old when the next plan is made
-        if not brief:
+        if not self._kept.is_brief:  # too old when the next plan is made
             controller.forget_stated([seq.id for seq in seqs])
+            return
         for member in range(len(self.members)):
             rows = [i for i, draft in enumerate(drafts) if by[i] == member and draft.confidence is not None and draft]
-            shared = bool(rows) and drafts[rows[0]].share is not None
-            if not rows or not (brief or shared):
-                continue
-            stated = [cast(ConfidenceRow, drafts[i].confidence).read() for i in rows]
-            ids, accepted = [seqs[i].id for i in rows], [verdicts[i].accepted for i in rows]
-            if shared and len(rows) == len(drafts):
-                length = round(sum(draft.scored for draft in drafts) / len(drafts))
-                controller.note_shared(member, ids, stated, [*map(len, drafts)], length, accepted)
-            if brief:
-                controller.note_stated(member, ids, stated, [len(drafts[i]) for i in rows], accepted)
+            if rows:
+                stated = [cast(ConfidenceRow, drafts[i].confidence).read() for i in rows]
+                lengths, accepted = [len(drafts[i]) for i in rows], [verdicts[i].accepted for i in rows]
+                controller.note_stated(member, [seqs[i].id for i in rows], stated, lengths, accepted)
+
+    @staticmethod
+    def _note_shared(
+        controller: Controller, proposal: Proposal, seq_ids: Seq[int], verdicts: Mapping[int, Verdict]
+    ) -> None:
+        """Tell the controller how sure a drafter was of drafts that shared rows, if it stated that. As `account`."""
+        drafts, member = proposal.drafts, cast(Plan, proposal.plan).only_drafter
+        stated = [draft.confidence.read() for draft in drafts if draft.confidence is not None]
+        if member is None or len(verdicts) < len(drafts) or len(stated) < len(drafts):
+            return
+        accepted, length = [verdicts[i].accepted for i in seq_ids], round(sum(proposal.lengths) / len(drafts))
+        controller.note_shared(member, seq_ids, stated, [*map(len, drafts)], length, accepted)
 
 
 def _accepted(seq_ids: Seq[int], drafted: Seq[int], verdicts: Mapping[int, Verdict]) -> tuple[Seq[int], list[int]]:
