@@ -96,7 +96,7 @@ def test_drafts_of_the_next_round_are_alike_but_for_their_block(share: int | Non
         ({"parents": (-1, 0, 1, 2)}, False),
         ({"probs": torch.full((4, VOCAB), 1 / VOCAB)}, False),
         ({"known": False}, False),
-        ({"confidence": ConfidenceRow(HostCopy(torch.ones(2, 4)), 0)}, False),
+        ({"confidence": ConfidenceRow(HostCopy(torch.ones(2, 4)), 0)}, True),  # it is read by the host alone
     ],
 )
 def test_which_drafts_a_pass_fetches(parts: dict[str, Any], fetched: bool):
