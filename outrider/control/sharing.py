@@ -22,6 +22,7 @@ _FIRST_GAIN = 0.15
 _PART, _MAX_PART = 0.001, 0.2
 """The weight of one draft in a scale, and the max weight of all drafts that are noted together."""
 _MIN_FACTOR, _MAX_FACTOR = 0.3, 3.0
+"""The bounds of the factor that the scale of rounds moves, since few drafts tell little."""
 _GROWTH_WEIGHT, _GROWTH_DECAY = 50.0, 0.999
 """The first growths count as this many accepted tokens; their decay for each draft."""
 

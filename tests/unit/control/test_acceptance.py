@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
 from outrider.control.acceptance import Acceptance, Calibration
@@ -58,15 +59,19 @@ def test_a_request_that_changes_is_believed_before_its_drafter():
 
 def test_drafts_of_requests_one_by_one_count_as_those_noted_together():
     rng = random.Random(2)
-    together, alone = Acceptance(5), Acceptance(5)
+    together, alone, every = Acceptance(5), Acceptance(5), np.zeros((2, 5))
     for _ in range(50):
         lengths = [rng.randint(1, 5) for _ in range(3)]
         accepted = [rng.randint(0, n) for n in lengths]
         together.note([1, 2, 3], lengths, accepted)
         for seq_id, length, right in zip([1, 2, 3], lengths, accepted, strict=True):
             alone.note([seq_id], [length], [right])
+            every = 0.99 * every + [[j < min(length, right + 1) for j in range(5)], [j < right for j in range(5)]]
     assert together.drafts == alone.drafts == 150
     assert alone._figures == pytest.approx(together._figures)
+    assert alone._all == pytest.approx(every)  # rounds of one: the last 100 count
+    together._all, together._first_weight = alone._all, alone._first_weight
+    assert alone.survival([1, 2, 3, 4]) == pytest.approx(together.survival([1, 2, 3, 4]))
 
 
 @pytest.mark.parametrize(("batch", "memory"), [(1, 100), (2, 200), (4, 333.3), (16, 333.3)])
